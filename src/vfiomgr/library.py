@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 from msgspec.structs import replace
 
 import vfiomgr.capabilities  # noqa: F401 - makes them known to the engine
-from vfiomgr import check, layout
+from vfiomgr import check
+from vfiomgr import layout as layouts
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.engine import recovery, registry
 from vfiomgr.engine.journal import survey
@@ -34,11 +35,10 @@ from vfiomgr.engine.transaction import (
 from vfiomgr.errors import NeedsRoot
 from vfiomgr.host.tree import HostTree
 from vfiomgr.layout.applied import reversion
-from vfiomgr.layout.named import ApplyLayout
 from vfiomgr.passthrough import requests as passthrough_requests
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
-from vfiomgr.paths import BOOT_ID
-from vfiomgr.snapshot.source import MACHINE, HostSource
+from vfiomgr.paths import BOOT_ID, MACHINE
+from vfiomgr.snapshot.source import HostSource
 from vfiomgr.usage import chosen
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOutcome, created, removed
 
@@ -277,7 +277,7 @@ class Host(HostSource):
             VfiomgrError: as `apply`.
 
         """
-        return self.apply(ApplyLayout(file, layout, chosen("--allow", allow, OVERRIDES)))
+        return self.apply(layouts.ApplyLayout(file, layout, chosen("--allow", allow, OVERRIDES)))
 
     def apply_each(
         self, request: layout_requests.ApplyLayout
@@ -291,7 +291,7 @@ class Host(HostSource):
 
         """
         with self.changing() as work:
-            return layout.apply_parts(request, work)
+            return layouts.apply_parts(request, work)
 
     def revert_layout(self, allow: Iterable[Override] = ()) -> Outcome:
         """Undo the layout that was applied last, with all later corrections of it.

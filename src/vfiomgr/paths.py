@@ -36,6 +36,8 @@ class HostPath(str):
         return HostPath(self.rsplit("/", 1)[0])
 
 
+MACHINE = "/"
+"""The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
 PCI_DEVICES = HostPath("/sys/bus/pci/devices")
 PCI_DRIVERS = HostPath("/sys/bus/pci/drivers")
 PCI_SLOTS = HostPath("/sys/bus/pci/slots")

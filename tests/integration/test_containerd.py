@@ -166,17 +166,17 @@ class Node:
         assert self.place.version is not None
         return self.place.version >= _MERGES
 
-    def prepare(self, wish: RuntimeRequest | None = None) -> Prepared:
+    def prepare(self, wanted: RuntimeRequest | None = None) -> Prepared:
         """Have an entry made ready."""
-        return prepare_entry(self.tree, self.place, wish or kata(), "the same command")
+        return prepare_entry(self.tree, self.place, wanted or kata(), "the same command")
 
     def prepare_removal(self, name: str = "kata-vfio") -> Prepared:
         """Have the removal of an entry made ready."""
         return prepare_removal(self.tree, self.place, name, "the same command")
 
-    def install(self, wish: RuntimeRequest | None = None) -> Prepared:
+    def install(self, wanted: RuntimeRequest | None = None) -> Prepared:
         """Give it an entry."""
-        prepared = self.prepare(wish)
+        prepared = self.prepare(wanted)
         apply_prepared(prepared, ApplyContext(self.tree))
         return prepared
 

@@ -37,8 +37,8 @@ def _host(root: Path, dockerd: Program, text: str | None) -> Machine:
     return tree
 
 
-def _prepare(tree: Machine, wish: RuntimeRequest) -> Prepared:
-    return prepare_entry(tree, locate(tree, "docker"), wish, "the same command")
+def _prepare(tree: Machine, wanted: RuntimeRequest) -> Prepared:
+    return prepare_entry(tree, locate(tree, "docker"), wanted, "the same command")
 
 
 def _uninstall(tree: Machine, name: str) -> None:
@@ -54,8 +54,8 @@ def test_it_accepts_the_entries_and_they_leave_the_first_bytes(
     tmp_path: Path, dockerd: Program, text: str | None, first: str
 ) -> None:
     tree = _host(tmp_path, dockerd, text)
-    for wish in (kata("docker"), _CRUN):
-        prepared = _prepare(tree, wish)
+    for wanted in (kata("docker"), _CRUN):
+        prepared = _prepare(tree, wanted)
         assert prepared.unchecked == (), "dockerd looked at it"
         apply_prepared(prepared, ApplyContext(tree))
     written = json.loads(tree.read_text(_DAEMON) or "")

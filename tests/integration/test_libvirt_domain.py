@@ -93,7 +93,7 @@ def keeps(ours: etree._Element, theirs: etree._Element) -> bool:
     return True
 
 
-WISHES = st.fixed_dictionaries(
+REQUESTS = st.fixed_dictionaries(
     {
         "memory_bytes": st.sampled_from([MIB, 513 * MIB, 2 * GIB, 30 * GIB]),
         "vcpus": st.integers(1, 9),
@@ -144,19 +144,21 @@ def workstation_host(tmp_path_factory: pytest.TempPathFactory) -> HostSnapshot:
 
 
 def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceRequest, ...]]:
-    wish = st.builds(
+    wanted = st.builds(
         DeviceRequest,
         st.sampled_from(names),
         st.builds(HostdevOptions, is_managed=st.booleans(), is_unassigned=st.booleans()),
         is_alone=st.booleans(),
     )
-    fitting = wish.filter(lambda wish: wish.name != UUID or not wish.hand_over.is_unassigned)
-    return st.lists(fitting, max_size=4, unique_by=lambda wish: wish.name).map(tuple)
+    fitting = wanted.filter(
+        lambda wanted: wanted.name != UUID or not wanted.hostdev_options.is_unassigned
+    )
+    return st.lists(fitting, max_size=4, unique_by=lambda wanted: wanted.name).map(tuple)
 
 
 @settings(max_examples=60)
 @given(
-    WISHES,
+    REQUESTS,
     devices_named(*NAMES, UUID),
     devices_named(*OTHER_NAMES),
     st.sampled_from(["kvm", "qemu"]),
@@ -164,7 +166,7 @@ def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceRequest, ...]]:
 def test_any_domain_is_valid_and_kept_whole(  # noqa: PLR0913, PLR0917 - what varies
     embed: Embed,
     workstation_host: HostSnapshot,
-    wish: dict[str, Any],
+    wanted: dict[str, Any],
     devices: tuple[DeviceRequest, ...],
     others: tuple[DeviceRequest, ...],
     kind: str,
@@ -173,16 +175,16 @@ def test_any_domain_is_valid_and_kept_whole(  # noqa: PLR0913, PLR0917 - what va
 
     So it does of a TPM, for which swtpm has to be installed.
     """
-    wish["has_secure_boot"] &= wish["firmware"] == "efi"
+    wanted["has_secure_boot"] &= wanted["firmware"] == "efi"
     for host, named in ((HOST, devices), (workstation_host, others)):
         try:
-            plan = planned(host=host, libvirt=INSTALLED, devices=named, kind=kind, **wish)
+            plan = planned(host=host, libvirt=INSTALLED, devices=named, kind=kind, **wanted)
         except Refusal:
             continue  # too narrow for the window
         xml = render.domain(plan, with_reasons=True)
         ours = etree.fromstring(xml)
         SCHEMA.assertValid(ours)
-        if kind == "qemu" and not wish["has_tpm"]:
+        if kind == "qemu" and not wanted["has_tpm"]:
             assert_kept(ours, etree.fromstring(embed.defined(xml)))
 
 
@@ -255,8 +257,8 @@ def test_a_virtual_function_is_a_device_of_its_own(embed: Embed) -> None:
 
 
 def test_a_vgpu_shows_its_display_from_the_start(embed: Embed) -> None:
-    wish = (DeviceRequest(UUID, HostdevOptions(display=True, ramfb=True)),)
-    arguments = emulated(embed, devices=wish)
+    wanted = (DeviceRequest(UUID, HostdevOptions(display=True, ramfb=True)),)
+    arguments = emulated(embed, devices=wanted)
     (device,) = devices_of(arguments, "vfio-pci-nohotplug")
     assert device["sysfsdev"] == f"/sys/bus/mdev/devices/{UUID}"
     assert (device["display"], device["ramfb"], device["bus"]) == ("on", True, "pci.1")
@@ -290,11 +292,11 @@ def test_ports_without_hot_plug(embed: Embed) -> None:
 
 
 def test_properties_of_qemus_own_reach_it(embed: Embed) -> None:
-    wishes = (
+    wanted = (
         DeviceRequest(CARD, HostdevOptions(has_vga=True, subsystem="17aa:3aff")),
         DeviceRequest(GPU, is_alone=True),
     )
-    first, second = devices_of(emulated(embed, devices=wishes), "vfio-pci")
+    first, second = devices_of(emulated(embed, devices=wanted), "vfio-pci")
     expected = {"x-vga": True, "x-pci-sub-vendor-id": 0x17AA, "x-pci-sub-device-id": 0x3AFF}
     assert expected.items() <= first.items()
     assert not expected.keys() & second.keys()

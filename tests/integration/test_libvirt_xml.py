@@ -31,12 +31,14 @@ PAIR = str(GPU.address)
 
 SETS = {
     "two-functions": hostdevs(HOST, PAIR, first_bus=0x10),
-    "managed": hostdevs(HOST, PAIR, first_bus=1, hand_over=HostdevOptions(is_managed=True)),
+    "managed": hostdevs(HOST, PAIR, first_bus=1, hostdev_options=HostdevOptions(is_managed=True)),
     "one-function": hostdevs(HOST, str(LONE.address), first_bus=0x10),
-    "rom-and-boot": hostdevs(HOST, PAIR, hand_over=HostdevOptions(rom="/x/a b.rom", boot_order=2)),
-    "no-rom": hostdevs(HOST, PAIR, hand_over=HostdevOptions(rom=NO_ROM)),
+    "rom-and-boot": hostdevs(
+        HOST, PAIR, hostdev_options=HostdevOptions(rom="/x/a b.rom", boot_order=2)
+    ),
+    "no-rom": hostdevs(HOST, PAIR, hostdev_options=HostdevOptions(rom=NO_ROM)),
     "unassigned": hostdevs(
-        HOST, PAIR, hand_over=HostdevOptions(is_managed=True, is_unassigned=True)
+        HOST, PAIR, hostdev_options=HostdevOptions(is_managed=True, is_unassigned=True)
     ),
     "mdev": hostdevs(HOST, UUID),
     "all": hostdevs(HOST, PAIR, str(LONE.address), UUID, first_bus=0x10),

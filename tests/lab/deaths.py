@@ -221,8 +221,8 @@ def doubles_of_topology(
     if "nvme" in places:
         yield from _of_virtual_functions(random, places["nvme"], most)
         pairs = [(1, 2), (2, 0)]
-        wishes = [tuple(SetVirtualFunctions(places["nvme"], n) for n in pair) for pair in pairs]
-        yield from doubles(random, wishes, (places["nvme"],), rest)
+        wanted = [tuple(SetVirtualFunctions(places["nvme"], n) for n in pair) for pair in pairs]
+        yield from doubles(random, wanted, (places["nvme"],), rest)
         return
     functions = (places["gpu"], places["gpu_audio"])
     bind, unbind = Bind(functions[:1]), Unbind(functions[:1])

@@ -44,9 +44,9 @@ def host() -> HostSnapshot:
     return api.scan(TREE, with_users=True)
 
 
-def request(count: int = 1, **wishes: object) -> CreateVgpu:
+def request(count: int = 1, **wanted: object) -> CreateVgpu:
     """An intent with fresh UUIDs."""
-    return CreateVgpu(tuple(str(uuids.uuid4()) for _ in range(count)), **wishes)  # type: ignore[arg-type]
+    return CreateVgpu(tuple(str(uuids.uuid4()) for _ in range(count)), **wanted)  # type: ignore[arg-type]
 
 
 def room_for(name: str) -> Capacity:

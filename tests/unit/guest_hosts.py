@@ -1,4 +1,4 @@
-"""Hosts for guests: two sockets, GPUs with large BARs, and wishes for domains on them."""
+"""Hosts for guests: two sockets, GPUs with large BARs, and wanted for domains on them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def two_sockets(*more: PciDevice) -> HostSnapshot:
     return replace(host_of(*devices), topology=TOPOLOGY, cpu_address_bits=46)
 
 
-def wish(*names: str, **changes: Any) -> DomainRequest:
+def wanted(*names: str, **changes: Any) -> DomainRequest:
     """A guest of 64 GiB and 8 CPUs with these devices."""
     devices = tuple(DeviceRequest(name) for name in names)
     return replace(DomainRequest("guest", 64 * GIB, 8, devices), **changes)
@@ -80,5 +80,5 @@ def planned(
     qemu: Version | None = None,
     **changes: Any,
 ) -> GuestPlan:
-    """The plan of a wish."""
-    return plan_guest(host or two_sockets(), wish(*names, **changes), libvirt, qemu)
+    """The plan of a wanted."""
+    return plan_guest(host or two_sockets(), wanted(*names, **changes), libvirt, qemu)

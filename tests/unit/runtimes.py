@@ -82,11 +82,11 @@ def kata(
 
 
 def prepare(
-    kernel: HostTree, wish: RuntimeRequest | None = None, main: str | None = None
+    kernel: HostTree, wanted: RuntimeRequest | None = None, main: str | None = None
 ) -> Prepared:
-    wish = wish or kata()
-    place = locate(kernel, wish.program, main)
-    return changes.prepare_entry(kernel, place, wish, "the same command")
+    wanted = wanted or kata()
+    place = locate(kernel, wanted.program, main)
+    return changes.prepare_entry(kernel, place, wanted, "the same command")
 
 
 def prepare_removal(
@@ -96,8 +96,8 @@ def prepare_removal(
     return changes.prepare_removal(kernel, place, name, "the same command")
 
 
-def install(kernel: HostTree, wish: RuntimeRequest | None = None) -> Prepared:
-    prepared = prepare(kernel, wish)
+def install(kernel: HostTree, wanted: RuntimeRequest | None = None) -> Prepared:
+    prepared = prepare(kernel, wanted)
     apply_prepared(prepared, ApplyContext(kernel))
     return prepared
 

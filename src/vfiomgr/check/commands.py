@@ -8,8 +8,9 @@ import click
 
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.findings import counted, print_findings, report_document
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import session_of
 
 if TYPE_CHECKING:
     from vfiomgr.check.model import Report
@@ -36,7 +37,7 @@ def check(context: click.Context, *, every: bool) -> None:
       vfiomgr check --format json
       vfiomgr check --snapshot host.json
     """
-    session: Session = context.obj
+    session = session_of(context)
     report = host_of(session).check()
     if session.format != "table":
         print_document("CheckReport", report_document(report), session.format)

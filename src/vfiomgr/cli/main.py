@@ -14,8 +14,9 @@ import click
 import vfiomgr.capabilities  # noqa: F401 - makes them known
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
+from vfiomgr.cli.options import Options, session_options
 from vfiomgr.cli.output import note, note_text, print_error
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.usage import explained
 from vfiomgr.errors import VfiomgrError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class LazyGroup(click.Group):
 _COMMANDS = {
     "list": ("vfiomgr.cli.commands.list", "list_devices"),
     "show": ("vfiomgr.cli.commands.show", "show"),
-    "groups": ("vfiomgr.cli.commands.list", "groups"),
+    "groups": ("vfiomgr.cli.commands.groups", "groups"),
     "check": ("vfiomgr.check.commands", "check"),
     "bind": ("vfiomgr.passthrough.commands", "bind"),
     "unbind": ("vfiomgr.passthrough.commands", "unbind"),
@@ -147,12 +148,12 @@ def _show_traceback(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    session = Session()
+    options = Options()
     warnings.showwarning = _show_warning
     try:
-        status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=session)
+        status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=options)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge
-        if session.debug and not isinstance(error, SystemExit):
+        if options.debug and not isinstance(error, SystemExit):
             _show_traceback(error)
         sys.exit(_conclude(error))
     if status:
@@ -188,8 +189,6 @@ def _tell_mistake(error: click.ClickException) -> int:
     """Explain what click found wrong; of a group without a command it shows the help."""
     is_help = type(error).__name__ == "NoArgsIsHelpError"  # which came with click 8.2
     if isinstance(error, click.UsageError) and not is_help:
-        from vfiomgr.cli.usage import explained  # noqa: PLC0415 - few command lines are wrong
-
         print_error(explained(error, cli, sys.argv[1:]))
     else:
         error.show()

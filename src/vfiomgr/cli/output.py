@@ -18,7 +18,7 @@ from vfiomgr.documents.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from vfiomgr.cli.session import Format
+    from vfiomgr.cli.options import Format
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

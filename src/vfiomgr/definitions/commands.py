@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
 from vfiomgr.definitions.named import name_to_define
 from vfiomgr.definitions.named import restore as restore_vgpus
@@ -174,7 +175,7 @@ def add_commands(group: click.Group) -> None:
 )
 @click.option("--jsonfile", metavar="FILE", help="Type, start and attributes as mdevctl has them.")
 @session_options()
-@click.pass_obj
+@pass_session
 def define(
     session: Session,
     *,
@@ -265,7 +266,7 @@ def _configuration(source: str) -> Configuration:
 @click.argument("name", nargs=-1, required=True)
 @click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
 @session_options()
-@click.pass_obj
+@pass_session
 def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
     """Forget what vGPUs are to be; those that are active stay.
 
@@ -287,7 +288,7 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
 @click.argument("name", nargs=-1, required=True)
 @click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
 @session_options()
-@click.pass_obj
+@pass_session
 def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
     """Make vGPUs as they are defined, with their attributes; all or none.
 
@@ -315,7 +316,7 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
     help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]) -> None:
     """Remove vGPUs, and keep their definitions; one that a guest holds is refused.
 
@@ -354,7 +355,7 @@ def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
       vfiomgr vgpu restore
       vfiomgr vgpu restore --parent 0000:08:00.4 --format json
     """
-    session: Session = context.obj
+    session = session_of(context)
     if session.dry_run or session.snapshot is not None:
         plan_or_apply(session, RestoreVgpus(parent, boot=boot))
         return

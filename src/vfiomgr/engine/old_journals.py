@@ -12,7 +12,7 @@ _KINDS = {
     "forget-origin": "drop-original-state",
     "remember-origin": "save-original-state",
 }
-_FIELDS = {"install-layout": {"wish": "apply"}}
+_FIELDS = {"install-layout": {"request": "apply"}}
 _CHECKPOINTS = {
     "apply-layout": {"begun": "begun", "before": "functions"},
     "change-quotas": {"priority_after": "priority"},
@@ -42,6 +42,9 @@ def current(record: dict[str, Any]) -> dict[str, Any]:
     if isinstance(request := record.pop("intent", None), dict):
         record["request"] = _renamed(request)
         record["checkpoint"] = _checkpoint(request)
+    elif isinstance(request := record.get("request"), dict):
+        names = _FIELDS.get(str(request.get("kind")), {})
+        record["request"] = {names.get(name, name): value for name, value in request.items()}
     if isinstance(steps := record.get("steps"), list):
         record["steps"] = [_renamed(step) for step in steps]
     return record

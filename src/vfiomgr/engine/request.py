@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from vfiomgr.pci.model import PciAddress
 
@@ -51,6 +51,8 @@ class Request:
     """Whether files alone are changed, so that a root without a kernel will do."""
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
+    deferred_types: ClassVar[Mapping[str, str]] = {}
+    """Types of its fields that its module does not import, each with the module that has it."""
 
     def __init_subclass__(cls) -> None:
         """Note the kind, by which journals are read."""
@@ -79,11 +81,6 @@ class Request:
     def only_paths(self) -> tuple[str, ...] | None:
         """The files that it is about, where it needs no other fact of the host; else None."""
         return None
-
-    @classmethod
-    def read_types(cls) -> dict[str, type]:
-        """Types of its fields that its module does not import, for reading journals."""
-        return {}
 
 
 KINDS: dict[str, type[Request]] = {}

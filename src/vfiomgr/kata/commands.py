@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from vfiomgr.cli.main import LazyGroup
-from vfiomgr.cli.session import session_options
+from vfiomgr.cli.options import session_options
 
 _COMMANDS = {
     "config": ("vfiomgr.kata.config.commands", "config"),

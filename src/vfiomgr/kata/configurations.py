@@ -154,7 +154,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
     runtime = base.settings.runtime if base is not None else runtime
     release = kata_release(host, installation, version, runtime)
     base = base or found_base(host, installation, release, hypervisor)
-    wish = KataRequest(
+    request = KataRequest(
         release=release,
         functions=asked or bound,
         hypervisor=hypervisor,
@@ -166,7 +166,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
         kernel_params=tuple((kernel_params or "").split()),
     )
     settings = None if base is None else base.settings
-    plan = plan_config(seen, wish, key_table(), settings, _setup(host))
+    plan = plan_config(seen, request, key_table(), settings, _setup(host))
     text = _rendered(host, plan, base if whole is not None else None, is_verbose=is_verbose)
     if whole is None:
         tell_of_drop_ins(host, installation, base, plan)

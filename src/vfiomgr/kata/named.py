@@ -176,7 +176,7 @@ def _tell(
     source: HostSource,
     host: HostSnapshot,
     offered: dict[str, tuple[PodDevice, ...]],
-    wishes: tuple[PodRequest, ...],
+    requests: tuple[PodRequest, ...],
 ) -> None:
     """What is still missing for the pods to start."""
     units = [unit for found in offered.values() for unit in found]
@@ -186,7 +186,7 @@ def _tell(
         )
     lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
-    asked = {item.name: item.count for wish in wishes for item in wish.resources}
+    asked = {item.name: item.count for request in requests for item in request.resources}
     for name, count in asked.items():
         if not is_kind(name):
             source.on_note(

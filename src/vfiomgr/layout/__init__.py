@@ -13,8 +13,11 @@ from vfiomgr.public import importing
 
 if TYPE_CHECKING:
     from vfiomgr.layout.apply import apply_parts, watch_layout
+    from vfiomgr.layout.named import ApplyLayout
 
-__all__ = ["apply_parts", "watch_layout"]
+__all__ = ["ApplyLayout", "apply_parts", "watch_layout"]
 
 if not TYPE_CHECKING:
-    __getattr__ = importing(__name__, {"apply_parts": "apply", "watch_layout": "apply"})
+    __getattr__ = importing(
+        __name__, {"ApplyLayout": "named", "apply_parts": "apply", "watch_layout": "apply"}
+    )

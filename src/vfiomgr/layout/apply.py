@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
-    from vfiomgr.layout.watch import Changes, WatchEvent, Wish
+    from vfiomgr.layout.watch import Changes, LayoutSource, WatchEvent
     from vfiomgr.library import Host
 
     Result = Outcome | VfiomgrError
@@ -71,7 +71,7 @@ def _result(request: ApplyLayout, work: ApplyContext) -> Result:
 
 def watch_layout(
     host: Host,
-    wish: Wish,
+    source: LayoutSource,
     changes: Changes,
     *,
     tell: Callable[[WatchEvent], None],
@@ -96,4 +96,4 @@ def watch_layout(
 
     if enforce:
         require_rights(host.tree)
-    follow(LayoutWatch(wish, compared, tell, correct if enforce else None), changes)
+    follow(LayoutWatch(source, compared, tell, correct if enforce else None), changes)

@@ -220,7 +220,7 @@ def _parts(case: RuleContext) -> Iterator[Change]:
 
 
 def binds(host: HostSnapshot, request: ApplyLayout) -> Iterator[tuple[Bind, frozenset[PciAddress]]]:
-    """What a layout gives to guests whole, as wishes of their own, and what is not theirs."""
+    """What a layout gives to guests whole, as requests of their own, and what is not theirs."""
     claims = select(host, request.layout).claims
     for case in _cases(host, request, claims, groups.holders(host, claims)):
         if isinstance(case.claim.rule, PassthroughRule):

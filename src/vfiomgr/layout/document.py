@@ -388,8 +388,8 @@ def _model(path: Path, state: str | None) -> type[BaseModel] | None:
 def _where(path: Path) -> str:
     """`layout gpus, rule 2, vGPU 1`."""
     match path:
-        case ("layouts", str(name), "devices", int(rule), "vgpus", int(wish), *_):
-            return f"layout {name}, rule {rule + 1}, entry {wish + 1} of vgpus"
+        case ("layouts", str(name), "devices", int(rule), "vgpus", int(vgpu), *_):
+            return f"layout {name}, rule {rule + 1}, entry {vgpu + 1} of vgpus"
         case ("layouts", str(name), "devices", int(rule), *_):
             return f"layout {name}, rule {rule + 1}"
         case ("layouts", str(name), *_):

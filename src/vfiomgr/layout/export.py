@@ -128,7 +128,7 @@ def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
         name = _called(gpu, kind) if kind else vgpu.type
         parameters = dict(host.defined.attributes_of(vgpu.name)).get(PARAMETERS, "").strip()
         batches.setdefault((name, parameters), []).append(vgpu)
-    rule["vgpus"] = [_wish(*batch, vgpus) for batch, vgpus in batches.items()]
+    rule["vgpus"] = [_vgpu_request(*batch, vgpus) for batch, vgpus in batches.items()]
     return rule
 
 
@@ -138,12 +138,12 @@ def _called(gpu: Gpu, kind: VgpuType) -> str:
     return name if name and types_called(gpu.types, name) == [kind] else kind.id
 
 
-def _wish(kind: str, parameters: str, vgpus: Sequence[Vgpu]) -> _Rule:
-    wish: _Rule = {"type": kind, "count": len(vgpus)}
+def _vgpu_request(kind: str, parameters: str, vgpus: Sequence[Vgpu]) -> _Rule:
+    request: _Rule = {"type": kind, "count": len(vgpus)}
     names = [vgpu.uuid for vgpu in vgpus if vgpu.uuid is not None]
     if names:
-        wish["uuids"] = names
+        request["uuids"] = names
     pairs = [pair.partition("=") for pair in parameters.replace(" ", "").split(",") if "=" in pair]
     if pairs:
-        wish["parameters"] = {key: value for key, _, value in pairs}
-    return wish
+        request["parameters"] = {key: value for key, _, value in pairs}
+    return request

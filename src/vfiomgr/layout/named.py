@@ -9,6 +9,7 @@ from vfiomgr.diagnostic import Override
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.layout import requests
+from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.paths import MACHINE_ID
 from vfiomgr.value import Value
 
@@ -45,8 +46,6 @@ def layout_of_text(
     host: HostSource, text: str, source: str, name: str | None, allow: frozenset[Override]
 ) -> requests.ApplyLayout:
     """The request for a layout of a text, with what of this host it takes."""
-    from vfiomgr.layout.document import choose_layout, read_layouts  # noqa: PLC0415 - brings YAML
-
     chosen, layout = choose_layout(read_layouts(text, source), name)
     tree = None if host.snapshot is not None else host.tree
     return layout_request(tree, chosen, layout, allow=allow)
@@ -59,7 +58,7 @@ def layout_request(
     *,
     allow: frozenset[Override] = frozenset(),
 ) -> requests.ApplyLayout:
-    """The wish for a layout, with what of the host it takes: accounts, and what names come from.
+    """The request for a layout, with what of the host it takes: accounts, and what names come from.
 
     Raises:
         UsageError: the host has no such account; without a tree, one is not a number.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
@@ -17,7 +18,9 @@ from vfiomgr.vgpu.mig.model import InstancePlace
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: read_types has it
+    from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: deferred_types
+
+_DEFERRED = {"Layout": "vfiomgr.layout.model"}
 
 
 class FunctionBefore(Value):
@@ -54,6 +57,7 @@ class ApplyLayout(Request, Value):
     only: tuple[str, ...] = ()
     """These parts alone, by the device that they stand under."""
     kind: ClassVar[str] = "apply-layout"
+    deferred_types: ClassVar[Mapping[str, str]] = _DEFERRED
     checkpoint = LayoutCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
@@ -62,13 +66,6 @@ class ApplyLayout(Request, Value):
     def needs_resets(self) -> bool:
         """A rule may choose a reset method."""
         return True
-
-    @classmethod
-    def read_types(cls) -> dict[str, type]:
-        """The layout, whose module is slow to import."""
-        from vfiomgr.layout.model import Layout  # noqa: PLC0415
-
-        return {"Layout": Layout}
 
     @property
     def needs_serials(self) -> bool:
@@ -106,6 +103,7 @@ class InstallLayout(Request, Value):
     program: str | None = None
     """Where vfiomgr itself is, for the services."""
     kind: ClassVar[str] = "install-layout"
+    deferred_types: ClassVar[Mapping[str, str]] = _DEFERRED
 
     needs_gpu_modes: ClassVar[bool] = True
 
@@ -113,13 +111,6 @@ class InstallLayout(Request, Value):
     def needs_resets(self) -> bool:
         """A rule may choose a reset method."""
         return True
-
-    @classmethod
-    def read_types(cls) -> dict[str, type]:
-        """The layout, whose module is slow to import."""
-        from vfiomgr.layout.model import Layout  # noqa: PLC0415
-
-        return {"Layout": Layout}
 
     @property
     def needs_serials(self) -> bool:

@@ -17,7 +17,7 @@ def layout_schema() -> dict[str, Any]:
     """What a layout file may be; the reader refuses some of it that no schema can know."""
     schema = LayoutFile.model_json_schema()
     parts = schema["$defs"]
-    parts["VgpuRequest"] |= _wish_rules()
+    parts["VgpuRequest"] |= _vgpu_request_rules()
     parts["SriovRule"] |= _sriov_rules()
     parts["Selector"] = _selector(parts["Selector"])
     for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):
@@ -53,7 +53,7 @@ def _allow(schema: dict[str, Any]) -> dict[str, Any]:
     return {**schema, "anyOf": [one, {"type": "array", "items": one}]}
 
 
-def _wish_rules() -> dict[str, Any]:
+def _vgpu_request_rules() -> dict[str, Any]:
     needs = [{"required": [key]} for key in _NEEDS]
     named = {"properties": {"uuids": {"minItems": 1}}, "required": ["uuids"]}
     return {

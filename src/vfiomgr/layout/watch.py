@@ -66,7 +66,7 @@ class Changes(Protocol):
         """Whether one comes within some seconds; returns with the first."""
 
 
-class Wish(Protocol):
+class LayoutSource(Protocol):
     """Where the layout comes from, which may change while it is watched."""
 
     def read(self) -> ApplyLayout:
@@ -119,15 +119,15 @@ class LayoutWatch:
 
     def __init__(
         self,
-        wish: Wish,
+        source: LayoutSource,
         compare: Callable[[ApplyLayout], Comparison],
         tell: Callable[[WatchEvent], None],
         correct: Correct | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self._wish = wish
-        self._request = wish.read()
+        self._source = source
+        self._request = source.read()
         self._compare = compare
         self._tell = tell
         self._correct = correct
@@ -138,7 +138,7 @@ class LayoutWatch:
 
     def is_stale(self) -> bool:
         """Whether the layout has changed."""
-        return self._wish.is_stale()
+        return self._source.is_stale()
 
     def look(self) -> float:
         """Compare, tell and put right; the seconds after which another look is due."""
@@ -152,10 +152,10 @@ class LayoutWatch:
             return _FIRST_PAUSE
 
     def _read_again(self) -> None:
-        if not self._wish.is_stale():
+        if not self._source.is_stale():
             return
         try:
-            self._request = self._wish.read()
+            self._request = self._source.read()
         except VfiomgrError as error:
             details = "; ".join((error.message, *error.details))
             self._tell_failure("", f"{details}; the layout before stays in force", error.hint)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Unpack
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
-from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hand_over, wish_of
+from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
 from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.libvirt.xml import render
+from vfiomgr.passthrough import readiness_hints
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.usage import require_whole
 from vfiomgr.version import Version
@@ -117,7 +118,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     """The elements before they are written; what makes devices ready for a guest is noted."""
     require_whole("--guest-bus", guest_bus, 1, LAST_BUS)
     seen = host.slots_of(names)
-    given = hand_over(options)
+    given = hostdev_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
     check(units, libvirt_version(host, version), qemu_version(host))
     hostdevs = tuple(places(units, guest_bus))
@@ -155,9 +156,6 @@ def tell_what_waits(
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
     waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
     if waiting:
-        # It plans a bind; that costs a host whose devices are ready 10 ms of imports.
-        from vfiomgr.passthrough import readiness_hints  # noqa: PLC0415
-
         if len(waiting) > readiness_hints.MOST:
             readiness_hints.tell_of_many(source, [host.device(address) for address in waiting])
             return
@@ -199,12 +197,12 @@ def planned_domain(
         VfiomgrError: as `domain_xml`.
 
     """
-    wish = wish_of(name, options)
+    request = request_of(name, options)
     seen = host.scan()
     libvirt = libvirt_version(host, version)()
-    depends = options.get("iommufd", False) or wish.vcpus > MOST_WITHOUT_EIM
+    depends = options.get("iommufd", False) or request.vcpus > MOST_WITHOUT_EIM
     qemu = qemu_version(host)() if depends else None
-    plan = plan_guest(seen, wish, libvirt, qemu)
+    plan = plan_guest(seen, request, libvirt, qemu)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen)
     for line in plan.notes:
         host.on_note(line)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, moved_functions
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 @click.option("--owner", metavar="USER[:GROUP]", help="Who may open the VFIO nodes besides root.")
 @update_initramfs_option
 @session_options()
-@click.pass_obj
+@pass_session
 def bind(
     session: Session,
     *,
@@ -104,7 +106,7 @@ def bind(
 @click.option("--forget", is_flag=True, help="Remove what bind --persist wrote, too.")
 @update_initramfs_option
 @session_options()
-@click.pass_obj
+@pass_session
 def unbind(
     session: Session,
     *,
@@ -160,7 +162,7 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
     help="Override a guard; a refusal names the one.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def reset(
     session: Session, *, address: str, method: ResetMethod | None, allow: tuple[Override, ...]
 ) -> None:

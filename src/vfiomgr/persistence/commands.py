@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome, update_initramfs_option
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.watch import watch_machine
 from vfiomgr.persistence.named import persisted
@@ -37,7 +39,7 @@ def persist() -> None:
 
 @persist.command("list")
 @session_options()
-@click.pass_obj
+@pass_session
 def list_persisted(session: Session) -> None:
     """List persisted functions, those of an installed layout, and the entries of driverctl.
 
@@ -73,7 +75,7 @@ def _cells(row: PersistedFunction) -> tuple[str, ...]:
 )
 @update_initramfs_option
 @session_options()
-@click.pass_obj
+@pass_session
 def remove(
     session: Session, *, addresses: tuple[str, ...], every: bool, update_initramfs: bool
 ) -> None:
@@ -94,7 +96,7 @@ def remove(
 @persist.command("import")
 @update_initramfs_option
 @session_options()
-@click.pass_obj
+@pass_session
 def take_over(session: Session, *, update_initramfs: bool) -> None:
     """Take over entries of /etc/driverctl.d that are for VFIO drivers.
 
@@ -114,7 +116,7 @@ def take_over(session: Session, *, update_initramfs: bool) -> None:
 
 @persist.command("watch")
 @session_options()
-@click.pass_obj
+@pass_session
 def watch(session: Session) -> None:
     """Bind persisted functions as they are hot-plugged; runs until it is ended.
 

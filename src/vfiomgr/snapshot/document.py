@@ -5,41 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vfiomgr.check.model import Readiness
-from vfiomgr.containers.cdi.model import CdiFile
-from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
 from vfiomgr.documents.reader import misfit_in, read_values
-from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.pci.numa import HostTopology
-from vfiomgr.pci.reset_capabilities import ResetCapabilities
-from vfiomgr.pci.vfio_drivers import VfioVariant
-from vfiomgr.persistence.model import Initramfs
 from vfiomgr.snapshot.model import HostSnapshot
-from vfiomgr.vgpu.mig.model import GpuPartition
-from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 KIND = "HostSnapshot"
-
-_TYPES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        CdiFile,
-        DefinitionFacts,
-        DefinitionProblem,
-        FunctionQuotas,
-        GpuPartition,
-        GpuQuotas,
-        HostTopology,
-        Initramfs,
-        Readiness,
-        ResetCapabilities,
-        TextFile,
-        VfioVariant,
-    )
-}
-"""Of the fields of a snapshot; its own module does not import them, for the sake of lists."""
 
 
 def write_snapshot(snapshot: HostSnapshot) -> str:
@@ -69,7 +40,7 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
 
 def _validated(document: dict[str, Any], text: str, source: str, remedy: str) -> HostSnapshot:
     try:
-        return from_jsonable(HostSnapshot, document, _TYPES)
+        return from_jsonable(HostSnapshot, document)
     except Misfit as error:
         message = f"{source}:{misfit_in(error, text)}"
         raise InvalidDocument(message, remedy) from None

@@ -7,35 +7,37 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from msgspec import field
 
+from vfiomgr.check.model import Readiness
+from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.pci.numa import HostTopology
 from vfiomgr.pci.original_state import OriginalState
+from vfiomgr.pci.reset_capabilities import ResetCapabilities
+from vfiomgr.pci.vfio_drivers import VfioVariant
+from vfiomgr.persistence.model import (
+    DRIVERCTL,
+    RULES,
+    DriverctlOverride,
+    Initramfs,
+    PersistedBinding,
+    parse_driverctl,
+    parse_rule,
+)
 from vfiomgr.value import Value
+from vfiomgr.vgpu.mig.model import GpuPartition
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction, mark_file, mark_of
+from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.check.model import Readiness  # noqa: TC004
-
-    # `snapshot.document` names these to the reader; lists do not import them.
-    from vfiomgr.containers.cdi.model import CdiFile  # noqa: TC004
-    from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem  # noqa: TC004
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.pci.numa import HostTopology  # noqa: TC004
-    from vfiomgr.pci.reset_capabilities import ResetCapabilities  # noqa: TC004
-    from vfiomgr.pci.vfio_drivers import VfioVariant  # noqa: TC004
-    from vfiomgr.persistence.model import (
-        DriverctlOverride,
-        Initramfs,  # noqa: TC004
-        PersistedBinding,
-    )
-    from vfiomgr.vgpu.mig.model import GpuPartition  # noqa: TC004
-    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas  # noqa: TC004
 
 UNIDENTIFIED = "there is neither a modalias nor vendor, device and class"
 """Why a function is left out: nothing shows what it is."""
@@ -153,8 +155,6 @@ class HostSnapshot(Value, dict=True):
     @cached_property
     def persisted(self) -> tuple[PersistedBinding, ...]:
         """What vfiomgr's rules say, sorted by address."""
-        from vfiomgr.persistence.model import RULES, parse_rule  # noqa: PLC0415 - not for lists
-
         texts = [file.text for file in self.files if file.path.startswith(RULES)]
         found = [binding for binding in map(parse_rule, texts) if binding is not None]
         return tuple(sorted(found, key=lambda binding: binding.address))
@@ -162,8 +162,6 @@ class HostSnapshot(Value, dict=True):
     @cached_property
     def driverctl_overrides(self) -> tuple[DriverctlOverride, ...]:
         """What driverctl keeps, sorted by address."""
-        from vfiomgr.persistence.model import DRIVERCTL, parse_driverctl  # noqa: PLC0415
-
         files = [file for file in self.files if file.path.startswith(DRIVERCTL)]
         found = [entry for entry in map(parse_driverctl, files) if entry is not None]
         return tuple(sorted(found, key=lambda entry: entry.address))
@@ -171,8 +169,6 @@ class HostSnapshot(Value, dict=True):
     @property
     def defined(self) -> DefinitionFacts:
         """What is kept of vGPUs that are to be; nothing where nobody looked."""
-        from vfiomgr.definitions.model.kept import DefinitionFacts  # noqa: PLC0415 - not for lists
-
         return self.definitions or DefinitionFacts()
 
     @property

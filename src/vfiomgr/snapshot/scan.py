@@ -9,6 +9,7 @@ from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
 from vfiomgr.pci import display, iommu, original_state
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.names import Names
+from vfiomgr.snapshot.extra_facts import with_surroundings
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
 from vfiomgr.vgpu.facts import mdev, vendor
 
@@ -35,8 +36,6 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     capabilities of all functions that are awake; `with_gpu_modes` what nvidia-smi tells of vGPUs.
     Serial numbers are read in the slots of `serials_of`.
     """
-    from vfiomgr.snapshot.extra_facts import with_surroundings  # noqa: PLC0415 - lists need none
-
     return with_surroundings(
         scan_devices(tree, machine, serials_of),
         tree,

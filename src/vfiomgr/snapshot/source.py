@@ -10,17 +10,20 @@ from msgspec.structs import replace
 
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.paths import PCI_DEVICES
+from vfiomgr.paths import MACHINE, PCI_DEVICES
+from vfiomgr.pci.facts import list_addresses
+from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.snapshot.document import read_snapshot
+from vfiomgr.snapshot.scan import scan, scan_devices
+from vfiomgr.snapshot.users import read_holders, read_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
-MACHINE = "/"
-"""The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
 _NVIDIA = "10de"
 _LONGEST_SNAPSHOT = 512 << 20
 """Characters; a host of 16,384 functions takes a twentieth of it."""
@@ -100,8 +103,6 @@ class HostSource:
             HostError: this machine's PCI devices cannot be listed.
 
         """
-        from vfiomgr.snapshot.scan import scan  # noqa: PLC0415 - not every command scans
-
         if self.snapshot is not None:
             return self._loaded
         host = scan(
@@ -117,15 +118,11 @@ class HostSource:
 
     def scan_or_image(self) -> HostSnapshot:
         """As `scan`, for those who are about files: of an image the devices are not known."""
-        from vfiomgr.snapshot.scan import scan  # noqa: PLC0415 - not every command scans
-
         is_image = self.snapshot is None and self.root != MACHINE and not self._has_sys
         return scan(self.files, self.machine) if is_image else self.scan()
 
     def scan_devices(self) -> HostSnapshot:
         """As `scan`, but from a tree nothing besides the devices, which takes a fraction of it."""
-        from vfiomgr.snapshot.scan import scan_devices  # noqa: PLC0415 - not every command scans
-
         if self.snapshot is not None:
             return self._loaded
         return self._required(scan_devices(self.tree, self.machine))
@@ -138,9 +135,6 @@ class HostSource:
         """
         if self.snapshot is not None:
             return self._loaded
-        from vfiomgr.pci.facts import list_addresses  # noqa: PLC0415 - few commands name devices
-        from vfiomgr.pci.model import PciAddress  # noqa: PLC0415 - as the two
-        from vfiomgr.snapshot.scan import scan_devices  # noqa: PLC0415 - not every command scans
 
         known = list_addresses(self.tree)
         try:
@@ -161,8 +155,6 @@ class HostSource:
         It is taken where one of the virtual `functions` that are vGPUs has nodes of a host driver,
         which a process can also have mapped without having them open.
         """
-        from vfiomgr.snapshot.users import read_holders, read_users  # noqa: PLC0415
-
         if self.snapshot is not None:
             return host
         if any(device.nodes for device in functions):
@@ -188,8 +180,6 @@ class HostSource:
             UsageError: a text is no address, or fits functions of several domains.
 
         """
-        from vfiomgr.pci.model import PciAddress, is_address  # noqa: PLC0415 - not for --version
-
         names = [str(text) for text in texts]
         if self.snapshot is not None:
             return tuple(map(self._loaded.parse_address, names))
@@ -220,7 +210,6 @@ class HostSource:
 
 
 def _load_snapshot(source: str) -> HostSnapshot:
-    from vfiomgr.snapshot.document import read_snapshot  # noqa: PLC0415 - and all models
 
     try:
         with open(source, encoding="utf-8") as file:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.options import WholeNumber
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.passthrough.named import virtual_functions
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
@@ -72,7 +73,7 @@ def share_of(
 @share_options
 @click.option("--physical", is_flag=True, help="Of the physical function itself, the host's own.")
 @session_options()
-@click.pass_obj
+@pass_session
 def quota(
     session: Session,
     *,
@@ -199,7 +200,7 @@ sriov.add_command(quota)
 
 @sriov.command("list")
 @session_options()
-@click.pass_obj
+@pass_session
 def list_physical_functions(session: Session) -> None:
     """List devices that make virtual functions: how many there are, and who has them.
 
@@ -269,7 +270,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 @click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
 @share_options
 @session_options()
-@click.pass_obj
+@pass_session
 def set_count(
     session: Session,
     *,

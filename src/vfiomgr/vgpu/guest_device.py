@@ -50,7 +50,7 @@ class DeviceRequest(Value):
     """A device of the host, by its address or UUID, as a user names it."""
 
     name: str
-    hand_over: HostdevOptions = HostdevOptions()
+    hostdev_options: HostdevOptions = HostdevOptions()
     is_alone: bool = False
     """Whether the other functions of its slot stay out."""
 
@@ -67,7 +67,7 @@ class GuestDevice(Value):
     vgpu: Vgpu | None
     model: str | None
     """The hostdev model of a mediated device."""
-    hand_over: HostdevOptions
+    hostdev_options: HostdevOptions
     is_vendor_function: bool
     """Whether it stays on its vendor's driver, as a vGPU."""
     numa_node: int | None
@@ -78,7 +78,7 @@ class GuestDevice(Value):
     @property
     def is_seen(self) -> bool:
         """Whether the guest gets it, and the domain does not only keep it from others."""
-        return not self.hand_over.is_unassigned
+        return not self.hostdev_options.is_unassigned
 
     @property
     def name(self) -> str:
@@ -106,7 +106,7 @@ def is_uuid(text: str) -> bool:
     return _UUID.fullmatch(text) is not None
 
 
-def units_of(host: HostSnapshot, wishes: Iterable[DeviceRequest]) -> tuple[GuestDevice, ...]:
+def units_of(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> tuple[GuestDevice, ...]:
     """The named devices in the order of naming, slots whole; nothing twice.
 
     Raises:
@@ -115,13 +115,13 @@ def units_of(host: HostSnapshot, wishes: Iterable[DeviceRequest]) -> tuple[Guest
         UsageError: it is named twice, with other options.
 
     """
-    known = tuple(wishes)
-    named = [_named(host, wish) for wish in known if not is_uuid(wish.name)]
+    known = tuple(requests)
+    named = [_named(host, request) for request in known if not is_uuid(request.name)]
     _refuse_bridges(host, [device for device in named if device.is_bridge])
     _refuse_contradictions(host, known)
     slots: dict[object, GuestDevice] = {}
-    for wish in known:
-        unit = _mediated(host, wish) if is_uuid(wish.name) else _functions(host, wish)
+    for request in known:
+        unit = _mediated(host, request) if is_uuid(request.name) else _functions(host, request)
         first = unit.functions[0] if unit.functions else None
         key: object = unit.vgpu_uuid
         if first is not None:
@@ -132,7 +132,7 @@ def units_of(host: HostSnapshot, wishes: Iterable[DeviceRequest]) -> tuple[Guest
 
 
 def _apart(
-    units: Iterable[GuestDevice], host: HostSnapshot, wishes: Iterable[DeviceRequest]
+    units: Iterable[GuestDevice], host: HostSnapshot, requests: Iterable[DeviceRequest]
 ) -> Iterator[GuestDevice]:
     """Each function once: in the guest where it is named so, else outside where its slot is."""
     units = tuple(units)
@@ -140,8 +140,8 @@ def _apart(
     if not unseen:
         yield from units
         return
-    seen = (w for w in wishes if not (w.hand_over.is_unassigned or is_uuid(w.name)))
-    unseen -= {_named(host, wish).address for wish in seen}
+    seen = (w for w in requests if not (w.hostdev_options.is_unassigned or is_uuid(w.name)))
+    unseen -= {_named(host, request).address for request in seen}
     for unit in units:
         own = tuple(f for f in unit.functions if (f.address in unseen) is not unit.is_seen)
         if own or not unit.functions:
@@ -153,7 +153,7 @@ def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
         refuse_if_any(bridge(host, device), frozenset())
 
 
-def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceRequest]) -> None:
+def _refuse_contradictions(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> None:
     """A device named twice has one set of options.
 
     Raises:
@@ -161,26 +161,26 @@ def _refuse_contradictions(host: HostSnapshot, wishes: Iterable[DeviceRequest]) 
 
     """
     seen: dict[str, DeviceRequest] = {}
-    for wish in wishes:
-        name = wish.name.lower() if is_uuid(wish.name) else str(_named(host, wish).address)
-        if seen.setdefault(name, wish).hand_over != wish.hand_over:
+    for request in requests:
+        name = request.name.lower() if is_uuid(request.name) else str(_named(host, request).address)
+        if seen.setdefault(name, request).hostdev_options != request.hostdev_options:
             message = f"{name} is named twice, with different options"
             raise UsageError(message, "name it once, with the options that it is to have")
 
 
-def _named(host: HostSnapshot, wish: DeviceRequest) -> PciDevice:
-    return host.device(host.parse_address(wish.name))
+def _named(host: HostSnapshot, request: DeviceRequest) -> PciDevice:
+    return host.device(host.parse_address(request.name))
 
 
-def _functions(host: HostSnapshot, wish: DeviceRequest) -> GuestDevice:
-    device = _named(host, wish)
-    functions = (device,) if wish.is_alone else host.slot(device)
+def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
+    device = _named(host, request)
+    functions = (device,) if request.is_alone else host.slot(device)
     ordered = tuple(sorted(functions, key=lambda function: function.address))
     return GuestDevice(
         functions=ordered,
         vgpu=host.vgpu(str(device.address)),
         model=None,
-        hand_over=wish.hand_over,
+        hostdev_options=request.hostdev_options,
         is_vendor_function=host.is_vendor_function(device),
         numa_node=device.numa_node,
         root_complex=root_complex(device),
@@ -188,10 +188,10 @@ def _functions(host: HostSnapshot, wish: DeviceRequest) -> GuestDevice:
     )
 
 
-def _mediated(host: HostSnapshot, wish: DeviceRequest) -> GuestDevice:
-    vgpu = host.vgpu(wish.name)
+def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
+    vgpu = host.vgpu(request.name)
     if vgpu is None:
-        message = f"there is no active vGPU {wish.name}"
+        message = f"there is no active vGPU {request.name}"
         raise UnknownDevice(message, "vfiomgr vgpu list shows the active ones")
     model = device_api(host, vgpu)
     if model not in HOSTDEV_MODELS:
@@ -203,7 +203,7 @@ def _mediated(host: HostSnapshot, wish: DeviceRequest) -> GuestDevice:
         functions=(),
         vgpu=vgpu,
         model=model,
-        hand_over=wish.hand_over,
+        hostdev_options=request.hostdev_options,
         is_vendor_function=False,
         numa_node=node,
         root_complex=None if parent is None else root_complex(parent),
@@ -228,6 +228,8 @@ def root_complex(device: PciDevice) -> str | None:
 def _joined(one: GuestDevice, other: GuestDevice) -> GuestDevice:
     """Two units of one slot with the functions of both; what was said of the first counts."""
     functions = {device.address: device for device in (*one.functions, *other.functions)}
-    hand_over = one.hand_over if one.hand_over != HostdevOptions() else other.hand_over
+    hostdev_options = (
+        one.hostdev_options if one.hostdev_options != HostdevOptions() else other.hostdev_options
+    )
     joined = tuple(functions[address] for address in sorted(functions))
-    return replace(one, functions=joined, hand_over=hand_over)
+    return replace(one, functions=joined, hostdev_options=hostdev_options)

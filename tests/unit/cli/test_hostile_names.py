@@ -16,8 +16,8 @@ from hypothesis import strategies as some
 
 from tests.fakes.hosts import workstation
 from vfiomgr.cli import main
+from vfiomgr.cli.options import Options
 from vfiomgr.cli.output import Marked, note, say, say_text
-from vfiomgr.cli.session import Session
 from vfiomgr.documents.printable import printable
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
@@ -297,7 +297,7 @@ def test_a_warning_and_a_traceback_are_escaped(
 
     main._show_warning(HOSTILE)
     monkeypatch.setattr(main.cli, "main", fail)
-    monkeypatch.setattr(main, "Session", lambda: Session(debug=True))
+    monkeypatch.setattr(main, "Options", lambda: Options(debug=True))
     with pytest.raises(SystemExit):
         main.main()
     err = capsys.readouterr().err

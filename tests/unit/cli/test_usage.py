@@ -8,7 +8,7 @@ import click
 import pytest
 
 from vfiomgr.cli.main import cli
-from vfiomgr.cli.session import session_options
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.usage import explained
 
 if TYPE_CHECKING:

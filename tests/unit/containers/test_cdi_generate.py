@@ -40,13 +40,13 @@ def with_nodes(host: HostSnapshot) -> HostSnapshot:
     return replace(host, groups=tuple(replace(group, has_node=True) for group in host.groups))
 
 
-def names(host: HostSnapshot, wish: OfferRequest) -> list[str]:
-    return [device.name for device in specification_of(host, wish).devices]
+def names(host: HostSnapshot, wanted: OfferRequest) -> list[str]:
+    return [device.name for device in specification_of(host, wanted).devices]
 
 
-def nodes(host: HostSnapshot, wish: OfferRequest) -> list[list[str]]:
+def nodes(host: HostSnapshot, wanted: OfferRequest) -> list[list[str]]:
     """Of each device, and of the whole kind last."""
-    made = specification_of(host, wish)
+    made = specification_of(host, wanted)
     edits = [*(device.edits for device in made.devices), made.edits]
     return [[node.path for node in edit.device_nodes] for edit in edits]
 
@@ -78,9 +78,9 @@ def test_the_control_node_is_of_the_kind_since_runtime_rs_plugs_each_node_of_a_d
 def test_cdevs_come_all_of_a_group_and_iommu_for_who_opens_them_inside_alone() -> None:
     both = replace(GPU, address=moved(GPU.address, function=1))
     host = with_nodes(host_of(replace(AUDIO, address=GPU.address), both))
-    wish = replace(PGPU, node="cdev")
-    assert nodes(host, wish) == [["/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"], []]
-    assert nodes(host, replace(wish, is_plain=True))[-1] == ["/dev/iommu"]
+    wanted = replace(PGPU, node="cdev")
+    assert nodes(host, wanted) == [["/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"], []]
+    assert nodes(host, replace(wanted, is_plain=True))[-1] == ["/dev/iommu"]
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def vgpu_host(*groups: int) -> HostSnapshot:
 
 
 def test_vgpus_of_the_vendors_own_interface_are_devices_and_functions_without_a_type_not() -> None:
-    wish = OfferRequest("nvidia.com/vgpu")
-    assert names(vgpu_host(5, 6), wish) == ["0000:41:00.4"]
-    assert nodes(vgpu_host(5, 6), wish) == [["/dev/vfio/5"], ["/dev/vfio/vfio"]]
-    assert names(replace(vgpu_host(5, 6), vgpus=()), wish) == []
+    wanted = OfferRequest("nvidia.com/vgpu")
+    assert names(vgpu_host(5, 6), wanted) == ["0000:41:00.4"]
+    assert nodes(vgpu_host(5, 6), wanted) == [["/dev/vfio/5"], ["/dev/vfio/vfio"]]
+    assert names(replace(vgpu_host(5, 6), vgpus=()), wanted) == []
 
 
 def test_one_function_without_a_type_spoils_a_group() -> None:

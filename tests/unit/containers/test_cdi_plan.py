@@ -41,9 +41,9 @@ def done(host: HostSnapshot, intent: WriteCdi | RemoveCdi) -> HostSnapshot:
     return replace(host, cdi_files=tuple(files[path] for path in sorted(files)))
 
 
-def written(host: HostSnapshot, *wishes: OfferRequest) -> HostSnapshot:
-    for wish in wishes:
-        host = done(host, WriteCdi(wish))
+def written(host: HostSnapshot, *wanted: OfferRequest) -> HostSnapshot:
+    for each in wanted:
+        host = done(host, WriteCdi(each))
     return host
 
 
@@ -87,8 +87,8 @@ def test_addresses_come_to_what_is_there() -> None:
 
 
 def test_numbers_are_those_of_all_that_is_ready_so_that_none_takes_anothers() -> None:
-    wishes = [replace(PGPU, addresses=(d.address,), name_by="index") for d in (GPU, OTHER)]
-    host = written(HOST, *wishes)
+    wanted = [replace(PGPU, addresses=(d.address,), name_by="index") for d in (GPU, OTHER)]
+    host = written(HOST, *wanted)
     assert names(host) == ["0", "1"]
     assert plan(host, WriteCdi(replace(PGPU, name_by="index"))).is_empty
 
@@ -101,17 +101,17 @@ def test_the_order_of_a_file_does_not_depend_on_who_came_first() -> None:
 
 
 def test_a_name_that_comes_to_mean_another_device_is_told() -> None:
-    wish = replace(PGPU, name_by="index")
-    host = changed(written(HOST, wish), with_nodes(host_of(OTHER)))
-    assert plan(host, WriteCdi(wish)).notes == (
+    wanted = replace(PGPU, name_by="index")
+    host = changed(written(HOST, wanted), with_nodes(host_of(OTHER)))
+    assert plan(host, WriteCdi(wanted)).notes == (
         "nvidia.com/pgpu=0 is another device",
         "nvidia.com/pgpu=1 goes",
     )
 
 
 def test_one_group_under_another_name_takes_the_place_of_the_first() -> None:
-    wish = replace(PGPU, addresses=(GPU.address,))
-    host = written(HOST, wish, replace(wish, name_by="group"))
+    wanted = replace(PGPU, addresses=(GPU.address,))
+    host = written(HOST, wanted, replace(wanted, name_by="group"))
     assert names(host) == ["4"]
 
 
@@ -207,9 +207,9 @@ def test_what_was_put_into_a_file_by_hand_is_told_before_it_goes() -> None:
     assert any("comment is no key of CDI: it was put there by hand, and goes" in n for n in told)
     assert any("containerEdits was changed by hand" in note for note in told)
     assert any("0000:04:00.0 was changed by hand" in note for note in told)
-    wish = RemoveCdi(("0000:05:00.0",))
-    assert any("comment is no key" in note for note in plan(host, wish).notes)
-    (file,) = done(host, wish).cdi_files
+    wanted = RemoveCdi(("0000:05:00.0",))
+    assert any("comment is no key" in note for note in plan(host, wanted).notes)
+    (file,) = done(host, wanted).cdi_files
     assert json.loads(file.text or "")["containerEdits"]["env"] == ["A=1"]
     (file,) = done(host, WriteCdi(replace(PGPU, addresses=(OTHER.address,)))).cdi_files
     assert json.loads(file.text or "")["containerEdits"]["env"] == ["A=1"]
@@ -220,9 +220,9 @@ def test_what_was_put_into_a_file_by_hand_is_told_before_it_goes() -> None:
 
 def test_numbers_that_are_published_stay_and_others_take_free_ones() -> None:
     first = at(GPU, 1)
-    wish = replace(PGPU, name_by="index")
-    host = changed(written(HOST, wish), with_nodes(host_of(first, GPU, AUDIO, OTHER)))
-    host = written(host, replace(wish, addresses=(first.address, OTHER.address)))
+    wanted = replace(PGPU, name_by="index")
+    host = changed(written(HOST, wanted), with_nodes(host_of(first, GPU, AUDIO, OTHER)))
+    host = written(host, replace(wanted, addresses=(first.address, OTHER.address)))
     (file,) = host.cdi_files
     groups = {
         device["name"]: device["containerEdits"]["deviceNodes"][0]["path"]
@@ -241,13 +241,13 @@ def test_one_group_under_two_kinds_is_told() -> None:
 
 
 def test_whoever_is_to_read_it_must_be_able_to() -> None:
-    wish = OfferRequest("nvidia.com/gpu.vfio", consumer="containerd-1.7")
+    wanted = OfferRequest("nvidia.com/gpu.vfio", consumer="containerd-1.7")
     with pytest.raises(Refusal, match=r"containerd-1\.7 cannot read it: .*0\.6") as caught:
-        plan(HOST, WriteCdi(wish))
+        plan(HOST, WriteCdi(wanted))
     assert caught.value.hint
-    assert plan(HOST, WriteCdi(replace(wish, consumer="kata"))).steps
+    assert plan(HOST, WriteCdi(replace(wanted, consumer="kata"))).steps
     with pytest.raises(Refusal, match=r"podman-4\.3 cannot"):
-        plan(HOST, WriteCdi(replace(wish, consumer="podman")))
+        plan(HOST, WriteCdi(replace(wanted, consumer="podman")))
 
 
 # ---- taking out

@@ -66,7 +66,7 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
 @settings(max_examples=300)
 @given(
     host=hosts(),
-    wish=st.builds(
+    wanted=st.builds(
         OfferRequest,
         kind=_KINDS,
         node=st.sampled_from(NODE_FORMS),
@@ -75,12 +75,12 @@ def hosts(draw: st.DrawFn) -> HostSnapshot:
     ),
 )
 def test_all_consumers_read_it_and_it_leads_to_what_is_ready(
-    host: HostSnapshot, wish: OfferRequest
+    host: HostSnapshot, wanted: OfferRequest
 ) -> None:
     try:
-        made = specification_of(host, wish)
+        made = specification_of(host, wanted)
     except Refusal:
-        assert "cdev" in (wish.node, wish.name_by)
+        assert "cdev" in (wanted.node, wanted.name_by)
         return
     if not made.devices:
         return

@@ -232,8 +232,8 @@ def test_docker_keeps_all_else_in_its_order_and_looks_at_it_first(kernel: FakeKe
 
 
 def test_docker_without_a_file_gets_one_and_loses_it_again(kernel: FakeKernel) -> None:
-    wish = RuntimeRequest("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)
-    prepared = install(kernel, wish)
+    wanted = RuntimeRequest("docker", "crun", "/usr/bin/crun", set_default=True, enable_cdi=True)
+    prepared = install(kernel, wanted)
     assert "not installed here" in prepared.unchecked[0]
     assert json.loads(text(kernel, DAEMON) or "") == {
         "runtimes": {"crun": {"path": "/usr/bin/crun"}},
@@ -411,13 +411,13 @@ def test_cdi_that_k3s_has_off_cannot_be_asked_for(
 ) -> None:
     cri = "io.containerd.cri.v1.runtime" if version == 3 else "io.containerd.grpc.v1.cri"
     put(kernel, K3S / "config.toml", f"{rendered(version)}[plugins.'{cri}']\n{line}")
-    wish = RuntimeRequest("k3s", "crun", "/usr/bin/crun", enable_cdi=True)
+    wanted = RuntimeRequest("k3s", "crun", "/usr/bin/crun", enable_cdi=True)
     if is_off:
         with pytest.raises(Refusal, match="k3s has CDI off") as refusal:
-            prepare(kernel, wish)
+            prepare(kernel, wanted)
         assert "leave out --cdi" in refusal.value.hint
     else:
-        prepare(kernel, wish)
+        prepare(kernel, wanted)
     assert len(prepare(kernel, kata("k3s")).request.notes) == is_off
     bring(kernel, "k3s", lambda _: Said(output="k3s version v1.34.1+k3s1 (6a322f12)\n"))
     assert len(prepare(kernel, kata("k3s")).request.notes) == ("false" in line)

@@ -44,7 +44,7 @@ WIN = DOMAIN.format(
     devices="".join(map(HOSTDEV.format, "01")),
 )
 FRESH = DOMAIN.format(name="fresh", uuid="5d7e9c3a-6b0f-4f0e-9a43-0e2f5a1b7c12", devices="")
-WISH = "guest --memory 2G --vcpus 2 --libvirt-version 9.0"
+REQUEST = "guest --memory 2G --vcpus 2 --libvirt-version 9.0"
 
 
 def with_libvirt(place: Place) -> None:
@@ -100,10 +100,10 @@ LIBVIRT_SCENARIOS = (
     Scenario(
         "libvirt domain",
         f"""
-        libvirt domain {WISH} --device 02:00.0
-        libvirt domain {WISH} --device 02:00.0 --os windows --tpm --disk /vm/a.qcow2 --explain
-        libvirt domain {WISH} --device 00:02.0,managed
-        libvirt domain {WISH} --device 02:00.0,fast
+        libvirt domain {REQUEST} --device 02:00.0
+        libvirt domain {REQUEST} --device 02:00.0 --os windows --tpm --disk /vm/a.qcow2 --explain
+        libvirt domain {REQUEST} --device 00:02.0,managed
+        libvirt domain {REQUEST} --device 02:00.0,fast
         """,
     ),
     Scenario(

@@ -63,19 +63,19 @@ def test_both_at_once_from_mig_to_several_sizes() -> None:
 
 
 def test_a_run_that_was_cut_off_makes_the_functions_again() -> None:
-    wish = SetGpuMode(GPU.address, mig=True)
-    checkpoint = resolve(divided(), wish)
+    wanted = SetGpuMode(GPU.address, mig=True)
+    checkpoint = resolve(divided(), wanted)
     assert checkpoint == GpuModeCheckpoint(2)
-    assert plan(whole(replace(PLAIN, mig=True)), wish, checkpoint).steps == (run(0, 2),)
+    assert plan(whole(replace(PLAIN, mig=True)), wanted, checkpoint).steps == (run(0, 2),)
 
 
 @pytest.mark.parametrize(
-    ("wish", "reason"),
+    ("wanted", "reason"),
     [({"heterogeneous": True}, "0000:41:00.4"), ({"mig": True}, "0000:41:00.4")],
 )
-def test_with_a_vgpu_there_nothing_is_begun(wish: dict[str, Any], reason: str) -> None:
+def test_with_a_vgpu_there_nothing_is_begun(wanted: dict[str, Any], reason: str) -> None:
     with pytest.raises(Refusal, match=reason) as caught:
-        plan(replace(divided(), vgpus=(VGPU,)), SetGpuMode(GPU.address, **wish))
+        plan(replace(divided(), vgpus=(VGPU,)), SetGpuMode(GPU.address, **wanted))
     assert caught.value.hint == "remove them first: vfiomgr vgpu remove 0000:41:00.4"
 
 
@@ -85,7 +85,7 @@ def test_what_is_so_already_is_no_refusal_even_with_vgpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "wish", "reason", "remedy"),
+    ("host", "wanted", "reason", "remedy"),
     [
         (
             divided(replace(PLAIN, mixes_sizes=False)),
@@ -113,10 +113,10 @@ def test_what_is_so_already_is_no_refusal_even_with_vgpus() -> None:
     ],
 )
 def test_what_cannot_be_is_explained(
-    host: HostSnapshot, wish: dict[str, Any], reason: str, remedy: str
+    host: HostSnapshot, wanted: dict[str, Any], reason: str, remedy: str
 ) -> None:
     with pytest.raises(Refusal, match=reason) as caught:
-        plan(host, SetGpuMode(GPU.address, **wish))
+        plan(host, SetGpuMode(GPU.address, **wanted))
     assert remedy in caught.value.hint
 
 

@@ -214,9 +214,9 @@ def test_an_instance_holds_several_of_one_size() -> None:
     assert found(unknown, LARGE).more == 0
 
 
-def create(there: HostSnapshot, count: int = 1, **wishes: object) -> Plan:
+def create(there: HostSnapshot, count: int = 1, **wanted: object) -> Plan:
     uuids = tuple(f"00000000-0000-4000-8000-{n:012d}" for n in range(count))
-    return plan(there, CreateVgpu(uuids, **wishes))  # type: ignore[arg-type]
+    return plan(there, CreateVgpu(uuids, **wanted))  # type: ignore[arg-type]
 
 
 def test_the_instances_come_before_their_vgpus_with_a_note() -> None:
@@ -241,8 +241,8 @@ def test_what_is_there_is_used_before_anything_is_made() -> None:
 
 def test_a_run_that_was_cut_off_makes_only_what_is_still_missing() -> None:
     uuids = ("00000000-0000-4000-8000-000000000000", "00000000-0000-4000-8000-000000000001")
-    wish = CreateVgpu(uuids, type="A100-1-5C")
-    later = plan(host(instance("1g.5gb", 6, 13)), wish, resolve(host(), wish))
+    wanted = CreateVgpu(uuids, type="A100-1-5C")
+    later = plan(host(instance("1g.5gb", 6, 13)), wanted, resolve(host(), wanted))
     assert [str(place) for place in _made(later)] == ["1g.5gb at 5"]
 
 
@@ -262,9 +262,9 @@ def test_virtual_functions_are_made_around_the_instances() -> None:
     assert ran == run(2, 0)
     assert back == away.inverse()
     assert any("made again where they were: 1g.5gb" in note for note in made.notes)
-    wish = SetVirtualFunctions(GPU.address, 0)
+    wanted = SetVirtualFunctions(GPU.address, 0)
     gone = replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(MIG,))
-    later = plan(replace(gone, gpu_partitions=(partition(),)), wish, resolve(there, wish))
+    later = plan(replace(gone, gpu_partitions=(partition(),)), wanted, resolve(there, wanted))
     assert later.steps == (back,)
     busy = host(instance("1g.5gb", 6, 13, processes=("python3 (PID 4711)",)))
     with pytest.raises(Refusal, match="python3"):
@@ -295,8 +295,8 @@ def test_a_gpu_that_leaves_its_driver_gives_its_instances_up_first() -> None:
     assert alone == (plan(bare, SwitchGpu(GPU.address, "host")).steps[0], off)
     ready = plan(bare, SwitchGpu(GPU.address, "vgpu")).steps
     assert ready[0].inverse() == ready[2]
-    wish = SwitchGpu(GPU.address, "vgpu")
-    later = plan(replace(host(), vgpu_parents=()), wish, resolve(bare, wish))
+    wanted = SwitchGpu(GPU.address, "vgpu")
+    later = plan(replace(host(), vgpu_parents=()), wanted, resolve(bare, wanted))
     assert later.steps == (ready[2],)
 
 

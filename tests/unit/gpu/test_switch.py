@@ -54,8 +54,8 @@ def carrying() -> HostSnapshot:
     return replace(divided(), vgpus=(VGPU,), vgpu_marks=(MARK,), made_functions=made)
 
 
-def switch(host: HostSnapshot, to: GpuUse, **wish: object) -> Plan:
-    return plan(host, SwitchGpu(GPU.address, to, **wish))  # type: ignore[arg-type]
+def switch(host: HostSnapshot, to: GpuUse, **wanted: object) -> Plan:
+    return plan(host, SwitchGpu(GPU.address, to, **wanted))  # type: ignore[arg-type]
 
 
 def kinds(made: Plan) -> list[type]:
@@ -165,7 +165,7 @@ def test_persistence_mode_that_was_off_is_ended_after_the_program_all_the_same()
 
 
 @pytest.mark.parametrize(
-    ("host", "wish", "reason", "remedy"),
+    ("host", "wanted", "reason", "remedy"),
     [
         (replace(bound(), origins=()), {}, "nobody recorded", "vfiomgr unbind"),
         (
@@ -179,10 +179,10 @@ def test_persistence_mode_that_was_off_is_ended_after_the_program_all_the_same()
     ],
 )
 def test_what_cannot_be_is_explained(
-    host: HostSnapshot, wish: dict[str, object], reason: str, remedy: str
+    host: HostSnapshot, wanted: dict[str, object], reason: str, remedy: str
 ) -> None:
     with pytest.raises(Refusal, match=reason) as caught:
-        switch(host, "vgpu", **wish)
+        switch(host, "vgpu", **wanted)
     assert remedy in caught.value.hint
 
 
@@ -206,20 +206,20 @@ def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
 
 
 def test_a_run_that_was_cut_off_remembers_what_it_was_to_remove() -> None:
-    wish = SwitchGpu(GPU.address, "host")
-    checkpoint = resolve(carrying(), wish)
+    wanted = SwitchGpu(GPU.address, "host")
+    checkpoint = resolve(carrying(), wanted)
     assert isinstance(checkpoint, SwitchCheckpoint)
     assert checkpoint.vgpus == ("0000:41:00.4",)
     half = replace(whole(), vgpu_marks=(MARK,))
-    assert plan(half, wish, checkpoint).steps == (UNMARKED,)
-    assert resolve(half, wish, checkpoint) == checkpoint, "also once it is finished"
+    assert plan(half, wanted, checkpoint).steps == (UNMARKED,)
+    assert resolve(half, wanted, checkpoint) == checkpoint, "also once it is finished"
 
 
 def test_a_run_that_was_cut_off_remembers_how_it_was_to_divide() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
     mixed = replace(PLAIN, heterogeneous=True)
     host = replace(host_of(one, VFS[0]), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(mixed,))
-    wish = SwitchGpu(GPU.address, "vgpu")
-    checkpoint = resolve(host, wish)
-    assert plan(whole(), wish, checkpoint).steps == (run(0, 2), ON)
-    assert plan(divided(), wish, checkpoint).steps == (ON,)
+    wanted = SwitchGpu(GPU.address, "vgpu")
+    checkpoint = resolve(host, wanted)
+    assert plan(whole(), wanted, checkpoint).steps == (run(0, 2), ON)
+    assert plan(divided(), wanted, checkpoint).steps == (ON,)

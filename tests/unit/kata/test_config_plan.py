@@ -48,12 +48,12 @@ def plan(
 ) -> KataPlan:
     runtime, version = release.split()
     name: RuntimeName = "rs" if runtime == "rs" else "go"
-    wish = KataRequest(
+    wanted = KataRequest(
         release=KataRelease(Version.parse(version), name), **{"functions": SMALL} | options
     )
     host = replace(two_sockets(), cpu_address_bits=46)
     configured = None if base is None else read_settings(MAIN, base)
-    return plan_config(host, wish, TABLE, configured, setup)
+    return plan_config(host, wanted, TABLE, configured, setup)
 
 
 def rule_of(refused: pytest.ExceptionInfo[Refusal]) -> str:
@@ -79,9 +79,9 @@ def test_a_longer_time_and_more_memory_that_are_configured_stay() -> None:
 
 
 def test_a_small_host_is_not_given_a_guest_that_it_cannot_hold() -> None:
-    wish = KataRequest(KataRelease(Version(4, 1), "go"), SMALL)
+    wanted = KataRequest(KataRelease(Version(4, 1), "go"), SMALL)
     small = HostTopology((node(0, range(2), gib=4),))
-    done = plan_config(replace(two_sockets(), topology=small), wish, TABLE)
+    done = plan_config(replace(two_sockets(), topology=small), wanted, TABLE)
     assert done.value("default_memory") is None
     assert any("more than this host's 4096" in note for note in done.notes)
 
@@ -289,7 +289,7 @@ BASES = st.sampled_from(
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> KataRequest:
+def wanted(draw: st.DrawFn) -> KataRequest:
     version = draw(st.sampled_from(TABLE.releases))
     count = draw(st.integers(0, 17))
     size = draw(st.sampled_from([GIB, 32 * GIB, 256 * GIB]))
@@ -308,14 +308,14 @@ def wishes(draw: st.DrawFn) -> KataRequest:
 
 
 @settings(max_examples=300)
-@given(wish=wishes(), base=BASES, bits=st.sampled_from([None, 39, 46, 52]))
+@given(wanted=wanted(), base=BASES, bits=st.sampled_from([None, 39, 46, 52]))
 def test_no_key_is_ever_written_that_the_release_does_not_know(
-    wish: KataRequest, base: str | None, bits: int | None
+    wanted: KataRequest, base: str | None, bits: int | None
 ) -> None:
     configured = None if base is None else read_settings(MAIN, base)
     host = replace(host_of(), cpu_address_bits=bits)
     try:
-        done = plan_config(host, wish, TABLE, configured, KataSetup(firmware=OVMF))
+        done = plan_config(host, wanted, TABLE, configured, KataSetup(firmware=OVMF))
     except Refusal:
         return
     _require_known_keys(done)
@@ -341,8 +341,8 @@ def _require_known_keys(done: KataPlan) -> None:
 def test_each_release_gets_its_own_keys_alone(version: Version, runtime: RuntimeName) -> None:
     release = KataRelease(version, runtime)
     for hypervisor in get_args(KataHypervisor):
-        wish = KataRequest(release, SMALL, hypervisor=hypervisor, annotations=("kernel_params",))
-        done = plan_config(two_sockets(), wish, TABLE)
+        wanted = KataRequest(release, SMALL, hypervisor=hypervisor, annotations=("kernel_params",))
+        done = plan_config(two_sockets(), wanted, TABLE)
         _require_known_keys(done)
         has_ports = hypervisor == "qemu" and (runtime == "rs" or version >= Version(3, 6))
         assert (done.value("pcie_root_port") == 1) == has_ports

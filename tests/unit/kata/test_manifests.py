@@ -66,21 +66,21 @@ def validate(objects: list[Any]) -> None:
 
 
 def test_the_schemas_refuse_what_is_misspelt() -> None:
-    document = read(render.as_yaml([render.runtime_class(class_wish())]))[0]
+    document = read(render.as_yaml([render.runtime_class(class_request())]))[0]
     document["handlr"] = document.pop("handler")
     for version in NEWEST:
         with pytest.raises(utils.ValidationError):
             utils.validate(document, version, strict=True)
 
 
-def class_wish(**changes: Any) -> RuntimeClassRequest:
-    wish = RuntimeClassRequest("kata-vfio", "kata-vfio", 10240, 1, 8192, (("a/b", "true"),))
-    return replace(wish, **changes)
+def class_request(**changes: Any) -> RuntimeClassRequest:
+    wanted = RuntimeClassRequest("kata-vfio", "kata-vfio", 10240, 1, 8192, (("a/b", "true"),))
+    return replace(wanted, **changes)
 
 
 @pytest.mark.parametrize("selector", [(), (("katacontainers.io/kata-runtime", "true"),)])
 def test_a_runtime_class_is_valid(selector: tuple[tuple[str, str], ...]) -> None:
-    objects = [render.runtime_class(class_wish(node_selector=selector))]
+    objects = [render.runtime_class(class_request(node_selector=selector))]
     validate(objects)
     (document,) = read(render.as_yaml(objects))
     assert document["overhead"]["podFixed"] == {"memory": "10240Mi", "cpu": "1"}
@@ -107,7 +107,7 @@ IMAGES = st.from_regex(r"\A[a-z0-9]([a-z0-9./:@_-]{0,20}[a-z0-9])?\Z")
 @given(st.data())
 def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.DataObject) -> None:
     names = data.draw(st.lists(RESOURCES, min_size=1, max_size=3, unique=True))
-    wish = PodRequest(
+    wanted = PodRequest(
         kind=data.draw(st.sampled_from(("Pod", "Deployment"))),
         name=data.draw(LABELS),
         namespace=data.draw(st.none() | LABELS),
@@ -119,15 +119,17 @@ def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.Dat
         cpus=data.draw(st.integers(1, 512)),
     )
     labels = data.draw(st.dictionaries(RESOURCES, NAMES, max_size=3))
-    klass = class_wish(name=wish.runtime_class, handler=wish.name, node_selector=labels.items())
-    validate([render.runtime_class(klass), render.workload(wish)])
-    _, document = read(render.as_yaml([render.runtime_class(klass), render.workload(wish)]))
-    assert document["metadata"]["name"] == wish.name
-    is_pod = wish.kind == "Pod"
+    klass = class_request(
+        name=wanted.runtime_class, handler=wanted.name, node_selector=labels.items()
+    )
+    validate([render.runtime_class(klass), render.workload(wanted)])
+    _, document = read(render.as_yaml([render.runtime_class(klass), render.workload(wanted)]))
+    assert document["metadata"]["name"] == wanted.name
+    is_pod = wanted.kind == "Pod"
     spec = document["spec"] if is_pod else document["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    assert (spec["runtimeClassName"], container["image"]) == (wish.runtime_class, wish.image)
-    limits = {item.name: str(item.count) for item in wish.resources}
+    assert (spec["runtimeClassName"], container["image"]) == (wanted.runtime_class, wanted.image)
+    limits = {item.name: str(item.count) for item in wanted.resources}
     assert container["resources"]["limits"].items() >= limits.items()
 
 
@@ -140,12 +142,12 @@ def test_pods_for_devices_of_many_hosts_are_valid(
 ) -> None:
     slot = [replace(device, address=moved(device.address, function=n)) for n in range(functions)]
     offered = offers([PodDevice(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
-    wishes = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
-    validate([render.workload(wish) for wish in wishes])
-    (wish,) = wishes
-    assert wish.resources == (ResourceRequest("vfiomgr.io/vfio", 2 if together else 1),)
-    assert ("cuda" in wish.image) == (device is GPU)
-    assert bool(wish.command) == (device is NIC or kind == "Deployment")
+    wanted = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
+    validate([render.workload(wanted) for wanted in wanted])
+    (wanted,) = wanted
+    assert wanted.resources == (ResourceRequest("vfiomgr.io/vfio", 2 if together else 1),)
+    assert ("cuda" in wanted.image) == (device is GPU)
+    assert bool(wanted.command) == (device is NIC or kind == "Deployment")
 
 
 def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
@@ -153,7 +155,7 @@ def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
     offered = offers([PodDevice((GPU, AUDIO)), PodDevice((other,))], "model", "")
     assert list(offered) == ["nvidia.com/GA107GL_A2___A16", "nvidia.com/GH100_H100_PCIE"]
     apart = pods_for(offered, OPTIONS, together=False)
-    assert [wish.name for wish in apart] == ["gpu-1", "gpu-2"]
+    assert [wanted.name for wanted in apart] == ["gpu-1", "gpu-2"]
     (both,) = pods_for(offered, OPTIONS, together=True)
     assert [item.count for item in both.resources] == [1, 1]
     with pytest.raises(UsageError, match="of which"):

@@ -15,7 +15,7 @@ CDEV = ("/dev/vfio/devices/vfio0",)
 CONFIG = "/etc/kata containers/configuration.toml"
 
 
-def wish(tool: Tool, nodes: tuple[str, ...] = GROUPS, **more: object) -> RunRequest:
+def wanted(tool: Tool, nodes: tuple[str, ...] = GROUPS, **more: object) -> RunRequest:
     return RunRequest(tool, "kata-0000-04-00.0", nodes, "ubuntu", **more)  # type: ignore[arg-type]
 
 
@@ -55,28 +55,28 @@ def release(version: str, runtime: RuntimeName = "go") -> KataRelease:
     ],
 )
 def test_each_tool_has_its_words(tool: Tool, text: str) -> None:
-    found = command_for(wish(tool, command=("sh", "-c", "ls /dev"), config=CONFIG))
+    found = command_for(wanted(tool, command=("sh", "-c", "ls /dev"), config=CONFIG))
     assert found.text == text
     assert shlex.split(found.text) == list(found.words)
 
 
 def test_without_a_configuration_kata_finds_its_own() -> None:
     for tool in ("ctr", "nerdctl", "docker"):
-        words = command_for(wish(tool)).words
+        words = command_for(wanted(tool)).words
         assert not {"--runtime-config-path", "--annotation"} & set(words)
 
 
 def test_ctr_pulls_no_image_by_itself() -> None:
-    assert command_for(wish("ctr")).before == (("ctr", "image", "pull", "ubuntu"),)
-    assert command_for(wish("nerdctl")).before == ()
+    assert command_for(wanted("ctr")).before == (("ctr", "image", "pull", "ubuntu"),)
+    assert command_for(wanted("nerdctl")).before == ()
 
 
 def test_docker_without_kata_in_its_configuration_is_told_what_to_write_there() -> None:
-    notes = command_for(wish("docker", config=CONFIG)).notes
+    notes = command_for(wanted("docker", config=CONFIG)).notes
     entry = json.loads(notes[0].partition("daemon.json: ")[2])["runtimes"]["kata"]
     assert entry["runtimeType"] == "/opt/kata/bin/containerd-shim-kata-v2"
     assert entry["options"] == {"ConfigPath": CONFIG}
-    known = command_for(wish("docker", docker_runtime="kata-vfio"))
+    known = command_for(wanted("docker", docker_runtime="kata-vfio"))
     assert "--runtime kata-vfio" in known.text
     assert not any("runtimeType" in line for line in known.notes)
 
@@ -87,7 +87,7 @@ def test_docker_without_kata_in_its_configuration_is_told_what_to_write_there() 
 )
 def test_new_dockers_need_a_new_kata(version: str | None, told: str | None) -> None:
     known = release(version) if version else None
-    notes = " ".join(command_for(wish("docker", docker_runtime="kata", release=known)).notes)
+    notes = " ".join(command_for(wanted("docker", docker_runtime="kata", release=known)).notes)
     assert (told in notes) if told else not notes
 
 
@@ -104,7 +104,7 @@ def test_new_dockers_need_a_new_kata(version: str | None, told: str | None) -> N
 def test_cdevs_need_a_kata_that_takes_them(
     version: str, runtime: RuntimeName, *, is_taken: bool
 ) -> None:
-    asked = wish("ctr", CDEV, release=release(version, runtime))
+    asked = wanted("ctr", CDEV, release=release(version, runtime))
     if is_taken:
         assert "--device /dev/vfio/devices/vfio0" in command_for(asked).text
         return
@@ -115,7 +115,7 @@ def test_cdevs_need_a_kata_that_takes_them(
 
 def test_podman_gets_an_answer_and_no_command() -> None:
     with pytest.raises(Refusal) as refusal:
-        command_for(wish("podman"))
+        command_for(wanted("podman"))
     assert "kata-containers#722" in refusal.value.message
     assert "--with nerdctl" in refusal.value.hint
     assert "podman run --device /dev/vfio/23 --device /dev/vfio/24 ubuntu" in refusal.value.hint

@@ -24,7 +24,7 @@ def rules(*texts: str) -> str:
     return _HEAD + "".join(f"      - {text}\n" for text in texts)
 
 
-def wishes(text: str) -> str:
+def wanted(text: str) -> str:
     """A document with one rule that wants these vGPUs; they begin in line 8, column 13."""
     return rules(f"select: all\n        state: vgpu\n        vgpus:\n          - {text}")
 
@@ -32,7 +32,7 @@ def wishes(text: str) -> str:
 _UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 _STATES = "write host, passthrough, sriov or vgpu"
 _RULE = "layout gpus, rule 1"
-_WISH = "layout gpus, rule 1, entry 1 of vgpus"
+_REQUEST = "layout gpus, rule 1, entry 1 of vgpus"
 _CLASSES = "display, vga, 3d, network, ethernet, nvme, storage, audio, usb, accelerator, infiniband"
 _ADDRESS = "write PCI addresses as domain:bus:device.function, e.g. 0000:41:00.0"
 _SELECT = 'write all, or criteria, e.g. select: {class: "0302"}'
@@ -372,47 +372,50 @@ BAD = (
     ),
     Bad(
         "neither count nor per_gpu",
-        wishes("type: A40-4Q"),
+        wanted("type: A40-4Q"),
         (
-            f"8:13: {_WISH}: say how many: either count (in all) or per_gpu (on each); write e.g. "
-            "{type: A40-4Q, per_gpu: 4}, or count: 8 for all together"
+            f"8:13: {_REQUEST}: say how many: either count (in all) or per_gpu (on each); write "
+            "e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together"
         ),
     ),
     Bad(
         "both count and per_gpu",
-        wishes("{type: A40-4Q, count: 4, per_gpu: 4}"),
+        wanted("{type: A40-4Q, count: 4, per_gpu: 4}"),
         (
-            f"8:13: {_WISH}: say how many: either count (in all) or per_gpu (on each); write e.g. "
-            "{type: A40-4Q, per_gpu: 4}, or count: 8 for all together"
+            f"8:13: {_REQUEST}: say how many: either count (in all) or per_gpu (on each); write "
+            "e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together"
         ),
     ),
     Bad(
         "neither type nor need",
-        wishes("count: 4"),
+        wanted("count: 4"),
         (
-            f"8:13: {_WISH}: say either type, or what is needed: framebuffer, series, heads; write "
+            f"8:13: {_REQUEST}: say either type, or what is needed: framebuffer, series, heads; write "
             "e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"
         ),
     ),
     Bad(
         "a number as type",
-        wishes("{type: 1148, count: 1}"),
-        f'8:20: {_WISH}: type is 1148, which is read as the number 1148; quote it: type: "1148"',
+        wanted("{type: 1148, count: 1}"),
+        f'8:20: {_REQUEST}: type is 1148, which is read as the number 1148; quote it: type: "1148"',
     ),
     Bad(
         "a size without a unit that is known",
-        wishes("{framebuffer: 6X, count: 1}"),
-        (f'8:27: {_WISH}: framebuffer cannot be "6X"; write a size as 512M, 6G or a number of MiB'),
+        wanted("{framebuffer: 6X, count: 1}"),
+        (
+            f'8:27: {_REQUEST}: framebuffer cannot be "6X"; write a size as 512M, 6G or a '
+            "number of MiB"
+        ),
     ),
     Bad(
         "more uuids than vGPUs",
-        wishes(f"{{type: A, count: 2, uuids: [{_UUID}]}}"),
-        f"8:13: {_WISH}: 1 uuids need a count of 1; write that count, or as many uuids",
+        wanted(f"{{type: A, count: 2, uuids: [{_UUID}]}}"),
+        f"8:13: {_REQUEST}: 1 uuids need a count of 1; write that count, or as many uuids",
         by_schema=False,
     ),
     Bad(
         "a uuid twice",
-        wishes(f"{{type: A, count: 2, uuids: [{_UUID}, {_UUID.upper()}]}}"),
+        wanted(f"{{type: A, count: 2, uuids: [{_UUID}, {_UUID.upper()}]}}"),
         (
             f"8:79: {_RULE}: a second vGPU with the UUID {_UUID.upper()}; the one in line 8 has "
             "it: give each its own"
@@ -421,10 +424,10 @@ BAD = (
     ),
     Bad(
         "a list for a mapping",
-        wishes("{type: A, count: 1, parameters: [a]}"),
+        wanted("{type: A, count: 1, parameters: [a]}"),
         (
-            f"8:45: {_WISH}: parameters cannot be a list; write names and values, e.g. parameters: "
-            "{frame_rate_limiter: 0}"
+            f"8:45: {_REQUEST}: parameters cannot be a list; write names and values, e.g. "
+            "parameters: {frame_rate_limiter: 0}"
         ),
     ),
     # rules that have nothing

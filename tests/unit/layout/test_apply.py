@@ -377,20 +377,20 @@ def test_a_parent_belongs_to_the_first_rule_that_names_it(tmp_path: Path) -> Non
 def test_nothing_is_removed_for_what_no_gpu_makes(tmp_path: Path) -> None:
     kernel = t4_host(tmp_path)
     apply(kernel, layout(rule(GPUS[0], "vgpu", vgpus=[{"type": "T4-4Q", "count": 2}])))
-    for wish in ({"type": "T4-9Q", "count": 1}, {"type": "T4-8Q", "count": 9}):
+    for wanted in ({"type": "T4-9Q", "count": 1}, {"type": "T4-8Q", "count": 9}):
         with pytest.raises(Refusal):
-            apply(kernel, layout(rule(GPUS[0], "vgpu", vgpus=[wish])))
+            apply(kernel, layout(rule(GPUS[0], "vgpu", vgpus=[wanted])))
         assert len(api.scan(kernel).vgpus) == 2
 
 
 def test_a_need_takes_no_vgpu_that_a_type_asks_for(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=4)
-    wishes = [
+    wanted = [
         {"framebuffer": "4G", "series": "Q", "count": 1},
         {"type": "L40S-8Q", "count": 1},
         {"type": "L40S-4Q", "count": 1, "parameters": {"frame_rate_limiter": 0}},
     ]
-    wanted = layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wishes))
+    wanted = layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wanted))
     resolves(kernel, wanted)
     resolves(kernel, api.layout_request(None, "exported", export(api.scan(kernel))))
 
@@ -525,10 +525,10 @@ def held(tmp_path: Path, name: str) -> tuple[FakeKernel, ApplyLayout]:
             return kernel, replace(host, only=(str(NIC),)) if name.startswith("a part") else host
         case _:
             apply(kernel, layout())
-            wish = {"type": "mtty-1", "count": 3}
+            wanted = {"type": "mtty-1", "count": 3}
             return kernel, layout(
                 {"select": {"address": str(NIC)}, "state": "sriov", "count": 1},
-                {**WHOLE[2], "vgpus": [wish]},
+                {**WHOLE[2], "vgpus": [wanted]},
                 name="other",
             )
 

@@ -51,9 +51,9 @@ def put(kernel: FakeKernel, path: HostPath, text: str) -> None:
 
 
 def installing(*rules: dict[str, Any], name: str = "whole", enforce: bool = False) -> InstallLayout:
-    wish = layout(*rules, name=name)
+    wanted = layout(*rules, name=name)
     text = f"# the layout {name}\r\n"
-    return InstallLayout(wish, text, enforce=enforce, program="/usr/bin/vfiomgr")
+    return InstallLayout(wanted, text, enforce=enforce, program="/usr/bin/vfiomgr")
 
 
 def etc(kernel: FakeKernel) -> dict[str, str]:
@@ -264,8 +264,8 @@ def test_who_uses_a_device_now_is_of_now(tmp_path: Path) -> None:
     wanted = installing(WHOLE[0])
     with pytest.raises(Refusal, match="is open in"):
         api.apply(wanted, tree=kernel)
-    wish = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
-    api.apply(replace(wanted, apply=wish), tree=kernel)
+    wanted = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
+    api.apply(replace(wanted, apply=wanted), tree=kernel)
     text = kernel.read_text(BOOT) or ""
     assert "--layout whole --allow boot-display\n" in text
 

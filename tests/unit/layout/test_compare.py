@@ -49,8 +49,8 @@ def refused(kernel: FakeKernel, *rules: dict[str, Any]) -> str:
     return caught.value.message
 
 
-def vgpus(*wishes: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"select": "all", "state": "vgpu", "vgpus": list(wishes), **more}
+def vgpus(*wanted: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"select": "all", "state": "vgpu", "vgpus": list(wanted), **more}
 
 
 def places(plan: Plan) -> list[str]:
@@ -229,7 +229,7 @@ def test_no_function_is_taken_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "why"),
+    ("wanted", "why"),
     [
         ({"type": "A40-24Q", "per_gpu": 3}, "49152 MiB, too few for vGPUs of 73728 MiB"),
         ({"type": "A40-1B", "per_gpu": 9}, "8 virtual functions, too few for 9 vGPUs"),
@@ -238,9 +238,9 @@ def test_no_function_is_taken_twice(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_beforehand(
-    tmp_path: Path, wish: dict[str, Any], why: str
+    tmp_path: Path, wanted: dict[str, Any], why: str
 ) -> None:
-    assert why in refused(a40_host(tmp_path, gpus=2, total_vfs=8), vgpus(wish))
+    assert why in refused(a40_host(tmp_path, gpus=2, total_vfs=8), vgpus(wanted))
 
 
 def test_room_that_goes_with_other_sizes_is_counted(tmp_path: Path) -> None:

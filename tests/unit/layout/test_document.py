@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ruamel.yaml import YAML
 
-from tests.unit.layout.bad_layouts import BAD, Bad, rules, wishes
+from tests.unit.layout.bad_layouts import BAD, Bad, rules, wanted
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.layout.diagnostics import RULES, covers, keys_of
 from vfiomgr.layout.document import choose_layout, find_flaws, read_layouts, render_layouts
@@ -78,14 +78,14 @@ def test_scalars_stand_for_lists_and_digits_may_be_written_large() -> None:
     ("size", "mebibytes"), [("6G", 6144), ("512M", 512), ("1GiB", 1024), ("2gb", 2048), (512, 512)]
 )
 def test_sizes(size: str | int, mebibytes: int) -> None:
-    file = read_layouts(wishes(f"{{framebuffer: {size}, count: 1}}"), "x")
+    file = read_layouts(wanted(f"{{framebuffer: {size}, count: 1}}"), "x")
     rule = file.layouts["gpus"].devices[0]
     assert isinstance(rule, VgpuRule)
     assert rule.vgpus[0].framebuffer == mebibytes
 
 
 def test_parameters_are_texts_whatever_yaml_reads() -> None:
-    text = wishes("{type: A, count: 1, parameters: {a: 0, b: true, c: x, d: 0.5}}")
+    text = wanted("{type: A, count: 1, parameters: {a: 0, b: true, c: x, d: 0.5}}")
     rule = read_layouts(text, "x").layouts["gpus"].devices[0]
     assert isinstance(rule, VgpuRule)
     assert rule.vgpus[0].parameters == {"a": "0", "b": "1", "c": "x", "d": "0.5"}

@@ -136,7 +136,7 @@ def test_of_entries_about_one_gpu_the_last_holds() -> None:
         f"  - {{device-filter: {A40!r}, devices: all, vgpu-devices: {{A40-8Q: 1}}}}\n"
     )
     types = {
-        name: [wish.type for rule in layout.devices for wish in rule.vgpus]  # type: ignore[union-attr]
+        name: [wanted.type for rule in layout.devices for wanted in rule.vgpus]  # type: ignore[union-attr]
         for name, layout in found.layouts.items()
     }
     assert types == {

@@ -60,7 +60,7 @@ _SELECTORS = st.just("all") | _CRITERIA | st.builds(lambda p: {"parent": p}, _so
 _ALLOW = _some(st.sampled_from([a for a in OVERRIDES if a not in UNKNOWABLE]))
 _COMMON = {"at_least": st.integers(0, 9), "allow": _ALLOW}
 _TRUTH = st.booleans()
-_WISHES = _part(
+_REQUESTS = _part(
     {"type": TEXTS, "per_gpu": _COUNTS},
     {"parameters": st.dictionaries(TEXTS, TEXTS, min_size=1, max_size=3)},
 ) | _part(
@@ -95,7 +95,7 @@ RULES = st.one_of(
         {"select": _SELECTORS, "state": st.just("vgpu")},
         {
             **_COMMON,
-            "vgpus": st.lists(_WISHES | _UUIDS, max_size=3),
+            "vgpus": st.lists(_REQUESTS | _UUIDS, max_size=3),
             "strategy": st.sampled_from(["pack", "spread"]),
             "heterogeneous": _TRUTH,
             "mig": _TRUTH,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from ruamel.yaml import YAML
 
-from tests.unit.layout.bad_layouts import BAD, Bad, rules, wishes
+from tests.unit.layout.bad_layouts import BAD, Bad, rules, wanted
 from tests.unit.layout.test_render import FILES
 from vfiomgr.layout.document import find_flaws
 from vfiomgr.layout.schema import layout_schema
@@ -55,11 +55,11 @@ def test_it_takes_what_the_reader_takes(document: dict[str, Any]) -> None:
         rules("{select: {id: 10DE:2235, class: 3D, address: ' 41:00.0'}, state: host}"),
         rules("{select: {address: 10000:e1:0.7, class: [0C03, vga]}, state: host, allow: []}"),
         rules("{select: all, state: sriov, count: max, functions: passthrough, owner: 'a:b'}"),
-        wishes("{framebuffer: 6GiB, count: 1}"),
-        wishes("{framebuffer: 512m, count: 1, uuids: []}"),
-        wishes("{framebuffer: 512, series: Q, per_gpu: 1, uuids: []}"),
-        wishes("{type: A, count: 1, uuids: [F715F63C-0D00-4007-9C5A-B07B0C6C05DE]}"),
-        wishes("{type: A, count: 1, parameters: {a: 0, b: true, c: x, d: 0.5}}"),
+        wanted("{framebuffer: 6GiB, count: 1}"),
+        wanted("{framebuffer: 512m, count: 1, uuids: []}"),
+        wanted("{framebuffer: 512, series: Q, per_gpu: 1, uuids: []}"),
+        wanted("{type: A, count: 1, uuids: [F715F63C-0D00-4007-9C5A-B07B0C6C05DE]}"),
+        wanted("{type: A, count: 1, parameters: {a: 0, b: true, c: x, d: 0.5}}"),
     ],
 )
 def test_reader_and_schema_agree_about_what_is_good(text: str) -> None:

@@ -70,7 +70,7 @@ A40 = {"select": {"class": "0302"}, "state": "vgpu"}
 
 
 @pytest.mark.parametrize(
-    ("host", "wish", "part"),
+    ("host", "wanted", "part"),
     [
         (host_of(GPU, AUDIO), passing("0000:04:00.0", only=True), "leave out only: true, or"),
         (host_of(GPU, NIC), passing("0000:04:00.0"), "say with_group: true to take them too, or"),
@@ -96,9 +96,9 @@ A40 = {"select": {"class": "0302"}, "state": "vgpu"}
     ],
 )
 def test_what_a_layout_is_told_names_its_keys(
-    host: HostSnapshot, wish: dict[str, Any], part: str
+    host: HostSnapshot, wanted: dict[str, Any], part: str
 ) -> None:
-    texts = told(host, wish)
+    texts = told(host, wanted)
     assert any(part in text for text in texts), texts
     assert [option for text in texts for option in options_in(text)] == []
 

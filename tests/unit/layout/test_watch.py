@@ -49,17 +49,17 @@ class Story:
     tried: list[str] = field(default_factory=list)
     now: float = 1000.0
     stale: bool = False
-    wishes: list[ApplyLayout | VfiomgrError] = field(default_factory=lambda: [layout()])
+    wanted: list[ApplyLayout | VfiomgrError] = field(default_factory=lambda: [layout()])
     compared: list[str] = field(default_factory=list)
     broken: VfiomgrError | None = None
 
     def read(self) -> ApplyLayout:
         """The next layout."""
         self.stale = False
-        wish = self.wishes.pop(0)
-        if isinstance(wish, VfiomgrError):
-            raise wish
-        return wish
+        wanted = self.wanted.pop(0)
+        if isinstance(wanted, VfiomgrError):
+            raise wanted
+        return wanted
 
     def is_stale(self) -> bool:
         """Whether the test has another."""
@@ -222,7 +222,7 @@ def test_a_host_that_cannot_be_read_is_told_and_looked_at_again() -> None:
 def test_another_layout_counts_and_a_broken_one_does_not() -> None:
     story = Story()
     watch = story.watch()
-    story.wishes = [layout(name="new"), InvalidDocument("line 3: nonsense", "mend it")]
+    story.wanted = [layout(name="new"), InvalidDocument("line 3: nonsense", "mend it")]
     story.stale = True
     watch.look()
     story.stale = True
@@ -283,7 +283,7 @@ def test_without_events_the_time_is_a_reason_and_another_layout_as_well() -> Non
     story = Story()
     await_reason(story.watch(), Script(story), 300)
     assert story.now == pytest.approx(1300)
-    story.wishes, story.stale = [layout()], False
+    story.wanted, story.stale = [layout()], False
     watch = story.watch()
     story.stale = True
     await_reason(watch, Script(story), 300)

@@ -83,8 +83,13 @@ def hypervisor(
 
 
 def hostdevs(
-    host: HostSnapshot, *names: str, first_bus: int = 8, hand_over: HostdevOptions | None = None
+    host: HostSnapshot,
+    *names: str,
+    first_bus: int = 8,
+    hostdev_options: HostdevOptions | None = None,
 ) -> list[str]:
     """The elements of the named devices, slots whole."""
-    units = units_of(host, [DeviceRequest(name, hand_over or HostdevOptions()) for name in names])
+    units = units_of(
+        host, [DeviceRequest(name, hostdev_options or HostdevOptions()) for name in names]
+    )
     return [render.hostdev(planned) for planned in places(units, first_bus)]

@@ -64,10 +64,10 @@ def planned(
     scope: Scope = BOTH,
     libvirt: Hypervisor | None = None,
     on: HostSnapshot | None = None,
-    **wish: bool,
+    **wanted: bool,
 ) -> AttachPlan:
     chosen = domain or known(RUNNING, RUNNING)
-    asked = AttachRequest(devices, scope, **wish)
+    asked = AttachRequest(devices, scope, **wanted)
     return plan_attach(on or host(), libvirt or hypervisor(chosen, *others), chosen, asked)
 
 

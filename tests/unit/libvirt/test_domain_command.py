@@ -41,9 +41,9 @@ def servers(tmp_path: Path) -> tuple[str, str]:
 
 
 def test_a_guest_on_two_nodes(run: Run, servers: tuple[str, str], matches: Matches) -> None:
-    wish = ("ml", "--memory", "64G", "--vcpus", "8", "--hugepages", "1G", "--disk", "/dev/vg/ml")
+    wanted = ("ml", "--memory", "64G", "--vcpus", "8", "--hugepages", "1G", "--disk", "/dev/vg/ml")
     devices = ("--device", GPU, "--device", FAR, "--network", "bridge=br0", "--graphics", "none")
-    options = (*servers, "libvirt", "domain", *wish, *devices, "--libvirt-version", "9.0")
+    options = (*servers, "libvirt", "domain", *wanted, *devices, "--libvirt-version", "9.0")
     explained = run(*options, "--explain")
     assert (explained.status, explained.stderr) == (0, "")
     matches("libvirt-domain-two-nodes.xml", explained.stdout)
@@ -59,9 +59,19 @@ def test_a_guest_on_two_nodes(run: Run, servers: tuple[str, str], matches: Match
 def test_a_newer_libvirt_gets_what_it_can_read(
     run: Run, servers: tuple[str, str], matches: Matches
 ) -> None:
-    wish = ("fd", "--memory", "16G", "--vcpus", "4", "--disk", "/vm/a.qcow2", "--viommu", "virtio")
+    wanted = (
+        "fd",
+        "--memory",
+        "16G",
+        "--vcpus",
+        "4",
+        "--disk",
+        "/vm/a.qcow2",
+        "--viommu",
+        "virtio",
+    )
     device = f"{GPU},managed,model=nvgrace_gpu_vfio_pci,rom=off"
-    options = (*servers, "libvirt", "domain", *wish, "--device", device, "--iommufd")
+    options = (*servers, "libvirt", "domain", *wanted, "--device", device, "--iommufd")
     made = run(*options, "--libvirt-version", "12.2", "--firmware", "bios")
     assert made.status == 0
     assert made.stderr.startswith(
@@ -85,8 +95,8 @@ def test_a_preference_is_of_one_node_alone(run: Run, servers: tuple[str, str]) -
 
 
 def test_a_vgpu_with_its_display(run: Run, servers: tuple[str, str], matches: Matches) -> None:
-    wish = ("desk", "--memory", "8G", "--vcpus", "4", "--cdrom", "/iso/a b & c.iso")
-    options = (*servers, "libvirt", "domain", *wish, "--network", "default", "--boot", "network")
+    wanted = ("desk", "--memory", "8G", "--vcpus", "4", "--cdrom", "/iso/a b & c.iso")
+    options = (*servers, "libvirt", "domain", *wanted, "--network", "default", "--boot", "network")
     made = run(*options, "--device", f"{UUID},display,ramfb", "--fixed-aperture")
     assert made.status == 0
     assert made.stderr.splitlines()[0].startswith("no libvirt is installed here: this is for 9.0.0")
@@ -163,7 +173,7 @@ def test_many_disks_have_names(run: Run, servers: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "wanted"),
     [
         ("0000:04:00.0", DeviceRequest("0000:04:00.0")),
         (
@@ -177,15 +187,15 @@ def test_many_disks_have_names(run: Run, servers: tuple[str, str]) -> None:
         ("x,display,ramfb", DeviceRequest("x", HostdevOptions(display=True, ramfb=True))),
     ],
 )
-def test_devices_are_written_with_their_options(text: str, wish: DeviceRequest) -> None:
-    assert parse_device(text) == wish
+def test_devices_are_written_with_their_options(text: str, wanted: DeviceRequest) -> None:
+    assert parse_device(text) == wanted
 
 
 def test_what_stays_outside_is_opened_in_no_way() -> None:
-    assert parse_device("x", has_iommufd=True).hand_over == HostdevOptions(has_iommufd=True)
-    outside = parse_device("x,unassigned,managed", has_iommufd=True).hand_over
+    assert parse_device("x", has_iommufd=True).hostdev_options == HostdevOptions(has_iommufd=True)
+    outside = parse_device("x,unassigned,managed", has_iommufd=True).hostdev_options
     assert outside == HostdevOptions(is_managed=True, is_unassigned=True)
-    card = parse_device("x,vga,subsystem=17aa:3aff").hand_over
+    card = parse_device("x,vga,subsystem=17aa:3aff").hostdev_options
     assert card == HostdevOptions(has_vga=True, subsystem="17aa:3aff")
 
 
@@ -245,9 +255,9 @@ def test_what_could_mean_two_things_is_asked(run: Run, options: tuple[str, ...],
 
 
 def test_windows_gets_what_it_knows_and_linux_none_of_it(run: Run) -> None:
-    wish = ("--disk", "/a.qcow2", "--disk", "/b.qcow2,bus=virtio", "--cdrom", "/c.iso")
+    wanted = ("--disk", "/a.qcow2", "--disk", "/b.qcow2,bus=virtio", "--cdrom", "/c.iso")
     networks = ("--network", "default", "--network", "bridge=br0,model=virtio")
-    options = ("libvirt", "domain", *SMALL, *wish, *networks, "--libvirt-version", "9.0")
+    options = ("libvirt", "domain", *SMALL, *wanted, *networks, "--libvirt-version", "9.0")
     made = run(*options, "--os", "windows", "--tpm").stdout
     for text in (
         "<clock offset='localtime'>",

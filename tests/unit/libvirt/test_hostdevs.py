@@ -64,7 +64,7 @@ def test_a_slot_is_one_multifunction_guest_device() -> None:
 def test_functions_of_a_slot_close_ranks_in_the_guest() -> None:
     usb = replace(GPU, address=moved(GPU.address, function=2))
     managed = HostdevOptions(is_managed=True)
-    made = elements(host_of(GPU, usb), "0000:04:00.0", first_bus=1, hand_over=managed)
+    made = elements(host_of(GPU, usb), "0000:04:00.0", first_bus=1, hostdev_options=managed)
     assert [attributes(e, "address")["function"] for e in made] == ["0x0", "0x1"]  # type: ignore[index]
     assert {element.get("managed") for element in made} == {"yes"}
 
@@ -113,27 +113,27 @@ def test_an_mdev_has_the_model_of_its_api() -> None:
 
 
 def test_options_are_attributes_and_elements_of_the_first_function() -> None:
-    hand_over = HostdevOptions(rom="/a/b & c.rom", boot_order=3, driver_model="mlx5_vfio_pci")
+    hostdev_options = HostdevOptions(rom="/a/b & c.rom", boot_order=3, driver_model="mlx5_vfio_pci")
     audio = replace(AUDIO, device_id="2291")
-    first, second = elements(host_of(GPU, audio), "0000:04:00.0", hand_over=hand_over)
+    first, second = elements(host_of(GPU, audio), "0000:04:00.0", hostdev_options=hostdev_options)
     assert attributes(first, "rom") == {"file": "/a/b & c.rom"}
     assert attributes(second, "rom") == {"enabled": "no"}
     assert (attributes(first, "boot"), attributes(second, "boot")) == ({"order": "3"}, None)
     assert attributes(first, "driver") == {"name": "vfio", "model": "mlx5_vfio_pci"}
     assert attributes(second, "driver") == {"name": "vfio"}
-    twins = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=hand_over)
+    twins = elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=hostdev_options)
     assert len({str(attributes(twin, "driver")) for twin in twins}) == 1
-    both = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HostdevOptions(rom=NO_ROM))
+    both = elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=HostdevOptions(rom=NO_ROM))
     assert [attributes(element, "rom") for element in both] == [{"enabled": "no"}] * 2
-    (fd,) = elements(host_of(GPU), "0000:04:00.0", hand_over=HostdevOptions(has_iommufd=True))
+    (fd,) = elements(host_of(GPU), "0000:04:00.0", hostdev_options=HostdevOptions(has_iommufd=True))
     assert attributes(fd, "driver") == {"name": "vfio", "iommufd": "yes"}
     shown = HostdevOptions(display=True, ramfb=True)
-    (vgpu,) = elements(with_api("vfio-pci"), UUID, hand_over=shown)
+    (vgpu,) = elements(with_api("vfio-pci"), UUID, hostdev_options=shown)
     assert (vgpu.get("display"), vgpu.get("ramfb")) == ("on", "on")
 
 
 @pytest.mark.parametrize(
-    ("hand_over", "versions", "words"),
+    ("hostdev_options", "versions", "words"),
     [
         (MODEL, ("9.9", None), "<driver model>, which libvirt has since 10.0"),
         (HostdevOptions(display=True), ("10.2", None), "display and ramfb of PCI devices"),
@@ -149,9 +149,9 @@ def test_options_are_attributes_and_elements_of_the_first_function() -> None:
     ],
 )
 def test_what_is_too_old_is_told_with_the_release_that_is_not(
-    hand_over: HostdevOptions, versions: tuple[str, str | None], words: str
+    hostdev_options: HostdevOptions, versions: tuple[str, str | None], words: str
 ) -> None:
-    units = units_of(host_of(GPU), [DeviceRequest("0000:04:00.0", hand_over)])
+    units = units_of(host_of(GPU), [DeviceRequest("0000:04:00.0", hostdev_options)])
     libvirt, qemu = (Version.parse(v) if v else None for v in versions)
     assert libvirt is not None
     with pytest.raises(Refusal, match=words):
@@ -161,15 +161,15 @@ def test_what_is_too_old_is_told_with_the_release_that_is_not(
 
 def test_what_the_guest_does_not_get_says_so_and_has_no_bus() -> None:
     kept = HostdevOptions(is_managed=True, is_unassigned=True)
-    made = elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=kept)
+    made = elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=kept)
     assert [attributes(element, "address") for element in made] == [{"type": "unassigned"}] * 2
     assert {element.get("managed") for element in made} == {"yes"}
-    assert elements(host_of(GPU, AUDIO), "0000:04:00.0", hand_over=kept, first_bus=256)
+    assert elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=kept, first_bus=256)
 
 
 def test_a_device_has_cells_of_its_own() -> None:
     first, second = elements(
-        host_of(GPU, AUDIO), "0000:04:00.0", hand_over=HostdevOptions(acpi_nodes="1-8")
+        host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=HostdevOptions(acpi_nodes="1-8")
     )
     assert attributes(first, "acpi") == {"nodeset": "1-8"}
     assert attributes(second, "acpi") is None
@@ -187,7 +187,7 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hand_over", "words"),
+    ("name", "hostdev_options", "words"),
     [
         ("0000:04:00.0", HostdevOptions(rom="gpu.rom"), "has no absolute path"),
         ("0000:04:00.0", HostdevOptions(ramfb=True, boot_order=1), "cannot boot from"),
@@ -220,15 +220,17 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
         (UUID, HostdevOptions(has_iommufd=True), "libvirt has iommufd for PCI functions only"),
     ],
 )
-def test_options_that_exclude_each_other(name: str, hand_over: HostdevOptions, words: str) -> None:
+def test_options_that_exclude_each_other(
+    name: str, hostdev_options: HostdevOptions, words: str
+) -> None:
     sound = replace(LONE, class_code="040300")
     host = replace(with_api(None), devices=host_of(GPU, sound).devices)
     with pytest.raises(UsageError, match=words):
-        check(units_of(host, [DeviceRequest(name, hand_over)]), Version.parse, lambda: None)  # type: ignore[arg-type]
+        check(units_of(host, [DeviceRequest(name, hostdev_options)]), Version.parse, lambda: None)  # type: ignore[arg-type]
 
 
 def test_a_domain_has_one_ramfb() -> None:
     host = replace(with_api(None), devices=host_of(GPU).devices)
-    wishes = [DeviceRequest(name, HostdevOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
+    wanted = [DeviceRequest(name, HostdevOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
     with pytest.raises(UsageError, match="a domain has one at most"):
-        check(units_of(host, wishes), lambda: Version(12, 1), lambda: None)
+        check(units_of(host, wanted), lambda: Version(12, 1), lambda: None)

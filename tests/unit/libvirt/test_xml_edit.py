@@ -31,7 +31,7 @@ HOST = replace(host_of(GPU, AUDIO, VF), vgpus=(VGPU,))
 PORT = 0xF0
 ELEMENTS = {
     "slot": hostdevs(HOST, str(GPU.address), first_bus=PORT),
-    "vf": hostdevs(HOST, str(VF.address), hand_over=HostdevOptions(is_managed=True)),
+    "vf": hostdevs(HOST, str(VF.address), hostdev_options=HostdevOptions(is_managed=True)),
     "vgpu": hostdevs(HOST, UUID),
 }
 PORTS = [root_port(PORT, str(GPU.address))]

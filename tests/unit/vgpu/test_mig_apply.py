@@ -75,8 +75,8 @@ def without_functions(tmp_path: Path) -> FakeKernel:
 
 def layout(*types: str) -> ApplyLayout:
     """The GPU with one vGPU of each type."""
-    wishes = [{"type": name, "count": 1} for name in types]
-    rule = {"select": {"address": str(GPU)}, "state": "vgpu", "mig": True, "vgpus": wishes}
+    wanted = [{"type": name, "count": 1} for name in types]
+    rule = {"select": {"address": str(GPU)}, "state": "vgpu", "mig": True, "vgpus": wanted}
     return api.layout_request(None, "mig", Layout.model_validate({"devices": [rule]}))
 
 
@@ -288,7 +288,7 @@ def test_nvidias_configurations_for_blackwell_are_applied_once(
     assert compare(api.scan(kernel, with_users=True, with_gpu_modes=True), intent).differences == ()
     (rule,) = export(host).devices
     assert isinstance(rule, VgpuRule)
-    assert [wish.type for wish in rule.vgpus] == [made]
+    assert [wanted.type for wanted in rule.vgpus] == [made]
 
 
 def test_virtual_functions_take_no_instances_along(tmp_path: Path) -> None:

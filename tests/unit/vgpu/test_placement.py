@@ -23,8 +23,8 @@ UUIDS = tuple(f"00000000-0000-4000-9000-{n:012d}" for n in range(200))
 SIZES = [kind.framebuffer // 1024 for kind in A40_TYPES if kind.framebuffer]
 
 
-def asked(count: int = 1, **wishes: object) -> CreateVgpu:
-    return CreateVgpu(UUIDS[:count], **wishes)  # type: ignore[arg-type]
+def asked(count: int = 1, **wanted: object) -> CreateVgpu:
+    return CreateVgpu(UUIDS[:count], **wanted)  # type: ignore[arg-type]
 
 
 def where(host: HostSnapshot, intent: CreateVgpu) -> list[str]:

@@ -80,11 +80,11 @@ def test_heterogeneous_mode_survives_what_clears_it() -> None:
 
 def test_a_run_that_was_cut_off_remembers_heterogeneous_mode() -> None:
     one = replace(DIVIDED, sriov_numvfs=1, virtual_functions=(VFS[0].address,))
-    wish = SetVirtualFunctions(GPU.address, 2)
-    checkpoint = resolve(host(one, VFS[0], mode=MIXED), wish)
-    assert plan(host(GPU), wish, checkpoint).steps == (run(0, 2), ON)
-    assert plan(host(DIVIDED, *VFS), wish, checkpoint).steps == (ON,)
-    assert plan(host(DIVIDED, *VFS, mode=MIXED), wish, checkpoint).is_empty
+    wanted = SetVirtualFunctions(GPU.address, 2)
+    checkpoint = resolve(host(one, VFS[0], mode=MIXED), wanted)
+    assert plan(host(GPU), wanted, checkpoint).steps == (run(0, 2), ON)
+    assert plan(host(DIVIDED, *VFS), wanted, checkpoint).steps == (ON,)
+    assert plan(host(DIVIDED, *VFS, mode=MIXED), wanted, checkpoint).is_empty
 
 
 def test_a_function_that_is_elsewhere_leaves_first() -> None:

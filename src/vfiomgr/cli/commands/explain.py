@@ -7,8 +7,9 @@ from importlib.resources import files
 
 import click
 
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_document, print_table, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import Rule, declare, declared
 from vfiomgr.documents.parsed import parse_toml
 from vfiomgr.errors import UsageError
@@ -32,7 +33,7 @@ def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: 
 @click.command("explain")
 @click.argument("name", metavar="[RULE]", required=False, shell_complete=_complete)
 @session_options()
-@click.pass_obj
+@pass_session
 def explain(session: Session, *, name: str | None) -> None:
     """Explain a rule that a check or a refusal names; without RULE, list all rules.
 

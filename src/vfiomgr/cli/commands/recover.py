@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_document, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import REVERSIBLE
 from vfiomgr.usage import forbid_together
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     help="Override a guard; a refusal names the one.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override, ...]) -> None:
     """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.
 

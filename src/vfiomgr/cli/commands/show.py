@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import group_cell, or_dash, print_document, say
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.library import tell_of_cut_off_runs
@@ -35,7 +37,7 @@ _UNSEEN = "unknown: only root of a running host sees every process"
 @click.command("show")
 @click.argument("address", shell_complete=complete_address)
 @session_options()
-@click.pass_obj
+@pass_session
 def show(session: Session, address: str) -> None:
     """Show one device: its group and peers, driver, users, reset, power, NUMA, BARs, vGPUs.
 

@@ -6,14 +6,15 @@ import json
 
 import click
 
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_text, print_yaml
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.snapshot.document import write_snapshot
 
 
 @click.command("snapshot")
 @session_options()
-@click.pass_obj
+@pass_session
 def snapshot(session: Session) -> None:
     """Print all facts of the host as JSON (or YAML), to answer from elsewhere with --snapshot.
 

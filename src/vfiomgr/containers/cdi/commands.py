@@ -9,7 +9,9 @@ import click
 
 from vfiomgr import cdi as library
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
+from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.main import LazyGroup
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import (
     note,
     or_dash,
@@ -19,7 +21,7 @@ from vfiomgr.cli.output import (
     print_yaml,
     say,
 )
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.model import (
@@ -101,7 +103,7 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
       vfiomgr cdi check pgpu.json --consumer containerd-1.7
       vfiomgr cdi check --format json
     """
-    session: Session = context.obj
+    session = session_of(context)
     consumers = consumers_named(consumer)
     report = library.check(session, *paths, consumer=consumer)
     if session.format != "table":
@@ -228,7 +230,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     help="With --write: in /etc/cdi, or in /run/cdi, which a reboot empties.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def generate(
     session: Session,
     *,
@@ -322,7 +324,7 @@ _HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
 
 @click.command("list")
 @session_options()
-@click.pass_obj
+@pass_session
 def list_devices(session: Session) -> None:
     """List the CDI devices in /etc/cdi and /run/cdi, and what each leads to on this host.
 
@@ -370,7 +372,7 @@ def _cells(entry: CdiEntry) -> tuple[str, ...]:
 @click.option("--all", "every", is_flag=True, help="Remove all that vfiomgr wrote.")
 @click.option("--stale", is_flag=True, help="Remove what no guest could have now.")
 @session_options()
-@click.pass_obj
+@pass_session
 def remove(
     session: Session, *, names: tuple[str, ...], kind: str | None, every: bool, stale: bool
 ) -> None:

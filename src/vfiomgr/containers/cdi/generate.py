@@ -80,7 +80,7 @@ def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[Assig
                 yield AssignableGroup(vgpu.iommu_group, vgpu=vgpu)
 
 
-def specification_of(host: HostSnapshot, wish: OfferRequest) -> CdiSpecification:
+def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpecification:
     """The specification of what is wished for; without devices where nothing is ready.
 
     Raises:
@@ -89,19 +89,19 @@ def specification_of(host: HostSnapshot, wish: OfferRequest) -> CdiSpecification
             is to read it cannot.
 
     """
-    _refuse_kind(wish.kind)
-    every = list(offers(host, with_mediated=wish.is_plain))
-    chosen = _chosen(host, every, wish)
-    forms = [_form(host, offer, wish) for offer in chosen]
+    _refuse_kind(offer_request.kind)
+    every = list(offers(host, with_mediated=offer_request.is_plain))
+    chosen = _chosen(host, every, offer_request)
+    forms = [_form(host, offer, offer_request) for offer in chosen]
     numbers = {offer.group: number for number, offer in enumerate(every)}
     devices = tuple(
-        CdiDevice(_name(offer, numbers, wish), CdiEdits(device_nodes=_nodes(offer, form)))
+        CdiDevice(_name(offer, numbers, offer_request), CdiEdits(device_nodes=_nodes(offer, form)))
         for offer, form in zip(chosen, forms, strict=True)
     )
-    built = CdiSpecification("", wish.kind, devices, _common(forms, wish))
+    built = CdiSpecification("", offer_request.kind, devices, _common(forms, offer_request))
     version = max(LOWEST, needed_version(built))
-    made = CdiSpecification(str(version), wish.kind, devices, built.edits)
-    refuse_unread(made, wish)
+    made = CdiSpecification(str(version), offer_request.kind, devices, built.edits)
+    refuse_unread(made, offer_request)
     return made
 
 
@@ -115,18 +115,18 @@ def _refuse_kind(kind: str) -> None:
         raise UsageError(message, f"take {_MOST_OF_CLASS} at most, as resources of Kubernetes have")
 
 
-def refuse_unread(made: CdiSpecification, wish: OfferRequest) -> None:
+def refuse_unread(made: CdiSpecification, offer_request: OfferRequest) -> None:
     """Whoever was named as its reader must be able to read a specification.
 
     Raises:
         Refusal: their library refuses it.
 
     """
-    if wish.consumer == ANY or not made.devices:
+    if offer_request.consumer == ANY or not made.devices:
         return
     written = parse_specification(render_specification(made))
     told: dict[Diagnostic, list[str]] = {}
-    for consumer in consumers_named(wish.consumer):
+    for consumer in consumers_named(offer_request.consumer):
         for fault in faults(written, consumer):
             told.setdefault(fault, []).append(consumer.name)
     against = [
@@ -164,14 +164,14 @@ def _bind_of_some(host: HostSnapshot) -> str:
 
 
 def _chosen(
-    host: HostSnapshot, every: list[AssignableGroup], wish: OfferRequest
+    host: HostSnapshot, every: list[AssignableGroup], offer_request: OfferRequest
 ) -> list[AssignableGroup]:
-    if not wish.addresses:
+    if not offer_request.addresses:
         return every
     by_group = {offer.group: offer for offer in every}
     found: dict[int, AssignableGroup] = {}
     diagnostics: list[Diagnostic] = []
-    for address in wish.addresses:
+    for address in offer_request.addresses:
         device = host.device(address)
         offer = by_group.get(-1 if device.iommu_group is None else device.iommu_group)
         if offer is not None and device in offer.functions:
@@ -217,18 +217,18 @@ def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
 
 
 def _form(
-    host: HostSnapshot, offer: AssignableGroup, wish: OfferRequest
+    host: HostSnapshot, offer: AssignableGroup, offer_request: OfferRequest
 ) -> Literal["group", "cdev"]:
     """One form for each device: under both, the same GPU would be given away twice."""
     group = host.group(offer.group)
     has_group = group is None or group.has_node or not offer.cdevs
-    if wish.node == "cdev" and not offer.cdevs:
+    if offer_request.node == "cdev" and not offer.cdevs:
         message = f"{offer.name} has no node below {VFIO_CDEVS}"
         remedy = "--node group names its IOMMU group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
         refuse("no-cdev", offer.name, message, remedy)
-    if wish.node == "auto":
+    if offer_request.node == "auto":
         return "group" if has_group else "cdev"
-    return wish.node
+    return offer_request.node
 
 
 def _nodes(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[CdiDeviceNode, ...]:
@@ -237,19 +237,19 @@ def _nodes(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[CdiD
     return (CdiDeviceNode(f"/dev/vfio/{offer.group}"),)
 
 
-def _common(forms: Sequence[str], wish: OfferRequest) -> CdiEdits:
+def _common(forms: Sequence[str], offer_request: OfferRequest) -> CdiEdits:
     """What all devices need besides, once for the kind and not in each device.
 
     Kata's runtime-rs takes every node of a device for one to plug, and fails for /dev/vfio/vfio
     ("Invalid VFIO group path"); the edits of the kind it leaves alone.
     """
     paths = [str(CONTROL)] if "group" in forms else []
-    paths += [IOMMU] if "cdev" in forms and wish.is_plain else []
+    paths += [IOMMU] if "cdev" in forms and offer_request.is_plain else []
     return CdiEdits(device_nodes=tuple(CdiDeviceNode(path) for path in paths))
 
 
-def _name(offer: AssignableGroup, numbers: Mapping[int, int], wish: OfferRequest) -> str:
-    match wish.name_by:
+def _name(offer: AssignableGroup, numbers: Mapping[int, int], offer_request: OfferRequest) -> str:
+    match offer_request.name_by:
         case "group":
             return str(offer.group)
         case "index":

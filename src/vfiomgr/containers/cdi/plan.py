@@ -43,15 +43,15 @@ def plan_write(host: HostSnapshot, request: WriteCdi) -> Plan:
         UsageError: the kind is none.
 
     """
-    wished = specification_of(host, request.wish)
-    path = own_file(DIRECTORIES[request.lifetime], request.wish.kind)
+    wanted = specification_of(host, request.offer)
+    path = own_file(DIRECTORIES[request.lifetime], request.offer.kind)
     there = next((file for file in host.cdi_files if file.path == path), None)
     before = None if there is None else read_file(there)
-    refuse_if_any(_against_file(path, before, request.wish.kind), frozenset())
-    after = wished
-    if request.wish.addresses and before is not None:
-        after = _joined(host, before, wished, by_index=request.wish.name_by == "index")
-        refuse_unread(after, request.wish)
+    refuse_if_any(_against_file(path, before, request.offer.kind), frozenset())
+    after = wanted
+    if request.offer.addresses and before is not None:
+        after = _joined(host, before, wanted, by_index=request.offer.name_by == "index")
+        refuse_unread(after, request.offer)
     if not after.devices and there is None:
         raise nothing_ready(host)
     refuse_if_any(_diagnostics(host, after, path), frozenset())
@@ -123,7 +123,7 @@ def _indexed(
     host: HostSnapshot,
     kept: Iterable[CdiDevice],
     published: Iterable[CdiDevice],
-    wished: Iterable[CdiDevice],
+    wanted: Iterable[CdiDevice],
 ) -> Iterator[CdiDevice]:
     """Devices under numbers: those that they have been published under, else such as are free."""
     numbers = {
@@ -132,10 +132,10 @@ def _indexed(
         if device.name.isdecimal()
         for target in _targets(host, device)
     }
-    wished = list(wished)
-    known = [next((numbers.get(t.group) for t in _targets(host, d)), None) for d in wished]
+    wanted = list(wanted)
+    known = [next((numbers.get(t.group) for t in _targets(host, d)), None) for d in wanted]
     taken = {device.name for device in kept} | {name for name in known if name is not None}
-    for device, name in zip(wished, known, strict=True):
+    for device, name in zip(wanted, known, strict=True):
         free = (number for number in (device.name, *map(str, range(len(taken) + 1))))
         chosen = name or next(number for number in free if number not in taken)
         taken.add(chosen)
@@ -143,26 +143,26 @@ def _indexed(
 
 
 def _joined(
-    host: HostSnapshot, before: CdiSpecification, wished: CdiSpecification, *, by_index: bool
+    host: HostSnapshot, before: CdiSpecification, wanted: CdiSpecification, *, by_index: bool
 ) -> CdiSpecification:
     """What a file has and is still there, and what is to be in it besides."""
-    groups = {t.group for device in wished.devices for t in _targets(host, device)}
+    groups = {t.group for device in wanted.devices for t in _targets(host, device)}
     kept = [
         device
         for device in before.devices
         if not is_stale(host, device)
         and not groups.intersection(t.group for t in _targets(host, device))
     ]
-    added = list(wished.devices)
+    added = list(wanted.devices)
     if by_index:
         published = [device for device in before.devices if not is_stale(host, device)]
         added = list(_indexed(host, kept, published, added))
     names = {device.name for device in added}
     kept = [device for device in kept if device.name not in names]
-    nodes = dict.fromkeys((*before.edits.device_nodes, *wished.edits.device_nodes))
+    nodes = dict.fromkeys((*before.edits.device_nodes, *wanted.edits.device_nodes))
     both = sorted((*kept, *added), key=lambda device: _place(host, device))
     made = replace(
-        wished,
+        wanted,
         edits=replace(before.edits, device_nodes=tuple(nodes)),
         annotations=before.annotations,
     )
@@ -199,11 +199,11 @@ def is_stale(host: HostSnapshot, device: CdiDevice) -> bool:
 
 
 def _diagnostics(
-    host: HostSnapshot, wished: CdiSpecification, path: HostPath
+    host: HostSnapshot, wanted: CdiSpecification, path: HostPath
 ) -> Iterator[Diagnostic]:
     """What other files say of the same names, or of the same groups in another form."""
-    names = {wished.qualified(device): device for device in wished.devices}
-    forms = {t.group: (d, t.kind) for d in wished.devices for t in _targets(host, d)}
+    names = {wanted.qualified(device): device for device in wanted.devices}
+    forms = {t.group: (d, t.kind) for d in wanted.devices for t in _targets(host, d)}
     for file in host.cdi_files:
         if file.path == path:
             continue

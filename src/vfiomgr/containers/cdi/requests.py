@@ -12,7 +12,7 @@ from vfiomgr.value import Value
 class WriteCdi(Request, Value):
     """Have a CDI specification of what is ready; devices of it that are not go."""
 
-    wish: OfferRequest
+    offer: OfferRequest
     lifetime: Lifetime = "static"
     kind: ClassVar[str] = "write-cdi"
 

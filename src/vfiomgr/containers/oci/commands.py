@@ -8,9 +8,11 @@ import click
 
 from vfiomgr import oci as library
 from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.main import LazyGroup
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,7 +90,7 @@ def _body(session: Session, edit: Edit) -> dict[str, object]:
 @click.argument("bundle")
 @click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_address)
 @session_options()
-@click.pass_obj
+@pass_session
 def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
     """Take out of an OCI bundle what `vfiomgr oci inject` put in: all, or these devices.
 
@@ -130,7 +132,7 @@ def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
 )
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
 @session_options()
-@click.pass_obj
+@pass_session
 def inject(
     session: Session,
     *,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import host_of, print_outcome
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.containers.runtimes.model import PROGRAMS
 from vfiomgr.runtimes import configure as configured
 from vfiomgr.runtimes import unconfigure as unconfigured
@@ -132,7 +133,7 @@ def runtime() -> None:
 @click.option("--cdi", "enable_cdi", is_flag=True, help="Have CDI on as well.")
 @place_options
 @session_options()
-@click.pass_obj
+@pass_session
 def configure(
     session: Session,
     *,
@@ -174,7 +175,7 @@ def configure(
 @click.argument("name")
 @place_options
 @session_options()
-@click.pass_obj
+@pass_session
 def unconfigure(
     session: Session,
     *,

@@ -41,7 +41,7 @@ _CONFIG_VERSION = ("version",)
 _IMPORTS = ("imports",)
 
 
-def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
+def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     """How an entry comes into containerd's configuration.
 
     Raises:
@@ -51,21 +51,23 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     """
     files = _Files(facts)
     releases.refuse_missing(facts)
-    releases.refuse_old(facts, wish)
+    releases.refuse_old(facts, request)
     schema = _schema(facts, files)
     if schema == _V2:
         releases.refuse_unsure(facts)
     _refuse_disabled(files)
-    _refuse_foreign(files, wish)
+    _refuse_foreign(files, request)
     in_place = schema == _V2 and (facts.version is None or facts.version < _MERGES)
     plugin = CRI_V2 if schema == _V2 else CRI_V3
     target = files.effective_cri() if in_place else facts.drop_in
-    entry = Setting(("plugins", plugin, "containerd", "runtimes", wish.name), _table(files, wish))
-    settings = [entry, *_further(facts, files, wish, plugin)]
+    entry = Setting(
+        ("plugins", plugin, "containerd", "runtimes", request.name), _table(files, request)
+    )
+    settings = [entry, *_further(facts, files, request, plugin)]
     if schema == _V2 and not in_place:
         told = [(file.path, files.data(file)) for file in files.all()]
-        releases.refuse_dormant(facts, told, ("plugins", CRI_V2, "containerd"), wish)
-    notes = [*_notes(facts, files, wish, schema, target, in_place=in_place)]
+        releases.refuse_dormant(facts, told, ("plugins", CRI_V2, "containerd"), request)
+    notes = [*_notes(facts, files, request, schema, target, in_place=in_place)]
     if in_place:
         settings = [*_kept_runc(files, target), *settings]
         if not files.data(target):
@@ -85,16 +87,16 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
             *(
                 ("plugins", cri, *key)
                 for cri in CRI_NAMES
-                for key in _keys_of(wish, with_cdi=wish.enable_cdi)
+                for key in _keys_of(request, with_cdi=request.enable_cdi)
             ),
         ),
         expected=tuple(settings),
     )
 
 
-def _keys_of(wish: RuntimeRequest, *, with_cdi: bool) -> Iterator[Key]:
-    yield ("containerd", "runtimes", wish.name)
-    if wish.set_default:
+def _keys_of(request: RuntimeRequest, *, with_cdi: bool) -> Iterator[Key]:
+    yield ("containerd", "runtimes", request.name)
+    if request.set_default:
         yield ("containerd", "default_runtime_name")
     if with_cdi:
         yield ("enable_cdi",)
@@ -201,26 +203,26 @@ def _for_docker(facts: RuntimeFacts) -> str:
     return "; or, for containers of Docker's, pass --for docker" if facts.is_dockers else ""
 
 
-def _refuse_foreign(files: _Files, wish: RuntimeRequest) -> None:
+def _refuse_foreign(files: _Files, request: RuntimeRequest) -> None:
     """Make sure that no entry of somebody else has the name.
 
     Raises:
         Refusal: one has.
 
     """
-    key = ("containerd", "runtimes", wish.name)
+    key = ("containerd", "runtimes", request.name)
     for file in files.all():
         for plugin in CRI_NAMES:
             if values.found(files.data(file), ("plugins", plugin, *key)) is not values.ABSENT:
-                raise foreign(wish, f"containerd, in {file.path}")
+                raise foreign(request, f"containerd, in {file.path}")
     if files.facts.effective is not None and files.seen(*key) is not values.ABSENT:
-        raise foreign(wish, "containerd")
+        raise foreign(request, "containerd")
 
 
-def foreign(wish: RuntimeRequest, place: str) -> Refusal:
+def foreign(request: RuntimeRequest, place: str) -> Refusal:
     """The refusal of a name that is taken."""
-    option = f"--handler {wish.name}-2" if wish.is_kata else f"{wish.name}-2"
-    message = f"{place}: there is {wish.subject} already, and vfiomgr did not write it"
+    option = f"--handler {request.name}-2" if request.is_kata else f"{request.name}-2"
+    message = f"{place}: there is {request.subject} already, and vfiomgr did not write it"
     return refusal(
         [
             blocker(
@@ -233,47 +235,47 @@ def foreign(wish: RuntimeRequest, place: str) -> Refusal:
     )
 
 
-def _table(files: _Files, wish: RuntimeRequest) -> dict[str, Any]:
+def _table(files: _Files, request: RuntimeRequest) -> dict[str, Any]:
     """The entry itself."""
-    if wish.config_path is not None:
-        return kata_table(wish)
+    if request.config_path is not None:
+        return kata_table(request)
     default = files.seen("containerd", "default_runtime_name")
     for name in dict.fromkeys((default, "runc")):
         options = files.seen("containerd", "runtimes", str(name), "options")
         if isinstance(options, dict):
             kept = values.without_zeros(options)
-            return oci_table(wish, {k: v for k, v in kept.items() if k != "BinaryName"})
-    return oci_table(wish, {})
+            return oci_table(request, {k: v for k, v in kept.items() if k != "BinaryName"})
+    return oci_table(request, {})
 
 
-def kata_table(wish: RuntimeRequest) -> dict[str, Any]:
+def kata_table(request: RuntimeRequest) -> dict[str, Any]:
     """The entry of a handler of Kata's.
 
     Without privileged_without_host_devices a privileged pod would get every VFIO group of the host.
     """
     return {
-        "runtime_type": f"io.containerd.{wish.name}.v2",
-        "runtime_path": wish.path,
+        "runtime_type": f"io.containerd.{request.name}.v2",
+        "runtime_path": request.path,
         "privileged_without_host_devices": True,
         "pod_annotations": ["io.katacontainers.*", "cdi.k8s.io/*"],
         "container_annotations": ["io.kubernetes.container.terminationMessage*"],
-        "options": {"ConfigPath": wish.config_path},
+        "options": {"ConfigPath": request.config_path},
     }
 
 
-def oci_table(wish: RuntimeRequest, options: dict[str, Any]) -> dict[str, Any]:
+def oci_table(request: RuntimeRequest, options: dict[str, Any]) -> dict[str, Any]:
     """The entry of an OCI runtime, with the options that runc has here."""
-    return {"runtime_type": _RUNC, "options": {"BinaryName": wish.path, **options}}
+    return {"runtime_type": _RUNC, "options": {"BinaryName": request.path, **options}}
 
 
 def _further(
-    facts: RuntimeFacts, files: _Files, wish: RuntimeRequest, plugin: str
+    facts: RuntimeFacts, files: _Files, request: RuntimeRequest, plugin: str
 ) -> Iterator[Setting]:
-    if wish.set_default:
-        yield Setting(("plugins", plugin, "containerd", "default_runtime_name"), wish.name)
-    if not wish.enable_cdi or files.seen("enable_cdi") is True:
+    if request.set_default:
+        yield Setting(("plugins", plugin, "containerd", "default_runtime_name"), request.name)
+    if not request.enable_cdi or files.seen("enable_cdi") is True:
         return
-    is_asked_for = not wish.is_kata
+    is_asked_for = not request.is_kata
     if facts.version is not None and facts.version < _KNOWS_CDI:
         if is_asked_for:
             message = f"containerd {facts.version} knows no CDI"
@@ -338,7 +340,7 @@ def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit
 def _notes(  # noqa: PLR0913 - all that was decided
     facts: RuntimeFacts,
     files: _Files,
-    wish: RuntimeRequest,
+    request: RuntimeRequest,
     schema: int,
     target: ConfigFile,
     *,
@@ -349,7 +351,7 @@ def _notes(  # noqa: PLR0913 - all that was decided
             f"which containerd reads {facts.main.path} is not known: this is written so that any "
             "that reads its version does; --containerd-version tells"
         )
-        if in_place and wish.enable_cdi and files.seen("enable_cdi") is not True:
+        if in_place and request.enable_cdi and files.seen("enable_cdi") is not True:
             yield "enable_cdi is left as it is: containerd 1.6 has none, and 1.7 needs it for CDI"
     if in_place and target.path != facts.main.path:
         yield (

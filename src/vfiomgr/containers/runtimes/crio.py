@@ -21,7 +21,7 @@ _DEFAULT: Key = ("crio", "runtime", "default_runtime")
 _KNOWS_CDI = Version(1, 24)
 
 
-def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
+def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     """How an entry comes into CRI-O's configuration.
 
     Raises:
@@ -29,26 +29,26 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
         Refusal: an entry of somebody else has the name.
 
     """
-    entry = (*_RUNTIMES, wish.name)
+    entry = (*_RUNTIMES, request.name)
     for file in (facts.main, *facts.imported, facts.drop_in):
         data = {} if file.text is None else text.parse(file.text, file.path)
         if values.found(data, entry) is not values.ABSENT:
-            raise foreign(wish, f"CRI-O, in {file.path}")
+            raise foreign(request, f"CRI-O, in {file.path}")
     if facts.effective and values.found(facts.effective, entry) is not values.ABSENT:
-        raise foreign(wish, "CRI-O")
-    settings = [Setting(entry, _table(wish))]
-    if wish.set_default:
-        _refuse_later_default(facts, wish)
-        settings.append(Setting(_DEFAULT, wish.name))
+        raise foreign(request, "CRI-O")
+    settings = [Setting(entry, _table(request))]
+    if request.set_default:
+        _refuse_later_default(facts, request)
+        settings.append(Setting(_DEFAULT, request.name))
     return Decision(
         (Edit(facts.drop_in, tuple(settings), HEAD),),
-        tuple(_notes(facts, wish)),
-        ours=(entry, *((_DEFAULT,) if wish.set_default else ())),
+        tuple(_notes(facts, request)),
+        ours=(entry, *((_DEFAULT,) if request.set_default else ())),
         expected=tuple(settings),
     )
 
 
-def _refuse_later_default(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
+def _refuse_later_default(facts: RuntimeFacts, request: RuntimeRequest) -> None:
     """Make sure that no file that is read after the drop-in names another default.
 
     Raises:
@@ -59,7 +59,7 @@ def _refuse_later_default(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
         data = {} if file.text is None else text.parse(file.text, file.path)
         named = values.found(data, _DEFAULT)
         is_later = file.path.name > facts.drop_in.path.name
-        if is_later and named not in (values.ABSENT, "", wish.name):
+        if is_later and named not in (values.ABSENT, "", request.name):
             message = f"{file.path} names {named} as the default, and CRI-O reads it last"
             refuse(
                 "runtime-default-taken",
@@ -69,21 +69,21 @@ def _refuse_later_default(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
             )
 
 
-def _table(wish: RuntimeRequest) -> dict[str, Any]:
+def _table(request: RuntimeRequest) -> dict[str, Any]:
     """The entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
-    if wish.config_path is None:
-        return {"runtime_path": wish.path, "runtime_type": "oci"}
+    if request.config_path is None:
+        return {"runtime_path": request.path, "runtime_type": "oci"}
     return {
-        "runtime_path": wish.path,
+        "runtime_path": request.path,
         "runtime_type": "vm",
         "runtime_root": "/run/vc",
-        "runtime_config_path": wish.config_path,
+        "runtime_config_path": request.config_path,
         "privileged_without_host_devices": True,
     }
 
 
-def _notes(facts: RuntimeFacts, wish: RuntimeRequest) -> Iterator[str]:
-    if not wish.enable_cdi or wish.is_kata:
+def _notes(facts: RuntimeFacts, request: RuntimeRequest) -> Iterator[str]:
+    if not request.enable_cdi or request.is_kata:
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:
         message = f"CRI-O {facts.version} knows no CDI"

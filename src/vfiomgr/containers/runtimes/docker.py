@@ -24,7 +24,7 @@ _NEEDS_NEWER_KATA = Version(26, 0)
 _BUILT_IN = frozenset({"runc", "io.containerd.runc.v2"})
 
 
-def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
+def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     """How an entry comes into daemon.json.
 
     Raises:
@@ -37,15 +37,15 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     if data and not text.is_json(main.text or "", main.path):
         message = f"{main.path} is no JSON, which Docker reads"
         raise InvalidDocument(message, "name Docker's own file; by default /etc/docker/daemon.json")
-    entry = ("runtimes", wish.name)
-    if values.found(data, entry) is not values.ABSENT or wish.name in _BUILT_IN:
-        raise foreign(wish, f"Docker, in {main.path}")
-    if wish.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
+    entry = ("runtimes", request.name)
+    if values.found(data, entry) is not values.ABSENT or request.name in _BUILT_IN:
+        raise foreign(request, f"Docker, in {main.path}")
+    if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
         message = f"Docker {facts.version} takes no shims, such as Kata's, from {main.path}"
         refuse("runtime-too-old", "Docker", message, "install Docker 23.0 or later")
-    settings = [Setting(entry, _table(wish)), *_further(facts, data, wish)]
+    settings = [Setting(entry, _table(request)), *_further(facts, data, request)]
     notes: tuple[str, ...] = ()
-    if wish.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
+    if request.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
         notes = ("since Docker 26 this works with Kata 3.29 and later",)
     return Decision(
         (Edit(main, tuple(settings), EMPTY_JSON),),
@@ -55,16 +55,16 @@ def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
     )
 
 
-def _table(wish: RuntimeRequest) -> dict[str, Any]:
-    if wish.config_path is None:
-        return {"path": wish.path}
-    return {"runtimeType": wish.path, "options": {"ConfigPath": wish.config_path}}
+def _table(request: RuntimeRequest) -> dict[str, Any]:
+    if request.config_path is None:
+        return {"path": request.path}
+    return {"runtimeType": request.path, "options": {"ConfigPath": request.config_path}}
 
 
-def _further(facts: RuntimeFacts, data: values.Data, wish: RuntimeRequest) -> Iterator[Setting]:
-    if wish.set_default:
-        yield Setting(("default-runtime",), wish.name)
-    if wish.is_kata or not wish.enable_cdi:
+def _further(facts: RuntimeFacts, data: values.Data, request: RuntimeRequest) -> Iterator[Setting]:
+    if request.set_default:
+        yield Setting(("default-runtime",), request.name)
+    if request.is_kata or not request.enable_cdi:
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:
         message = f"Docker {facts.version} knows no CDI"

@@ -29,43 +29,45 @@ _END = "# vfiomgr: end\n"
 _HAS_CDI_ON = Version(2, 0)
 
 
-def decide(facts: RuntimeFacts, wish: RuntimeRequest) -> Decision:
+def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     """How an entry comes into a template; `facts.main` is what was made of it last.
 
     Raises:
         Refusal: an entry of somebody else has the name, or it cannot be set here.
 
     """
-    if wish.set_default:
-        message = f"{wish.program} itself says which runtime is the default one"
+    if request.set_default:
+        message = f"{request.program} itself says which runtime is the default one"
         refuse(
             "runtime-default-elsewhere",
-            wish.program,
+            request.program,
             message,
-            f"start {wish.program} with --default-runtime {wish.name}",
+            f"start {request.program} with --default-runtime {request.name}",
         )
     template, rendered = facts.drop_in, facts.main
     plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2
     runtimes = ("plugins", plugin, "containerd", "runtimes")
     there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
-    is_made = values.found(there, (*runtimes, wish.name)) is not values.ABSENT
-    if names(template.text or "", wish.name):
-        raise foreign(wish, f"{wish.program}, in {template.path}")
+    is_made = values.found(there, (*runtimes, request.name)) is not values.ABSENT
+    if names(template.text or "", request.name):
+        raise foreign(request, f"{request.program}, in {template.path}")
     if is_made and not facts.was_ours:
-        raise foreign(wish, f"{wish.program}, in {rendered.path}")
-    table = kata_table(wish) if wish.is_kata else oci_table(wish, _options(there, runtimes))
-    settings = [Setting((*runtimes, wish.name), table)]
-    block = f"{_begin(wish.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
+        raise foreign(request, f"{request.program}, in {rendered.path}")
+    table = (
+        kata_table(request) if request.is_kata else oci_table(request, _options(there, runtimes))
+    )
+    settings = [Setting((*runtimes, request.name), table)]
+    block = f"{_begin(request.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
     return Decision(
         (Edit(template, (), BASE, block),),
-        tuple(_notes(facts, wish, there, plugin)),
+        tuple(_notes(facts, request, there, plugin)),
         expected=tuple(settings),
-        ours=((*runtimes, wish.name),),
+        ours=((*runtimes, request.name),),
     )
 
 
 def _notes(
-    facts: RuntimeFacts, wish: RuntimeRequest, there: values.Data, plugin: str
+    facts: RuntimeFacts, request: RuntimeRequest, there: values.Data, plugin: str
 ) -> Iterator[str]:
     """What becomes of CDI, whose key belongs to a table that is not the template's own.
 
@@ -76,12 +78,12 @@ def _notes(
     told = values.found(there, ("plugins", plugin, "enable_cdi"))
     is_new = plugin == CRI_V3 or (facts.version is not None and facts.version >= _HAS_CDI_ON)
     is_on = told is True or (told is values.ABSENT and is_new)
-    if not wish.enable_cdi or is_on:
+    if not request.enable_cdi or is_on:
         return
-    message = f"{wish.program} has CDI off, and an entry in a template cannot switch it on"
-    if not wish.is_kata:
-        hint = f"leave out --cdi, or take a {wish.program} with containerd 2, which has CDI on"
-        refuse("runtime-without-cdi", wish.program, message, hint)
+    message = f"{request.program} has CDI off, and an entry in a template cannot switch it on"
+    if not request.is_kata:
+        hint = f"leave out --cdi, or take a {request.program} with containerd 2, which has CDI on"
+        refuse("runtime-without-cdi", request.program, message, hint)
     yield f"{message}: devices come by annotations with containerd 2 alone"
 
 

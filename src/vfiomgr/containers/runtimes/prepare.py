@@ -127,7 +127,7 @@ def _elsewhere(record: Iterable[InstalledRuntime], place: RuntimeLocation, name:
 
 
 def prepare_entry(
-    tree: HostTree, place: RuntimeLocation, wish: RuntimeRequest, command: str
+    tree: HostTree, place: RuntimeLocation, request: RuntimeRequest, command: str
 ) -> Prepared:
     """Make an entry ready; `command` is what takes it back.
 
@@ -138,7 +138,7 @@ def prepare_entry(
     """
     told = _text_of_record(tree)
     record = parse_record(told)
-    mine = _entry(record, place, wish.name)
+    mine = _entry(record, place, request.name)
     rest = tuple(one for one in record if one is not mine)
     seen: Texts = {RECORD: told, **(_texts(tree, mine) if mine is not None else {})}
     cleaned, others = _without(mine, rest, seen, beside(tree, place), command)
@@ -146,17 +146,17 @@ def prepare_entry(
     releases.refuse_missing(now)
     before = dump(tree, place, now, cleaned)
     facts = now if before is None else replace(now, effective=before.data)
-    decision = _DECISIONS[wish.program](facts, wish)
+    decision = _DECISIONS[request.program](facts, request)
     made = tuple(edit.made() for edit in decision.edits)
     seen = {**{file.path: file.before for file in made}, **seen}
     texts: Texts = {**cleaned, **{file.path: file.after for file in made}}
     unchecked, foreseen = checked(tree, place, facts, texts, decision=decision, before=before)
     if mine is not None and _is_so(mine, made, seen, texts):
         return Prepared(
-            place, _nothing(place, wish.name, f"{wish.subject} is there already"), unchecked
+            place, _nothing(place, request.name, f"{request.subject} is there already"), unchecked
         )
     kept = _with_backups(tree, made, record)
-    entry = InstalledRuntime(wish.program, place.main, wish.name, kept)
+    entry = InstalledRuntime(request.program, place.main, request.name, kept)
     backups = tuple(_backups(tree, kept, record, seen))
     changes = (
         *backups,
@@ -164,22 +164,24 @@ def prepare_entry(
         *_changes(tree, seen, {RECORD: render_record((*others, entry))}),
         *_changes(tree, {**seen, **cleaned}, {file.path: file.after for file in made}),
     )
-    summary = f"give {place} {wish.subject}"
-    notes = (*decision.notes, *_lost_default(mine, wish))
+    summary = f"give {place} {request.subject}"
+    notes = (*decision.notes, *_lost_default(mine, request))
     return Prepared(
         place,
-        ChangeFiles(summary, changes, _locks(place, wish.name), notes),
+        ChangeFiles(summary, changes, _locks(place, request.name), notes),
         unchecked,
         tuple(change.path for change in backups),
         foreseen,
     )
 
 
-def _lost_default(mine: InstalledRuntime | None, wish: RuntimeRequest) -> Iterator[str]:
+def _lost_default(mine: InstalledRuntime | None, request: RuntimeRequest) -> Iterator[str]:
     """That an entry was the default one, and is not asked to be so any more."""
     files = () if mine is None else mine.files
-    if not wish.set_default and any(key.path in _DEFAULTS for file in files for key in file.keys):
-        yield f"{wish.name} is the default one no more: --set-default keeps it so"
+    if not request.set_default and any(
+        key.path in _DEFAULTS for file in files for key in file.keys
+    ):
+        yield f"{request.name} is the default one no more: --set-default keeps it so"
 
 
 def _without(

@@ -133,15 +133,17 @@ def refuse_missing(facts: RuntimeFacts) -> None:
         )
 
 
-def refuse_old(facts: RuntimeFacts, wish: RuntimeRequest) -> None:
+def refuse_old(facts: RuntimeFacts, request: RuntimeRequest) -> None:
     """Make sure that containerd takes the path of a shim (runtime_path, since 1.6).
 
     Raises:
         Refusal: it is older.
 
     """
-    if wish.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
-        message = f"cannot add {wish.subject}: it needs containerd 1.6, and this is {facts.version}"
+    if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
+        message = (
+            f"cannot add {request.subject}: it needs containerd 1.6, and this is {facts.version}"
+        )
         refuse("runtime-too-old", "containerd", message, "install containerd 1.6 or later")
 
 
@@ -167,7 +169,7 @@ def refuse_unsure(facts: RuntimeFacts) -> None:
 
 
 def refuse_dormant(
-    facts: RuntimeFacts, files: Iterable[tuple[str, values.Data]], key: Key, wish: RuntimeRequest
+    facts: RuntimeFacts, files: Iterable[tuple[str, values.Data]], key: Key, request: RuntimeRequest
 ) -> None:
     """Make sure that no setting of the image store takes effect because of an entry.
 
@@ -188,15 +190,15 @@ def refuse_dormant(
         for name, default in _DORMANT.items():
             if table.get(name, default) != default:
                 setting = f"{name} = {json.dumps(table[name])}"
-                raise _dormant(setting, name, path, facts, wish)
+                raise _dormant(setting, name, path, facts, request)
 
 
 def _dormant(
-    setting: str, name: str, path: str, facts: RuntimeFacts, wish: RuntimeRequest
+    setting: str, name: str, path: str, facts: RuntimeFacts, request: RuntimeRequest
 ) -> Refusal:
     message = (
-        f"cannot add {wish.subject}: containerd {facts.version} ignores {setting} in {path} while "
-        "no runtime is configured there, and would apply it with this entry"
+        f"cannot add {request.subject}: containerd {facts.version} ignores {setting} in {path} "
+        "while no runtime is configured there, and would apply it with this entry"
     )
     hint = (
         f"to keep {json.dumps(_DORMANT[name])}, remove {name} from {path}; to apply the setting, "

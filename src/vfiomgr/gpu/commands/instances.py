@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import UsageError
 from vfiomgr.gpu.requests import SetMigInstances
@@ -36,7 +38,7 @@ def instances() -> None:
 @instances.command("list")
 @click.argument("gpu", required=False, shell_complete=complete_address)
 @session_options()
-@click.pass_obj
+@pass_session
 def list_instances(session: Session, gpu: str | None) -> None:
     """List GPU instances, and of each profile how many more fit beside them.
 
@@ -131,7 +133,7 @@ def _profile_row(found: GpuPartition, profile: InstanceProfile) -> tuple[str, ..
 @click.argument("gpu", shell_complete=complete_address)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE=COUNT...")
 @session_options()
-@click.pass_obj
+@pass_session
 def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None:
     """Have so many GPU instances of each PROFILE on a GPU, and no others.
 
@@ -153,7 +155,7 @@ def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None
 @instances.command("clear")
 @click.argument("gpu", shell_complete=complete_address)
 @session_options()
-@click.pass_obj
+@pass_session
 def clear(session: Session, gpu: str) -> None:
     """Destroy all GPU instances of a GPU; one that is in use is refused. MIG stays on.
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override, blocker, refusal
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import UsageError
@@ -31,7 +33,7 @@ _WORDS = {True: "on", False: "off", None: "-"}
 @click.option("--heterogeneous/--homogeneous", default=None, help="vGPUs of several sizes, or one.")
 @click.option("--mig/--no-mig", default=None, help="GPU instances of its own hardware, or none.")
 @session_options()
-@click.pass_obj
+@pass_session
 def mode(
     session: Session, gpu: str | None, *, heterogeneous: bool | None, mig: bool | None
 ) -> None:
@@ -124,7 +126,7 @@ def _row(host: HostSnapshot, found: GpuMode) -> tuple[str, ...]:
     help="Override a guard; a refusal names the one.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def switch(
     session: Session,
     *,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_document, print_text, say, say_text
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -109,7 +111,7 @@ def _is_below(path: str, root: str) -> bool:
     "--kernel-params", metavar="TEXT", help="Arguments of the guest's kernel, beside those it has."
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def config(
     session: Session,
     *,

@@ -34,7 +34,7 @@ _CLH_RENAMED = Version(3, 30)
 
 def plan_config(
     host: HostSnapshot,
-    wish: KataRequest,
+    request: KataRequest,
     table: KataSchema,
     base: KataSettings | None = None,
     setup: KataSetup | None = None,
@@ -46,7 +46,7 @@ def plan_config(
         UsageError: an option means nothing.
 
     """
-    return _Planner(host, wish, table, base, setup or KataSetup()).plan()
+    return _Planner(host, request, table, base, setup or KataSetup()).plan()
 
 
 class _Planner:
@@ -55,17 +55,23 @@ class _Planner:
     def __init__(
         self,
         host: HostSnapshot,
-        wish: KataRequest,
+        request: KataRequest,
         table: KataSchema,
         base: KataSettings | None,
         setup: KataSetup,
     ) -> None:
-        self.host, self.wish, self.table, self.base, self.setup = host, wish, table, base, setup
-        self.release: KataRelease = wish.release
-        self.is_rs = wish.release.runtime == "rs"
+        self.host, self.request, self.table, self.base, self.setup = (
+            host,
+            request,
+            table,
+            base,
+            setup,
+        )
+        self.release: KataRelease = request.release
+        self.is_rs = request.release.runtime == "rs"
         self.name = self._hypervisor_name()
         self.configured = sizing_of(
-            host, wish.release.runtime, wish.hypervisor, wish.functions, base
+            host, request.release.runtime, request.hypervisor, request.functions, base
         )
         self.notes: list[str] = []
         self.entries: list[KeyEntry] = []
@@ -87,7 +93,7 @@ class _Planner:
             plug=plug,
             entries=tuple(self.entries),
             notes=tuple(self.notes),
-            functions=self.wish.functions,
+            functions=self.request.functions,
         )
 
     def _refuse(self, rule: str, message: str, hint: str) -> NoReturn:
@@ -107,8 +113,8 @@ class _Planner:
 
     def _hypervisor_name(self) -> str:
         """Of Cloud Hypervisor in runtime-rs the installed configuration knows best."""
-        if self.wish.hypervisor == "qemu" or not self.is_rs:
-            return self.wish.hypervisor
+        if self.request.hypervisor == "qemu" or not self.is_rs:
+            return self.request.hypervisor
         if self.base is not None and self.base.hypervisor in _CLH:
             return self.base.hypervisor
         return _CLH[self.release.version >= _CLH_RENAMED]
@@ -125,14 +131,14 @@ class _Planner:
 
     def _plug(self) -> Plug | None:
         """How devices come; where it is left open, as this runtime can."""
-        wanted = self.wish.plug
+        wanted = self.request.plug
         if self.is_rs:
             return self._plug_of_rs(wanted)
         is_early = self.release.version < CLH_COLD_PLUG
-        if self.wish.hypervisor == "clh" and wanted == "cold" and is_early:
+        if self.request.hypervisor == "clh" and wanted == "cold" and is_early:
             message = f"{self.release} plugs devices into Cloud Hypervisor's running guests only"
             self._refuse("kata-plug", message, "use --plug hot, --hypervisor qemu or --runtime rs")
-        return wanted or ("hot" if self.wish.hypervisor == "clh" else "cold")
+        return wanted or ("hot" if self.request.hypervisor == "clh" else "cold")
 
     def _plug_of_rs(self, wanted: Plug | None) -> Plug | None:
         if wanted == "hot":
@@ -155,7 +161,7 @@ class _Planner:
 
     def _write_ports(self, plug: Plug | None) -> None:
         machine = self.base.machine_type if self.base is not None else ""
-        if self.wish.hypervisor == "qemu":
+        if self.request.hypervisor == "qemu":
             self._write("hypervisor", "machine_type", machine if machine in _MACHINES else "q35")
         if plug is not None:
             for key, is_this in (
@@ -163,16 +169,16 @@ class _Planner:
                 ("cold_plug_vfio", plug == "cold"),
             ):
                 self._write("hypervisor", key, "root-port" if is_this else "no-port")
-        if self.wish.hypervisor != "qemu":
+        if self.request.hypervisor != "qemu":
             return
-        addresses = ", ".join(str(function.address) for function in self.wish.functions)
+        addresses = ", ".join(str(function.address) for function in self.request.functions)
         comment = addresses or "for no device yet"
         self._write("hypervisor", "pcie_root_port", self._root_ports(), comment)
         self._take_switch_ports_out()
 
     def _root_ports(self) -> int:
         """One for each function; those that are configured stay, up to what Kata takes."""
-        needed = max(len(self.wish.functions), 1)
+        needed = max(len(self.request.functions), 1)
         configured = 0 if self.base is None else self.base.root_ports
         if self.base is None or not needed < configured <= MAX_PORTS:
             return needed
@@ -206,12 +212,12 @@ class _Planner:
 
     @property
     def _gpus(self) -> int:
-        return sum(each.is_graphics_or_accelerator for each in self.wish.functions)
+        return sum(each.is_graphics_or_accelerator for each in self.request.functions)
 
     def _memory(self) -> int | None:
         """What is asked for; for a GPU what Kata gives such guests, where there is not more."""
-        if self.wish.memory_mib is not None:
-            return self.wish.memory_mib
+        if self.request.memory_mib is not None:
+            return self.request.memory_mib
         has_enough = (self.configured.default_memory_mib or 0) >= GPU_MEMORY_MIB
         return None if has_enough or not self._gpus or self._is_small_host else GPU_MEMORY_MIB
 
@@ -225,7 +231,7 @@ class _Planner:
         return self._sizing().window > DEFAULT_WINDOW
 
     def _needs_host_bits(self) -> bool:
-        if self.wish.hypervisor != "qemu" or self._machine() == "virt":
+        if self.request.hypervisor != "qemu" or self._machine() == "virt":
             return False
         return self._gpus > 1 or self._needs_large_window
 
@@ -239,10 +245,10 @@ class _Planner:
         return with_host_bits("" if self.base is None else self.base.cpu_features)
 
     def _firmware(self) -> str:
-        if self.wish.firmware is not None:
-            return self.wish.firmware
+        if self.request.firmware is not None:
+            return self.request.firmware
         is_configured = self.base is not None and bool(self.base.firmware)
-        if self.wish.hypervisor != "qemu" or not self._needs_large_window or is_configured:
+        if self.request.hypervisor != "qemu" or not self._needs_large_window or is_configured:
             return ""
         if self.setup.firmware is not None and self._machine() != "virt":
             return self.setup.firmware
@@ -254,7 +260,7 @@ class _Planner:
 
     def _write_kernel_params(self) -> None:
         """A string replaces the one before it whole: what is configured goes in again."""
-        if not self.wish.kernel_params:
+        if not self.request.kernel_params:
             return
         if self.base is None:
             message = "kernel_params of a drop-in replace those of the configuration, unknown here"
@@ -263,11 +269,11 @@ class _Planner:
                 message,
                 "name that configuration: --beside FILE, or --whole FILE",
             )
-        merged = with_params(self.base.kernel_params, self.wish.kernel_params)
+        merged = with_params(self.base.kernel_params, self.request.kernel_params)
         self._write("hypervisor", "kernel_params", merged)
 
     def _write_annotations(self) -> None:
-        names = tuple(map(annotation_name, self.wish.annotations))
+        names = tuple(map(annotation_name, self.request.annotations))
         for name in names:
             if not self.table.has_annotation(name):
                 message = f"--annotations {name}: no Kata has annotation {name}"
@@ -321,7 +327,7 @@ class _Planner:
             self._write_timeout(*container_timeout_key(self.table, self.release))
 
     def _write_pod_resources(self, plug: Plug | None) -> None:
-        wanted, key = self.wish.has_pod_resources, "pod_resource_api_sock"
+        wanted, key = self.request.has_pod_resources, "pod_resource_api_sock"
         since = self.table.first(self.release.runtime, "runtime", key)
         if wanted and not self._knows("runtime", key):
             message = f"{self.release} knows no {key}: it is there since {since}"
@@ -372,8 +378,8 @@ class _Planner:
         if is_confidential and not self.is_rs and not self.release.takes_cdevs:
             message = f"{self.release} gives confidential guests no device: they need iommufd"
             self._refuse("kata-no-cdevs", message, "use Kata 3.15 or later")
-        has_cdevs = any(function.vfio_cdev for function in self.wish.functions)
-        if is_confidential and not self.is_rs and self.wish.functions and not has_cdevs:
+        has_cdevs = any(function.vfio_cdev for function in self.request.functions)
+        if is_confidential and not self.is_rs and self.request.functions and not has_cdevs:
             self.notes.append(
                 "confidential guests take /dev/vfio/devices/vfioN alone, which this host does not "
                 "have: its kernel needs CONFIG_VFIO_DEVICE_CDEV"

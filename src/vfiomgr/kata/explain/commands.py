@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.findings import counted, finding_document, print_findings, report_document
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import Marked, note, print_document, say
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import session_of
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
@@ -18,7 +20,7 @@ from vfiomgr.kata.named import check_image as checked_image
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.cli.session import Format
+    from vfiomgr.cli.options import Format
     from vfiomgr.containers.runtimes.handlers import CriName
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.model import DeviceChain, Difference, KataTrace, TraceStep
@@ -207,7 +209,7 @@ def explain(
       vfiomgr kata explain pod.yaml --kata-version 3.24 --runtime go --cri crio
       vfiomgr --root /srv/node kata explain pod.yaml --handler kata-gpu --config kata.toml
     """
-    session = context.find_object(Session) or Session()
+    session = session_of(context)
     found = explain_pod(
         session,
         subject,
@@ -254,7 +256,7 @@ def check_image(
       vfiomgr kata check-image 0000:04:00.0 --all
       vfiomgr kata check-image --config /opt/kata/share/defaults/kata-containers/configuration.toml
     """
-    session: Session = context.obj
+    session = session_of(context)
     report = checked_image(session, *addresses, config=config)
     if session.format != "table":
         print_document("CheckReport", report_document(report), session.format)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.containers.runtimes.commands import (
     at_place,
     carry_out,
@@ -55,7 +56,7 @@ _handler_option = click.option(
 @click.option("--set-default", is_flag=True, help="Make it the runtime of pods that name none.")
 @place_options
 @session_options()
-@click.pass_obj
+@pass_session
 def install(
     session: Session,
     *,
@@ -90,7 +91,7 @@ def install(
         containerd_version=containerd_version,
     )
     configuration = configuration_of(session, handler, config)
-    wish = RuntimeRequest(
+    request = RuntimeRequest(
         place.program,
         handler,
         shim_of(session, configuration, runtime_path),
@@ -99,14 +100,14 @@ def install(
         enable_cdi=True,
     )
     undo = _uninstalling(handler) + at_place(session, program, runtime_config)
-    carry_out(session, adding(host_of(session), place, wish, undo), undo)
+    carry_out(session, adding(host_of(session), place, request, undo), undo)
 
 
 @click.command("uninstall")
 @_handler_option
 @place_options
 @session_options()
-@click.pass_obj
+@pass_session
 def uninstall(
     session: Session,
     *,

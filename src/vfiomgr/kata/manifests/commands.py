@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.options import WholeNumber
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import WholeNumber, session_options
 from vfiomgr.cli.output import print_text
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
 from vfiomgr.kata.named import NAMINGS, Naming, pods
@@ -18,7 +19,7 @@ from vfiomgr.usage import forbid_together
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.cli.session import Format
+    from vfiomgr.cli.options import Format
 
 
 def print_objects(objects: Sequence[Any], output: Format) -> None:
@@ -79,7 +80,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     help="Of the container.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def pod(
     session: Session,
     addresses: tuple[str, ...],
@@ -159,7 +160,7 @@ def pod(
 )
 @click.option("--any-node", is_flag=True, help="No node selector: all nodes have the handler.")
 @session_options()
-@click.pass_obj
+@pass_session
 def runtimeclass(
     session: Session,
     *,

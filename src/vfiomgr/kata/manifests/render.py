@@ -25,55 +25,55 @@ _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 """What YAML 1.1, which kubectl reads, takes for something else than text."""
 
 
-def runtime_class(wish: RuntimeClassRequest) -> Object:
+def runtime_class(request: RuntimeClassRequest) -> Object:
     """A RuntimeClass (node.k8s.io/v1)."""
     document = _template("runtimeclass")
-    document["metadata"]["name"] = _text(wish.name)
-    document["handler"] = _text(wish.handler)
+    document["metadata"]["name"] = _text(request.name)
+    document["handler"] = _text(request.handler)
     fixed = document["overhead"]["podFixed"]
-    fixed["memory"] = _text(f"{wish.overhead_mib}Mi")
-    fixed["cpu"] = _text(str(wish.overhead_cpus))
-    fixed.yaml_add_eol_comment(f"default_memory is {wish.default_memory_mib}", "memory")
+    fixed["memory"] = _text(f"{request.overhead_mib}Mi")
+    fixed["cpu"] = _text(str(request.overhead_cpus))
+    fixed.yaml_add_eol_comment(f"default_memory is {request.default_memory_mib}", "memory")
     selector = document["scheduling"]["nodeSelector"]
-    if not wish.node_selector:
+    if not request.node_selector:
         del document["scheduling"]
         return document
     selector.clear()
-    selector.update({_text(key): _text(value) for key, value in wish.node_selector})
+    selector.update({_text(key): _text(value) for key, value in request.node_selector})
     return document
 
 
-def workload(wish: PodRequest) -> Object:
+def workload(request: PodRequest) -> Object:
     """A Pod, or a Deployment of it."""
-    document = _template(wish.kind.lower())
-    document["metadata"]["name"] = _text(wish.name)
-    if wish.namespace is not None:
-        document["metadata"]["namespace"] = _text(wish.namespace)
-    if wish.kind == "Deployment":
+    document = _template(request.kind.lower())
+    document["metadata"]["name"] = _text(request.name)
+    if request.namespace is not None:
+        document["metadata"]["namespace"] = _text(request.namespace)
+    if request.kind == "Deployment":
         spec = document["spec"]["template"]["spec"]
-        document["spec"]["selector"]["matchLabels"][_LABEL] = _text(wish.name)
-        document["spec"]["template"]["metadata"]["labels"][_LABEL] = _text(wish.name)
+        document["spec"]["selector"]["matchLabels"][_LABEL] = _text(request.name)
+        document["spec"]["template"]["metadata"]["labels"][_LABEL] = _text(request.name)
     else:
         spec = document["spec"]
-    spec["runtimeClassName"] = _text(wish.runtime_class)
-    _fill(spec["containers"][0], wish)
+    spec["runtimeClassName"] = _text(request.runtime_class)
+    _fill(spec["containers"][0], request)
     return document
 
 
-def _fill(container: Object, wish: PodRequest) -> None:
-    container["image"] = _text(wish.image)
-    if wish.command:
+def _fill(container: Object, request: PodRequest) -> None:
+    container["image"] = _text(request.image)
+    if request.command:
         from ruamel.yaml.comments import CommentedSeq  # noqa: PLC0415 - slow
 
-        command = CommentedSeq(map(_text, wish.command))
+        command = CommentedSeq(map(_text, request.command))
         command.fa.set_flow_style()
         container["command"] = command
     else:
         del container["command"]
     limits = container["resources"]["limits"]
-    limits["memory"] = _text(mebibytes(wish.memory_mib))
-    limits["cpu"] = _text(str(wish.cpus))
-    limits.update({_text(item.name): _text(str(item.count)) for item in wish.resources})
+    limits["memory"] = _text(mebibytes(request.memory_mib))
+    limits["cpu"] = _text(str(request.cpus))
+    limits.update({_text(item.name): _text(str(item.count)) for item in request.resources})
 
 
 def as_yaml(objects: Iterable[Object]) -> str:

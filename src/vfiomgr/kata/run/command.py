@@ -64,117 +64,125 @@ class RunCommand(Value):
         return shlex.join(self.words)
 
 
-def command_for(wish: RunRequest) -> RunCommand:
+def command_for(request: RunRequest) -> RunCommand:
     """The command for a tool.
 
     Raises:
         Refusal: it cannot be done with this tool, or with this release of Kata.
 
     """
-    _check_cdevs(wish)
-    match wish.tool:
+    _check_cdevs(request)
+    match request.tool:
         case "ctr":
-            return _ctr(wish)
+            return _ctr(request)
         case "nerdctl":
-            return _nerdctl(wish)
+            return _nerdctl(request)
         case "docker":
-            return _docker(wish)
+            return _docker(request)
         case "podman":
-            raise _no_podman(wish)
+            raise _no_podman(request)
 
 
-def _ctr(wish: RunRequest) -> RunCommand:
-    config = ("--runtime-config-path", wish.config) if wish.config else ()
+def _ctr(request: RunRequest) -> RunCommand:
+    config = ("--runtime-config-path", request.config) if request.config else ()
     return RunCommand(
         (
-            *("ctr", "run", "--rm", "--tty", "--runtime", _shim(wish), *config),
-            *(*_devices(wish), wish.image, wish.name, *wish.command),
+            *("ctr", "run", "--rm", "--tty", "--runtime", _shim(request), *config),
+            *(*_devices(request), request.image, request.name, *request.command),
         ),
-        before=(("ctr", "image", "pull", wish.image),),
+        before=(("ctr", "image", "pull", request.image),),
         notes=(
             "ctr gives the container no network; --cni does, where CNI is set up",
-            *_shim_notes(wish),
+            *_shim_notes(request),
         ),
     )
 
 
-def _nerdctl(wish: RunRequest) -> RunCommand:
-    config = ("--annotation", f"{CONFIG_ANNOTATION}={wish.config}") if wish.config else ()
-    needs = ("the annotation needs nerdctl 2.0 or later",) if wish.config else ()
+def _nerdctl(request: RunRequest) -> RunCommand:
+    config = ("--annotation", f"{CONFIG_ANNOTATION}={request.config}") if request.config else ()
+    needs = ("the annotation needs nerdctl 2.0 or later",) if request.config else ()
     return RunCommand(
         (
-            *("nerdctl", "run", "--rm", "--interactive", "--tty", "--name", wish.name),
-            *("--runtime", _shim(wish), *config, *_devices(wish), wish.image, *wish.command),
+            *("nerdctl", "run", "--rm", "--interactive", "--tty", "--name", request.name),
+            *(
+                "--runtime",
+                _shim(request),
+                *config,
+                *_devices(request),
+                request.image,
+                *request.command,
+            ),
         ),
-        notes=(*needs, *_shim_notes(wish)),
+        notes=(*needs, *_shim_notes(request)),
     )
 
 
-def _shim(wish: RunRequest) -> str:
+def _shim(request: RunRequest) -> str:
     """By name where containerd finds it in its PATH, or where nothing is known of it."""
-    return wish.shim if wish.shim is not None and wish.shim.startswith(_OPT) else SHIM
+    return request.shim if request.shim is not None and request.shim.startswith(_OPT) else SHIM
 
 
-def _shim_notes(wish: RunRequest) -> Iterator[str]:
+def _shim_notes(request: RunRequest) -> Iterator[str]:
     """https://github.com/containerd/containerd/pull/6206."""
-    if _shim(wish) != SHIM:
+    if _shim(request) != SHIM:
         yield (
             f"the shim is named by its path, as containerd takes it since 1.6: it would look for "
-            f"{SHIM} in its PATH, where {wish.shim} is not"
+            f"{SHIM} in its PATH, where {request.shim} is not"
         )
 
 
-def _docker(wish: RunRequest) -> RunCommand:
+def _docker(request: RunRequest) -> RunCommand:
     return RunCommand(
         (
-            *("docker", "run", "--rm", "--interactive", "--tty", "--name", wish.name),
-            *("--runtime", wish.docker_runtime or "kata"),
-            *(*_devices(wish), wish.image, *wish.command),
+            *("docker", "run", "--rm", "--interactive", "--tty", "--name", request.name),
+            *("--runtime", request.docker_runtime or "kata"),
+            *(*_devices(request), request.image, *request.command),
         ),
-        notes=tuple(_docker_notes(wish)),
+        notes=tuple(_docker_notes(request)),
     )
 
 
-def _docker_notes(wish: RunRequest) -> Iterator[str]:
-    if wish.docker_runtime is None:
-        options = {"options": {"ConfigPath": wish.config}} if wish.config else {}
-        entry = {"runtimes": {"kata": {"runtimeType": wish.shim or SHIM_PATH, **options}}}
+def _docker_notes(request: RunRequest) -> Iterator[str]:
+    if request.docker_runtime is None:
+        options = {"options": {"ConfigPath": request.config}} if request.config else {}
+        entry = {"runtimes": {"kata": {"runtimeType": request.shim or SHIM_PATH, **options}}}
         yield f"Docker 23 or later, with this in {DOCKER_FILE}: {json.dumps(entry)}"
         yield "vfiomgr kata install --for docker writes such an entry, with the name kata-vfio"
-    elif wish.config:
-        yield f"{DOCKER_FILE} says which configuration {wish.docker_runtime} has, not the command"
-    if wish.release is None:
+    elif request.config:
+        runtime = request.docker_runtime
+        yield f"{DOCKER_FILE} says which configuration {runtime} has, not the command"
+    if request.release is None:
         yield f"Docker 26 and later need Kata {_short(_SINCE_DOCKER_26)} or later"
-    elif wish.release.version < _SINCE_DOCKER_26:
+    elif request.release.version < _SINCE_DOCKER_26:
         yield (
-            f"{wish.release} has no network with Docker 26 and later, which need Kata "
+            f"{request.release} has no network with Docker 26 and later, which need Kata "
             f"{_short(_SINCE_DOCKER_26)}: take Docker 25, or --with nerdctl"
         )
 
 
-def _devices(wish: RunRequest) -> Iterator[str]:
-    for node in wish.nodes:
+def _devices(request: RunRequest) -> Iterator[str]:
+    for node in request.nodes:
         yield from ("--device", node)
 
 
-def _check_cdevs(wish: RunRequest) -> None:
+def _check_cdevs(request: RunRequest) -> None:
     """Whether this Kata takes `/dev/vfio/devices/vfioN`.
 
     Raises:
         Refusal: it came later.
 
     """
-    release = wish.release
-    if release is None or not any("/devices/" in node for node in wish.nodes):
+    release = request.release
+    if release is None or not any("/devices/" in node for node in request.nodes):
         return
     if not release.takes_cdevs:
         message = f"{release} takes no cdev: that came with 3.15 in Go, with 3.31 as runtime-rs"
         refuse("kata-no-cdevs", release, message, "take the group: --node group")
 
 
-def _no_podman(wish: RunRequest) -> Refusal:
+def _no_podman(request: RunRequest) -> Refusal:
     """Podman runs OCI runtimes by their command line, which Kata has not had since 2.0."""
-    devices = shlex.join(_devices(wish))
+    devices = shlex.join(_devices(request))
     found = blocker(
         "kata-podman",
         "podman",
@@ -182,7 +190,7 @@ def _no_podman(wish: RunRequest) -> Refusal:
         "start), and Kata since 2.0 is a shim of containerd without one "
         "(kata-containers/kata-containers#722)",
         "--with nerdctl prints a command with options like Podman's, --with ctr one for containerd "
-        f"alone; without Kata, podman run {devices} {wish.image} gives the nodes to a container "
+        f"alone; without Kata, podman run {devices} {request.image} gives the nodes to a container "
         "on this kernel",
     )
     return refusal([found])

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, say_text
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.kata.command_lines import run_command, tell_of_run
 from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 )
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
 @session_options()
-@click.pass_obj
+@pass_session
 def command(
     session: Session,
     *,

@@ -17,8 +17,9 @@ from vfiomgr.cli.changes import (
     print_plan,
     tell_step,
 )
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, print_text, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.named_file import source_of, text_of
@@ -158,7 +159,7 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
 @of_layout
 @click.option("--out", metavar="PLAN", help="Write the plan to a file that `apply` takes.")
 @session_options()
-@click.pass_obj
+@pass_session
 def plan(
     session: Session, *, file: str, name: str | None, allow: tuple[Override, ...], out: str | None
 ) -> None:
@@ -192,7 +193,7 @@ def plan(
 @of_layout
 @click.option("--keep-going", is_flag=True, help="Do what can be done, whatever else fails.")
 @session_options()
-@click.pass_obj
+@pass_session
 def apply(
     session: Session,
     *,
@@ -243,7 +244,7 @@ def apply(
 @click.command("assert")
 @of_layout
 @session_options()
-@click.pass_obj
+@pass_session
 def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Override, ...]) -> int:
     """Exit with 3 where the host differs from the layout in FILE, and say in what.
 
@@ -272,7 +273,7 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
 @click.command("export")
 @click.option("--name", default="exported", help="What to call the layout.  [default: exported]")
 @session_options()
-@click.pass_obj
+@pass_session
 def export(session: Session, *, name: str) -> None:
     """Print a layout that says what the host is now: applied here, it changes nothing.
 
@@ -299,7 +300,7 @@ def export(session: Session, *, name: str) -> None:
     help="Override a guard; a refusal names the one.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
     """Undo the layout that was applied last, with all later corrections of it.
 

@@ -12,8 +12,9 @@ from vfiomgr.cli.changes import (
     print_outcome,
     update_initramfs_option,
 )
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError
@@ -55,7 +56,7 @@ def add_commands(group: click.Group) -> None:
 @click.option("--enforce", is_flag=True, help="Also run `vfiomgr watch --enforce` from boot on.")
 @update_initramfs_option
 @session_options()
-@click.pass_obj
+@pass_session
 def install(
     session: Session,
     *,
@@ -79,21 +80,21 @@ def install(
       vfiomgr layout install host.yaml --enforce --update-initramfs
     """
     text = text_of(file, "a layout file")
-    wish = layout_of_text(session, text, source_of(file), name, frozenset(allow))
+    applied = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     request = InstallLayout(
-        wish,
+        applied,
         text,
         enforce=enforce,
         update_initramfs=update_initramfs,
         program=program_for_units(session),
     )
-    _told(session, plan_or_apply(session, request), "vfiomgr layout uninstall", layout=wish.name)
+    _told(session, plan_or_apply(session, request), "vfiomgr layout uninstall", layout=applied.name)
 
 
 @click.command("uninstall")
 @update_initramfs_option
 @session_options()
-@click.pass_obj
+@pass_session
 def uninstall(session: Session, *, update_initramfs: bool) -> None:
     """Take back what `vfiomgr layout install` wrote: file, rules, units. Devices stay as they are.
 
@@ -139,7 +140,7 @@ add_commands(layout)
 
 @layout.command("schema")
 @session_options()
-@click.pass_obj
+@pass_session
 def schema(session: Session) -> None:
     """Print the JSON schema of layout files (draft 2020-12), for editors and generators.
 
@@ -172,7 +173,7 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
       vfiomgr layout validate host.yaml fleet.yaml --format json
       vfiomgr export | vfiomgr layout validate -
     """
-    session: Session = context.obj
+    session = session_of(context)
     items = [_validated(path) for path in files]
     if session.format == "table":
         for item in items:
@@ -247,7 +248,7 @@ def _rules(count: int) -> str:
     help="Which of several boards with one ID of vfio-pci go to guests.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def import_(session: Session, configuration: str | None, boards: tuple[str, ...]) -> None:
     """Print a layout file of what other tools keep; nothing is changed.
 

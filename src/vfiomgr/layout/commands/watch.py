@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
@@ -43,7 +44,7 @@ _Stamp = tuple[int, int, int]
     help="Override a guard; what is told of a failure names the one.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def watch(
     session: Session,
     *,
@@ -68,15 +69,15 @@ def watch(
     if session.snapshot is not None or session.tree.root != session.machine.root:
         message = "only this machine tells of what happens to its devices"
         raise UsageError(message, "leave out --root and --snapshot")
-    wish = _FollowedLayout(session, file, name, frozenset(allow))
+    source = _FollowedLayout(session, file, name, frozenset(allow))
     try:
         changes = DeviceChanges(session.tree)  # before the first look, so that nothing is missed
-        note(f"watching for differences from the layout {wish.read().name}")
+        note(f"watching for differences from the layout {source.read().name}")
         watch_layout(
             host_of(session, on_note=once(note), on_step=None),
-            wish,
+            source,
             changes,
-            tell=_teller(session, wish),
+            tell=_teller(session, source),
             enforce=enforce and not session.dry_run,
         )
     except KeyboardInterrupt:
@@ -142,7 +143,7 @@ class _FollowedLayout:
         return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _teller(session: Session, wish: _FollowedLayout) -> Callable[[WatchEvent], None]:
+def _teller(session: Session, source: _FollowedLayout) -> Callable[[WatchEvent], None]:
     """What prints an event, at once, for people or for programs."""
 
     def tell(event: WatchEvent) -> None:
@@ -154,7 +155,7 @@ def _teller(session: Session, wish: _FollowedLayout) -> Callable[[WatchEvent], N
             "api_version": API_VERSION,
             "kind": "LayoutEvent",
             "time": now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "layout": wish.chosen,
+            "layout": source.chosen,
             **to_jsonable(event),
         }
         if session.format == "json":

@@ -98,12 +98,12 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
     """
     orders, diagnostics = set(domain.boot_orders), []
     has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)
-    for name, hand_over in coming:
+    for name, hostdev_options in coming:
         known = domain.hostdev(name)
         if known is not None:
             diagnostics += [disk_diagnostic(domain, known)] if known.element == "disk" else []
             continue
-        order = hand_over.boot_order
+        order = hostdev_options.boot_order
         if order is not None and domain.has_os_boot:
             diagnostics.append(
                 blocker(
@@ -124,7 +124,7 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
                     f"pass --boot-order {max(orders) + 1}, or give the other one a later order",
                 )
             )
-        if hand_over.ramfb and has_ramfb is not None:
+        if hostdev_options.ramfb and has_ramfb is not None:
             diagnostics.append(
                 blocker(
                     "several-ramfb",

@@ -62,7 +62,7 @@ def attach_diagnostics(
     host: HostSnapshot,
     hypervisor: Hypervisor,
     domain: KnownDomain,
-    wish: AttachRequest,
+    request: AttachRequest,
     items: Sequence[Attachment],
 ) -> Iterator[Diagnostic]:
     """Everything that speaks against attaching these devices."""
@@ -71,17 +71,17 @@ def attach_diagnostics(
         device.address
         for item in items
         for device in item.functions
-        if wish.managed or (is_hooked and not item.scope.live)
+        if request.managed or (is_hooked and not item.scope.live)
     }
     for item in items:
         yield from _part_diagnostics(domain, item)
         yield from _disk_diagnostics(domain, item)
         yield from _vgpu_diagnostics(domain, item)
         for device in item.functions:
-            yield from _readiness(host, hypervisor, device, wish, coming)
-        yield from _held_elsewhere(host, hypervisor, domain, item, wish)
+            yield from _readiness(host, hypervisor, device, request, coming)
+        yield from _held_elsewhere(host, hypervisor, domain, item, request)
     live = [item for item in items if item.scope.live]
-    yield from _live_diagnostics(hypervisor, domain, live, wish)
+    yield from _live_diagnostics(hypervisor, domain, live, request)
     for item in live:
         yield from _strangers(host, hypervisor, item)
     yield from _space_diagnostics(host, domain, items)
@@ -143,7 +143,7 @@ def _readiness(
     host: HostSnapshot,
     hypervisor: Hypervisor,
     device: PciDevice,
-    wish: AttachRequest,
+    request: AttachRequest,
     coming: set[PciAddress],
 ) -> Iterator[Diagnostic]:
     """Whether a guest could open a function: it, and all of its group.
@@ -151,7 +151,7 @@ def _readiness(
     What is coming is bound before the guest's start: by libvirt, or by vfiomgr's hook.
     """
     if host.is_vendor_function(device):
-        yield from _vendor_diagnostics(host, hypervisor, device, wish)
+        yield from _vendor_diagnostics(host, hypervisor, device, request)
         return
     if device.address in coming:
         if not device.is_on_vfio:
@@ -184,7 +184,7 @@ def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
 
 
 def _vendor_diagnostics(
-    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, wish: AttachRequest
+    host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, request: AttachRequest
 ) -> Iterator[Diagnostic]:
     """Of a virtual function that stays on its vendor's driver, as a vGPU."""
     if not host.is_ready_for_guests(device):
@@ -194,7 +194,7 @@ def _vendor_diagnostics(
             f"{device} is no vGPU yet",
             f"vfiomgr vgpu create --parent {device.address} --type …",
         )
-    if wish.managed:
+    if request.managed:
         yield blocker(
             "managed-vendor-function",
             device,
@@ -216,7 +216,7 @@ def _held_elsewhere(
     hypervisor: Hypervisor,
     domain: KnownDomain,
     item: Attachment,
-    wish: AttachRequest,
+    request: AttachRequest,
 ) -> Iterator[Diagnostic]:
     """Other domains of this libvirt that have the device, or another one of its group."""
     groups = {device.iommu_group for device in item.functions} - {None}
@@ -233,7 +233,7 @@ def _held_elsewhere(
                     f"{name} is with the domain {other.name}, which runs",
                     f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
                 )
-            elif name in used | _names(other.defined) and not wish.allow_claimed:
+            elif name in used | _names(other.defined) and not request.allow_claimed:
                 state = "runs" if name in used else "is off"
                 yield blocker(
                     "claimed-by-domain",
@@ -256,7 +256,7 @@ def _names(domain: Domain | None) -> set[str]:
 
 
 def _live_diagnostics(
-    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], wish: AttachRequest
+    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], request: AttachRequest
 ) -> Iterator[Diagnostic]:
     """What a running guest cannot take."""
     running = domain.running
@@ -272,7 +272,7 @@ def _live_diagnostics(
     for item in items:
         if len(item.functions) > 1:
             names = ", ".join(item.names)
-            only = "" if wish.only else f", or {item.names[0]} alone with --only"
+            only = "" if request.only else f", or {item.names[0]} alone with --only"
             yield blocker(
                 "multifunction-device",
                 names,

@@ -111,7 +111,7 @@ def _scope_diagnostics(domain: KnownDomain, *, live: bool, config: bool) -> Iter
 
 
 def plan_attach(
-    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, wish: AttachRequest
+    host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, request: AttachRequest
 ) -> AttachPlan:
     """What libvirt is to be asked for, one guest device after the other.
 
@@ -120,10 +120,10 @@ def plan_attach(
         UnknownDevice: the host has no such device.
 
     """
-    wanted = tuple(_units(host, wish))
+    wanted = tuple(_units(host, request))
     left = [replace(unit, scope=_missing_scope(domain, unit)) for unit in wanted]
     items = _placed(domain, [unit for unit in left if unit.scope])
-    refuse_if_any(attach_diagnostics(host, hypervisor, domain, wish, items), frozenset())
+    refuse_if_any(attach_diagnostics(host, hypervisor, domain, request, items), frozenset())
     return AttachPlan(
         items=tuple(items),
         already=tuple(
@@ -135,17 +135,19 @@ def plan_attach(
     )
 
 
-def _units(host: HostSnapshot, wish: AttachRequest) -> Iterator[Attachment]:
+def _units(host: HostSnapshot, request: AttachRequest) -> Iterator[Attachment]:
     """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
-    hand_over = HostdevOptions(is_managed=wish.managed)
-    wishes = [DeviceRequest(name, hand_over, is_alone=wish.only) for name in wish.devices]
+    hostdev_options = HostdevOptions(is_managed=request.managed)
+    requests = [
+        DeviceRequest(name, hostdev_options, is_alone=request.only) for name in request.devices
+    ]
     defined = tuple(
         Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
         for known in host.vgpu_definitions
         if host.vgpu(known.uuid) is None
     )
-    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), wishes):
-        yield Attachment(wish.scope, unit, is_active=unit.vgpu not in defined)
+    for unit in units_of(replace(host, vgpus=(*host.vgpus, *defined)), requests):
+        yield Attachment(request.scope, unit, is_active=unit.vgpu not in defined)
 
 
 def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:

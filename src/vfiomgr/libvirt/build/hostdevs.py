@@ -58,25 +58,25 @@ def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[Guest
             line=0,
             kind="pci",
             address=function.address,
-            managed=unit.hand_over.is_managed,
+            managed=unit.hostdev_options.is_managed,
             guest=_in_slot(place, number, several=several),
             alias=_alias(str(function.address)),
             driver="vfio",
-            is_unassigned=unit.hand_over.is_unassigned,
+            is_unassigned=unit.hostdev_options.is_unassigned,
         )
         if function.device_id == unit.functions[0].device_id:
-            device = replace(device, driver_model=unit.hand_over.driver_model)
-        properties = () if number else tuple(_properties(unit.hand_over))
-        planned = _with_options(device, unit.hand_over, number)
+            device = replace(device, driver_model=unit.hostdev_options.driver_model)
+        properties = () if number else tuple(_properties(unit.hostdev_options))
+        planned = _with_options(device, unit.hostdev_options, number)
         yield GuestHostdev(planned, function.name, properties)
 
 
-def _properties(hand_over: HostdevOptions) -> Iterator[QemuProperty]:
+def _properties(hostdev_options: HostdevOptions) -> Iterator[QemuProperty]:
     """What hw/vfio/pci.c knows and libvirt has no word for."""
-    if hand_over.has_vga:
+    if hostdev_options.has_vga:
         yield QemuProperty("x-vga", "bool", "true")
-    if hand_over.subsystem is not None:
-        vendor, _, device = hand_over.subsystem.partition(":")
+    if hostdev_options.subsystem is not None:
+        vendor, _, device = hostdev_options.subsystem.partition(":")
         yield QemuProperty("x-pci-sub-vendor-id", "unsigned", str(int(vendor, 16)))
         yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
 
@@ -99,7 +99,7 @@ def _mediated(unit: GuestDevice, place: GuestAddress | None) -> GuestHostdev:
         model=unit.model,
     )
     title = f"{vgpu.type_name or vgpu.type} on {vgpu.parent}"
-    return GuestHostdev(_with_options(device, unit.hand_over, 0), title)
+    return GuestHostdev(_with_options(device, unit.hostdev_options, 0), title)
 
 
 def _alias(name: str) -> str:
@@ -107,23 +107,25 @@ def _alias(name: str) -> str:
     return f"ua-vfio-{re.sub('[:.]', '-', name)}"
 
 
-def _with_options(device: DomainHostdev, hand_over: HostdevOptions, number: int) -> DomainHostdev:
+def _with_options(
+    device: DomainHostdev, hostdev_options: HostdevOptions, number: int
+) -> DomainHostdev:
     """The options of a device; what there is once concerns its first function."""
-    has_rom = hand_over.rom != NO_ROM
+    has_rom = hostdev_options.rom != NO_ROM
     device = replace(
         device,
-        iommufd=hand_over.has_iommufd or None,
-        has_rom=has_rom and (number == 0 or hand_over.rom is None),
+        iommufd=hostdev_options.has_iommufd or None,
+        has_rom=has_rom and (number == 0 or hostdev_options.rom is None),
     )
     if number:
         return device
     return replace(
         device,
-        display=hand_over.display,
-        ramfb=hand_over.ramfb,
-        boot_order=hand_over.boot_order,
-        acpi_nodes=hand_over.acpi_nodes,
-        rom_file=hand_over.rom if has_rom else None,
+        display=hostdev_options.display,
+        ramfb=hostdev_options.ramfb,
+        boot_order=hostdev_options.boot_order,
+        acpi_nodes=hostdev_options.acpi_nodes,
+        rom_file=hostdev_options.rom if has_rom else None,
     )
 
 
@@ -138,7 +140,7 @@ def check(
 
     """
     known = tuple(units)
-    ramfbs = [unit for unit in known if unit.hand_over.ramfb]
+    ramfbs = [unit for unit in known if unit.hostdev_options.ramfb]
     if len(ramfbs) > 1:
         message = f"ramfb is asked for {len(ramfbs)} devices, and a domain has one at most"
         raise UsageError(message, f"ask for it with {ramfbs[0].name} alone")
@@ -146,60 +148,68 @@ def check(
         _check_options(unit)
         for feature, why in _features(unit):
             feature.require(libvirt(), why)
-        if unit.hand_over.has_iommufd:
+        if unit.hostdev_options.has_iommufd:
             _check_iommufd(unit, qemu())
 
 
 def _check_options(unit: GuestDevice) -> None:
-    hand_over = unit.hand_over
-    if unit.is_vendor_function and hand_over.is_managed:
+    hostdev_options = unit.hostdev_options
+    if unit.is_vendor_function and hostdev_options.is_managed:
         first = unit.functions[0]
         message = f"{first} is a vGPU of its driver {first.driver}, which libvirt must not unbind"
         raise refusal([blocker("managed-vendor-function", first, message, "leave out --managed")])
-    if unit.functions and hand_over.ramfb and hand_over.boot_order is not None:
+    if unit.functions and hostdev_options.ramfb and hostdev_options.boot_order is not None:
         message = f"{unit.name} has ramfb, which the guest's firmware cannot boot from"
         raise UsageError(message, "leave out ramfb or the boot order")
-    if hand_over.rom is not None and hand_over.rom != NO_ROM and not hand_over.rom.startswith("/"):
-        message = f"the option ROM {hand_over.rom} of {unit.name} has no absolute path"
+    if (
+        hostdev_options.rom is not None
+        and hostdev_options.rom != NO_ROM
+        and not hostdev_options.rom.startswith("/")
+    ):
+        message = f"the option ROM {hostdev_options.rom} of {unit.name} has no absolute path"
         raise UsageError(message, f"write it from / on, or {NO_ROM} for none")
-    _check_form(hand_over)
+    _check_form(hostdev_options)
     if unit.functions:
         _check_model(unit)
         _check_unassigned(unit)
         _check_vga(unit)
         return
     of_functions = {
-        "an option ROM": hand_over.rom,
-        "a driver model": hand_over.driver_model,
-        "iommufd": hand_over.has_iommufd,
-        "a boot order": hand_over.boot_order is not None,
-        "a place outside of the guest": hand_over.is_unassigned,
-        "NUMA cells of its own": hand_over.acpi_nodes is not None,
-        "legacy VGA": hand_over.has_vga,
-        "another subsystem": hand_over.subsystem is not None,
+        "an option ROM": hostdev_options.rom,
+        "a driver model": hostdev_options.driver_model,
+        "iommufd": hostdev_options.has_iommufd,
+        "a boot order": hostdev_options.boot_order is not None,
+        "a place outside of the guest": hostdev_options.is_unassigned,
+        "NUMA cells of its own": hostdev_options.acpi_nodes is not None,
+        "legacy VGA": hostdev_options.has_vga,
+        "another subsystem": hostdev_options.subsystem is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"{unit.name} is a mediated device, and libvirt has {what} for PCI functions only"
         raise UsageError(message, "leave it out")
 
 
-def _check_form(hand_over: HostdevOptions) -> None:
-    if hand_over.subsystem is not None and not _SUBSYSTEM.fullmatch(hand_over.subsystem):
-        message = f"{hand_over.subsystem} is no subsystem of a PCI device"
+def _check_form(hostdev_options: HostdevOptions) -> None:
+    if hostdev_options.subsystem is not None and not _SUBSYSTEM.fullmatch(
+        hostdev_options.subsystem
+    ):
+        message = f"{hostdev_options.subsystem} is no subsystem of a PCI device"
         raise UsageError(message, "write vendor and device in hexadecimal: 17aa:3aff")
-    if hand_over.acpi_nodes is not None and not _NODESET.fullmatch(hand_over.acpi_nodes):
-        message = f"{hand_over.acpi_nodes} is no set of the guest's NUMA cells"
+    if hostdev_options.acpi_nodes is not None and not _NODESET.fullmatch(
+        hostdev_options.acpi_nodes
+    ):
+        message = f"{hostdev_options.acpi_nodes} is no set of the guest's NUMA cells"
         raise UsageError(message, "write numbers and ranges: 1-8, or 1,3")
 
 
 def _check_model(unit: GuestDevice) -> None:
-    model = unit.hand_over.driver_model
+    model = unit.hostdev_options.driver_model
     if model is None:
         return
     if not _MODULE.fullmatch(model):
         message = f"{model!r} is no name of a driver"
         raise UsageError(message, "write that of its module: vfio-pci, mlx5_vfio_pci")
-    if not unit.hand_over.is_managed:
+    if not unit.hostdev_options.is_managed:
         message = f"the driver {model} for {unit.name}: libvirt binds only what is managed"
         bind = f"vfiomgr bind {unit.name} --driver {model}"
         raise UsageError(message, f"ask for managed too, or leave it out and bind it: {bind}")
@@ -207,37 +217,39 @@ def _check_model(unit: GuestDevice) -> None:
 
 def _check_unassigned(unit: GuestDevice) -> None:
     """What a guest does not get, it has no options of."""
-    hand_over = unit.hand_over
-    own = HostdevOptions(is_managed=hand_over.is_managed, driver_model=hand_over.driver_model)
-    if hand_over.is_unassigned and replace(hand_over, is_unassigned=False) != own:
+    hostdev_options = unit.hostdev_options
+    own = HostdevOptions(
+        is_managed=hostdev_options.is_managed, driver_model=hostdev_options.driver_model
+    )
+    if hostdev_options.is_unassigned and replace(hostdev_options, is_unassigned=False) != own:
         message = f"{unit.name} is not to be in the guest, and has options of a device there"
         raise UsageError(message, "leave out all but managed and the driver model")
 
 
 def _check_vga(unit: GuestDevice) -> None:
-    if unit.hand_over.has_vga and not unit.functions[0].class_code.startswith(_VGA):
+    if unit.hostdev_options.has_vga and not unit.functions[0].class_code.startswith(_VGA):
         message = f"{unit.functions[0]} is no VGA controller"
         raise UsageError(message, "leave out vga: only graphics cards have those addresses")
 
 
 def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
-    hand_over = unit.hand_over
-    if hand_over == HostdevOptions() and not unit.is_vendor_function:
+    hostdev_options = unit.hostdev_options
+    if hostdev_options == HostdevOptions() and not unit.is_vendor_function:
         return
     if unit.is_vendor_function:
         driver = unit.functions[0].driver or "its vendor's driver"
         yield VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
-    if hand_over.driver_model:
-        yield DRIVER_MODEL, f"the driver {hand_over.driver_model} for {unit.name}"
-    if unit.functions and (hand_over.display or hand_over.ramfb):
+    if hostdev_options.driver_model:
+        yield DRIVER_MODEL, f"the driver {hostdev_options.driver_model} for {unit.name}"
+    if unit.functions and (hostdev_options.display or hostdev_options.ramfb):
         yield PCI_DISPLAY, f"the display of {unit.name}"
-    if hand_over.is_unassigned:
+    if hostdev_options.is_unassigned:
         yield UNASSIGNED_ADDRESS, f"{unit.name}, which the guest is not to have,"
-    if hand_over.acpi_nodes is not None:
+    if hostdev_options.acpi_nodes is not None:
         yield ACPI_NODESET, f"cells of {unit.name}'s own"
-    if hand_over.has_vga or hand_over.subsystem is not None:
+    if hostdev_options.has_vga or hostdev_options.subsystem is not None:
         yield QEMU_OVERRIDE, f"a property of QEMU's for {unit.name}"
-    if hand_over.has_iommufd:
+    if hostdev_options.has_iommufd:
         yield IOMMUFD, f"/dev/iommu for {unit.name}"
 
 
@@ -260,7 +272,7 @@ def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostde
     """
     bus = first_bus
     for unit in units:
-        several = len(unit.functions) > 1 and not unit.hand_over.is_unassigned
+        several = len(unit.functions) > 1 and not unit.hostdev_options.is_unassigned
         if several and bus > LAST_BUS:
             message = f"no guest bus is left for {unit.name}"
             raise UsageError(message, "choose a lower --guest-bus")

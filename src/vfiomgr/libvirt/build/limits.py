@@ -54,26 +54,26 @@ class Lock(Value):
     reasons: tuple[Reason, ...] = ()
 
 
-def plan_lock(wish: DomainRequest, devices: int, libvirt: Version) -> Lock:
+def plan_lock(request: DomainRequest, devices: int, libvirt: Version) -> Lock:
     """What will be locked, and the limit where libvirt's own is none.
 
     Raises:
         Refusal: the limit that is asked for is below it.
 
     """
-    needed = needed_lock(wish.memory_bytes, devices, has_viommu=wish.viommu is not None)
+    needed = needed_lock(request.memory_bytes, devices, has_viommu=request.viommu is not None)
     if not needed:
-        return Lock(0, wish.hard_limit_bytes)
-    times = f"{devices} x " if wish.viommu is not None else ""
-    told = f"{times}{size(wish.memory_bytes)} of memory and {size(RESERVE)}: {size(needed)}"
-    limit = wish.hard_limit_bytes
+        return Lock(0, request.hard_limit_bytes)
+    times = f"{devices} x " if request.viommu is not None else ""
+    told = f"{times}{size(request.memory_bytes)} of memory and {size(RESERVE)}: {size(needed)}"
+    limit = request.hard_limit_bytes
     if limit is not None and limit < needed:
         message = f"with a hard limit of {size(limit)} QEMU could not lock what VFIO needs: {told}"
         remedy = f"ask for --hard-limit {-(-needed // GIB)}G, or leave it to libvirt"
-        raise refusal([blocker("hard-limit-too-low", wish.name, message, remedy)])
-    if limit is not None or wish.is_locked:
+        raise refusal([blocker("hard-limit-too-low", request.name, message, remedy)])
+    if limit is not None or request.is_locked:
         return Lock(needed, limit, (Reason("memtune", f"VFIO needs {told}"),))
-    if wish.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
+    if request.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
         told += f"; libvirt {libvirt} would allow for one device"
         return Lock(needed, needed, (Reason("memtune", f"VFIO needs {told}"),))
     told = f"QEMU will lock {told}; libvirt sets the limit"
@@ -102,7 +102,7 @@ class MmioWindow(Value):
 
 def plan_mmio_window(
     host: HostSnapshot,
-    wish: DomainRequest,
+    request: DomainRequest,
     units: Sequence[GuestDevice],
     libvirt: Version,
     emulated: int = 0,
@@ -114,29 +114,29 @@ def plan_mmio_window(
 
     """
     window = bar_window([unit.functions for unit in units], emulated)
-    bits = guest_bits(host, wish)
-    width = _width(host, wish, libvirt, has_devices=bool(units))
-    reasons = list(_why_bits(host, wish, width=width, is_asked=bool(units), libvirt=libvirt))
+    bits = guest_bits(host, request)
+    width = _width(host, request, libvirt, has_devices=bool(units))
+    reasons = list(_why_bits(host, request, width=width, is_asked=bool(units), libvirt=libvirt))
     notes = []
     if window and bits is None:
         notes.append("whether the CPU's addresses suffice for the BARs: it does not tell its width")
     told = _why_window(units, window)
-    is_efi = wish.firmware == "efi"
-    vendor = "AuthenticAMD" if wish.kind == "qemu" else host.cpu_vendor
+    is_efi = request.firmware == "efi"
+    vendor = "AuthenticAMD" if request.kind == "qemu" else host.cpu_vendor
     own = ovmf_window(bits, vendor) if is_efi else DEFAULT_WINDOW
     whose = "OVMF" if is_efi else "q35"
     written = None
-    _check_space(host, wish, bits)
-    if wish.has_fixed_aperture or window > own:
+    _check_space(host, request, bits)
+    if request.has_fixed_aperture or window > own:
         reach = min(bits, _OVMF_BITS) if bits is not None and is_efi else bits
-        written = _fitting(host, wish, max(window, DEFAULT_WINDOW), reach, told)
+        written = _fitting(host, request, max(window, DEFAULT_WINDOW), reach, told)
         text = f"{told}; by itself {whose} would take {size(own)}"
         reasons.append(Reason("fw_cfg" if is_efi else "hole", text))
     elif window:
         reasons.append(Reason("firmware", f"{told}; {whose}'s own, of {size(own)}, has room"))
     return MmioWindow(
         address_width=width,
-        address_bits=bits if wish.address_bits is not None else None,
+        address_bits=bits if request.address_bits is not None else None,
         hole64_kib=written >> 10 if written is not None and not is_efi else None,
         fw_cfg_mib=written // MIB if written is not None and is_efi else None,
         reasons=tuple(reasons),
@@ -144,25 +144,25 @@ def plan_mmio_window(
     )
 
 
-def guest_bits(host: HostSnapshot, wish: DomainRequest) -> int | None:
+def guest_bits(host: HostSnapshot, request: DomainRequest) -> int | None:
     """How wide its addresses are; None where the host's CPU does not tell its width."""
-    own = TCG_BITS if wish.kind == "qemu" else host.cpu_address_bits
-    known = [bits for bits in (own, wish.address_bits) if bits is not None]
+    own = TCG_BITS if request.kind == "qemu" else host.cpu_address_bits
+    known = [bits for bits in (own, request.address_bits) if bits is not None]
     return min(known, default=None)
 
 
 def _width(
-    host: HostSnapshot, wish: DomainRequest, libvirt: Version, *, has_devices: bool
+    host: HostSnapshot, request: DomainRequest, libvirt: Version, *, has_devices: bool
 ) -> Literal["passthrough", "emulate"] | None:
     """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3."""
-    asked = wish.address_bits
+    asked = request.address_bits
     if asked is None:
-        passes = wish.kind == "kvm" and has_devices and MAXPHYSADDR.is_in(libvirt)
+        passes = request.kind == "kvm" and has_devices and MAXPHYSADDR.is_in(libvirt)
         return "passthrough" if passes else None
-    if wish.kind == "qemu":
+    if request.kind == "qemu":
         message = f"without KVM a guest's addresses have {TCG_BITS} bits, whatever is asked for"
         remedy = "leave out --address-bits, or use KVM"
-        raise refusal([blocker("address-bits-without-kvm", wish.name, message, remedy)])
+        raise refusal([blocker("address-bits-without-kvm", request.name, message, remedy)])
     if MAXPHYSADDR_LIMIT.is_in(libvirt):
         return "passthrough"
     MAXPHYSADDR.require(libvirt, f"a width of {asked} bits for the guest's addresses")
@@ -181,39 +181,39 @@ def ovmf_window(bits: int | None, vendor: str | None) -> int:
     return max(DEFAULT_WINDOW, 1 << (min(bits, _OVMF_BITS) - _OVMF_SHARE))
 
 
-def _end_of_memory(host: HostSnapshot, wish: DomainRequest, window: int) -> int:
+def _end_of_memory(host: HostSnapshot, request: DomainRequest, window: int) -> int:
     """Of a guest with such a window, which with OVMF is none of QEMU's."""
-    is_amd = wish.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
-    hole = window if wish.firmware == "bios" else DEFAULT_WINDOW
-    return memory_end(wish.memory_bytes, hole, is_amd=is_amd)
+    is_amd = request.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
+    hole = window if request.firmware == "bios" else DEFAULT_WINDOW
+    return memory_end(request.memory_bytes, hole, is_amd=is_amd)
 
 
-def _check_space(host: HostSnapshot, wish: DomainRequest, bits: int | None) -> None:
+def _check_space(host: HostSnapshot, request: DomainRequest, bits: int | None) -> None:
     """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init)."""
-    end = _end_of_memory(host, wish, DEFAULT_WINDOW) + DEFAULT_WINDOW
+    end = _end_of_memory(host, request, DEFAULT_WINDOW) + DEFAULT_WINDOW
     if bits is not None and end > 1 << bits:
         message = (
-            f"{size(wish.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} end "
-            f"at {size(end)}: the guest's addresses have {bits} bits ({size(1 << bits)})"
+            f"{size(request.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} "
+            f"end at {size(end)}: the guest's addresses have {bits} bits ({size(1 << bits)})"
         )
-        remedy = "give it less --memory" + ", or use KVM" * (wish.kind == "qemu")
-        raise refusal([blocker("address-space-too-small", wish.name, message, remedy)])
+        remedy = "give it less --memory" + ", or use KVM" * (request.kind == "qemu")
+        raise refusal([blocker("address-space-too-small", request.name, message, remedy)])
 
 
 def _fitting(
-    host: HostSnapshot, wish: DomainRequest, window: int, bits: int | None, told: str
+    host: HostSnapshot, request: DomainRequest, window: int, bits: int | None, told: str
 ) -> int:
     """The window to write."""
     try:
-        return fitting_window(window, bits, lambda each: _end_of_memory(host, wish, each))
+        return fitting_window(window, bits, lambda each: _end_of_memory(host, request, each))
     except NoRoom as none:
         message = (
-            f"{told}, above {size(wish.memory_bytes)} of memory up to {size(none.end)}: the "
+            f"{told}, above {size(request.memory_bytes)} of memory up to {size(none.end)}: the "
             f"guest's addresses have {bits} bits ({size(1 << (bits or 0))})"
         )
         remedy = "give it fewer of these devices, or less --memory"
-        remedy += ", or use KVM" * (wish.kind == "qemu")
-        raise refusal([blocker("aperture-too-small", wish.name, message, remedy)]) from None
+        remedy += ", or use KVM" * (request.kind == "qemu")
+        raise refusal([blocker("aperture-too-small", request.name, message, remedy)]) from None
 
 
 def _why_window(units: Sequence[GuestDevice], window: int) -> str:
@@ -225,16 +225,21 @@ def _why_window(units: Sequence[GuestDevice], window: int) -> str:
 
 
 def _why_bits(
-    host: HostSnapshot, wish: DomainRequest, *, width: str | None, is_asked: bool, libvirt: Version
+    host: HostSnapshot,
+    request: DomainRequest,
+    *,
+    width: str | None,
+    is_asked: bool,
+    libvirt: Version,
 ) -> Iterable[Reason]:
     bits = host.cpu_address_bits
     shown = f"{bits} bits (/proc/cpuinfo)" if bits else "as wide as it is"
-    if width is not None and wish.address_bits is not None:
-        text = f"physical addresses of {wish.address_bits} bits at most; the host's CPU: {shown}"
+    if width is not None and request.address_bits is not None:
+        text = f"physical addresses of {request.address_bits} bits at most; the host's CPU: {shown}"
         yield Reason("maxphysaddr", text)
     elif width is not None:
         yield Reason("maxphysaddr", f"physical addresses like the host's CPU: {shown}")
-    elif is_asked and wish.kind == "kvm":
+    elif is_asked and request.kind == "kvm":
         since = f"<maxphysaddr> is for libvirt {MAXPHYSADDR.since}, this is {libvirt}"
         yield Reason("cpu", f"the host's CPU, with its width of addresses: {shown}; {since}")
     elif is_asked:

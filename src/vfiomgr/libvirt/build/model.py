@@ -1,4 +1,4 @@
-"""A guest that somebody wishes for, and the plan of its domain: what is written, and why."""
+"""A guest that somebody requests for, and the plan of its domain: what is written, and why."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ class GuestCpus(Value):
 class GuestPlan(Value):
     """A whole domain, ready to be written."""
 
-    wish: DomainRequest
+    request: DomainRequest
     controllers: tuple[PciController, ...]
     hostdevs: tuple[GuestHostdev, ...]
     memory: GuestMemory

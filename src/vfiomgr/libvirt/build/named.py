@@ -72,8 +72,8 @@ def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
             message = f"--device {text}: {word!r} says nothing about a device"
             raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
     has_iommufd = has_iommufd and "unassigned" not in words
-    hand_over = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
-    return DeviceRequest(name, hand_over, is_alone="only" in words)
+    hostdev_options = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
+    return DeviceRequest(name, hostdev_options, is_alone="only" in words)
 
 
 def parse_disk(text: str) -> GuestDisk:
@@ -208,8 +208,8 @@ class DomainOptions(TypedDict, total=False):
     """Lock all of its memory, without a limit."""
 
 
-def wish_of(name: str, said: DomainOptions) -> DomainRequest:
-    """The guest that somebody wishes for.
+def request_of(name: str, said: DomainOptions) -> DomainRequest:
+    """The guest that somebody requests for.
 
     Raises:
         UsageError: a word that means nothing.
@@ -297,7 +297,7 @@ class DeviceOptions(TypedDict, total=False):
     """Memoryless cells of the guest for its own memory, `1-8` (libvirt 11.8; GB200)."""
 
 
-def hand_over(options: DeviceOptions) -> HostdevOptions:
+def hostdev_options(options: DeviceOptions) -> HostdevOptions:
     """What they say of the device.
 
     Raises:

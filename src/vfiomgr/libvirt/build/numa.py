@@ -61,7 +61,7 @@ class Nodes(Value):
         return tuple(share.node.number for share in self.shares if share.memory_bytes)
 
 
-def lay_nodes(host: HostSnapshot, wish: DomainRequest, units: Sequence[GuestDevice]) -> Nodes:
+def lay_nodes(host: HostSnapshot, request: DomainRequest, units: Sequence[GuestDevice]) -> Nodes:
     """Memory and CPUs on the nodes of the devices, where the host has several nodes.
 
     Raises:
@@ -70,25 +70,27 @@ def lay_nodes(host: HostSnapshot, wish: DomainRequest, units: Sequence[GuestDevi
     """
     topology = host.topology
     known = sorted({unit.numa_node for unit in units if unit.numa_node is not None})
-    if topology is None or len(topology.nodes) < _CHOICE or wish.numa == "off" or not known:
-        refuse_if_any(_missing_pages(topology, wish), frozenset())
-        return Nodes((), (), (), (), _why_not(topology, wish, units))
+    if topology is None or len(topology.nodes) < _CHOICE or request.numa == "off" or not known:
+        refuse_if_any(_missing_pages(topology, request), frozenset())
+        return Nodes((), (), (), (), _why_not(topology, request, units))
     nodes = _with_substance([node for node in topology.nodes if node.number in known], topology)
-    shares = _shares(wish, nodes)
-    is_strict = wish.numa == "strict"
-    missing = _too_little(shares, wish, topology) if is_strict else _missing_pages(topology, wish)
+    shares = _shares(request, nodes)
+    is_strict = request.numa == "strict"
+    missing = (
+        _too_little(shares, request, topology) if is_strict else _missing_pages(topology, request)
+    )
     refuse_if_any(missing, frozenset())
-    pins, emulator = _pins(shares, topology) if wish.has_pinning else ((), ())
-    reasons = [*_why_nodes(shares, wish, units), *_why_pins(shares, topology, pins)]
+    pins, emulator = _pins(shares, topology) if request.has_pinning else ((), ())
+    reasons = [*_why_nodes(shares, request, units), *_why_pins(shares, topology, pins)]
     return Nodes(shares, pins, emulator, tuple(reasons), tuple(_notes(shares, topology, units)))
 
 
 def _why_not(
-    topology: HostTopology | None, wish: DomainRequest, units: Sequence[GuestDevice]
+    topology: HostTopology | None, request: DomainRequest, units: Sequence[GuestDevice]
 ) -> tuple[str, ...]:
     if topology is None:
         return ("NUMA nodes were not read: memory and CPUs lie anywhere",)
-    if len(topology.nodes) < _CHOICE or wish.numa == "off" or not units:
+    if len(topology.nodes) < _CHOICE or request.numa == "off" or not units:
         return ()
     return ("no device tells its NUMA node (numa_node is -1): memory and CPUs lie anywhere",)
 
@@ -120,11 +122,11 @@ def _nearest(
     return tuple(ranked[:1])
 
 
-def _shares(wish: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
+def _shares(request: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
     """Memory and CPUs in equal parts for the nodes that have any; what is left, for the first."""
-    grain = wish.hugepage_bytes or MIB
-    memory = _parts(wish.memory_bytes, [_has_memory(node) for node in nodes], grain)
-    counts = _parts(wish.vcpus, [_has_cpus(node) for node in nodes], 1)
+    grain = request.hugepage_bytes or MIB
+    memory = _parts(request.memory_bytes, [_has_memory(node) for node in nodes], grain)
+    counts = _parts(request.vcpus, [_has_cpus(node) for node in nodes], 1)
     shares, first = [], 0
     for node, share, count in zip(nodes, memory, counts, strict=True):
         shares.append(NumaShare(node, share, tuple(range(first, first + count))))
@@ -146,17 +148,21 @@ def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
 
 
 def _too_little(
-    shares: Sequence[NumaShare], wish: DomainRequest, topology: HostTopology
+    shares: Sequence[NumaShare], request: DomainRequest, topology: HostTopology
 ) -> Iterator[Diagnostic]:
     """Nodes that have not what is to lie on them."""
-    if wish.hugepage_bytes is not None:
-        yield from _uneven(wish, wish.hugepage_bytes)
+    if request.hugepage_bytes is not None:
+        yield from _uneven(request, request.hugepage_bytes)
     for share in shares:
-        free = _free(share.node, wish.hugepage_bytes)
+        free = _free(share.node, request.hugepage_bytes)
         if share.memory_bytes > free:
-            kind = f" in huge pages of {size(wish.hugepage_bytes)}" if wish.hugepage_bytes else ""
+            kind = (
+                f" in huge pages of {size(request.hugepage_bytes)}"
+                if request.hugepage_bytes
+                else ""
+            )
             others = ", ".join(
-                f"node {node.number} has {size(_free(node, wish.hugepage_bytes))}"
+                f"node {node.number} has {size(_free(node, request.hugepage_bytes))}"
                 for node in topology.nodes
             )
             yield blocker(
@@ -164,36 +170,37 @@ def _too_little(
                 f"node {share.node.number}",
                 f"{size(share.memory_bytes)} of the guest's memory are to lie on NUMA node "
                 f"{share.node.number}, which has {size(free)} free{kind} ({others})",
-                f"{_pages_remedy(share.node, share.memory_bytes, wish)}ask for less --memory, or "
-                "pass --numa preferred (other nodes give what this has not) or off",
+                f"{_pages_remedy(share.node, share.memory_bytes, request)}ask for less --memory, "
+                "or pass --numa preferred (other nodes give what this has not) or off",
             )
 
 
-def _missing_pages(topology: HostTopology | None, wish: DomainRequest) -> Iterator[Diagnostic]:
+def _missing_pages(topology: HostTopology | None, request: DomainRequest) -> Iterator[Diagnostic]:
     """Huge pages that the host has not, wherever they lie."""
-    if wish.hugepage_bytes is None:
+    if request.hugepage_bytes is None:
         return
-    yield from _uneven(wish, wish.hugepage_bytes)
+    yield from _uneven(request, request.hugepage_bytes)
     if topology is None or not topology.nodes:
         return
-    free = sum(_free(node, wish.hugepage_bytes) for node in topology.nodes)
-    if wish.memory_bytes > free:
+    free = sum(_free(node, request.hugepage_bytes) for node in topology.nodes)
+    if request.memory_bytes > free:
         yield blocker(
             "hugepages-too-few",
             "",
-            f"the guest's {size(wish.memory_bytes)} are to lie in huge pages of "
-            f"{size(wish.hugepage_bytes)}, of which {size(free)} are free",
-            f"{_pages_remedy(topology.nodes[0], wish.memory_bytes, wish)}leave out --hugepages",
+            f"the guest's {size(request.memory_bytes)} are to lie in huge pages of "
+            f"{size(request.hugepage_bytes)}, of which {size(free)} are free",
+            f"{_pages_remedy(topology.nodes[0], request.memory_bytes, request)}"
+            "leave out --hugepages",
         )
 
 
-def _uneven(wish: DomainRequest, page: int) -> Iterator[Diagnostic]:
-    if wish.memory_bytes % page:
+def _uneven(request: DomainRequest, page: int) -> Iterator[Diagnostic]:
+    if request.memory_bytes % page:
         yield blocker(
             "hugepages-uneven",
             "",
-            f"{size(wish.memory_bytes)} are no whole number of huge pages of {size(page)}",
-            f"ask for {size(-(-wish.memory_bytes // page) * page)}",
+            f"{size(request.memory_bytes)} are no whole number of huge pages of {size(page)}",
+            f"ask for {size(-(-request.memory_bytes // page) * page)}",
         )
 
 
@@ -204,9 +211,9 @@ def _free(node: NumaNode, page_bytes: int | None) -> int:
     return pool.free * page_bytes if pool else 0
 
 
-def _pages_remedy(node: NumaNode, wanted: int, wish: DomainRequest) -> str:
+def _pages_remedy(node: NumaNode, wanted: int, request: DomainRequest) -> str:
     """What gives a node more huge pages of a size."""
-    page = wish.hugepage_bytes
+    page = request.hugepage_bytes
     if page is None:
         return ""
     pool = node.pool(page)
@@ -235,13 +242,13 @@ def _cpus_for_guests(node: NumaNode, topology: HostTopology) -> tuple[int, ...]:
 
 
 def _why_nodes(
-    shares: Sequence[NumaShare], wish: DomainRequest, units: Sequence[GuestDevice]
+    shares: Sequence[NumaShare], request: DomainRequest, units: Sequence[GuestDevice]
 ) -> Iterator[Reason]:
     for number, share in enumerate(shares):
         node = share.node
         at = [unit.name for unit in units if unit.numa_node == node.number]
         told = f"{', '.join(at)} at" if at else "the nearest with CPUs or memory is"
-        free = size(_free(node, wish.hugepage_bytes))
+        free = size(_free(node, request.hugepage_bytes))
         text = f"{told} NUMA node {node.number}: {free} free of {size(node.memory_bytes)}"
         yield Reason(f"cell {number}", f"{text}, CPUs {format_cpulist(node.cpus) or 'none'}")
         yield Reason("numatune", text)
@@ -294,23 +301,23 @@ def most_vcpus(machine: Version) -> int:
     return next(count for since, count in _LIMITS if machine >= since)
 
 
-def check_vcpus(wish: DomainRequest, qemu: Version | None) -> None:
+def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
     """Make sure that libvirt takes so many CPUs; an unknown QEMU may have any limit.
 
     Raises:
         Refusal: it does not; the message says what would lift that.
 
     """
-    if wish.vcpus > MOST_WITHOUT_EIM and wish.viommu != "intel":
+    if request.vcpus > MOST_WITHOUT_EIM and request.viommu != "intel":
         message = (
-            f"{wish.vcpus} CPUs: more than {MOST_WITHOUT_EIM} need a virtual IOMMU with extended "
-            "interrupt mode"
+            f"{request.vcpus} CPUs: more than {MOST_WITHOUT_EIM} need a virtual IOMMU with "
+            "extended interrupt mode"
         )
         remedy = f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}"
-        raise refusal([blocker("too-many-cpus", wish.name, message, remedy)])
-    if qemu is not None and wish.vcpus > most_vcpus(qemu):
+        raise refusal([blocker("too-many-cpus", request.name, message, remedy)])
+    if qemu is not None and request.vcpus > most_vcpus(qemu):
         most = most_vcpus(qemu)
-        message = f"{wish.vcpus} CPUs: q35 has {most} at most with QEMU {qemu}"
+        message = f"{request.vcpus} CPUs: q35 has {most} at most with QEMU {qemu}"
         later = next(since for since, count in reversed(_LIMITS) if count > most)
         remedy = f"pass --vcpus {most}, or install QEMU {later} or later"
-        raise refusal([blocker("too-many-cpus", wish.name, message, remedy)])
+        raise refusal([blocker("too-many-cpus", request.name, message, remedy)])

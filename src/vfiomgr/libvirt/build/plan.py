@@ -1,4 +1,4 @@
-"""From a snapshot and a wish to the plan of a whole domain, or a refusal; pure."""
+"""From a snapshot and a request to the plan of a whole domain, or a refusal; pure."""
 
 from __future__ import annotations
 
@@ -42,43 +42,43 @@ _EMULATED = 1
 
 
 def plan_guest(
-    host: HostSnapshot, wish: DomainRequest, libvirt: Version, qemu: Version | None = None
+    host: HostSnapshot, request: DomainRequest, libvirt: Version, qemu: Version | None = None
 ) -> GuestPlan:
     """All parts of a domain, each with its reason.
 
     Raises:
         UnknownDevice: the host has no such device or vGPU.
-        UsageError: the wish contradicts itself.
+        UsageError: the request contradicts itself.
         Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
 
     """
     _check_architecture(host)
-    _check_wish(wish)
-    check_vcpus(wish, qemu)
-    units, boot_orders = _with_boot_orders(host, wish, units_of(host, wish.devices))
+    _check_request(request)
+    check_vcpus(request, qemu)
+    units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
-    if wish.has_secure_boot:
+    if request.has_secure_boot:
         libvirt_model.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
-    if not wish.has_hotplug:
+    if not request.has_hotplug:
         libvirt_model.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
     seen = [unit for unit in units if unit.is_seen]
-    nodes = lay_nodes(host, wish, seen)
-    emulated = _EMULATED + len(wish.disks) + len(wish.networks)
-    window = plan_mmio_window(host, wish, seen, libvirt, emulated)
-    slots = slots_of(seen, has_viommu=wish.viommu is not None)
-    buses = _buses(wish, slots, nodes, emulated)
+    nodes = lay_nodes(host, request, seen)
+    emulated = _EMULATED + len(request.disks) + len(request.networks)
+    window = plan_mmio_window(host, request, seen, libvirt, emulated)
+    slots = slots_of(seen, has_viommu=request.viommu is not None)
+    buses = _buses(request, slots, nodes, emulated)
     placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
     has_iommufd, hostdevs = _iommufd(placed, libvirt)
-    lock = plan_lock(wish, len(hostdevs), libvirt)
-    iommu, why_iommu = _iommu(host, wish, libvirt)
+    lock = plan_lock(request, len(hostdevs), libvirt)
+    iommu, why_iommu = _iommu(host, request, libvirt)
     why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, window.reasons)
     notes = (nodes.notes, window.notes, space_notes(slots), _group_notes(host, units))
     return GuestPlan(
-        wish=wish,
+        request=request,
         controllers=_controllers(buses, window),
         hostdevs=hostdevs,
-        memory=_memory(wish, nodes, lock),
-        cpus=_cpus(wish, nodes, window),
+        memory=_memory(request, nodes, lock),
+        cpus=_cpus(request, nodes, window),
         iommu=iommu,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
@@ -101,36 +101,36 @@ def _check_architecture(host: HostSnapshot) -> None:
         raise refusal([blocker("domain-architecture", "", message, remedy)])
 
 
-def _check_wish(wish: DomainRequest) -> None:
-    if not _NAME.fullmatch(wish.name):
-        message = f"{wish.name!r} is no name of a domain"
+def _check_request(request: DomainRequest) -> None:
+    if not _NAME.fullmatch(request.name):
+        message = f"{request.name!r} is no name of a domain"
         raise UsageError(message, "a name has no slash, no line break and no space in front")
-    if wish.hides_kvm and wish.kind == "qemu":
+    if request.hides_kvm and request.kind == "qemu":
         message = "there is no KVM to hide from a guest of the kind qemu"
         raise UsageError(message, "leave out --hide-kvm, or pass --virt-type kvm")
-    if wish.has_secure_boot and wish.firmware == "bios":
+    if request.has_secure_boot and request.firmware == "bios":
         message = "cannot use Secure Boot with SeaBIOS: only EFI firmware has it"
         raise UsageError(message, "leave out --firmware bios, or leave out --secure-boot")
-    displayed = [device.name for device in wish.devices if device.hand_over.display]
-    if displayed and wish.graphics == "none":
+    displayed = [device.name for device in request.devices if device.hostdev_options.display]
+    if displayed and request.graphics == "none":
         message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
         raise UsageError(message, "pass --graphics vnc, or leave out display")
 
 
 def _with_boot_orders(
-    host: HostSnapshot, wish: DomainRequest, units: Sequence[GuestDevice]
+    host: HostSnapshot, request: DomainRequest, units: Sequence[GuestDevice]
 ) -> tuple[tuple[GuestDevice, ...], tuple[tuple[str, int], ...]]:
     """Units and emulated devices with their numbers in the order of booting."""
     known = {unit.name: unit for unit in units}
     orders: list[tuple[str, int]] = []
-    for name in wish.boot or _usual_boot(wish):
+    for name in request.boot or _usual_boot(request):
         number = len(orders) + 1
-        for part in _boot_parts(host, wish, name, known):
+        for part in _boot_parts(host, request, name, known):
             orders.append((part, number))
             number += 1
     of_units = dict(orders)
     numbered = tuple(
-        replace(unit, hand_over=replace(unit.hand_over, boot_order=of_units[unit.name]))
+        replace(unit, hostdev_options=replace(unit.hostdev_options, boot_order=of_units[unit.name]))
         if unit.name in of_units
         else unit
         for unit in units
@@ -138,9 +138,9 @@ def _with_boot_orders(
     return numbered, tuple((part, number) for part, number in orders if part not in known)
 
 
-def _usual_boot(wish: DomainRequest) -> tuple[str, ...]:
+def _usual_boot(request: DomainRequest) -> tuple[str, ...]:
     """Disks, and what installs one that is empty yet."""
-    return ("disk",) * bool(wish.disks) + ("cdrom",) * bool(wish.cdroms)
+    return ("disk",) * bool(request.disks) + ("cdrom",) * bool(request.cdroms)
 
 
 def _boot_address(host: HostSnapshot, name: str) -> str:
@@ -154,13 +154,13 @@ def _boot_address(host: HostSnapshot, name: str) -> str:
 
 
 def _boot_parts(
-    host: HostSnapshot, wish: DomainRequest, name: str, units: dict[str, GuestDevice]
+    host: HostSnapshot, request: DomainRequest, name: str, units: dict[str, GuestDevice]
 ) -> list[str]:
     """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device."""
     found: dict[str, list[str]] = {
-        "disk": [f"disk {number}" for number in range(len(wish.disks))],
-        "cdrom": [f"cdrom {number}" for number in range(len(wish.cdroms))],
-        "network": [f"network {number}" for number in range(len(wish.networks))],
+        "disk": [f"disk {number}" for number in range(len(request.disks))],
+        "cdrom": [f"cdrom {number}" for number in range(len(request.cdroms))],
+        "network": [f"network {number}" for number in range(len(request.networks))],
     }
     if name in found:
         parts = found[name]
@@ -186,19 +186,19 @@ def _iommufd(
 
 
 def _iommu(
-    host: HostSnapshot, wish: DomainRequest, libvirt: Version
+    host: HostSnapshot, request: DomainRequest, libvirt: Version
 ) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
     """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map."""
-    if wish.viommu is None:
+    if request.viommu is None:
         return None, ()
-    if feature := _IOMMU_FEATURES.get(wish.viommu):
-        feature.require(libvirt, f"a virtual IOMMU of the kind {wish.viommu}")
-        _check_mapping(wish)
-        return DomainIommu(wish.viommu), ()
-    own = guest_bits(host, wish)
+    if feature := _IOMMU_FEATURES.get(request.viommu):
+        feature.require(libvirt, f"a virtual IOMMU of the kind {request.viommu}")
+        _check_mapping(request)
+        return DomainIommu(request.viommu), ()
+    own = guest_bits(host, request)
     bits = _SHORT_BITS if (own or _LONG_BITS) <= _SHORT_BITS else _LONG_BITS
     text = f"the guest's physical addresses have {own or 'an unknown number of'} bits"
-    has_eim = wish.vcpus > MOST_WITHOUT_EIM
+    has_eim = request.vcpus > MOST_WITHOUT_EIM
     if has_eim:
         text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
     iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
@@ -206,11 +206,11 @@ def _iommu(
 
 
 def _buses(
-    wish: DomainRequest, slots: Sequence[RootPortSlot], nodes: Nodes, emulated: int
+    request: DomainRequest, slots: Sequence[RootPortSlot], nodes: Nodes, emulated: int
 ) -> Buses:
     cells = [cell.host_node for cell in nodes.cells]
-    laid = lay_buses(slots, emulated, wish.spare_ports, cells, is_local=wish.numa != "off")
-    return laid if wish.has_hotplug else without_hotplug(laid)
+    laid = lay_buses(slots, emulated, request.spare_ports, cells, is_local=request.numa != "off")
+    return laid if request.has_hotplug else without_hotplug(laid)
 
 
 def _controllers(buses: Buses, window: MmioWindow) -> tuple[PciController, ...]:
@@ -219,34 +219,36 @@ def _controllers(buses: Buses, window: MmioWindow) -> tuple[PciController, ...]:
     return (replace(root, hole64_kib=window.hole64_kib), *others)
 
 
-def _memory(wish: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
+def _memory(request: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
     return GuestMemory(
         cells=nodes.cells,
-        mode="preferred" if wish.numa == "preferred" else "strict",
+        mode="preferred" if request.numa == "preferred" else "strict",
         host_nodes=nodes.host_nodes,
         locked_bytes=lock.needed_bytes,
         hard_limit_bytes=lock.limit_bytes,
     )
 
 
-def _check_mapping(wish: DomainRequest) -> None:
+def _check_mapping(request: DomainRequest) -> None:
     """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2)."""
-    if wish.viommu == "amd" and any(not d.hand_over.is_unassigned for d in wish.devices):
+    if request.viommu == "amd" and any(
+        not d.hostdev_options.is_unassigned for d in request.devices
+    ):
         message = (
             "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "
             "nothing of what is mapped (dma-remap, since 10.2), and libvirt has no word for that"
         )
         remedy = "pass --viommu intel, which hosts of AMD have too, or virtio"
-        raise refusal([blocker("viommu-without-mapping", wish.name, message, remedy)])
+        raise refusal([blocker("viommu-without-mapping", request.name, message, remedy)])
 
 
-def _cpus(wish: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus:
+def _cpus(request: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus:
     """A socket for each cell that has CPUs, where they have equally many."""
     counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
     sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
     return GuestCpus(
         sockets=max(1, sockets),
-        cores=wish.vcpus // max(1, sockets),
+        cores=request.vcpus // max(1, sockets),
         pins=nodes.pins,
         emulator=nodes.emulator,
         address_width=window.address_width,
@@ -261,9 +263,9 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[
             text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
         elif not unit.functions:
             text = "a mediated device, which libvirt never binds"
-        elif unit.hand_over.is_unassigned:
+        elif unit.hostdev_options.is_unassigned:
             text = "the guest does not get it: it is kept from the host and from others"
-        elif unit.hand_over.is_managed:
+        elif unit.hostdev_options.is_managed:
             text = "libvirt binds it before the start, and gives it back after"
         elif any(host.makes_vgpus(function) for function in unit.functions):
             text = "its driver makes vGPUs of it: no guest can use the function by itself"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from vfiomgr.cli.main import LazyGroup
-from vfiomgr.cli.session import session_options
+from vfiomgr.cli.options import session_options
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.libvirt.commands.domain", "hostdev"),

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.named_file import source_of
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
 from vfiomgr.libvirt.attach.named import attaching, detaching
@@ -46,7 +48,7 @@ _CONFIG = click.option("--config", is_flag=True, help="Change the definition, fo
 )
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def attach(
     session: Session,
     *,
@@ -102,7 +104,7 @@ def attach(
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot with it.")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def detach(
     session: Session,
     *,
@@ -211,7 +213,7 @@ def _print_plan(session: Session, change: DomainChange) -> None:
 @click.argument("file")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def define(session: Session, *, file: str, uri: str) -> None:
     """Define a domain from a file, and make sure that libvirt keeps all of it. - reads from a pipe.
 
@@ -267,7 +269,7 @@ _HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", "NAME")
 @click.option("--domain", metavar="NAME", shell_complete=complete_domain, help="Of this one alone.")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
     """Which domain has which device of this host: PCI functions and vGPUs.
 

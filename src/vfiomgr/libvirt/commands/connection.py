@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.session import Session
+from vfiomgr.cli.options import Options
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
@@ -49,8 +49,8 @@ def connected(
 
 def _deadline_of_command() -> float | None:
     context = click.get_current_context(silent=True)
-    session = context.find_object(Session) if context else None
-    return session.deadline if session else None
+    options = context.find_object(Options) if context else None
+    return options.deadline if options else None
 
 
 def complete_domain(

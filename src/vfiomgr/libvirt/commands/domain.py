@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.options import WholeNumber
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import WholeNumber, session_options
 from vfiomgr.cli.output import print_document, print_text
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS
 from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
@@ -232,7 +233,7 @@ def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates unty
 @click.option("--explain", is_flag=True, help="Write why each part is so, as comments.")
 @version_option
 @session_options()
-@click.pass_obj
+@pass_session
 def domain(
     session: Session,
     *,
@@ -282,7 +283,12 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
     if session.format == "table":
         print_text(text)
     else:
-        body = {"name": plan.wish.name, "libvirt_version": str(libvirt), "xml": text, "plan": plan}
+        body = {
+            "name": plan.request.name,
+            "libvirt_version": str(libvirt),
+            "xml": text,
+            "plan": plan,
+        }
         print_document("DomainPlan", body, session.format)
 
 
@@ -301,7 +307,7 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
 @click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
 @version_option
 @session_options()
-@click.pass_obj
+@pass_session
 def hostdev(
     session: Session,
     *,

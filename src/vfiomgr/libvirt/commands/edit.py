@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
@@ -25,7 +27,7 @@ from vfiomgr.libvirt.attach.domain_edit import (
     refuse_contradictions,
 )
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
-from vfiomgr.libvirt.build.named import hand_over
+from vfiomgr.libvirt.build.named import hostdev_options
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connect_option, connected
 from vfiomgr.libvirt.commands.domain import of_device, version_option
@@ -296,7 +298,7 @@ _DEVICE = "ADDRESS|UUID"
 @version_option
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def edit(
     session: Session,
     *,
@@ -340,8 +342,8 @@ def edit(
         message = "nothing is asked for"
         raise UsageError(message, "name a device: --add 0000:04:00.0, or --remove 0000:04:00.0")
     host = _host(session, required=bool(added))
-    wishes = [DeviceRequest(name, hand_over(options), is_alone=only) for name in added]
-    units = units_of(host, wishes) if host is not None else ()
+    requests = [DeviceRequest(name, hostdev_options(options), is_alone=only) for name in added]
+    units = units_of(host, requests) if host is not None else ()
     check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
     place = place_of(target, output, uri, is_change=not session.dry_run)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
@@ -389,7 +391,9 @@ def _edited(
     left = read_document(text, document.source)
     by_names = {unit.function_names: unit for unit in units}
     staying = domain_of(left.root)
-    refuse_contradictions(staying, ((unit.function_names[0], unit.hand_over) for unit in units))
+    refuse_contradictions(
+        staying, ((unit.function_names[0], unit.hostdev_options) for unit in units)
+    )
     if host is not None:
         refuse_if_any(space_diagnostics(host, staying, units), frozenset())
     is_unassigned = not any(unit.is_seen for unit in units)

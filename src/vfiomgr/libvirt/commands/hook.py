@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
 from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
@@ -74,7 +75,7 @@ def hook() -> None:
 
 @hook.command("install")
 @session_options()
-@click.pass_obj
+@pass_session
 def install(session: Session) -> None:
     """Write /etc/libvirt/hooks/qemu.d/50-vfiomgr, which libvirt 6.5 and later runs.
 
@@ -90,7 +91,7 @@ def install(session: Session) -> None:
 
 @hook.command("uninstall")
 @session_options()
-@click.pass_obj
+@pass_session
 def uninstall(session: Session) -> None:
     """Remove what `hook install` wrote.
 
@@ -113,7 +114,7 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
 @_DOMAINS
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     """Have the hook act for a domain, from its next start on.
 
@@ -133,7 +134,7 @@ def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
 @_DOMAINS
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     """Have the hook leave a domain alone, from its next start on.
 
@@ -192,7 +193,7 @@ def _set(connection: Connection, names: list[str], element: str | None) -> None:
 @click.argument("operation")
 @click.argument("rest", nargs=-1)
 @session_options()
-@click.pass_obj
+@pass_session
 def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...]) -> None:  # noqa: ARG001 - libvirt passes more
     """What the installed script calls, with the domain's XML on standard input.
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
-from vfiomgr.cli.session import Session, complete_address, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.definitions.named import type_of
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
@@ -36,7 +38,7 @@ class MdevRequest(Value):
     type: str
 
 
-def wished_mdev(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequest:
+def mdev_request(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequest:
     """What is meant by a type's name on a parent.
 
     Raises:
@@ -97,7 +99,7 @@ def nodedev() -> None:
 @nodedev.command("list")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def list_mdevs(session: Session, *, uri: str) -> None:
     """Mediated devices that libvirt knows, active and defined.
 
@@ -158,7 +160,7 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
 @click.option("--autostart", is_flag=True, help="Start it with its parent.")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def define(
     session: Session, *, uuid: str | None, parent: str, wanted: str, autostart: bool, uri: str
 ) -> None:
@@ -174,8 +176,8 @@ def define(
     """
     name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
     host = session.scan(with_gpu_modes=True)
-    wish = wished_mdev(host, host.parse_address(parent), wanted)
-    element = node_mdev(name, parent_name(wish.parent), wish.type)
+    request = mdev_request(host, host.parse_address(parent), wanted)
+    element = node_mdev(name, parent_name(request.parent), request.type)
     if session.dry_run:
         _print_call(session, "define", name, element)
         return
@@ -183,7 +185,7 @@ def define(
     with connected(uri) as connection:
         known = find_mdev(connection.mdevs(), name)
         if known is not None and known.state.is_defined:
-            _refuse_another(known, str(wish.parent), wish.type)
+            _refuse_another(known, str(request.parent), request.type)
             is_changed = bool(known.state.starts_by_itself) != autostart
             if is_changed:
                 connection.set_mdev_autostart(known, autostart=autostart)
@@ -197,7 +199,7 @@ def define(
 @click.argument("uuid")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def start(session: Session, *, uuid: str, uri: str) -> None:
     """Make a vGPU that is defined, if its parent has room.
 
@@ -224,7 +226,7 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
 @click.argument("uuid")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def stop(session: Session, *, uuid: str, uri: str) -> None:
     """Remove an active vGPU; its definition stays. One that a domain has is refused.
 
@@ -247,7 +249,7 @@ def stop(session: Session, *, uuid: str, uri: str) -> None:
 @click.argument("uuid")
 @connect_option
 @session_options()
-@click.pass_obj
+@pass_session
 def undefine(session: Session, *, uuid: str, uri: str) -> None:
     """Forget a vGPU; one that is active stays until it is stopped.
 

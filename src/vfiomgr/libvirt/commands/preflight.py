@@ -9,8 +9,9 @@ import click
 
 from vfiomgr.check.model import Report
 from vfiomgr.cli.findings import counted, print_findings, report_document
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, session_of
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
@@ -69,7 +70,7 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
       vfiomgr libvirt preflight guest.xml --snapshot host.json
       vfiomgr libvirt preflight win11 --connect qemu:///session
     """
-    session: Session = context.obj
+    session = session_of(context)
     _check_arguments(names, every=every)
     source = context.get_parameter_source("uri")
     is_chosen = source is not click.core.ParameterSource.DEFAULT

@@ -44,7 +44,7 @@ def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
     return _render(
         "domain",
         plan=plan,
-        wish=plan.wish,
+        request=plan.request,
         elements=_explained(plan, _elements(plan), with_reasons=with_reasons),
         devices=_explained(plan, _devices(plan), with_reasons=with_reasons),
         last=_explained(plan, _last(plan), with_reasons=with_reasons),
@@ -53,13 +53,13 @@ def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
 
 def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The parts before the devices, each with what the plan calls it."""
-    wish = plan.wish
+    request = plan.request
 
     def part(name: str) -> str:
-        return _render(name, plan=plan, wish=wish, cells_with_memory=_cells_with_memory(plan))
+        return _render(name, plan=plan, request=request, cells_with_memory=_cells_with_memory(plan))
 
     yield part("memory"), ("memory",)
-    if wish.hugepage_bytes or wish.is_locked:
+    if request.hugepage_bytes or request.is_locked:
         yield part("memory-backing"), ()
     if plan.memory.hard_limit_bytes is not None:
         yield part("memtune"), ("memtune",)
@@ -74,7 +74,7 @@ def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield part("features"), ()
     cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
     yield part("cpu"), ("cpu", "maxphysaddr", *cells)
-    if wish.is_windows:
+    if request.is_windows:
         yield part("clock"), ()
 
 
@@ -83,34 +83,36 @@ def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:
 
 
 def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    wish = plan.wish
+    request = plan.request
     for controller in plan.controllers:
         parts = (f"controller {controller.index}",) if controller.index else ("hole",)
         yield _render("controller", device=controller), parts
     yield _render("usb"), ()
-    targets = _targets(wish)
-    for number, disk in enumerate(wish.disks):
+    targets = _targets(request)
+    for number, disk in enumerate(request.disks):
         order = plan.boot_order(f"disk {number}")
-        bus, target = wish.bus_of(disk), targets[number]
+        bus, target = request.bus_of(disk), targets[number]
         yield _render("disk", disk=disk, target=target, bus=bus, order=order), ()
-    for number, path in enumerate(wish.cdroms):
+    for number, path in enumerate(request.cdroms):
         order, target = plan.boot_order(f"cdrom {number}"), _target("sata", number)
         yield _render("cdrom", path=path, target=target, order=order), ()
-    for number, network in enumerate(wish.networks):
+    for number, network in enumerate(request.networks):
         order = plan.boot_order(f"network {number}")
-        model = wish.model_of(network)
+        model = request.model_of(network)
         yield _render("network", network=network, model=model, order=order), ()
     yield _render("serial"), ()
-    if wish.graphics == "vnc":
+    if request.graphics == "vnc":
         yield _render("pointer"), ()
         yield _render("graphics"), ()
-    given = [wished.hand_over for wished in wish.devices]
-    shows_device = any(hand_over.display or hand_over.has_vga for hand_over in given)
-    video = "none" if wish.graphics == "none" or shows_device else "vga"
+    given = [wanted.hostdev_options for wanted in request.devices]
+    shows_device = any(
+        hostdev_options.display or hostdev_options.has_vga for hostdev_options in given
+    )
+    video = "none" if request.graphics == "none" or shows_device else "vga"
     yield _render("video", model=video), ()
     for planned in plan.hostdevs:
         yield hostdev(planned), (f"hostdev {planned.device.name}",)
-    if wish.has_tpm:
+    if request.has_tpm:
         yield _render("tpm"), ()
     yield _render("balloon"), ()
     if plan.iommu is not None:
@@ -140,10 +142,10 @@ def _explained(
     return texts
 
 
-def _targets(wish: DomainRequest) -> list[str]:
+def _targets(request: DomainRequest) -> list[str]:
     """The names of the disks, counted on each bus; CD-ROMs come first on SATA."""
-    free = {"virtio": count(), "sata": count(len(wish.cdroms))}
-    return [_target(bus, next(free[bus])) for bus in map(wish.bus_of, wish.disks)]
+    free = {"virtio": count(), "sata": count(len(request.cdroms))}
+    return [_target(bus, next(free[bus])) for bus in map(request.bus_of, request.disks)]
 
 
 def _target(bus: str, number: int) -> str:

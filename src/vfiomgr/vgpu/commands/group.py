@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.options import WholeNumber
+from vfiomgr.cli.options import WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.definitions.commands import add_commands, list_defined
 from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
@@ -45,7 +45,7 @@ vgpu.add_command(switch)
 @vgpu.command("types")
 @click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
 @session_options()
-@click.pass_obj
+@pass_session
 def types(session: Session, parent: str | None) -> None:
     """List vGPU types by GPU: how many more of each can be made now, and why none of others.
 
@@ -174,7 +174,7 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 @vgpu.command("list")
 @click.option("--defined", is_flag=True, help="Those that are to be, whether active or not.")
 @session_options()
-@click.pass_obj
+@pass_session
 def list_vgpus(session: Session, *, defined: bool) -> None:
     """List active vGPUs, who uses each, and what it is defined as; or all that are defined.
 
@@ -216,7 +216,7 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
 )
 @click.option("--uuid", metavar="UUID", help="Its name; a random one by default.")
 @session_options()
-@click.pass_obj
+@pass_session
 def create(
     session: Session,
     *,
@@ -283,7 +283,7 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
     help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
 )
 @session_options()
-@click.pass_obj
+@pass_session
 def remove(
     session: Session,
     *,

@@ -6,14 +6,15 @@ import click
 
 from tests.unit.engine.toy.requests import Label
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.session import Session, session_options
+from vfiomgr.cli.options import session_options
+from vfiomgr.cli.session import Session, pass_session
 
 
 @click.command("toy-label")
 @click.argument("address")
 @click.argument("label")
 @session_options()
-@click.pass_obj
+@pass_session
 def toy_label(session: Session, address: str, label: str) -> None:
     """Put a label on a device."""
     (device,) = session.addresses((address,))
