@@ -80,7 +80,7 @@ def allow(override: Override, before: str = "", then: str = "", joint: str = ", 
     return Remedy(before, Option("allow", words, override), then, joint)
 
 
-LEAVE_IT_OUT = Remedy("", Option("only", "leave it out with --only"))
+LEAVE_IT_OUT = Remedy("", Option("only", "leave it out with --function-only"))
 
 
 class Diagnostic(Value):

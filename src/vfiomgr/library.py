@@ -301,7 +301,7 @@ class Host(HostSource):
             VfiomgrError: as `apply`.
 
         """
-        self.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
+        self.require_live("a snapshot has no journal", "run vfiomgr layout revert on the host")
         overridden = chosen("--allow", allow, REVERSIBLE)
         return self.apply(reversion(self.tree, self.tree.read(BOOT_ID), overridden))
 

@@ -215,7 +215,7 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
         named = ", ".join(f"{place.program} ({place.main})" for place in found)
         first = found[0]
         message = f"several container runtimes have an entry {name}: {named}"
-        told = f"--for {first.program} --runtime-config {first.main}"
+        told = f"--runtime {first.program} --runtime-config {first.main}"
         raise UsageError(message, f"choose one, e.g. {told}")
     return found[0] if found else locate(host, **options)
 
@@ -239,9 +239,9 @@ def _only(host: HostSource) -> ProgramName:
         return named[0]
     if named:
         message = f"there are several container runtimes here: {', '.join(named)}"
-        raise UsageError(message, f"say which, e.g. --for {named[0]}")
+        raise UsageError(message, f"say which, e.g. --runtime {named[0]}")
     message = "there is no container runtime here: no containerd, CRI-O, Docker, k3s or rke2"
-    raise UsageError(message, "install one; or say which is to come, e.g. --for containerd")
+    raise UsageError(message, "install one; or say which is to come, e.g. --runtime containerd")
 
 
 def require_name(name: str) -> None:

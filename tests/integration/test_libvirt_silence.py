@@ -71,7 +71,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 def test_a_command_ends_where_libvirt_never_answers(deaf: str) -> None:
     began = time.monotonic()
     answer = subprocess.run(
-        [sys.executable, "-m", "vfiomgr", "libvirt", "list", "-c", deaf, "--deadline", "1"],
+        [sys.executable, "-m", "vfiomgr", "libvirt", "list", "-c", deaf, "--timeout", "1"],
         capture_output=True,
         text=True,
         check=False,
@@ -81,7 +81,7 @@ def test_a_command_ends_where_libvirt_never_answers(deaf: str) -> None:
     assert (answer.returncode, answer.stdout) == (1, "")
     assert f"libvirtd at {deaf} has not answered for 1 s" in answer.stderr
     assert "systemctl status libvirtd virtqemud" in answer.stderr
-    assert "--deadline SECONDS waits longer" in answer.stderr
+    assert "--timeout SECONDS waits longer" in answer.stderr
 
 
 @pytest.mark.parametrize("with_events", [False, True])

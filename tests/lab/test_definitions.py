@@ -65,7 +65,7 @@ def test_either_tool_starts_and_shows_what_the_other_defined() -> None:
 
 
 def test_definitions_outlive_their_driver_and_a_corrupt_file_hides_none() -> None:
-    vfiomgr("vgpu", "define", "--parent", "mtty", "--type", "mtty-1", "--uuid", FIRST, "--auto")
+    vfiomgr("vgpu", "define", "--parent", "mtty", "--type", "mtty-1", FIRST, "--autostart")
     (FILES / "mtty" / SECOND).write_text("{ not JSON")
     vfiomgr("vgpu", "restore")
     assert (ACTIVE / FIRST).exists()

@@ -132,7 +132,7 @@ def test_a_plan_that_was_written_down_is_refused_once_the_host_has_changed(
     topology: Topology, first: dict[str, str]
 ) -> None:
     plan = "/run/lab/plan.json"
-    vfiomgr("plan", write(*rules(topology, functions=1, small=1, large=0)[:2]), "--out", plan)
+    vfiomgr("plan", write(*rules(topology, functions=1, small=1, large=0)[:2]), "--output", plan)
     vfiomgr("bind", topology.addresses["gpu"])
     refused = vfiomgr("apply", plan, status=4).stderr
     assert "has changed since the plan was made" in refused

@@ -132,7 +132,7 @@ def test_a_host_comes_to_its_layout_by_itself(topology: Topology, file: str) -> 
 
 
 class Watch:
-    """`vfiomgr watch` as a process, and what it says."""
+    """`vfiomgr layout watch` as a process, and what it says."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(

@@ -155,7 +155,7 @@ def test_a_running_guest_gets_a_function_and_gives_it_back(
     assert item["defined"]
     assert "nothing to do" in libvirt("attach", "open", first)
 
-    told = libvirt("detach", "open", first, "--deadline", "30")
+    told = libvirt("detach", "open", first, "--timeout", "30")
     assert f"detached: {first} (the running guest and the definition of open)" in told
     assert first not in devices_of("open")
     assert document("libvirt", "list", "--connect", daemon.URI)["items"] == []
@@ -189,7 +189,7 @@ def test_a_guest_that_never_releases_a_device_ends_at_the_deadline(
     define("open", xml("open", ports=2, rest=NATIVE))
     libvirt("attach", "keeper", first, "--live")
     begun = time.monotonic()
-    told = libvirt("detach", "keeper", first, "--live", "--deadline", "8", status=5)
+    told = libvirt("detach", "keeper", first, "--live", "--timeout", "8", status=5)
     assert time.monotonic() - begun < _NEVER
     assert f"the guest keeper has not released it within 8 s: {first} is still with it" in told
     assert "the request stands" in told

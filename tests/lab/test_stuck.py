@@ -68,7 +68,7 @@ def test_an_open_display_is_refused_and_can_be_forced(topology: Topology) -> Non
             api.apply(intent, tree=TREE)
         assert f"(PID {os.getpid()}" in caught.value.message
         assert f"(PID {os.getpid()}" in vfiomgr("bind", address, status=4).stderr
-        vfiomgr("bind", address, "--allow", "in-use", "--yes", "--deadline", "30")
+        vfiomgr("bind", address, "--allow", "in-use", "--yes", "--timeout", "30")
     finally:
         os.close(descriptor)
     vfiomgr("unbind", address)
@@ -118,7 +118,7 @@ def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
         assert f"is held by qemu-system-x86 (PID {guest.pid})" in refused
         began = time.monotonic()
         forced = vfiomgr(
-            "unbind", address, "--allow", "in-use", "--yes", "--deadline", "3", status=5
+            "unbind", address, "--allow", "in-use", "--yes", "--timeout", "3", status=5
         ).stderr
         assert time.monotonic() - began < _NEVER
         assert "the kernel has not returned from" in forced

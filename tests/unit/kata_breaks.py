@@ -181,7 +181,7 @@ CASES = [
         4,
         second_file("etc/cdi/b.json", kind="b.io/bb", devces=[]),
         "/etc/cdi/b.json:1: devces is no key of CDI",
-        "correct it (did you mean devices?), or move /etc/cdi/b.json away; vfiomgr cdi check",
+        "correct it (did you mean devices?), or move /etc/cdi/b.json away; vfiomgr check cdi",
         runtime="go",
         is_silent=False,
     ),
@@ -425,7 +425,7 @@ CASES = [
         None,
         lambda node: (node.root / BUILD / "vmlinux-nvidia-gpu.container").unlink(),
         "the guest's kernel is not there: Kata starts no guest without it",
-        "vfiomgr kata check-image --config /etc/kata-containers/vfiomgr/kata-vfio/",
+        "vfiomgr check kata --config /etc/kata-containers/vfiomgr/kata-vfio/",
         is_silent=False,
     ),
     Case(

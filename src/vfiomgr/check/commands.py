@@ -8,7 +8,8 @@ import click
 
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.findings import counted, print_findings, report_document
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import session_of
 
@@ -18,17 +19,27 @@ if TYPE_CHECKING:
 _BLOCKED = 1
 
 
-@click.command("check")
+_COMMANDS = {
+    "domain": ("vfiomgr.libvirt.commands.preflight", "preflight"),
+    "pod": ("vfiomgr.kata.explain.commands", "explain"),
+    "kata": ("vfiomgr.kata.explain.commands", "check_image"),
+    "cdi": ("vfiomgr.containers.cdi.commands", "check"),
+    "layout": ("vfiomgr.layout.commands.files", "validate"),
+}
+
+
+@click.group("check", cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
 @click.option("--all", "every", is_flag=True, help="Show also what is fine.")
-@session_options()
+@session_options(*READING)
 @click.pass_context
 def check(context: click.Context, *, every: bool) -> None:
-    """Say whether this host is ready: each finding with evidence, why it matters, its remedy.
+    """Check whether this host, a domain, a pod, Kata, CDI or a layout is right.
 
-    A blocker keeps every device from going to a guest; a warning concerns some of them, or their
-    safety; an info is to be known. JSON and YAML always hold what is fine too.
+    Without a command it checks whether this host is ready for passthrough. Each finding has its
+    evidence, why it matters, and a remedy. A blocker prevents passthrough of any device; a warning
+    concerns some devices, or safety. JSON and YAML include what is fine.
 
-    Exit status: 0 where nothing blocks, 1 where a blocker was found.
+    Exit status: 0 if nothing blocks, 1 if a blocker was found.
 
     \b
     Examples:
@@ -36,7 +47,11 @@ def check(context: click.Context, *, every: bool) -> None:
       vfiomgr check --all
       vfiomgr check --format json
       vfiomgr check --snapshot host.json
+      vfiomgr check domain win11
+      vfiomgr check pod pod.yaml
     """
+    if context.invoked_subcommand is not None:
+        return
     session = session_of(context)
     report = host_of(session).check()
     if session.format != "table":

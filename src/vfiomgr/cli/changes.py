@@ -46,7 +46,7 @@ def host_of(session: Session, **reports: Unpack[Reports]) -> Host:
     is_watched = session.verbose or sys.stderr.isatty()
     usual: Reports = {"on_note": note, "on_step": tell_step if is_watched else None}
     usual.update(reports)
-    host = Host(deadline=session.deadline, **usual)
+    host = Host(deadline=session.timeout, **usual)
     session.share_with(host)
     return host
 

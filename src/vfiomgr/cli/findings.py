@@ -1,4 +1,4 @@
-"""Findings as people and programs read them: of `vfiomgr check` and of a preflight."""
+"""Findings and errors as people and programs read them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.documents.printable import printable
+from vfiomgr.errors import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.check.model import Report
+    from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic, Severity
-from vfiomgr.cli.output import Marked, say
+    from vfiomgr.errors import VfiomgrError
+from vfiomgr.cli.output import Marked, print_document, say
 
 _COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}
 
@@ -30,6 +33,22 @@ def finding_document(found: Diagnostic) -> dict[str, object]:
         "why": found.why,
         "remedy": found.remedy,
     }
+
+
+def print_error_document(error: VfiomgrError, output: Format) -> None:
+    """An error as a document, on stderr; a refusal with what was found."""
+    found = error.diagnostics if isinstance(error, Refusal) else ()
+    body = {
+        "message": error.message,
+        "details": error.details,
+        "remedy": error.hint or None,
+        "exit_status": error.exit_code,
+        "diagnostics": [
+            {**finding_document(one), "subject": one.subject, "override": one.override}
+            for one in found
+        ],
+    }
+    print_document("Error", body, output, err=True)
 
 
 def report_document(report: Report) -> dict[str, object]:

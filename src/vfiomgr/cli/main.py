@@ -1,53 +1,28 @@
-"""Groups of commands whose modules are imported when a command is asked for."""
+"""The command line: which commands there are, how it starts and how it ends."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import click
 
 import vfiomgr.capabilities  # noqa: F401 - makes them known
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
+from vfiomgr.cli.findings import print_error_document
+from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import Options, session_options
 from vfiomgr.cli.output import note, note_text, print_error
 from vfiomgr.cli.usage import explained
 from vfiomgr.errors import VfiomgrError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-class LazyGroup(click.Group):
-    """Finds its commands in a table: of each name the module, and what it is called there."""
-
-    def __init__(
-        self,
-        *arguments: Any,  # noqa: ANN401 - click's own
-        table: Mapping[str, tuple[str, str]],
-        **settings: Any,  # noqa: ANN401
-    ) -> None:
-        super().__init__(*arguments, **settings)
-        self._table = table
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table, which is that in which a newcomer meets them."""
-        return [*self._table, *super().list_commands(ctx)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name."""
-        if cmd_name not in self._table:
-            return super().get_command(ctx, cmd_name)
-        module, attribute = self._table[cmd_name]
-        command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
-        return command
-
+    from vfiomgr.cli.options import Format
 
 _COMMANDS = {
     "list": ("vfiomgr.cli.commands.list", "list_devices"),
@@ -56,18 +31,14 @@ _COMMANDS = {
     "check": ("vfiomgr.check.commands", "check"),
     "bind": ("vfiomgr.passthrough.commands", "bind"),
     "unbind": ("vfiomgr.passthrough.commands", "unbind"),
+    "reset": ("vfiomgr.passthrough.commands", "reset"),
+    "recover": ("vfiomgr.cli.commands.recover", "recover"),
     "plan": ("vfiomgr.layout.commands.changes", "plan"),
     "apply": ("vfiomgr.layout.commands.changes", "apply"),
-    "assert": ("vfiomgr.layout.commands.changes", "assert_"),
-    "export": ("vfiomgr.layout.commands.changes", "export"),
-    "revert": ("vfiomgr.layout.commands.changes", "revert"),
-    "watch": ("vfiomgr.layout.commands.watch", "watch"),
-    "recover": ("vfiomgr.cli.commands.recover", "recover"),
-    "reset": ("vfiomgr.passthrough.commands", "reset"),
+    "layout": ("vfiomgr.layout.commands", "layout"),
     "sriov": ("vfiomgr.sriov.commands", "sriov"),
-    "layout": ("vfiomgr.layout.commands.layout", "layout"),
-    "persist": ("vfiomgr.persistence.commands", "persist"),
     "vgpu": ("vfiomgr.vgpu.commands.group", "vgpu"),
+    "persist": ("vfiomgr.persistence.commands", "persist"),
     "libvirt": ("vfiomgr.libvirt.commands", "libvirt"),
     "kata": ("vfiomgr.kata.commands", "kata"),
     "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
@@ -75,9 +46,16 @@ _COMMANDS = {
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
     "explain": ("vfiomgr.cli.commands.explain", "explain"),
+    "help": ("vfiomgr.cli.commands.help", "help_"),
+}
+_FORMER = {
+    "assert": ("vfiomgr.layout.commands.changes", "assert_"),
+    "export": ("vfiomgr.layout.commands.changes", "export"),
+    "revert": ("vfiomgr.layout.commands.changes", "revert"),
+    "watch": ("vfiomgr.layout.commands.watch", "watch"),
 }
 _READING = frozenset(
-    {"list", "show", "groups", "check", "plan", "assert", "export", "snapshot", "explain"}
+    {"list", "show", "groups", "check", "plan", "assert", "export", "snapshot", "explain", "help"}
 )
 """Commands that change nothing: they may end at once."""
 _INTERRUPTED = 130
@@ -95,15 +73,18 @@ class _Commands(LazyGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name."""
-        if cmd_name in self.list_commands(ctx) and cmd_name not in _READING:
+        if cmd_name in {*self.list_commands(ctx), *_FORMER} and cmd_name not in _READING:
             _be_interruptible()
         return super().get_command(ctx, cmd_name)
 
 
 @click.group(
-    cls=_Commands, table=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+    cls=_Commands,
+    table=_COMMANDS,
+    unlisted=_FORMER,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="vfiomgr")
+@click.version_option(__version__, "-V", "--version", prog_name="vfiomgr")
 @session_options(from_environment=True)
 def cli() -> None:
     """Take a PCI device from its host driver to a guest, and back.
@@ -155,19 +136,34 @@ def main() -> None:
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge
         if options.debug and not isinstance(error, SystemExit):
             _show_traceback(error)
-        sys.exit(_conclude(error))
+        sys.exit(_conclude(error, _format(options)))
     if status:
         sys.exit(status)
 
 
-def _conclude(error: BaseException) -> int | str | None:
-    """Tell a person what happened; the exit status."""
+def _format(options: Options) -> Format:
+    """The output format; where the command line could not be parsed, as its words say."""
+    words = [word for arg in sys.argv[1:] for word in arg.split("=", 1)]
+    typed = (value for name, value in pairwise(words) if name == "--format")
+    wanted = next(typed, options.format)
+    return wanted if wanted in ("json", "yaml") else "table"
+
+
+def _report(error: VfiomgrError, form: Format) -> int:
+    if form == "table":
+        print_error(error)
+    else:
+        print_error_document(error, form)
+    return error.exit_code
+
+
+def _conclude(error: BaseException, form: Format) -> int | str | None:
+    """Report what happened; the exit status."""
     match error:
         case VfiomgrError():
-            print_error(error)
-            return error.exit_code
+            return _report(error, form)
         case click.ClickException():
-            return _tell_mistake(error)
+            return _tell_mistake(error, form)
         case click.Abort() | KeyboardInterrupt():
             return _INTERRUPTED
         case SystemExit():
@@ -175,27 +171,24 @@ def _conclude(error: BaseException) -> int | str | None:
             closed = type(sys.stdout).__name__.endswith("PacifyFlushWrapper")
             return _PIPE_CLOSED if closed else error.code
         case OSError():
-            return _tell_of_system(error)
-    print_error(
-        VfiomgrError(
-            f"unexpected {type(error).__name__}: {error}",
-            "this is a defect of vfiomgr: run it again with --debug and report what it prints",
-        )
+            return _tell_of_system(error, form)
+    remedy = (
+        "this is a defect of vfiomgr: run it again as `vfiomgr --debug …`, and report the output"
     )
-    return 1
+    return _report(VfiomgrError(f"unexpected {type(error).__name__}: {error}", remedy), form)
 
 
-def _tell_mistake(error: click.ClickException) -> int:
+def _tell_mistake(error: click.ClickException, form: Format) -> int:
     """Explain what click found wrong; of a group without a command it shows the help."""
     is_help = type(error).__name__ == "NoArgsIsHelpError"  # which came with click 8.2
     if isinstance(error, click.UsageError) and not is_help:
-        print_error(explained(error, cli, sys.argv[1:]))
+        _report(explained(error, cli, sys.argv[1:]), form)
     else:
         error.show()
     return error.exit_code
 
 
-def _tell_of_system(error: OSError) -> int:
+def _tell_of_system(error: OSError, form: Format) -> int:
     """Report an error of the operating system, most likely of the place that output goes to."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is buffered cannot be written either
     if isinstance(error, BrokenPipeError):
@@ -205,5 +198,5 @@ def _tell_of_system(error: OSError) -> int:
         f"{error.strerror or error}{place}", "is there room where the output goes?"
     )
     with contextlib.suppress(OSError):
-        print_error(problem)
+        _report(problem, form)
     return 1

@@ -11,7 +11,7 @@ import click
 from vfiomgr.paths import MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _DAY = 86400
 
@@ -67,7 +67,7 @@ class Options:
     root: str = MACHINE
     snapshot: str | None = None
     dry_run: bool = False
-    deadline: float | None = None
+    timeout: float | None = None
     """Seconds for one step of a change; None for the usual one."""
     yes: bool = False
     verbose: int = 0
@@ -95,51 +95,90 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
         options.remember(name, value, is_typed=is_typed)
 
 
-_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (
+class RenamedOption(click.Option):
+    """An option that had other names before 1.0; they are understood, and not shown."""
+
+    def __init__(self, *arguments: Any, former: Sequence[str], **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self._former = former
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - click's own
+        """Have the parser take the former names too."""
+        shown, self.opts = self.opts, [*self.opts, *self._former]
+        super().add_to_parser(parser, ctx)
+        self.opts = shown
+
+
+def function_only_option(text: str) -> Callable[[Any], Any]:
+    """The option that leaves the other functions of a slot out; `text` says of what."""
+    return click.option(
+        "--function-only", "only", cls=RenamedOption, former=("--only",), is_flag=True, help=text
+    )
+
+
+_OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "format": (
         ("--format",),
         {
             "type": click.Choice(["table", "json", "yaml"]),
-            "help": "How to print data.  [default: table]",
+            "help": "Output format.  [default: table]",
         },
     ),
-    (("--root",), {"metavar": "DIR", "help": "Read the host below DIR, e.g. a recorded one."}),
-    (("--snapshot",), {"metavar": "FILE", "help": "Answer from `vfiomgr snapshot` output."}),
-    (("--dry-run",), {"is_flag": True, "help": "Print the plan and change nothing."}),
-    (
-        ("--deadline",),
+    "root": (
+        ("--root",),
+        {"metavar": "DIR", "help": "Use the host below DIR, e.g. a recorded host."},
+    ),
+    "snapshot": (
+        ("--snapshot",),
+        {"metavar": "FILE", "help": "Use the host in FILE, the output of `vfiomgr snapshot`."},
+    ),
+    "dry_run": (("--dry-run",), {"is_flag": True, "help": "Print the plan and change nothing."}),
+    "timeout": (
+        ("--timeout",),
         {
+            "cls": RenamedOption,
+            "former": ("--deadline",),
             "type": Seconds(),
             "metavar": "SECONDS",
-            "help": "How long one step may take, or libvirt to answer.  [default: 60, 30]",
+            "help": "Time limit for one step, or for an answer of libvirt.  [default: 60, 30]",
         },
     ),
-    (("--yes",), {"is_flag": True, "help": "Answer every question with yes."}),
-    (
+    "yes": (("--yes",), {"is_flag": True, "help": "Answer yes to all questions."}),
+    "verbose": (
         ("-v", "--verbose"),
-        {
-            "count": True,
-            "type": WholeNumber(min=0),
-            "help": "Say what is being done; -vv for more.",
-        },
+        {"count": True, "type": WholeNumber(min=0), "help": "Print each step as it begins."},
     ),
-    (("--debug",), {"is_flag": True, "help": "Show the traceback of an error."}),
-)
+    "debug": (("--debug",), {"is_flag": True, "help": "Print the traceback of an error."}),
+}
+READING = ("format", "root", "snapshot")
+"""The options of commands that answer questions."""
+CHANGING = (*READING, "dry_run", "timeout", "verbose")
+"""The options of commands that change the host."""
+FILES = ("format", "root", "dry_run", "verbose")
+"""The options of commands that change files, and nothing of the kernel's."""
 
 
-def session_options(*, from_environment: bool = False) -> Callable[[Any], Any]:
-    """Decorate a command with the options of a session; the outermost also reads VFIOMGR_…."""
+def session_options(*names: str, from_environment: bool = False) -> Callable[[Any], Any]:
+    """Decorate a command with shared options by their names; without names, with all of them.
+
+    With `from_environment` they can also be set as VFIOMGR_<OPTION>.
+    """
 
     def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-        for names, settings in reversed(_OPTIONS):
-            variable = f"VFIOMGR_{names[-1].lstrip('-').replace('-', '_').upper()}"
+        for name in reversed(names or tuple(_OPTIONS)):
+            words, settings = _OPTIONS[name]
             function = click.option(
-                *names,
+                *words,
                 **settings,
                 expose_value=False,
                 callback=_remember,
-                envvar=variable if from_environment else None,
+                envvar=_variables(name) if from_environment else None,
             )(function)
         return function
 
     return decorate
+
+
+def _variables(name: str) -> list[str]:
+    former = {"timeout": ["VFIOMGR_DEADLINE"]}
+    return [f"VFIOMGR_{name.upper()}", *former.get(name, ())]

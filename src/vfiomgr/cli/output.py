@@ -62,18 +62,20 @@ def _printable_lines(text: str) -> str:
     return "\n".join("\t".join(map(printable, line.split("\t"))) for line in lines)
 
 
-def print_document(kind: str, body: Mapping[str, object], output: Format) -> None:
-    """A document of the JSON contract, in JSON or YAML."""
+def print_document(
+    kind: str, body: Mapping[str, object], output: Format, *, err: bool = False
+) -> None:
+    """A document of the JSON contract, in JSON or YAML; on stderr with `err`."""
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":
-        print_yaml(document)
+        print_yaml(document, err=err)
     else:
         import json  # noqa: PLC0415 - tables need none
 
-        print_text(json.dumps(document, indent=2) + "\n")
+        click.echo(json.dumps(document, indent=2), err=err)
 
 
-def print_yaml(document: dict[str, Any]) -> None:
+def print_yaml(document: dict[str, Any], *, err: bool = False) -> None:
     """A document as YAML 1.2; like JSON it escapes what is not ASCII."""
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
 
@@ -82,7 +84,7 @@ def print_yaml(document: dict[str, Any]) -> None:
     yaml.default_flow_style = False
     yaml.allow_unicode = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(document, sys.stdout)
+    yaml.dump(document, sys.stderr if err else sys.stdout)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

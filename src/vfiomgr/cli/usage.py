@@ -19,11 +19,47 @@ _NEGATIVE_NUMBER = re.compile(r"-\d+")
 _WIDE_GAP = re.compile(r"\s{2,}")
 """What stands between an example and its explanation."""
 _CONTINUED = re.compile(r"\s*\\\n\s*")
+_COMMAND = re.compile(r"No such command '([^']*)'")
+_WORDS = {
+    "add": ("create", "define", "inject", "install", "attach", "generate", "bind"),
+    "attach": ("bind",),
+    "clean": ("remove", "recover"),
+    "delete": ("remove", "undefine", "uninstall", "unbind"),
+    "detach": ("unbind",),
+    "devices": ("list",),
+    "diff": ("plan",),
+    "disable": ("uninstall", "stop"),
+    "doctor": ("check",),
+    "dump": ("snapshot", "export"),
+    "enable": ("install", "start"),
+    "gpus": ("list",),
+    "info": ("show", "list"),
+    "ls": ("list",),
+    "lspci": ("list --all",),
+    "mdev": ("vgpu",),
+    "mig": ("vgpu instances", "instances"),
+    "new": ("create", "define", "generate"),
+    "preflight": ("check domain",),
+    "release": ("unbind",),
+    "rescan": ("list",),
+    "restore": ("unbind", "recover"),
+    "rm": ("remove", "undefine", "uninstall", "unbind"),
+    "rollback": ("recover",),
+    "status": ("list", "show"),
+    "undo": ("unbind", "revert"),
+    "validate": ("check layout",),
+    "verify": ("check",),
+    "version": ("--version",),
+    "vf": ("sriov",),
+    "vfs": ("sriov",),
+    "vm": ("libvirt",),
+}
+"""Other words for commands, each with those that may be meant; the first that a group has is."""
 _SAMPLES = {
     "--format": "json",
     "--root": "/srv/recorded-host",
     "--snapshot": "host.json",
-    "--deadline": "120",
+    "--timeout": "120",
     "--driver": "vfio-pci",
     "--kernel-arguments": "console=ttyS0",
     "--libvirt-version": "10.0",
@@ -44,26 +80,33 @@ def _cause(error: click.UsageError, context: click.Context) -> str:
     command = context.command_path
     match error:
         case click.MissingParameter():
-            return f"{command} wants {_name(error.param)}"
+            return f"missing {_kind(error.param)}: {_name(error.param)}"
         case click.BadParameter():
             return f"{_source(context, error.param)}: {_what_is_wrong(error)}"
         case click.NoSuchOption() if _NEGATIVE_NUMBER.fullmatch(error.option_name):
-            return f"{command} has no option {error.option_name}, and takes no negative number"
+            return f"no such option: {error.option_name} ({command} takes no negative numbers)"
         case click.NoSuchOption():
             meant = " or ".join(error.possibilities or ())
-            guess = f"; did you mean {meant}?" if meant else ""
-            return f"{command} has no option {error.option_name}{guess}"
+            guess = f" Did you mean {meant}?" if meant else ""
+            return f"no such option: {error.option_name}.{guess}".removesuffix(".")
     text = error.message
     return f"{command}: {text[:1].lower()}{text[1:].rstrip('.')}{_meant(error, context)}"
 
 
 def _meant(error: click.UsageError, context: click.Context) -> str:
-    """A command whose name is nearly the one that was typed, as click tells it since 8.4."""
-    typed = getattr(error, "command_name", None)
+    """The command that was meant by another word for it, or by a name that is nearly its own."""
+    typed = _COMMAND.search(error.message)
     if typed is None or not isinstance(context.command, click.Group):
         return ""
-    near = difflib.get_close_matches(typed, context.command.list_commands(context), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    names = context.command.list_commands(context)
+    other = _WORDS.get(typed[1], ())
+    known = [word for word in other if word.split()[0] in names or word.startswith("-")]
+    near = known[:1] or difflib.get_close_matches(typed[1], names, n=1)
+    return f". Did you mean: {context.command_path} {near[0]}?" if near else ""
+
+
+def _kind(parameter: click.Parameter | None) -> str:
+    return "option" if isinstance(parameter, click.Option) else "argument"
 
 
 def _name(parameter: click.Parameter | None) -> str:
@@ -101,9 +144,11 @@ def _what_is_wrong(error: click.BadParameter) -> str:
 
 
 def _remedy(error: click.UsageError, context: click.Context) -> str:
-    help_option = f"{context.command_path} --help tells more"
+    help_option = f"see {context.command_path} --help"
+    if _meant(error, context):
+        return help_option
     if isinstance(context.command, click.Group) and not isinstance(error, _OF_OPTIONS):
-        return f"it has {', '.join(context.command.list_commands(context))}; {help_option}"
+        return f"commands: {', '.join(context.command.list_commands(context))}; {help_option}"
     example = _example(context, _parameter(error, context))
     return f"e.g. {example}; {help_option}" if example else help_option
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, RenamedOption, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
@@ -143,10 +143,10 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 def _without_starter(items: Iterable[dict[str, object]]) -> Iterator[str]:
     for item in items:
         if item["start"] == "auto" and item["started_by"] is None:
-            option = "--uuid" if item["uuid"] else "--parent"
+            option = "" if item["uuid"] else "--parent "
             yield (
                 f"nothing starts {item['name']} at boot: vfiomgr vgpu define "
-                f"{option} {item['name']} --auto sees to it"
+                f"{option}{item['name']} --autostart sees to it"
             )
 
 
@@ -164,8 +164,16 @@ def add_commands(group: click.Group) -> None:
 @click.command("define")
 @click.option("--parent", metavar="DEVICE", help="What makes it, e.g. a virtual function.")
 @click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
-@click.option("--uuid", metavar="UUID", help="Its name; of one that is active or defined already.")
-@click.option("--auto/--manual", "autostart", default=None, help="Whether it starts by itself.")
+@click.argument("uuid", required=False)
+@click.option("--uuid", "former_uuid", hidden=True)
+@click.option(
+    "--autostart/--manual",
+    "autostart",
+    cls=RenamedOption,
+    former=("--auto",),
+    default=None,
+    help="Whether it starts by itself.",
+)
 @click.option(
     "--attribute",
     "attributes",
@@ -174,7 +182,7 @@ def add_commands(group: click.Group) -> None:
     help="What is written to it as it starts, in this order; replaces all that was defined.",
 )
 @click.option("--jsonfile", metavar="FILE", help="Type, start and attributes as mdevctl has them.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def define(
     session: Session,
@@ -182,6 +190,7 @@ def define(
     parent: str | None,
     type_name: str | None,
     uuid: str | None,
+    former_uuid: str | None,
     autostart: bool | None,
     attributes: tuple[str, ...],
     jsonfile: str | None,
@@ -193,24 +202,25 @@ def define(
     becomes of virtual functions in the vendor's own interface mdevctl does not know: that is kept
     in /etc/vfiomgr/vgpu.d.
 
-    With --auto it starts when its parent comes: by mdevctl's rule of udev, where that works, or by
-    a service that is written for it.
+    With --autostart it starts when its parent comes: by mdevctl's udev rule, or by a
+    service of vfiomgr's where that rule does not work.
 
     \b
     Examples:
-      vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q --auto
-      vfiomgr vgpu define --uuid f715f63c-0d00-4007-9c5a-b07b0c6c05de --auto
+      vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q --autostart
+      vfiomgr vgpu define f715f63c-0d00-4007-9c5a-b07b0c6c05de --autostart
       vfiomgr vgpu define --parent mtty --type mtty-2 --attribute power/control=on
       vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q \\
           --attribute nvidia/vgpu_params=frame_rate_limiter=0,disable_vnc=1
       vfiomgr vgpu define --parent mtty --jsonfile vgpu.json --dry-run
     """
+    uuid = uuid or former_uuid
     if parent is None and uuid is None:
-        message = "which vGPU? There is no --uuid of one, and no --parent for a new one"
+        message = "missing argument: the UUID of a vGPU, or --parent for a new one"
         raise UsageError(message, "vfiomgr vgpu list shows those that are active")
     if jsonfile is not None and (type_name or attributes or autostart is not None):
         message = "--jsonfile says of which type it is, how it starts, and its attributes"
-        raise UsageError(message, "leave out --type, --attribute, --auto and --manual")
+        raise UsageError(message, "leave out --type, --attribute, --autostart and --manual")
     read = None if jsonfile is None else _configuration(jsonfile)
     name = name_to_define(session, parent, uuid)
     starts = read.autostart if read else autostart
@@ -265,7 +275,7 @@ def _configuration(source: str) -> Configuration:
 @click.command("undefine")
 @click.argument("name", nargs=-1, required=True)
 @click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
     """Forget what vGPUs are to be; those that are active stay.
@@ -287,7 +297,7 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
 @click.command("start")
 @click.argument("name", nargs=-1, required=True)
 @click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
     """Make vGPUs as they are defined, with their attributes; all or none.
@@ -313,9 +323,9 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
     "--allow",
     type=click.Choice(["in-use"]),
     multiple=True,
-    help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
+    help="Remove one that a guest holds: the kernel waits for the guest, this until --timeout.",
 )
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]) -> None:
     """Remove vGPUs, and keep their definitions; one that a guest holds is refused.
@@ -336,10 +346,10 @@ def _changed(outcome: Outcome) -> list[str]:
     return list(dict.fromkeys(name for step in steps if (name := step.subject) is not None))
 
 
-@click.command("restore")
+@click.command("restore", hidden=True)
 @click.option("--boot", is_flag=True, help="As the service does: leave mdevctl what it starts.")
 @click.option("--parent", metavar="DEVICE", help="Of this device alone.")
-@session_options()
+@session_options(*CHANGING)
 @click.pass_context
 def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
     """Make all vGPUs that are defined to start by themselves, as far as they can be made.

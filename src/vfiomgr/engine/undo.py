@@ -156,7 +156,7 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
                 "plan-outdated",
                 ", ".join(names),
                 message,
-                "make the plan anew, and look at it: vfiomgr plan FILE --out PLAN",
+                "make the plan anew, and look at it: vfiomgr plan FILE --output PLAN",
             )
         ]
     )

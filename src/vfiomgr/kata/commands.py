@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.main import LazyGroup
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.options import RenamedOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _COMMANDS = {
     "config": ("vfiomgr.kata.config.commands", "config"),
@@ -15,27 +18,52 @@ _COMMANDS = {
     "uninstall": ("vfiomgr.kata.install.commands", "uninstall"),
     "runtimeclass": ("vfiomgr.kata.manifests.commands", "runtimeclass"),
     "pod": ("vfiomgr.kata.manifests.commands", "pod"),
-    "explain": ("vfiomgr.kata.explain.commands", "explain"),
     "run-command": ("vfiomgr.kata.run.commands", "command"),
+}
+_FORMER = {
+    "explain": ("vfiomgr.kata.explain.commands", "explain"),
     "check-image": ("vfiomgr.kata.explain.commands", "check_image"),
 }
 
 
-@click.group("kata", cls=LazyGroup, table=_COMMANDS)
-@session_options()
+@click.group("kata", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def kata() -> None:
-    """Kata Containers: what hands a device to a secure container."""
+    """Configure Kata Containers for devices, install handlers, write pods and RuntimeClasses."""
 
 
-def release_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """The options that tell the release of Kata and its runtime."""
-    function = click.option(
-        "--runtime",
-        type=click.Choice(["go", "rs"]),
-        help="Kata's runtime in Go, or runtime-rs.  [default: what is installed; rs from 4.0 on]",
-    )(function)
-    return click.option(
-        "--kata-version",
-        metavar="VERSION",
-        help="For this Kata, e.g. 3.31.  [default: the one that is installed]",
-    )(function)
+class _RuntimeType(click.Choice[str]):
+    """Kata's runtime: `go`, or `rust`, whose own name is runtime-rs."""
+
+    def __init__(self) -> None:
+        super().__init__(["go", "rust"])
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as click has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Read `rs` too."""
+        name = super().convert("rust" if value == "rs" else value, param, ctx)
+        return {"rust": "rs"}.get(name, name)
+
+
+def release_options(*former: str) -> Callable[[Any], Any]:
+    """The options that say which release of Kata is meant, and which runtime; with former names."""
+
+    def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+        function = click.option(
+            "--kata-runtime",
+            "runtime",
+            cls=RenamedOption,
+            former=former,
+            type=_RuntimeType(),
+            help="Kata's runtime in Go or Rust.  [default: the installed one; rust from 4.0 on]",
+        )(function)
+        return click.option(
+            "--kata-version",
+            metavar="VERSION",
+            help="The release of Kata, e.g. 3.31.  [default: the installed one]",
+        )(function)
+
+    return decorate

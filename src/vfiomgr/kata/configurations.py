@@ -142,7 +142,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
     """As `configuration`, without what `tell_of_devices` notes."""
     if whole is not None and beside is not None:
         forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
-    require_choice("--runtime", runtime, get_args(RuntimeName))
+    require_choice("--kata-runtime", runtime, get_args(RuntimeName))
     require_choice("--hypervisor", hypervisor, get_args(KataHypervisor))
     require_choice("--plug", plug, get_args(Plug))
     seen = host.scan()

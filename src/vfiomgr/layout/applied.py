@@ -73,7 +73,7 @@ def refuse_other_reversion(request: RevertLayout, tree: HostTree) -> None:
                     "layout-changed-meanwhile",
                     request.name,
                     message,
-                    "look at vfiomgr revert --dry-run, and run the command again",
+                    "look at vfiomgr layout revert --dry-run, and run the command again",
                 )
             ]
         )

@@ -259,7 +259,7 @@ def _service_notes(
             "before anything uses the devices"
         )
         if request.enforce:
-            yield "no systemd here: keep `vfiomgr watch --enforce` running"
+            yield "no systemd here: keep `vfiomgr layout watch --enforce` running"
     elif request.enforce and is_changed:
         yield f"the layout is kept from the next boot on; from now on: systemctl start {WATCH.name}"
 
@@ -310,4 +310,4 @@ def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterat
 
 
 def _staying_notes() -> tuple[str, ...]:
-    return ("devices stay as they are: vfiomgr revert takes back what was applied in this boot",)
+    return ("devices stay as they are; undo what was applied in this boot: vfiomgr layout revert",)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 KIND = "LayoutPlan"
 _FOR_PEOPLE = frozenset({"description", "commands"})
-_REMEDY = "make it anew with: vfiomgr plan FILE --out PLAN"
+_REMEDY = "make it anew with: vfiomgr plan FILE --output PLAN"
 
 
 class ReviewedPlan(Value):
@@ -41,7 +41,7 @@ def is_plan(document: object) -> bool:
 
 
 def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
-    """Read what `vfiomgr plan --out` wrote.
+    """Read what `vfiomgr plan --output` wrote.
 
     Raises:
         InvalidDocument: another version wrote it, or it is damaged.

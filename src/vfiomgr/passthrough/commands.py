@@ -8,11 +8,11 @@ import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
-from vfiomgr.passthrough.named import Bind, Reset, Unbind, moved_functions
+from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option(
     "--driver", metavar="NAME", help="VFIO driver.  [default: the variant that fits, or vfio-pci]"
 )
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
+@function_only_option("Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Take foreign members of the IOMMU group too.")
 @click.option(
     "--allow",
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 @click.option("--persist", is_flag=True, help="Bind it again at each boot and hot-plug.")
 @click.option("--owner", metavar="USER[:GROUP]", help="Who may open the VFIO nodes besides root.")
 @update_initramfs_option
-@session_options()
+@session_options(*CHANGING, "yes")
 @pass_session
 def bind(
     session: Session,
@@ -89,23 +89,26 @@ def bind(
         return
     _print_moved(session, outcome)
     if outcome.is_changed and session.format == "table":
+        names = " ".join(str(address) for address in request.addresses)
         whole = " --with-group" * with_group + " --forget" * persist
-        note(f"undo with: vfiomgr unbind {' '.join(str(a) for a in request.addresses)}{whole}")
+        note(f"undo with: vfiomgr unbind {names}{whole}")
+        if not persist and not is_kept(session, request.addresses):
+            note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
 
 
 @click.command("unbind")
 @click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot alone.")
+@function_only_option("Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Give back the whole IOMMU group.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(["in-use"]),
-    help="Try it although a guest holds the device: see --deadline.",
+    help="Try it although a guest holds the device: see --timeout.",
 )
 @click.option("--forget", is_flag=True, help="Remove what bind --persist wrote, too.")
 @update_initramfs_option
-@session_options()
+@session_options(*CHANGING, "yes")
 @pass_session
 def unbind(
     session: Session,
@@ -161,7 +164,7 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
     type=click.Choice(OVERRIDES),
     help="Override a guard; a refusal names the one.",
 )
-@session_options()
+@session_options(*CHANGING, "yes")
 @pass_session
 def reset(
     session: Session, *, address: str, method: ResetMethod | None, allow: tuple[Override, ...]

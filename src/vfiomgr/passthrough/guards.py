@@ -262,7 +262,7 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
         holder,
         f"{holder} is held by {_named(users)}",
         "shut the guest down or detach it from the guest first; with --allow in-use the kernel "
-        "waits for it, and vfiomgr until its --deadline",
+        "waits for it, and vfiomgr until its --timeout",
         override="in-use",
     )
 
@@ -391,7 +391,7 @@ def foreign_members(
 
 def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], request: Bind) -> Remedy:
     if request.only and all(device.address.slot in slots for device in members):
-        return Remedy("", Option("not-only", "leave out --only"))
+        return Remedy("", Option("not-only", "leave out --function-only"))
     return Remedy("", Option("with-group", "pass --with-group to take them too"))
 
 

@@ -13,6 +13,7 @@ from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
+from vfiomgr.persistence.model import rule_file
 from vfiomgr.persistence.program import program_for_units
 from vfiomgr.usage import chosen, forbid_alone, forbid_together, require_choice
 from vfiomgr.value import Value
@@ -158,7 +159,7 @@ class Reset:
 
         """
         require_choice("--method", self.method, RESET_METHODS)
-        (address,) = host.addresses((self.device,))
+        address = host.address(self.device)
         return requests.Reset(address, self.method, self.allow)
 
 
@@ -191,6 +192,11 @@ def moved_functions(host: HostSource, outcome: Outcome) -> tuple[FunctionState, 
     return tuple(function_state(host, device.address) for device in moved)
 
 
+def is_kept(host: HostSource, addresses: Iterable[PciAddress]) -> bool:
+    """Whether all of these functions of a tree are bound again at each boot."""
+    return all(host.tree.exists(rule_file(address)) for address in addresses)
+
+
 def virtual_functions(host: HostSource, address: PciAddress) -> tuple[FunctionState, ...]:
     """The virtual functions that a physical one of a tree has now."""
     return tuple(function_state(host, vf) for vf in read_virtual_functions(host.tree, address))
@@ -204,4 +210,4 @@ def _program(host: HostSource) -> str | None:
 def _refuse_contradictions(*, only: bool, with_group: bool) -> None:
     if only and with_group:
         why = "one leaves functions out that share the slot, the other takes all of the group"
-        forbid_together("--only", "--with-group", why)
+        forbid_together("--function-only", "--with-group", why)

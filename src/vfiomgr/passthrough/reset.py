@@ -202,7 +202,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     for diagnostic in guards.host_use(host, device):
         if diagnostic.rule == guards.PERSISTENCE_MODE or diagnostic.override is None:
             yield diagnostic
-        else:  # there is no --only
+        else:  # there is no --function-only
             remedies = (Remedy("end that first"), allow(diagnostic.override))
             yield replace(diagnostic, remedies=remedies)
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _FULL = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_LIBVIRT = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
+_IDENTIFIERS = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})")
 _SHORT = re.compile(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _MAX_DEVICE = 0x1F
 _WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"
@@ -76,11 +78,14 @@ class PciAddress(tuple[int, int, int, int]):
     def parse(cls, text: str, known: Iterable[PciAddress] = ()) -> Self:
         """Read `0000:04:00.0` (any width of domain), or `04:00.0` where `known` leaves no doubt.
 
+        libvirt's `pci_0000_04_00_0` is read too, and a path such as
+        `/sys/bus/pci/devices/0000:04:00.0`.
+
         Raises:
             UsageError: the text is no address, or a short one fits functions of several domains.
 
         """
-        lowered = text.strip().lower()
+        lowered = _bare(text.strip().lower())
         if match := _FULL.fullmatch(lowered):
             return cls._checked(text, *(int(part, 16) for part in match.groups()))
         if match := _SHORT.fullmatch(lowered):
@@ -149,6 +154,19 @@ class PciAddress(tuple[int, int, int, int]):
     def __get_pydantic_json_schema__(cls, _schema: object, _handler: object) -> dict[str, Any]:
         """The form that `parse` reads."""
         return {"type": "string", "pattern": _WRITTEN}
+
+
+def _bare(text: str) -> str:
+    """An address as the kernel writes it, of one as libvirt writes it or of a path in sysfs."""
+    if match := _LIBVIRT.fullmatch(text):
+        return "{}:{}:{}.{}".format(*match.groups())
+    return text.rstrip("/").rsplit("/", 1)[-1] if text.startswith("/sys/") else text
+
+
+def identifiers_in(text: str) -> tuple[str, str] | None:
+    """The vendor and device ID of a text such as `10de:2235`; None if it is something else."""
+    match = _IDENTIFIERS.fullmatch(text.strip().lower())
+    return None if match is None else (match[1], match[2])
 
 
 def is_address(name: str) -> bool:

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import UsageError
@@ -25,7 +25,6 @@ _HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
 
 
 @click.group("persist")
-@session_options()
 def persist() -> None:
     """Show and remove what `vfiomgr bind --persist` wrote.
 
@@ -38,7 +37,7 @@ def persist() -> None:
 
 
 @persist.command("list")
-@session_options()
+@session_options(*READING)
 @pass_session
 def list_persisted(session: Session) -> None:
     """List persisted functions, those of an installed layout, and the entries of driverctl.
@@ -74,7 +73,7 @@ def _cells(row: PersistedFunction) -> tuple[str, ...]:
     "--all", "every", is_flag=True, help="Remove all rules but those of an installed layout."
 )
 @update_initramfs_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def remove(
     session: Session, *, addresses: tuple[str, ...], every: bool, update_initramfs: bool
@@ -95,7 +94,7 @@ def remove(
 
 @persist.command("import")
 @update_initramfs_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def take_over(session: Session, *, update_initramfs: bool) -> None:
     """Take over entries of /etc/driverctl.d that are for VFIO drivers.
@@ -114,8 +113,8 @@ def take_over(session: Session, *, update_initramfs: bool) -> None:
     )
 
 
-@persist.command("watch")
-@session_options()
+@persist.command("watch", hidden=True)
+@session_options(*CHANGING)
 @pass_session
 def watch(session: Session) -> None:
     """Bind persisted functions as they are hot-plugged; runs until it is ended.

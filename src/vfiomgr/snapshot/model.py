@@ -11,11 +11,11 @@ from vfiomgr.check.model import Readiness
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
 from vfiomgr.documents.text_file import TextFile
-from vfiomgr.errors import UnknownDevice
+from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
-from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in
 from vfiomgr.pci.numa import HostTopology
 from vfiomgr.pci.original_state import OriginalState
 from vfiomgr.pci.reset_capabilities import ResetCapabilities
@@ -259,8 +259,35 @@ class HostSnapshot(Value, dict=True):
         return same or [device.address for device in self._by_slot.get(address.slot, ())[:1]]
 
     def parse_address(self, text: str) -> PciAddress:
-        """Read an address as a user types it; the domain may be left out where it is plain."""
-        return PciAddress.parse(text, self._by_address)
+        """Read an address as a user types it; the domain may be left out where it is plain.
+
+        PCI IDs such as `10de:2235` are read too, where one function has them.
+
+        Raises:
+            UsageError: it is no address, or names several functions.
+
+        """
+        if identifiers_in(text) is None:
+            return PciAddress.parse(text, self._by_address)
+        first, *others = self.with_identifiers(text)
+        if others:
+            message = f"{text} is ambiguous: it names {', '.join(map(str, (first, *others)))}"
+            raise UsageError(message, "give the address of one of them")
+        return first
+
+    def with_identifiers(self, text: str) -> tuple[PciAddress, ...]:
+        """The functions with the PCI IDs `text`, such as `10de:2235`; at least one.
+
+        Raises:
+            UnknownDevice: there is none.
+
+        """
+        wanted = identifiers_in(text)
+        found = tuple(d.address for d in self.devices if (d.vendor_id, d.device_id) == wanted)
+        if not found:
+            message = f"no such PCI device: {text}"
+            raise UnknownDevice(message, "vfiomgr list --all lists the devices of this host")
+        return found
 
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """The functions that go to a guest together: no bridges; a virtual function goes alone."""

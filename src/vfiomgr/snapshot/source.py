@@ -12,13 +12,13 @@ from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
-from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.pci.model import PciAddress, identifiers_in, is_address
 from vfiomgr.snapshot.document import read_snapshot
 from vfiomgr.snapshot.scan import scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -176,15 +176,39 @@ class HostSource:
     def addresses(self, texts: Iterable[str | PciAddress]) -> tuple[PciAddress, ...]:
         """Addresses as users type them; the domain may be left out where it is plain.
 
+        PCI IDs such as `10de:2235` stand for all functions that have them, which are noted.
+
         Raises:
             UsageError: a text is no address, or fits functions of several domains.
 
         """
-        names = [str(text) for text in texts]
+        names = [name for text in texts for name in self._named(str(text))]
         if self.snapshot is not None:
             return tuple(map(self._loaded.parse_address, names))
         known = [PciAddress.parse(n) for n in self.tree.children(PCI_DEVICES) if is_address(n)]
         return tuple(PciAddress.parse(name, known) for name in names)
+
+    def address(self, text: str | PciAddress) -> PciAddress:
+        """The address of one function, as a user types it.
+
+        Raises:
+            UsageError: as `addresses`, or the text names several functions.
+
+        """
+        first, *others = self.addresses((text,))
+        if others:
+            message = f"{text} is ambiguous: it names {', '.join(map(str, (first, *others)))}"
+            raise UsageError(message, "give the address of one of them")
+        return first
+
+    def _named(self, text: str) -> Sequence[str]:
+        if identifiers_in(text) is None:
+            return (text,)
+        host = self.scan_devices()
+        found = host.with_identifiers(text)
+        named = ", ".join(f"{address} ({host.device(address).name})" for address in found)
+        self.on_note(f"{text}: {named}")
+        return tuple(map(str, found))
 
     def _required(self, host: HostSnapshot) -> HostSnapshot:
         """The same, where its functions could be listed: else all answers about it were wrong."""

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import WholeNumber, session_options
+from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.passthrough.named import virtual_functions
@@ -72,7 +72,7 @@ def share_of(
 @click.argument("address", shell_complete=complete_address)
 @share_options
 @click.option("--physical", is_flag=True, help="Of the physical function itself, the host's own.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def quota(
     session: Session,
@@ -98,7 +98,7 @@ def quota(
       vfiomgr sriov quota 03:00.0 --physical --priority high
     """
     share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
-    (chosen,) = session.addresses((address,))
+    chosen = session.address(address)
     if physical and share is None:
         forbid_alone("--physical", "a quota", "all are shown without it")
     if share is None:
@@ -190,7 +190,6 @@ _HEADINGS = ("ADDRESS", "NAME", "DRIVER", "VFS", "AUTOPROBE", "VF DRIVERS")
 
 
 @click.group("sriov")
-@session_options()
 def sriov() -> None:
     """SR-IOV: how many virtual functions (VFs) a device has, and what each gets of it."""
 
@@ -199,7 +198,7 @@ sriov.add_command(quota)
 
 
 @sriov.command("list")
-@session_options()
+@session_options(*READING)
 @pass_session
 def list_physical_functions(session: Session) -> None:
     """List devices that make virtual functions: how many there are, and who has them.
@@ -269,7 +268,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 @click.argument("count", type=WholeNumber(min=0))
 @click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
 @share_options
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def set_count(
     session: Session,
@@ -297,7 +296,7 @@ def set_count(
       vfiomgr sriov set 03:00.0 4 --vf-memory 4G --exec-quantum 20 --preempt-timeout 1000
     """
     share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
-    (chosen,) = session.addresses((address,))
+    chosen = session.address(address)
     outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe, share=share))
     if outcome is None:
         return

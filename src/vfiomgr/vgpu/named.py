@@ -71,7 +71,7 @@ class CreateVgpu:
             raise UsageError(message, "vfiomgr vgpu types shows what there is, e.g. --type A10-4Q")
         count, uuid = said.get("count", 1), said.get("uuid")
         if uuid is not None and count > 1:
-            message = f"--uuid names one vGPU, and --count asks for {count}"
+            message = f"one UUID names one vGPU, and --count asks for {count}"
             raise UsageError(message, "leave out one of them")
         require_whole("--count", count, 1)
         require_whole("--heads", heads, 1)

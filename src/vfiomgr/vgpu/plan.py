@@ -153,7 +153,7 @@ def _there_already(
         if vgpu is not None:
             if not _is_as_asked(host, vgpu, request, place):
                 message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
-                fresh = Option("not-uuid", "leave out --uuid")
+                fresh = Option("not-uuid", "leave out the UUID")
                 then = " to get a fresh one, or remove that one first"
                 raise refusal([blocker("vgpu-exists", vgpu, message, Remedy("", fresh, then))])
             found[number] = vgpu

@@ -26,11 +26,11 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
         ("sriov set 05:00.0 x", "COUNT: 'x' is no whole number from 0 up", "sriov set 0000:05"),
         ("sriov set 05:00.0 -1", "no option -1, and takes no negative number", "sriov set 0000:05"),
         ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "3"),
-        ("list --deadline nan", f"--deadline: 'nan' {DEADLINE}", "e.g. --deadline 120"),
-        ("list --deadline inf", f"--deadline: 'inf' {DEADLINE}", "e.g. --deadline 120"),
-        ("list --deadline 0", f"--deadline: '0' {DEADLINE}", "e.g. --deadline 120"),
-        ("list --deadline -1", f"--deadline: '-1' {DEADLINE}", "e.g. --deadline 120"),
-        ("list --deadline 1e99", f"--deadline: '1e99' {DEADLINE}", "e.g. --deadline 120"),
+        ("list --timeout nan", f"--timeout: 'nan' {DEADLINE}", "e.g. --timeout 120"),
+        ("list --timeout inf", f"--timeout: 'inf' {DEADLINE}", "e.g. --timeout 120"),
+        ("list --timeout 0", f"--timeout: '0' {DEADLINE}", "e.g. --timeout 120"),
+        ("list --timeout -1", f"--timeout: '-1' {DEADLINE}", "e.g. --timeout 120"),
+        ("list --timeout 1e99", f"--timeout: '1e99' {DEADLINE}", "e.g. --timeout 120"),
         ("--format xml list", "--format: 'xml' is not one of 'table', 'json'", "--format json"),
         ("bind", "vfiomgr bind wants ADDRESSES", BIND),
         (
@@ -71,7 +71,7 @@ def test_a_mistake_is_told_with_an_example(run: Run, line: str, cause: str, reme
     [
         ("VFIOMGR_FORMAT=xml", "'xml' is not one of", "VFIOMGR_FORMAT=json"),
         ("VFIOMGR_DRY_RUN=maybe", "'maybe' is neither 1 nor 0", "VFIOMGR_DRY_RUN=1"),
-        ("VFIOMGR_DEADLINE=inf", f"'inf' {DEADLINE}", "VFIOMGR_DEADLINE=120"),
+        ("VFIOMGR_TIMEOUT=inf", f"'inf' {DEADLINE}", "VFIOMGR_TIMEOUT=120"),
         ("VFIOMGR_VERBOSE=x", "'x' is no whole number from 0 up", "VFIOMGR_VERBOSE=1"),
     ],
 )
@@ -150,8 +150,8 @@ def test_an_option_that_is_missing_is_named_with_what_it_takes() -> None:
 
 
 CONTRADICTIONS = [
-    ("bind 01:00.0 --only --with-group", "--only and --with-group contradict"),
-    ("unbind 01:00.0 --only --with-group", "--only and --with-group contradict"),
+    ("bind 01:00.0 --function-only --with-group", "--function-only and --with-group contradict"),
+    ("unbind 01:00.0 --function-only --with-group", "--function-only and --with-group contradict"),
     ("bind 01:00.0 --update-initramfs", "--update-initramfs does nothing without --persist"),
     ("unbind 01:00.0 --update-initramfs", "--update-initramfs does nothing without --forget"),
     ("recover --undo --finish", "--undo and --finish contradict"),

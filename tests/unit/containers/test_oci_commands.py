@@ -98,8 +98,8 @@ def test_what_is_not_bound_is_refused_with_the_command_that_binds_it(
     assert f"{GPU[0]} (Device 10de:2684) is on nvidia" in answer.stderr
     assert f"remedy: vfiomgr bind {GPU[0]}\n" in answer.stderr
     run("bind", GPU[0])
-    assert run("unbind", GPU[1], "--only").status == 0
-    part = run("oci", "inject", str(bundle), GPU[0], "--only")
+    assert run("unbind", GPU[1], "--function-only").status == 0
+    part = run("oci", "inject", str(bundle), GPU[0], "--function-only")
     assert part.status == 4
     assert f"also holds {GPU[1]}" in part.stderr
     assert "--with-group" in part.stderr

@@ -578,7 +578,7 @@ def test_where_containerd_serves_docker_alone_docker_is_named(
     place = locate(kernel, "containerd", None, Version(1, 7, 28))
     with pytest.raises(Refusal) as refusal:
         prepare_entry(kernel, place, kata(), "")
-    assert ("--for docker" in refusal.value.hint) == has_docker
+    assert ("--runtime docker" in refusal.value.hint) == has_docker
 
 
 @pytest.mark.parametrize("version", ["1.7.28", "2.1.9"])

@@ -33,7 +33,7 @@ def put(kernel: FakeKernel, path: str, text: str) -> None:
 
 
 def test_the_plan_shows_every_file(run: Run, matches: Matches, kernel: FakeKernel) -> None:
-    define = (*DEFINE, "--auto", "--attribute", "power/control=on", "--dry-run")
+    define = (*DEFINE, "--autostart", "--attribute", "power/control=on", "--dry-run")
     matches("vgpu-define-plan.txt", run(*define).stdout)
     matches("vgpu-define-plan.json", run(*define, "--format", "json").stdout)
     assert kernel.operations == []
@@ -47,7 +47,7 @@ def test_the_plan_of_a_start_shows_every_write(run: Run, matches: Matches) -> No
 
 
 def test_what_is_defined_is_listed(run: Run, matches: Matches, kernel: FakeKernel) -> None:
-    run(*DEFINE, "--auto", "--attribute", "a=1", "--attribute", "b=x=2")
+    run(*DEFINE, "--autostart", "--attribute", "a=1", "--attribute", "b=x=2")
     put(kernel, f"/etc/mdevctl.d/mbochs/{OTHER}", '{"mdev_type": "mbochs-large"')
     put(kernel, f"/etc/mdevctl.d/mdpy/{OTHER}", '{"mdev_type":"mdpy-hd","start":"manual"}')
     put(kernel, document(DOCUMENT).path, document(DOCUMENT).text)
@@ -72,7 +72,7 @@ def hold(kernel: FakeKernel, uuid: str, guest: str = "win") -> None:
 def test_who_uses_a_vgpu_and_what_it_is_defined_as(
     run: Run, matches: Matches, kernel: FakeKernel
 ) -> None:
-    run(*DEFINE, "--auto")
+    run(*DEFINE, "--autostart")
     run("vgpu", "start", UUID)
     create = ("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small")
     run(*create, "--uuid", OTHER)
@@ -120,7 +120,7 @@ def test_who_starts_it_at_boot_is_told(run: Run, kernel: FakeKernel) -> None:
     put(kernel, f"/etc/mdevctl.d/mbochs/{UUID}", '{"mdev_type":"mbochs-small","start":"auto"}')
     (item,) = json.loads(run("vgpu", "list", "--defined", "--format", "json").stdout)["items"]
     assert item["started_by"] is None
-    remedy = f"vfiomgr vgpu define --uuid {UUID} --auto"
+    remedy = f"vfiomgr vgpu define --uuid {UUID} --autostart"
     assert remedy in run("vgpu", "list", "--defined").stderr
     run(*remedy.split()[1:])
     assert all(kernel.exists(file) for file in FILES)
@@ -147,7 +147,7 @@ def test_its_name_is_all_that_define_prints_also_the_second_time(run: Run) -> No
 
 
 def test_a_story_of_one(run: Run, kernel: FakeKernel) -> None:
-    run(*DEFINE, "--auto")
+    run(*DEFINE, "--autostart")
     assert run("vgpu", "start", UUID).stdout == f"started {UUID}\n"
     again = run("vgpu", "start", UUID).stdout
     assert again == f"vGPU {UUID} is active already\nnothing to do\n"
@@ -166,7 +166,7 @@ def test_a_story_of_one(run: Run, kernel: FakeKernel) -> None:
 def test_one_that_fails_is_told_with_the_others_and_by_the_exit_status(
     run: Run, kernel: FakeKernel
 ) -> None:
-    run(*DEFINE, "--auto")
+    run(*DEFINE, "--autostart")
     text = '{"mdev_type":"mbochs-huge","start":"auto"}'
     put(kernel, f"/etc/mdevctl.d/mbochs/{OTHER}", text)
     put(kernel, f"/etc/mdevctl.d/mdpy/{OTHER}", text)
@@ -193,7 +193,7 @@ def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_pa
     assert json.loads(written) == json.loads(file.read_text())
     conflict = run(*define, "--manual")
     assert conflict.status == 2
-    assert "leave out --type, --attribute, --auto and --manual" in conflict.stderr
+    assert "leave out --type, --attribute, --autostart and --manual" in conflict.stderr
     for content, words in ((b'{"x":1}', "unknown keys: x"), (b"\xff", "no UTF-8"), (b"", "empty")):
         file.write_bytes(content)
         refused = run(*define)

@@ -107,6 +107,7 @@ def end_at_once(place: Place) -> None:
 
 
 HOST_SCENARIOS = (
+    Scenario("help", "help\nhelp bind\nhelp layout apply\nhelp bnd", is_document=True),
     Scenario("list", "list\nlist --all\nlist --root nowhere", small_a40_host),
     Scenario(
         "show",
@@ -132,7 +133,7 @@ HOST_SCENARIOS = (
         bind 00:02.0
         bind 04:02.0
         bind 99:00.0
-        bind 02:00.0 --only --with-group
+        bind 02:00.0 --function-only --with-group
         """,
         keeps=True,
         journals={"bind": "bind"},
@@ -192,7 +193,7 @@ HOST_SCENARIOS = (
         "plan",
         """
         plan layout.yaml
-        plan layout.yaml --out plan.json
+        plan layout.yaml --output plan.json
         plan absent.yaml
         plan bad.yaml
         plan none.yaml
@@ -214,24 +215,27 @@ HOST_SCENARIOS = (
     ),
     Scenario("apply", "apply layout.yaml --keep-going", files=LAYOUT, case="keep-going"),
     Scenario(
-        "assert",
-        "assert layout.yaml\n.apply layout.yaml\nassert layout.yaml\nassert absent.yaml",
+        "layout assert",
+        "layout assert layout.yaml\n.apply layout.yaml\n"
+        "layout assert layout.yaml\nlayout assert absent.yaml",
         files=LAYOUT,
     ),
     Scenario(
-        "export",
-        "export\n.apply layout.yaml\nexport --name here\nexport --root nowhere",
+        "layout export",
+        "layout export\n.apply layout.yaml\n"
+        "layout export --name here\nlayout export --root nowhere",
         files=LAYOUT,
     ),
     Scenario(
-        "revert",
-        "revert\n.apply layout.yaml\nrevert --dry-run\nrevert\nrevert",
+        "layout revert",
+        "layout revert\n.apply layout.yaml\nlayout revert --dry-run\nlayout revert\nlayout revert",
         files=LAYOUT,
         journals={"revert-layout": "revert-layout"},
     ),
     Scenario(
-        "watch",
-        "watch layout.yaml\nwatch layout.yaml --enforce\nwatch layout.yaml\nwatch",
+        "layout watch",
+        "layout watch layout.yaml\nlayout watch layout.yaml --enforce\n"
+        "layout watch layout.yaml\nlayout watch",
         files=LAYOUT,
         prepare=end_at_once,
     ),
@@ -336,9 +340,7 @@ HOST_SCENARIOS = (
         host_files=SYSTEMD,
         journals={"uninstall-layout": "uninstall-layout"},
     ),
-    Scenario(
-        "layout validate", "layout validate layout.yaml\nlayout validate bad.yaml", files=LAYOUT
-    ),
+    Scenario("check layout", "check layout layout.yaml\ncheck layout bad.yaml", files=LAYOUT),
     Scenario(
         "persist import",
         "persist import --dry-run\npersist import\npersist import",

@@ -62,8 +62,8 @@ KATA_SCENARIOS = (
         """
         kata config 02:00.0
         .bind 02:00.0
-        kata config 02:00.0 --runtime go --dry-run --output 50.toml
-        kata config 02:00.0 --runtime go --output 50.toml
+        kata config 02:00.0 --kata-runtime go --dry-run --output 50.toml
+        kata config 02:00.0 --kata-runtime go --output 50.toml
         kata config 03:00.0
         kata config --kata-version x
         """,
@@ -76,7 +76,7 @@ KATA_SCENARIOS = (
         kata install
         kata install
         kata install --handler other
-        kata install --for crio
+        kata install --runtime crio
         """,
         host_files=NODE,
         prepare=with_containerd,
@@ -115,8 +115,8 @@ KATA_SCENARIOS = (
         """,
     ),
     Scenario(
-        "kata explain",
-        "kata explain pod.yaml\nkata explain 41:00.0\nkata explain 42:00.0\nkata explain none.yaml",
+        "check pod",
+        "check pod pod.yaml\ncheck pod 41:00.0\ncheck pod 42:00.0\ncheck pod none.yaml",
         kata_host,
         files={"pod.yaml": POD},
     ),
@@ -131,8 +131,8 @@ KATA_SCENARIOS = (
         kata run-command 99:00.0
         """,
     ),
-    Scenario("kata check-image", "kata check-image --all", kata_host),
-    Scenario("kata check-image", "kata check-image 0000:01:00.0", case="absent"),
+    Scenario("check kata", "check kata --all", kata_host),
+    Scenario("check kata", "check kata 0000:01:00.0", case="absent"),
 )
 CONTAINER_SCENARIOS = (
     Scenario(
@@ -155,11 +155,11 @@ CONTAINER_SCENARIOS = (
         host_files=CDI,
     ),
     Scenario(
-        "cdi check",
-        f".bind 02:00.0\n.cdi generate {PGPU} --write\ncdi check\ncdi check none.json",
+        "check cdi",
+        f".bind 02:00.0\n.cdi generate {PGPU} --write\ncdi check\ncheck cdi none.json",
         host_files=CDI,
     ),
-    Scenario("cdi check", "cdi check", case="none"),
+    Scenario("check cdi", "check cdi", case="none"),
     Scenario(
         "cdi remove",
         f"""
@@ -174,25 +174,25 @@ CONTAINER_SCENARIOS = (
         journals={"remove-cdi": "remove-cdi"},
     ),
     Scenario(
-        "runtime configure",
+        "runtime install",
         """
-        runtime configure crun --path /usr/bin/crun --cdi --dry-run
-        runtime configure crun --path /usr/bin/crun --cdi
-        runtime configure crun --path /usr/bin/crun --cdi
-        runtime configure none --path /usr/bin/none
-        runtime configure a/b --path /usr/bin/crun
+        runtime install crun --path /usr/bin/crun --cdi --dry-run
+        runtime install crun --path /usr/bin/crun --cdi
+        runtime install crun --path /usr/bin/crun --cdi
+        runtime install none --path /usr/bin/none
+        runtime install a/b --path /usr/bin/crun
         """,
         host_files=NODE,
         prepare=with_containerd,
     ),
     Scenario(
-        "runtime unconfigure",
+        "runtime uninstall",
         """
         .runtime configure crun --path /usr/bin/crun
-        runtime unconfigure crun --dry-run
-        runtime unconfigure crun
-        runtime unconfigure crun
-        runtime unconfigure a/b
+        runtime uninstall crun --dry-run
+        runtime uninstall crun
+        runtime uninstall crun
+        runtime uninstall a/b
         """,
         host_files=NODE,
         prepare=with_containerd,

@@ -91,7 +91,7 @@ LIBVIRT_SCENARIOS = (
         libvirt hostdev 02:00.0
         .bind 02:00.0
         libvirt hostdev 02:00.0
-        libvirt hostdev 02:00.0 --only --boot-order 1 --rom off
+        libvirt hostdev 02:00.0 --function-only --boot-order 1 --rom off
         libvirt hostdev 00:02.0 --managed
         libvirt hostdev 02:00.0 --iommufd --libvirt-version 9.0
         libvirt hostdev 99:00.0
@@ -118,9 +118,9 @@ LIBVIRT_SCENARIOS = (
         files={"win11.xml": RECORDED["virt-manager"].decode()},
     ),
     Scenario(
-        "libvirt preflight",
-        "libvirt preflight good.xml\n.bind 0000:01:00.0\nlibvirt preflight good.xml"
-        "\nlibvirt preflight bad.xml\nlibvirt preflight",
+        "check domain",
+        "check domain good.xml\n.bind 0000:01:00.0\ncheck domain good.xml"
+        "\ncheck domain bad.xml\nlibvirt preflight",
         files={"good.xml": xml(before=""), "bad.xml": "<domain"},
     ),
     Scenario(

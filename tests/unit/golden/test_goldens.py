@@ -52,10 +52,13 @@ TREE = {
     context.command_path: context.command
     for context in everything(click.Context(cli, info_name="vfiomgr"))
 }
+SHORTCUTS = {"layout plan", "layout apply"}
+"""The same commands as `plan` and `apply`."""
 LEAVES = sorted(
     path.removeprefix("vfiomgr ")
     for path, command in TREE.items()
-    if not isinstance(command, click.Group)
+    if (not isinstance(command, click.Group) or command.invoke_without_command)
+    and path.removeprefix("vfiomgr ") not in SHORTCUTS
 )
 
 

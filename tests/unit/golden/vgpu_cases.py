@@ -46,9 +46,9 @@ VGPU_SCENARIOS = (
     Scenario(
         "vgpu define",
         f"""
-        vgpu define {MBOCHS} --auto --attribute power/control=on --dry-run
-        vgpu define {MBOCHS} --auto
-        vgpu define {MBOCHS} --auto
+        vgpu define {MBOCHS} --autostart --attribute power/control=on --dry-run
+        vgpu define {MBOCHS} --autostart
+        vgpu define {MBOCHS} --autostart
         vgpu define
         """,
         host_files=SYSTEMD,
@@ -56,8 +56,8 @@ VGPU_SCENARIOS = (
     ),
     Scenario(
         "vgpu define",
-        "vgpu define --parent 21:00.4 --type L40S-8Q --auto --dry-run"
-        "\nvgpu define --parent 21:00.4 --type L40S-8Q --auto",
+        "vgpu define --parent 21:00.4 --type L40S-8Q --autostart --dry-run"
+        "\nvgpu define --parent 21:00.4 --type L40S-8Q --autostart",
         two_l40s_host,
         host_files=SYSTEMD,
         case="vendor",
@@ -65,13 +65,13 @@ VGPU_SCENARIOS = (
         journals={"define-vgpu-vendor": "define-vgpu"},
     ),
     Scenario(
-        "vgpu instances clear",
+        "vgpu instances remove",
         """
         .vgpu instances set 21:00.0 1g.5gb=2
-        vgpu instances clear 21:00.0 --dry-run
-        vgpu instances clear 21:00.0
-        vgpu instances clear 21:00.0
-        vgpu instances clear 41:00.0
+        vgpu instances remove 21:00.0 --dry-run
+        vgpu instances remove 21:00.0
+        vgpu instances remove 21:00.0
+        vgpu instances remove 41:00.0
         """,
         divided_host,
     ),
@@ -97,7 +97,7 @@ VGPU_SCENARIOS = (
         "vgpu list",
         f"""
         vgpu list
-        .vgpu define {MBOCHS} --auto
+        .vgpu define {MBOCHS} --autostart
         .vgpu start {UUID}
         vgpu list
         vgpu list --defined
@@ -146,7 +146,7 @@ VGPU_SCENARIOS = (
         "vgpu restore",
         f"""
         vgpu restore
-        .vgpu define {MBOCHS} --auto
+        .vgpu define {MBOCHS} --autostart
         vgpu restore --dry-run
         vgpu restore
         vgpu restore
@@ -155,7 +155,7 @@ VGPU_SCENARIOS = (
     ),
     Scenario(
         "vgpu restore",
-        f".vgpu define {MBOCHS} --auto --attribute power/control=on\nvgpu restore",
+        f".vgpu define {MBOCHS} --autostart --attribute power/control=on\nvgpu restore",
         case="failed",
         journals={"restore-vgpus-failed": "restore-vgpus"},
     ),
@@ -212,7 +212,7 @@ VGPU_SCENARIOS = (
     Scenario(
         "vgpu undefine",
         f"""
-        .vgpu define {MBOCHS} --auto
+        .vgpu define {MBOCHS} --autostart
         vgpu undefine {UUID} --dry-run
         vgpu undefine {UUID}
         vgpu undefine {UUID}

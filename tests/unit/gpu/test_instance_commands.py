@@ -89,7 +89,7 @@ def test_set_again_changes_nothing_and_clear_destroys_all(run: Run) -> None:
     [
         (["set", GPU, "1g.5gb"], 2, f"is no PROFILE=COUNT\n  remedy: write it like {EXAMPLE}"),
         (["set", GPU, "1g.5gb=1", "1g.5gb=2"], 2, "is given twice"),
-        (["set", GPU, "1g.5gb=0"], 2, "vfiomgr vgpu instances clear"),
+        (["set", GPU, "1g.5gb=0"], 2, "vfiomgr vgpu instances remove"),
         (["set", GPU, "9g.99gb=1"], 2, "it has 1g.5gb, 2g.10gb"),
         (["set", GPU, "3g.20gb=3"], 4, "3g.20gb 2 at most"),
         (["set", GPUS[1], "1g.5gb=1"], 4, f"vfiomgr vgpu mode {GPUS[1]} --mig"),

@@ -94,7 +94,7 @@ def test_the_installed_kata_is_found_with_its_runtime_and_configuration(
     assert "create_container_timeout" in document(answer)["agent"]["kata"], "runtime-rs since 4.0"
     assert "Kata not found" not in answer.stderr
     body = json.loads(
-        run("kata", "config", "02:00.0", "--runtime", "go", "--format", "json").stdout
+        run("kata", "config", "02:00.0", "--kata-runtime", "go", "--format", "json").stdout
     )
     assert body["path"] == f"/{SHARED}/config.d/50-vfiomgr.toml", "beside what the link leads to"
     (directory.parents[4] / "opt/kata/VERSION").write_text("3.31.0")
@@ -109,7 +109,7 @@ def test_what_is_not_installed_is_the_newest_and_that_is_said(run: Run) -> None:
 
 
 def test_json_and_yaml_tell_the_same_as_the_text(run: Run) -> None:
-    line = ("kata", "config", "02:00.0", "--kata-version", "4.1", "--runtime", "go")
+    line = ("kata", "config", "02:00.0", "--kata-version", "4.1", "--kata-runtime", "go")
     body = json.loads(run(*line, "--format", "json").stdout)
     assert body == YAML(typ="safe").load(run(*line, "--format", "yaml").stdout)
     assert (body["kind"], body["text"]) == ("KataConfiguration", run(*line).stdout)
@@ -214,8 +214,8 @@ def test_a_configuration_tells_its_runtime(run: Run, kernel: FakeKernel) -> None
     rs = f"/{SHARED}/runtime-rs/configuration.toml"
     agent = document(run("kata", "config", "--whole", rs))["agent"]["kata"]
     assert agent["reconnect_timeout_ms"] == 1200000
-    refused = run("kata", "config", "--whole", rs, "--runtime", "go")
-    assert (refused.status, "is for --runtime rs" in refused.stderr) == (2, True)
+    refused = run("kata", "config", "--whole", rs, "--kata-runtime", "go")
+    assert (refused.status, "is for --kata-runtime rust" in refused.stderr) == (2, True)
     refused = run("kata", "config", "--whole", rs, "--hypervisor", "clh")
     assert (refused.status, "no table [hypervisor.clh]" in refused.stderr) == (2, True)
     assert run("kata", "config", "--whole", "/nowhere.toml").status == 2
@@ -293,7 +293,7 @@ def test_a_warning_about_a_value_is_not_called_an_ignored_key(run: Run, kernel: 
     other = "[hypervisor.clh]\npcie_root_port = 17\nnix = 1\nhot_plug_vfio = ''\n"
     directory = install(kernel)
     (directory / "configuration-qemu.toml").write_text(f"{BASE}{other}")
-    line = ("kata", "config", "02:00.0", "--runtime", "go")
+    line = ("kata", "config", "02:00.0", "--kata-runtime", "go")
     for more in ((), ("--whole", f"/{SHARED}/configuration-qemu.toml")):
         told = run(*line, *more).stderr.splitlines()
         (ports,) = [each for each in told if "pcie_root_port in [hypervisor.clh] is 17" in each]
@@ -387,7 +387,7 @@ def test_sections_may_be_inline_dotted_or_scattered(
     if beside:
         (root / "odd/config.d").mkdir()
         (root / "odd/config.d/10-own.toml").write_text(beside)
-    line = ("kata", "config", "02:00.0", "--runtime", "go", "--memory", "4G")
+    line = ("kata", "config", "02:00.0", "--kata-runtime", "go", "--memory", "4G")
     made = document(run(*line, "--whole", "/odd/base.toml"))
     qemu = made["hypervisor"]["qemu"]
     assert (qemu["path"], qemu["default_memory"]) == ("x", 4096)
@@ -433,7 +433,7 @@ def test_values_that_kata_refuses_together_are_those_with_the_drop_in(
     directory = install(
         kernel, version="3.31.0", files={f"{SHARED}/configuration-qemu.toml": mended}
     )
-    line = ("kata", "config", "02:00.0", "--runtime", "go")
+    line = ("kata", "config", "02:00.0", "--kata-runtime", "go")
     assert "both name a port" not in run(*line).stderr, "the drop-in sets one of them to no-port"
     (directory / "config.d").mkdir()
     (directory / "config.d/90.toml").write_text('[hypervisor.qemu]\nhot_plug_vfio = "root-port"\n')
@@ -494,7 +494,7 @@ def test_a_guest_of_a_few_mebibytes_is_a_forgotten_unit(run: Run, memory: str) -
 
 
 def test_annotations_that_no_kata_has_are_refused(run: Run) -> None:
-    line = ("kata", "config", "--kata-version", "4.1", "--runtime", "go", "--annotations")
+    line = ("kata", "config", "--kata-version", "4.1", "--kata-runtime", "go", "--annotations")
     refused = run(*line, "kernel_params,nosuchthing")
     assert (refused.status, "no Kata has annotation nosuchthing" in refused.stderr) == (2, True)
     assert run(*line, "kernel_params,default_max_vcpus,kernel_hash").status == 0

@@ -1,4 +1,4 @@
-"""`vfiomgr kata explain`: annotations of a pod that change Kata's configuration."""
+"""`vfiomgr check pod`: annotations of a pod that change Kata's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`vfiomgr kata explain`: a node on which all is right, and one break after the other."""
+"""`vfiomgr check pod`: a node on which all is right, and one break after the other."""
 
 from __future__ import annotations
 

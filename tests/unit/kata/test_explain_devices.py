@@ -1,4 +1,4 @@
-"""`vfiomgr kata explain`: which devices could be given, and what becomes of each."""
+"""`vfiomgr check pod`: which devices could be given, and what becomes of each."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def test_twelve_gpus_of_the_go_runtime_are_told_as_the_text_order_has_them(
     by_port = {port: index for _, port, index in functions(item)}
     assert [by_port[f"rp{n}"] for n in (0, 1, 2, 9, 10, 11)] == [0, 1, 4, 11, 2, 3]
     assert (
-        document(explain("--format", "json", "--runtime", "rs"))["devices"][2]["functions"][0][
-            "guest_index"
-        ]
+        document(explain("--format", "json", "--kata-runtime", "rust"))["devices"][2]["functions"][
+            0
+        ]["guest_index"]
         == 2
     )
 
@@ -238,7 +238,7 @@ def test_hot_plug_needs_neither_the_kubelets_socket_nor_cdi(
         s["what"] for s in item["steps"] if s["name"] == "request"
     )
     assert states(item)["CDI"] == "unknown"
-    assert explain("--runtime", "rs").status == 1, "runtime-rs has no hot plug"
+    assert explain("--kata-runtime", "rust").status == 1, "runtime-rs has no hot plug"
 
 
 def test_annotations_name_devices_where_the_kubelet_is_not_asked(
@@ -256,7 +256,7 @@ def test_annotations_name_devices_where_the_kubelet_is_not_asked(
     answer = explain("--format", "json")
     assert (answer.status, functions(document(answer))) == (0, [(SECOND, "rp0", 0)])
     assert breaks(document(answer)) == []
-    (found,) = breaks(document(explain("--format", "json", "--runtime", "rs")))
+    (found,) = breaks(document(explain("--format", "json", "--kata-runtime", "rust")))
     assert "no reading of CDI annotations" in said(found)
     assert not is_certain(found)
     node.change(node.pod, f"{KIND}=41", f"{KIND}=99")
@@ -275,7 +275,7 @@ def test_go_and_runtime_rs_take_the_same_name_from_different_directories(
     node.publish([GROUP], names=["a"])
     node.publish([GROUP + 1], names=["a"], path="var/run/cdi/x.json")
     assert functions(document(explain("--format", "json"))) == [(SECOND, "rp0", 0)]
-    found = document(explain("--format", "json", "--runtime", "rs"))
+    found = document(explain("--format", "json", "--kata-runtime", "rust"))
     assert functions(found) == [(FIRST, "rp0", 0)]
     node.write("run/cdi/y.json", "{}")
     assert "looked at: /etc/cdi/vfiomgr.json, /var/run/cdi/x.json\n" in explain().stdout
@@ -694,7 +694,7 @@ def test_the_configuration_tells_the_runtime_of_a_shim_that_nobody_knows(
     assert document(explain("--format", "json"))["release"] == "Kata 4.1.0 (Go runtime)"
     node.change(CONFIGURATION, "[runtime]\n", '[runtime]\nhypervisor_name = "qemu"\n')
     assert document(explain("--format", "json"))["release"] == "Kata 4.1.0 (runtime-rs)"
-    told = document(explain("--format", "json", "--runtime", "go"))["release"]
+    told = document(explain("--format", "json", "--kata-runtime", "go"))["release"]
     assert told == "Kata 4.1.0 (Go runtime)"
     (node.root / CONFIGURATION).unlink()
     assert document(explain("--format", "json"))["release"] == "Kata 4.1.0 (runtime-rs)"

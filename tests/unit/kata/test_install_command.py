@@ -215,7 +215,7 @@ def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None
         ("runtime configure crun", "wants --path FILE"),
         ("runtime configure crun --path crun", "no absolute path"),
         ("runtime configure a/b --path /usr/bin/crun", "no name for a runtime"),
-        ("kata install --for podman", "'podman' is not one of 'containerd', 'crio', 'docker'"),
+        ("kata install --runtime podman", "'podman' is not one of 'containerd', 'crio', 'docker'"),
     ],
 )
 def test_mistakes_are_told(node: FakeKernel, run: Run, line: str, words: str) -> None:
@@ -233,7 +233,7 @@ def test_several_runtimes_are_told_apart_by_the_user(node: FakeKernel, run: Run)
     answer = run("kata", "install")
     assert answer.status == 2
     assert "several container runtimes here: containerd, crio" in answer.stderr
-    assert run("kata", "install", "--for", "crio").status == 0
+    assert run("kata", "install", "--runtime", "crio").status == 0
     assert text(node, "/etc/crio/crio.conf.d/50-vfiomgr.conf")
 
 
@@ -245,8 +245,10 @@ def test_an_entry_is_removed_from_where_it_is_whatever_else_is_there(
     put(node, "/etc/docker/daemon.json", "{}\n")
     put(node, "/usr/bin/crun", "", 0o755)
     before = node.sysfs.picture("/etc")
-    assert run("kata", "install", "--for", cri).status == 0
-    assert run("runtime", "configure", "crun", "--path", "/usr/bin/crun", "--for", cri).status == 0
+    assert run("kata", "install", "--runtime", cri).status == 0
+    assert (
+        run("runtime", "install", "crun", "--path", "/usr/bin/crun", "--runtime", cri).status == 0
+    )
     answer = run("kata", "uninstall")
     assert answer.status == 0, answer.stderr
     assert "nothing to do" not in answer.stdout
@@ -267,14 +269,14 @@ def test_an_entry_below_another_file_is_removed_there(node: FakeKernel, run: Run
 def test_of_several_entries_of_one_name_the_user_chooses(node: FakeKernel, run: Run) -> None:
     put(node, "/etc/docker/daemon.json", "{}\n")
     for cri in ("containerd", "docker"):
-        assert run("kata", "install", "--for", cri).status == 0
+        assert run("kata", "install", "--runtime", cri).status == 0
     answer = run("kata", "uninstall")
     assert answer.status == 2
     assert f"several container runtimes have an entry kata-vfio: containerd ({MAIN}), docker" in (
         answer.stderr
     )
-    assert f"--for containerd --runtime-config {MAIN}" in answer.stderr
-    assert run("kata", "uninstall", "--for", "docker").status == 0
+    assert f"--runtime containerd --runtime-config {MAIN}" in answer.stderr
+    assert run("kata", "uninstall", "--runtime", "docker").status == 0
     assert text(node, "/etc/docker/daemon.json") == "{}\n"
     assert run("kata", "uninstall").status == 0
     assert text(node, MAIN) == V3
@@ -332,12 +334,12 @@ def test_a_plain_runtime_comes_and_goes(node: FakeKernel, run: Run) -> None:
 def test_an_edited_entry_is_refused_with_the_command_that_was_typed(
     node: FakeKernel, run: Run
 ) -> None:
-    run("kata", "install", "--for", "containerd")
+    run("kata", "install", "--runtime", "containerd")
     put(node, DROP_IN, (text(node, DROP_IN) or "").replace(SHIM, "/x"))
-    answer = run("kata", "uninstall", "--for", "containerd")
+    answer = run("kata", "uninstall", "--runtime", "containerd")
     assert answer.status == 4
     assert "runtime_path" in answer.stderr
-    assert "run vfiomgr kata uninstall --for containerd again" in answer.stderr
+    assert "run vfiomgr kata uninstall --runtime containerd again" in answer.stderr
 
 
 @pytest.mark.parametrize("main", [V2, V3])
@@ -346,7 +348,7 @@ def test_what_is_installed_is_what_explain_finds(
     node: FakeKernel, run: Run, main: str, cri: CriName
 ) -> None:
     put(node, MAIN, main)
-    assert run("kata", "install", "--for", cri).status == 0
+    assert run("kata", "install", "--runtime", cri).status == 0
     entry = read_handlers(node, cri).handler("kata-vfio")
     assert entry is not None
     assert (entry.runtime_path, entry.config_path) == (SHIM, CONFIGURATION)
@@ -462,7 +464,7 @@ def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refus
             raise SystemExit(137)
 
     monkeypatch.setattr(HostTree, "replace", cut)
-    words = ("--for", "containerd", "--containerd-version", "1.7", "--root", str(root))
+    words = ("--runtime", "containerd", "--containerd-version", "1.7", "--root", str(root))
     assert run("kata", "install", *words).status == 137
     monkeypatch.setattr(HostTree, "replace", replace)
     answer = run("recover", "--root", str(root))
@@ -484,7 +486,7 @@ def test_the_command_that_makes_the_configuration_is_about_the_same_root(
     run: Run, tmp_path: Path
 ) -> None:
     (tmp_path / "image").mkdir()
-    line = ("kata", "install", "--root", str(tmp_path / "image"), "--for", "containerd")
+    line = ("kata", "install", "--root", str(tmp_path / "image"), "--runtime", "containerd")
     assert f"vfiomgr kata config --root {tmp_path}/image --whole" in run(*line).stderr
 
 

@@ -68,7 +68,7 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
     assert "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --write" in before.stdout
     for command in (
         f"bind {GPU}",
-        "kata install --for containerd --containerd-version 2.2",
+        "kata install --runtime containerd --containerd-version 2.2",
         "cdi generate --kind nvidia.com/pgpu --write",
     ):
         answer = run(*command.split())

@@ -84,9 +84,9 @@ def test_a_mediated_device_is_refused_with_what_works(run: Run) -> None:
 
 def test_runtime_rs_plugs_cold_alone(run: Run) -> None:
     run("bind", GPU)
-    for options in (("--runtime", "rs"), ("--kata-version", "4.1")):
+    for options in (("--kata-runtime", "rust"), ("--kata-version", "4.1")):
         assert "(cold_plug_vfio)" in run("kata", "run-command", GPU, *options).stderr
-    go = run("kata", "run-command", GPU, "--kata-version", "4.1", "--runtime", "go").stderr
+    go = run("kata", "run-command", GPU, "--kata-version", "4.1", "--kata-runtime", "go").stderr
     assert "(cold_plug_vfio or hot_plug_vfio)" in go
 
 
@@ -104,7 +104,7 @@ def test_a_configuration_with_a_port_needs_no_word(run: Run, kernel: FakeKernel)
     place = "/etc/kata-containers/config.d/50-vfiomgr.toml"
     kernel.sysfs.put_bytes(place, b'[hypervisor.qemu]\nhot_plug_vfio = "root-port"\n')
     assert "lacks a port" not in run("kata", "run-command", GPU).stderr
-    hot_alone = run("kata", "run-command", GPU, "--config", CONFIG, "--runtime", "rs").stderr
+    hot_alone = run("kata", "run-command", GPU, "--config", CONFIG, "--kata-runtime", "rust").stderr
     assert f"{CONFIG} needs a port for the device (cold_plug_vfio)" in hot_alone
 
 
@@ -119,7 +119,7 @@ def test_the_installed_kata_counts_where_none_is_told(run: Run, kernel: FakeKern
 
 def test_cdevs_are_named_once_they_are_there(run: Run, kernel: FakeKernel) -> None:
     kernel.vfio.has_cdev = True
-    ask = ("kata", "run-command", GPU, "--node", "cdev", "--only")
+    ask = ("kata", "run-command", GPU, "--node", "cdev", "--function-only")
     early = run(*ask)
     assert early.status == 4
     assert f"vfiomgr bind {GPU}" in early.stderr
@@ -159,12 +159,12 @@ def test_a_shim_outside_of_path_is_named_by_its_path(run: Run, kernel: FakeKerne
     assert "--runtime io.containerd.kata.v2" in run("kata", "run-command", GPU).stdout
     kernel.sysfs.put_bytes(RS_SHIM, b"")
     for tool in ("ctr", "nerdctl"):
-        answer = run("kata", "run-command", GPU, "--with", tool, "--runtime", "rs")
+        answer = run("kata", "run-command", GPU, "--with", tool, "--kata-runtime", "rust")
         assert f"--runtime {RS_SHIM} " in answer.stdout
         assert "since 1.6" in answer.stderr
-    docker = run("kata", "run-command", GPU, "--with", "docker", "--runtime", "rs").stderr
+    docker = run("kata", "run-command", GPU, "--with", "docker", "--kata-runtime", "rust").stderr
     assert f'"runtimeType": "{RS_SHIM}"' in docker
-    assert "vfiomgr kata install --for docker" in docker
+    assert "vfiomgr kata install --runtime docker" in docker
 
 
 def test_what_the_installed_handler_names_is_taken(run: Run, kernel: FakeKernel) -> None:

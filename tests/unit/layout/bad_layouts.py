@@ -390,8 +390,8 @@ BAD = (
         "neither type nor need",
         wanted("count: 4"),
         (
-            f"8:13: {_REQUEST}: say either type, or what is needed: framebuffer, series, heads; write "
-            "e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"
+            f"8:13: {_REQUEST}: say either type, or what is needed: framebuffer, series, heads; "
+            "write e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"
         ),
     ),
     Bad(

@@ -60,7 +60,7 @@ def test_from_apply_to_revert(run: Run, file: str) -> None:
     applied = run("apply", file)
     assert applied.status == 0, applied.stderr
     assert applied.stdout.endswith("the host is as the layout lab wants it\n")
-    assert "undo with: vfiomgr revert" in applied.stderr
+    assert "undo with: vfiomgr layout revert" in applied.stderr
     assert f"{NIC}: 0 -> 2 virtual functions" in applied.stderr, "lines where there is no terminal"
     met = json.loads(run("assert", file, "--format", "json").stdout)
     assert (met["is_met"], met["differences"]) == (True, [])
@@ -98,7 +98,7 @@ def test_a_plan_on_file_is_applied_only_to_the_host_that_it_was_made_for(
     run: Run, file: str, tmp_path: Path
 ) -> None:
     plan = str(tmp_path / "plan.json")
-    assert f"apply it with: vfiomgr apply {plan}" in run("plan", file, "--out", plan).stderr
+    assert f"apply it with: vfiomgr apply {plan}" in run("plan", file, "--output", plan).stderr
     assert run("apply", plan, "--layout", "lab").status == 2
     run("bind", GPU)
     refused = run("apply", plan)
@@ -113,7 +113,7 @@ def test_a_plan_that_an_earlier_version_wrote_is_applied(
     run: Run, file: str, tmp_path: Path
 ) -> None:
     plan = tmp_path / "plan.json"
-    run("plan", file, "--out", str(plan))
+    run("plan", file, "--output", str(plan))
     document = json.loads(plan.read_text())
     document["intent"] = {**document.pop("request"), "begun": [], "before": []}
     old = {"save-original-state": "remember-origin"}
@@ -130,14 +130,14 @@ def test_a_plan_goes_through_a_pipe_and_puts_no_file_in_its_place(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert run("plan", file, "--out", str(pipe)).status == 0
+    assert run("plan", file, "--output", str(pipe)).status == 0
     assert pipe.is_fifo()
     assert json.loads(os.read(reader, 1 << 20))["kind"]
     os.close(reader)
 
 
 def test_a_plan_that_cannot_be_written_is_told(run: Run, file: str, tmp_path: Path) -> None:
-    refused = run("plan", file, "--out", str(tmp_path / "nowhere" / "plan.json"))
+    refused = run("plan", file, "--output", str(tmp_path / "nowhere" / "plan.json"))
     assert refused.status == 1
     assert "plan.json cannot be written: No such file or directory" in refused.stderr
 
@@ -154,7 +154,7 @@ def test_a_damaged_plan_is_no_plan(
     run: Run, file: str, tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
     plan = tmp_path / "plan.json"
-    run("plan", file, "--out", str(plan))
+    run("plan", file, "--output", str(plan))
     plan.write_text(json.dumps({**json.loads(plan.read_text()), **change}))
     refused = run("apply", str(plan))
     assert refused.status == 65

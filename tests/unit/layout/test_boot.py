@@ -275,7 +275,7 @@ def test_without_systemd_it_is_said_what_to_run(tmp_path: Path) -> None:
     outcome = api.apply(installing(enforce=True), tree=kernel)
     told = "; ".join(outcome.plan.notes)
     assert f"run `vfiomgr apply {FILE} --layout whole` at boot" in told
-    assert "keep `vfiomgr watch --enforce` running" in told
+    assert "keep `vfiomgr layout watch --enforce` running" in told
     assert not kernel.exists(BOOT)
 
 

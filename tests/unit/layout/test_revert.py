@@ -117,7 +117,7 @@ def test_a_function_that_the_host_uses_is_not_taken_from_it(
         plan_revert(host, RevertLayout("test", (step,), ()))
     assert caught.value.message.startswith(str(VIRTUAL))
     assert caught.value.hint.endswith(f"or pass --allow {allowance}")
-    assert "--only" not in caught.value.hint, "nothing can be left out of an undoing"
+    assert "--function-only" not in caught.value.hint, "nothing can be left out of an undoing"
     allowed = RevertLayout("test", (step,), (), frozenset({allowance}))
     assert plan_revert(host, allowed).steps == (step.inverse(),)
 

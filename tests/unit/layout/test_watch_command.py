@@ -1,4 +1,4 @@
-"""`vfiomgr watch`, as users meet it."""
+"""`vfiomgr layout watch`, as users meet it."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_reviewed_steps_are_those_that_are_run(host: vfiomgr.Host) -> None:
         (lambda host: host.unbind("zz:00.0"), ["unbind", "zz:00.0"]),
         (
             lambda host: host.bind(GPU, only=True, with_group=True),
-            ["bind", GPU, "--only", "--with-group"],
+            ["bind", GPU, "--function-only", "--with-group"],
         ),
         (
             lambda host: host.bind(GPU, update_initramfs=True),

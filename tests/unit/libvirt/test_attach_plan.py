@@ -98,7 +98,7 @@ def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
     nested = replace(RUNNING, iommu=DomainIommu("intel", has_caching_mode=True))
     told = refused("04:00.0", domain=known(None, nested), scope=CONFIG)
     assert "0000:04:00.0, 0000:04:00.1 are of IOMMU group" in told
-    assert "--only" in told
+    assert "--function-only" in told
     alone = planned("04:00.0", domain=known(None, nested), scope=CONFIG, only=True)
     assert alone.items[0].names == ("0000:04:00.0",)
     has_one = with_hostdevs(nested, hostdev("0000:04:00.1", GuestAddress(1, 0, 0)))
@@ -139,7 +139,7 @@ def test_a_running_guest_takes_no_device_of_several_functions() -> None:
     told = refused("04:00.0")
     assert "one function at a time" in told
     assert "--config" in told
-    assert "--only" in told
+    assert "--function-only" in told
 
 
 def test_with_only_it_takes_one_of_them() -> None:

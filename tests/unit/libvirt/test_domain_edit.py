@@ -169,7 +169,8 @@ def test_what_is_there_in_part_is_refused_with_the_ways_out() -> None:
     with pytest.raises(Refusal, match=r"g has 0000:c1:00\.1, and not 0000:c1:00\.0") as caught:
         plan_additions(domain(hostdev(GPU[1])), [GPU])
     assert (
-        caught.value.hint == "pass --remove 0000:c1:00.1 too, to add them as one device, or --only"
+        caught.value.hint == "pass --remove 0000:c1:00.1 too, to add them as one device, "
+        "or --function-only"
     )
 
 

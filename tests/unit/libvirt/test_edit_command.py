@@ -52,7 +52,7 @@ def test_a_guest_with_an_iommu_gets_no_second_function_of_a_group(run: Run, file
     refused = run("libvirt", "edit", str(file), "--add", GPU[0])
     assert refused.status == 4
     assert f"{GPU[0]}, {GPU[1]} are of IOMMU group" in refused.stderr
-    assert run("libvirt", "edit", str(file), "--add", GPU[0], "--only").status == 0
+    assert run("libvirt", "edit", str(file), "--add", GPU[0], "--function-only").status == 0
 
 
 def test_what_the_guest_does_not_get_needs_no_port(run: Run, file: Path) -> None:
@@ -105,12 +105,12 @@ def test_a_port_is_added_where_none_is_free(run: Run, file: Path) -> None:
 def test_only_takes_one_function_and_managed_leaves_the_rest_to_libvirt(
     run: Run, file: Path
 ) -> None:
-    answer = run("libvirt", "edit", str(file), "--add", GPU[1], "--only", "--managed")
+    answer = run("libvirt", "edit", str(file), "--add", GPU[1], "--function-only", "--managed")
     found = read_domain(file.read_bytes(), "g").hostdev(GPU[1])
     assert found is not None
     assert (found.managed, found.guest, GPU[0] in names(file.read_bytes())) == (True, None, False)
     assert "vfiomgr bind" not in answer.stderr
-    assert "--only --remove 0000:02:00.1" in answer.stderr
+    assert "--function-only --remove 0000:02:00.1" in answer.stderr
 
 
 def test_libvirt_is_not_to_bind_what_the_host_needs(run: Run, file: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_second_run_changes_nothing_and_says_so(run: Run, file: Path) -> None:
 
 
 def test_what_is_in_part_there_is_made_whole_in_one_go(run: Run, file: Path) -> None:
-    run("libvirt", "edit", str(file), "--add", GPU[1], "--only")
+    run("libvirt", "edit", str(file), "--add", GPU[1], "--function-only")
     refused = run("libvirt", "edit", str(file), "--add", GPU[0])
     assert (refused.status, "pass --remove 0000:02:00.1 too" in refused.stderr) == (4, True)
     answer = run("libvirt", "edit", str(file), "--add", GPU[0], "--remove", GPU[1])

@@ -106,7 +106,7 @@ def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.Mo
     assert sorted(read) == [GPU, "0000:01:00.1"]
 
 
-@pytest.mark.parametrize("options", [(), ("--managed",), ("--only",)])
+@pytest.mark.parametrize("options", [(), ("--managed",), ("--function-only",)])
 def test_what_is_read_of_the_host_changes_no_answer(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
@@ -143,6 +143,6 @@ def test_a_function_is_what_its_siblings_on_the_vendors_driver_are(
 
 def test_what_libvirt_is_to_bind_is_looked_at_with_all_that_the_host_does(run: Run) -> None:
     """An adapter that libvirt is to bind: what it carries, its function alone does not tell."""
-    refused = run("libvirt", "hostdev", ROUTED, "--managed", "--only")
+    refused = run("libvirt", "hostdev", ROUTED, "--managed", "--function-only")
     assert (refused.status, refused.stdout) == (4, "")
     assert "carries the default route" in refused.stderr

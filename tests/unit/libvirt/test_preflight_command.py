@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt preflight` of files: what it prints, with which status, and without libvirt."""
+"""`vfiomgr check domain` of files: what it prints, with which status, and without libvirt."""
 
 from __future__ import annotations
 

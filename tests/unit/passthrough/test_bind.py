@@ -112,7 +112,7 @@ def test_only_leaves_companions_unless_the_group_forbids_it() -> None:
     assert moved(bind(host_of(GPU, apart), "0000:04:00.0", only=True)) == ["0000:04:00.0"]
     with pytest.raises(Refusal, match=r"also holds 0000:04:00\.1") as caught:
         bind(host_of(GPU, AUDIO), "0000:04:00.0", only=True)
-    assert "leave out --only" in caught.value.hint
+    assert "leave out --function-only" in caught.value.hint
 
 
 def test_bridges_are_refused() -> None:
@@ -256,7 +256,7 @@ def test_a_use_of_the_host_is_refused_with_the_command_that_ends_it(
     use: HostUse, first: str
 ) -> None:
     hint = refusal(replace(host_of(GPU), host_uses=(use,)), "0000:04:00.0").hint
-    assert hint.startswith(f"{first}, or leave it out with --only, or pass --allow ")
+    assert hint.startswith(f"{first}, or leave it out with --function-only, or pass --allow ")
 
 
 def vgpu_function(family: Family) -> HostSnapshot:

@@ -175,7 +175,7 @@ def test_what_would_hurt_is_refused_and_its_own_flag_lifts_it(
     others: set[Override] = {"boot-display", "in-use", "mounted-disk", "default-route"}
     with pytest.raises(Refusal, match=reason) as caught:
         reset(host, None, *(others - {allowance}))
-    assert "--only" not in caught.value.hint
+    assert "--function-only" not in caught.value.hint
     if allowance is not None:
         assert f"--allow {allowance}" in caught.value.hint
         assert reset(host, None, allowance)

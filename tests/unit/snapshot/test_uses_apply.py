@@ -113,7 +113,7 @@ def test_a_reset_takes_the_interface_from_the_host_as_well(used: FakeKernel) -> 
     with pytest.raises(Refusal) as caught:
         api.apply(Reset(NIC), tree=used)
     assert "in use by the network" in caught.value.message
-    assert "--only" not in caught.value.hint
+    assert "--function-only" not in caught.value.hint
 
 
 def test_a_virtual_function_with_an_address_is_not_removed(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: 
 
 @click.command("explain")
 @click.argument("name", metavar="[RULE]", required=False, shell_complete=_complete)
-@session_options()
+@session_options("format")
 @pass_session
 def explain(session: Session, *, name: str | None) -> None:
     """Explain a rule that a check or a refusal names; without RULE, list all rules.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.passthrough.guards import iommu_off
@@ -23,7 +23,7 @@ _GROUP_HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
 
 
 @click.command("groups")
-@session_options()
+@session_options(*READING)
 @pass_session
 def groups(session: Session) -> None:
     """List IOMMU groups: which are viable (a guest could own them now), and what keeps the others.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     group_cell,
     note,
@@ -31,7 +31,7 @@ _HEADINGS = ("ADDRESS", "NAME", "DRIVER", "GROUP", "NUMA", "NOTES")
 @click.option(
     "--all", "every", is_flag=True, help="All PCI devices, not GPUs and accelerators alone."
 )
-@session_options()
+@session_options(*READING)
 @pass_session
 def list_devices(session: Session, *, every: bool) -> None:
     """List devices: GPUs and accelerators, or all with --all.

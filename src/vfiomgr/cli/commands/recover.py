@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import REVERSIBLE
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     type=click.Choice(REVERSIBLE),
     help="Override a guard; a refusal names the one.",
 )
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override, ...]) -> None:
     """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.

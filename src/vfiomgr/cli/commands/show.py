@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import group_cell, or_dash, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.engine.registry import plan
@@ -36,7 +36,7 @@ _UNSEEN = "unknown: only root of a running host sees every process"
 
 @click.command("show")
 @click.argument("address", shell_complete=complete_address)
-@session_options()
+@session_options(*READING)
 @pass_session
 def show(session: Session, address: str) -> None:
     """Show one device: its group and peers, driver, users, reset, power, NUMA, BARs, vGPUs.

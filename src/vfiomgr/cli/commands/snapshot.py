@@ -13,7 +13,7 @@ from vfiomgr.snapshot.document import write_snapshot
 
 
 @click.command("snapshot")
-@session_options()
+@session_options("format", "root")
 @pass_session
 def snapshot(session: Session) -> None:
     """Print all facts of the host as JSON (or YAML), to answer from elsewhere with --snapshot.

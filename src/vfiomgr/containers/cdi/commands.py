@@ -10,8 +10,8 @@ import click
 from vfiomgr import cdi as library
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.main import LazyGroup
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import (
     note,
     or_dash,
@@ -53,13 +53,12 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "generate": ("vfiomgr.containers.cdi.commands", "generate"),
     "list": ("vfiomgr.containers.cdi.commands", "list_devices"),
-    "check": ("vfiomgr.containers.cdi.commands", "check"),
     "remove": ("vfiomgr.containers.cdi.commands", "remove"),
 }
+_FORMER = {"check": ("vfiomgr.containers.cdi.commands", "check")}
 
 
-@click.group("cdi", cls=LazyGroup, table=_COMMANDS)
-@session_options()
+@click.group("cdi", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def cdi() -> None:
     """Container Device Interface: specifications that name devices for container runtimes."""
 
@@ -77,7 +76,7 @@ _BROKEN = 1
     metavar="NAME",
     help="Judge as this one does, or as a family does: kata, containerd, podman.",
 )
-@session_options()
+@session_options(*READING)
 @click.pass_context
 def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
     """Say which consumers cannot read which CDI specification, why, and what would be right.
@@ -98,10 +97,10 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
 
     \b
     Examples:
-      vfiomgr cdi check
-      vfiomgr cdi check --consumer kata
-      vfiomgr cdi check pgpu.json --consumer containerd-1.7
-      vfiomgr cdi check --format json
+      vfiomgr check cdi
+      vfiomgr check cdi --consumer kata
+      vfiomgr check cdi pgpu.json --consumer containerd-1.7
+      vfiomgr check cdi --format json
     """
     session = session_of(context)
     consumers = consumers_named(consumer)
@@ -229,7 +228,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     show_default=True,
     help="With --write: in /etc/cdi, or in /run/cdi, which a reboot empties.",
 )
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def generate(
     session: Session,
@@ -323,7 +322,7 @@ _HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
 
 
 @click.command("list")
-@session_options()
+@session_options(*READING)
 @pass_session
 def list_devices(session: Session) -> None:
     """List the CDI devices in /etc/cdi and /run/cdi, and what each leads to on this host.
@@ -346,7 +345,7 @@ def list_devices(session: Session) -> None:
         if entry.problem is not None and session.format == "table":
             note(f"{entry.name}: {entry.problem}")
     for path in unreadable:
-        note(f"{path} is no specification: vfiomgr cdi check tells why")
+        note(f"{path} is no specification: vfiomgr check cdi tells why")
     if not found:
         note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")
 
@@ -371,7 +370,7 @@ def _cells(entry: CdiEntry) -> tuple[str, ...]:
 @click.option("--kind", metavar="VENDOR/CLASS", help="Devices of this kind alone.")
 @click.option("--all", "every", is_flag=True, help="Remove all that vfiomgr wrote.")
 @click.option("--stale", is_flag=True, help="Remove what no guest could have now.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def remove(
     session: Session, *, names: tuple[str, ...], kind: str | None, every: bool, stale: bool

@@ -9,8 +9,8 @@ import click
 from vfiomgr import oci as library
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.main import LazyGroup
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.options import FILES, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 
@@ -28,7 +28,6 @@ _COMMANDS = {
 
 
 @click.group("oci", cls=LazyGroup, table=_COMMANDS)
-@session_options()
 def oci() -> None:
     """OCI bundles: devices for a container that has not started yet."""
 
@@ -89,7 +88,7 @@ def _body(session: Session, edit: Edit) -> dict[str, object]:
 @click.command("eject")
 @click.argument("bundle")
 @click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_address)
-@session_options()
+@session_options(*FILES)
 @pass_session
 def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
     """Take out of an OCI bundle what `vfiomgr oci inject` put in: all, or these devices.
@@ -130,8 +129,8 @@ def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
     metavar="KIND=NAME",
     help="Also ask for this CDI device in an annotation; one for each device, in their order.",
 )
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
-@session_options()
+@function_only_option("Leave the other functions of the slot out.")
+@session_options(*FILES)
 @pass_session
 def inject(
     session: Session,
@@ -155,7 +154,7 @@ def inject(
       vfiomgr oci inject /run/bundle 0000:04:00.0
       vfiomgr oci inject /run/bundle 04:00.0 --dry-run             # show the difference
       vfiomgr oci inject /run/bundle 04:00.0 --runtime kata --cdi nvidia.com/pgpu=23
-      vfiomgr oci inject config.json 04:00.0 --node cdev --only --format json
+      vfiomgr oci inject config.json 04:00.0 --node cdev --function-only --format json
       vfiomgr oci inject /run/bundle f715f63c-0d00-4007-9c5a-b07b0c6c05de --runtime runc
     """
     notes: list[str] = []

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import host_of, print_outcome
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.options import FILES, RenamedOption, session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.containers.runtimes.model import PROGRAMS
@@ -25,8 +26,10 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
     """The options that tell which runtime is meant."""
     options: tuple[Callable[[Any], Any], ...] = (
         click.option(
-            "--for",
+            "--runtime",
             "program",
+            cls=RenamedOption,
+            former=("--for",),
             type=click.Choice(PROGRAMS),
             help="The container runtime.  [default: the one that is there]",
         ),
@@ -49,7 +52,7 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
     """The options that lead another command to the same place."""
     root = session.root if session.root.strip("/") else None
-    told = {"--root": root, "--for": program, "--runtime-config": runtime_config}
+    told = {"--root": root, "--runtime": program, "--runtime-config": runtime_config}
     return "".join(f" {option} {value}" for option, value in told.items() if value)
 
 
@@ -106,33 +109,37 @@ def _print_plan(session: Session, found: EntryPlan) -> None:
         note(f"not checked: {text}")
 
 
-@click.group("runtime")
-@session_options()
+_HERE = "vfiomgr.containers.runtimes.commands"
+_COMMANDS = {"install": (_HERE, "configure"), "uninstall": (_HERE, "unconfigure")}
+_FORMER = {"configure": (_HERE, "configure"), "unconfigure": (_HERE, "unconfigure")}
+
+
+@click.group("runtime", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def runtime() -> None:
-    """OCI runtimes below containerd, CRI-O or Docker, e.g. one that adds devices.
+    """Install OCI runtimes in containerd, CRI-O or Docker.
 
     \b
     Examples:
-      vfiomgr runtime configure nvidia --path /usr/bin/nvidia-container-runtime
-      vfiomgr runtime unconfigure nvidia
+      vfiomgr runtime install nvidia --path /usr/bin/nvidia-container-runtime
+      vfiomgr runtime uninstall nvidia
     """
 
 
-@runtime.command("configure")
+@click.command("install")
 @click.argument("name")
 @click.option(
     "--path", metavar="FILE", required=True, help="The OCI runtime, which is called as runc is."
 )
 @click.option(
-    "--set-as-default",
     "--set-default",
-    "set_default",
+    cls=RenamedOption,
+    former=("--set-as-default",),
     is_flag=True,
     help="Make it the runtime of containers that name none.",
 )
 @click.option("--cdi", "enable_cdi", is_flag=True, help="Have CDI on as well.")
 @place_options
-@session_options()
+@session_options(*FILES)
 @pass_session
 def configure(
     session: Session,
@@ -152,11 +159,11 @@ def configure(
 
     \b
     Examples:
-      vfiomgr runtime configure nvidia --path /usr/bin/nvidia-container-runtime --dry-run
-      vfiomgr runtime configure crun --path /usr/bin/crun --for docker
-      vfiomgr runtime configure crun --path /usr/bin/crun --cdi --set-as-default
+      vfiomgr runtime install nvidia --path /usr/bin/nvidia-container-runtime --dry-run
+      vfiomgr runtime install crun --path /usr/bin/crun --runtime docker
+      vfiomgr runtime install crun --path /usr/bin/crun --cdi --set-default
     """
-    undo = f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}"
+    undo = f"vfiomgr runtime uninstall {name}{at_place(session, program, runtime_config)}"
     change = configured(
         host_of(session),
         name,
@@ -171,10 +178,10 @@ def configure(
     carry_out(session, change, undo)
 
 
-@runtime.command("unconfigure")
+@click.command("uninstall")
 @click.argument("name")
 @place_options
-@session_options()
+@session_options(*FILES)
 @pass_session
 def unconfigure(
     session: Session,
@@ -188,12 +195,12 @@ def unconfigure(
 
     \b
     Examples:
-      vfiomgr runtime unconfigure crun --for docker
+      vfiomgr runtime uninstall crun --runtime docker
     """
     change = unconfigured(
         host_of(session),
         name,
-        command=f"vfiomgr runtime unconfigure {name}{at_place(session, program, runtime_config)}",
+        command=f"vfiomgr runtime uninstall {name}{at_place(session, program, runtime_config)}",
         program=program,
         runtime_config=runtime_config,
         containerd_version=containerd_version,

@@ -200,7 +200,7 @@ def _refuse_disabled(files: _Files) -> None:
 
 def _for_docker(facts: RuntimeFacts) -> str:
     """What else may have been meant where containerd serves no pods."""
-    return "; or, for containers of Docker's, pass --for docker" if facts.is_dockers else ""
+    return "; or, for containers of Docker's, pass --runtime docker" if facts.is_dockers else ""
 
 
 def _refuse_foreign(files: _Files, request: RuntimeRequest) -> None:
@@ -311,7 +311,7 @@ def _version_of_drop_in(files: _Files, facts: RuntimeFacts, schema: int) -> Iter
     elif there != schema:
         message = f"{facts.drop_in.path} is of version {there}, and {facts.main.path} of {schema}"
         hint = (
-            "take the entries back with vfiomgr kata uninstall and vfiomgr runtime unconfigure, "
+            "take the entries back with vfiomgr kata uninstall and vfiomgr runtime uninstall, "
             "and give them again"
         )
         refuse("runtime-config-version", facts.drop_in.path, message, hint)

@@ -9,7 +9,7 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import blocker, refusal
@@ -30,14 +30,13 @@ _EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 
 
 @click.group("instances")
-@session_options()
 def instances() -> None:
     """GPU instances: the parts that a GPU in MIG mode is divided into, which vGPUs live in."""
 
 
 @instances.command("list")
 @click.argument("gpu", required=False, shell_complete=complete_address)
-@session_options()
+@session_options(*READING)
 @pass_session
 def list_instances(session: Session, gpu: str | None) -> None:
     """List GPU instances, and of each profile how many more fit beside them.
@@ -132,7 +131,7 @@ def _profile_row(found: GpuPartition, profile: InstanceProfile) -> tuple[str, ..
 @instances.command("set")
 @click.argument("gpu", shell_complete=complete_address)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE=COUNT...")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None:
     """Have so many GPU instances of each PROFILE on a GPU, and no others.
@@ -147,24 +146,24 @@ def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None
       vfiomgr vgpu instances set 41:00.0 3g.20gb=1 1g.5gb=3 --dry-run
       vfiomgr vgpu instances set 41:00.0 1g.24gb+gfx=4
     """
-    (address,) = session.addresses((gpu,))
+    address = session.address(gpu)
     outcome = plan_or_apply(session, SetMigInstances(address, _counts(profiles)))
     _print_instances(session, outcome)
 
 
-@instances.command("clear")
+@instances.command("remove")
 @click.argument("gpu", shell_complete=complete_address)
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def clear(session: Session, gpu: str) -> None:
     """Destroy all GPU instances of a GPU; one that is in use is refused. MIG stays on.
 
     \b
     Examples:
-      vfiomgr vgpu instances clear 0000:41:00.0
-      vfiomgr vgpu instances clear 41:00.0 --dry-run
+      vfiomgr vgpu instances remove 0000:41:00.0
+      vfiomgr vgpu instances remove 41:00.0 --dry-run
     """
-    (address,) = session.addresses((gpu,))
+    address = session.address(gpu)
     _print_instances(session, plan_or_apply(session, SetMigInstances(address)))
 
 
@@ -181,7 +180,7 @@ def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         counts[match["profile"]] = int(match["count"])
     if not any(counts.values()):
         message = "no GPU instance is asked for"
-        raise UsageError(message, "vfiomgr vgpu instances clear destroys them all")
+        raise UsageError(message, "vfiomgr vgpu instances remove destroys them all")
     return tuple((name, count) for name, count in counts.items() if count)
 
 

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override, blocker, refusal
@@ -32,7 +32,7 @@ _WORDS = {True: "on", False: "off", None: "-"}
 @click.argument("gpu", required=False, shell_complete=complete_address)
 @click.option("--heterogeneous/--homogeneous", default=None, help="vGPUs of several sizes, or one.")
 @click.option("--mig/--no-mig", default=None, help="GPU instances of its own hardware, or none.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def mode(
     session: Session, gpu: str | None, *, heterogeneous: bool | None, mig: bool | None
@@ -56,7 +56,7 @@ def mode(
         raise UsageError(message, "name it: vfiomgr vgpu mode 0000:41:00.0 --heterogeneous")
     if heterogeneous and mig:
         forbid_together("--heterogeneous", "--mig", "with MIG each GPU instance has one size")
-    (address,) = session.addresses((gpu,))
+    address = session.address(gpu)
     outcome = plan_or_apply(session, SetGpuMode(address, heterogeneous, mig))
     if outcome is not None:
         lines = [step.describe() for step in outcome.plan.steps] if outcome.is_changed else []
@@ -125,7 +125,7 @@ def _row(host: HostSnapshot, found: GpuMode) -> tuple[str, ...]:
     type=click.Choice(OVERRIDES),
     help="Override a guard; a refusal names the one.",
 )
-@session_options()
+@session_options(*CHANGING, "yes")
 @pass_session
 def switch(
     session: Session,
@@ -152,7 +152,7 @@ def switch(
     if to != "vgpu" and (functions is not None or heterogeneous is not None):
         message = "--functions, --heterogeneous and --homogeneous are for vgpu alone"
         raise UsageError(message, f"leave them out: vfiomgr vgpu switch {gpu} {to}")
-    (address,) = session.addresses((gpu,))
+    address = session.address(gpu)
     if allow:
         confirm(session, f"Override the guard {', '.join(allow)} for {gpu}?")
     request = SwitchGpu(address, to, functions, heterogeneous, frozenset(allow))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
@@ -66,7 +66,7 @@ def _is_below(path: str, root: str) -> bool:
 
 @click.command("config")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@release_options
+@release_options("--runtime")
 @click.option(
     "--hypervisor",
     type=click.Choice(["qemu", "clh"]),
@@ -110,7 +110,7 @@ def _is_below(path: str, root: str) -> bool:
 @click.option(
     "--kernel-params", metavar="TEXT", help="Arguments of the guest's kernel, beside those it has."
 )
-@session_options()
+@session_options(*READING, "dry_run", "verbose")
 @pass_session
 def config(
     session: Session,
@@ -138,8 +138,8 @@ def config(
     \b
     Examples:
       vfiomgr kata config
-      vfiomgr kata config 0000:04:00.0 --kata-version 3.31 --runtime rs
-      vfiomgr kata config 04:00.0 --plug hot --hypervisor clh --runtime go
+      vfiomgr kata config 0000:04:00.0 --kata-version 3.31 --kata-runtime rust
+      vfiomgr kata config 04:00.0 --plug hot --hypervisor clh --kata-runtime go
       vfiomgr kata config 04:00.0 41:00.0 --memory 16G --firmware /opt/kata/share/ovmf/OVMF.fd
       vfiomgr kata config --annotations default_memory,kernel_params --no-pod-resources
       vfiomgr kata config --beside /etc/kata-containers/gpu/configuration.toml --dry-run \\

@@ -137,25 +137,29 @@ class _Planner:
         is_early = self.release.version < CLH_COLD_PLUG
         if self.request.hypervisor == "clh" and wanted == "cold" and is_early:
             message = f"{self.release} plugs devices into Cloud Hypervisor's running guests only"
-            self._refuse("kata-plug", message, "use --plug hot, --hypervisor qemu or --runtime rs")
+            self._refuse(
+                "kata-plug", message, "use --plug hot, --hypervisor qemu or --kata-runtime rust"
+            )
         return wanted or ("hot" if self.request.hypervisor == "clh" else "cold")
 
     def _plug_of_rs(self, wanted: Plug | None) -> Plug | None:
         if wanted == "hot":
             message = f"{self.release} knows no hot_plug_vfio: runtime-rs has never had it"
-            self._refuse("kata-plug", message, "use --plug cold (3.31 and later), or --runtime go")
+            self._refuse(
+                "kata-plug", message, "use --plug cold (3.31 and later), or --kata-runtime go"
+            )
         if self._knows("hypervisor", "cold_plug_vfio"):
             return "cold"
         since = self.table.first("rs", "hypervisor", "cold_plug_vfio")
         if wanted == "cold":
             message = f"{self.release} knows no cold_plug_vfio: runtime-rs has it since {since}"
             self._refuse(
-                "kata-plug", message, f"use --kata-version {since} or later, or --runtime go"
+                "kata-plug", message, f"use --kata-version {since} or later, or --kata-runtime go"
             )
         self.notes.append(
             f"{self.release} plugs no device before the guest starts: cold_plug_vfio is there "
             f"since {since}. What a container is given is plugged into the root ports when it "
-            "comes, and devices of the kubelet's are not asked for; --runtime go can do both"
+            "comes, and devices of the kubelet's are not asked for; --kata-runtime go can do both"
         )
         return None
 

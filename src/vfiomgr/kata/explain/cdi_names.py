@@ -72,7 +72,7 @@ def _judged(situation: PodContext) -> Iterator[Diagnostic]:
                 f"{where}: {consumer} fails to load any specification, so every pod with a "
                 "cold-plugged device fails",
                 f"correct it ({found.remedy}), or move {found.subject} away; "
-                "vfiomgr cdi check tells all",
+                "vfiomgr check cdi tells all",
             )
         elif found.rule in _OF_DEVICES and found.subject in asked:
             yield replace(found, severity="warning", summary=where, evidence=(), why="")
@@ -202,6 +202,6 @@ def _published_twice(situation: PodContext, item: Request) -> Iterator[Diagnosti
                 node,
                 f"{node} is published under {len(by_name)} names: {told}; a second pod that is "
                 "given it by another name cannot open it",
-                "publish each group under one name: vfiomgr cdi check",
+                "publish each group under one name: vfiomgr check cdi",
                 is_certain=False,
             )

@@ -1,4 +1,4 @@
-"""`vfiomgr kata explain` and `check-image`."""
+"""`vfiomgr check pod` and `check-image`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.findings import counted, finding_document, print_findings, report_document
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, RenamedOption, session_options
 from vfiomgr.cli.output import Marked, note, print_document, say
 from vfiomgr.cli.session import session_of
 from vfiomgr.diagnostic import SEVERITIES
@@ -162,7 +162,7 @@ def _verdict(item: KataTrace) -> str:
 
 @click.command("explain")
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_address)
-@release_options
+@release_options()
 @click.option(
     "--config", metavar="FILE", help="Kata's configuration.  [default: the one of the handler]"
 )
@@ -170,14 +170,17 @@ def _verdict(item: KataTrace) -> str:
     "--handler", metavar="NAME", help="What the RuntimeClass names, where it is not in the file."
 )
 @click.option(
-    "--cri",
+    "--runtime",
+    "cri",
+    cls=RenamedOption,
+    former=("--cri",),
     type=click.Choice(["containerd", "crio"]),
     help="Which container runtime.  [default: the one that is configured]",
 )
 @click.option(
     "--resource", metavar="DOMAIN/NAME", help="Of a DEVICE: what its device plugin calls it."
 )
-@session_options()
+@session_options(*READING, "verbose")
 @click.pass_context
 def explain(
     context: click.Context,
@@ -203,11 +206,11 @@ def explain(
 
     \b
     Examples:
-      vfiomgr kata explain pod.yaml
-      vfiomgr kata explain 0000:04:00.0 --resource nvidia.com/pgpu
-      vfiomgr kata explain nvidia.com/pgpu=23
-      vfiomgr kata explain pod.yaml --kata-version 3.24 --runtime go --cri crio
-      vfiomgr --root /srv/node kata explain pod.yaml --handler kata-gpu --config kata.toml
+      vfiomgr check pod pod.yaml
+      vfiomgr check pod 0000:04:00.0 --resource nvidia.com/pgpu
+      vfiomgr check pod nvidia.com/pgpu=23
+      vfiomgr check pod pod.yaml --kata-version 3.24 --kata-runtime go --runtime crio
+      vfiomgr --root /srv/node check pod pod.yaml --handler kata-gpu --config kata.toml
     """
     session = session_of(context)
     found = explain_pod(
@@ -237,7 +240,7 @@ _BLOCKED = 1
     "kata-vfio, else the first that is there in /etc/kata-containers and of Kata's own]",
 )
 @click.option("--all", "every", is_flag=True, help="Show also what is fine.")
-@session_options()
+@session_options(*READING)
 @click.pass_context
 def check_image(
     context: click.Context, addresses: tuple[str, ...], *, config: str | None, every: bool
@@ -252,9 +255,9 @@ def check_image(
 
     \b
     Examples:
-      vfiomgr kata check-image
-      vfiomgr kata check-image 0000:04:00.0 --all
-      vfiomgr kata check-image --config /opt/kata/share/defaults/kata-containers/configuration.toml
+      vfiomgr check kata
+      vfiomgr check kata 0000:04:00.0 --all
+      vfiomgr check kata --config /opt/kata/share/defaults/kata-containers/configuration.toml
     """
     session = session_of(context)
     report = checked_image(session, *addresses, config=config)

@@ -205,7 +205,8 @@ def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator
             situation.pod.name,
             f"{len(ports)} root ports: the Go runtime sorts their names as texts, so rp10 comes "
             "before rp2, and containers are told the wrong index of a GPU",
-            "give at most 10 functions to one pod (bind a GPU without its audio function: --only), "
+            "give at most 10 functions to one pod (bind a GPU without its audio function: "
+            "--function-only), "
             "or take runtime-rs",
             is_certain=_is_mixed_up(ports, gpus),
         )
@@ -240,7 +241,7 @@ def _guest(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceSte
 def _check_image(situation: PodContext) -> str:
     settings = situation.settings
     named = f" --config {settings.path}" if settings is not None else ""
-    return f"vfiomgr kata check-image{named}"
+    return f"vfiomgr check kata{named}"
 
 
 def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:

@@ -75,8 +75,8 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
         Refusal: the device is a bridge, or a mediated device.
 
     """
-    require_choice("--runtime", runtime, get_args(RuntimeName))
-    require_choice("--cri", cri, get_args(CriName))
+    require_choice("--kata-runtime", runtime, get_args(RuntimeName))
+    require_choice("--runtime", cri, get_args(CriName))
     subject = os.fspath(pod)
     told = None if version is None else Version.parse(version)
     if handler is not None:

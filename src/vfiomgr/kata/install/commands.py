@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import FILES, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.containers.runtimes.commands import (
@@ -55,7 +55,7 @@ _handler_option = click.option(
 )
 @click.option("--set-default", is_flag=True, help="Make it the runtime of pods that name none.")
 @place_options
-@session_options()
+@session_options(*FILES)
 @pass_session
 def install(
     session: Session,
@@ -78,10 +78,10 @@ def install(
     Examples:
       vfiomgr kata install --dry-run
       vfiomgr kata install
-      vfiomgr kata install --handler kata-gpu --for crio
+      vfiomgr kata install --handler kata-gpu --runtime crio
       vfiomgr kata install --config /etc/kata-containers/gpu.toml
       vfiomgr kata install --runtime-path /opt/kata/runtime-rs/bin/containerd-shim-kata-v2
-      vfiomgr kata install --root /mnt/image --for containerd --containerd-version 2.1
+      vfiomgr kata install --root /mnt/image --runtime containerd --containerd-version 2.1
     """
     _require_handler(handler)
     place = locate(
@@ -106,7 +106,7 @@ def install(
 @click.command("uninstall")
 @_handler_option
 @place_options
-@session_options()
+@session_options(*FILES)
 @pass_session
 def uninstall(
     session: Session,
@@ -124,7 +124,7 @@ def uninstall(
     \b
     Examples:
       vfiomgr kata uninstall --dry-run
-      vfiomgr kata uninstall --handler kata-gpu --for crio
+      vfiomgr kata uninstall --handler kata-gpu --runtime crio
     """
     _require_handler(handler)
     place = locate_entry(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import WholeNumber, session_options
+from vfiomgr.cli.options import READING, WholeNumber, session_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.kata.manifests import render
@@ -79,7 +79,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     metavar="COUNT",
     help="Of the container.",
 )
-@session_options()
+@session_options(*READING)
 @pass_session
 def pod(
     session: Session,
@@ -159,7 +159,7 @@ def pod(
     help="A label of nodes with the handler.  [default: katacontainers.io/kata-runtime=true]",
 )
 @click.option("--any-node", is_flag=True, help="No node selector: all nodes have the handler.")
-@session_options()
+@session_options(*READING)
 @pass_session
 def runtimeclass(
     session: Session,

@@ -147,7 +147,7 @@ def _docker_notes(request: RunRequest) -> Iterator[str]:
         options = {"options": {"ConfigPath": request.config}} if request.config else {}
         entry = {"runtimes": {"kata": {"runtimeType": request.shim or SHIM_PATH, **options}}}
         yield f"Docker 23 or later, with this in {DOCKER_FILE}: {json.dumps(entry)}"
-        yield "vfiomgr kata install --for docker writes such an entry, with the name kata-vfio"
+        yield "vfiomgr kata install --runtime docker writes such an entry, with the name kata-vfio"
     elif request.config:
         runtime = request.docker_runtime
         yield f"{DOCKER_FILE} says which configuration {runtime} has, not the command"

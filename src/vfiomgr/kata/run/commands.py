@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.kata.command_lines import run_command, tell_of_run
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="What starts the container.",
 )
-@release_options
+@release_options("--runtime")
 @click.option(
     "--config",
     metavar="FILE",
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="/dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6).",
 )
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
-@session_options()
+@function_only_option("Leave the other functions of the slot out.")
+@session_options(*READING)
 @pass_session
 def command(
     session: Session,
@@ -78,7 +78,7 @@ def command(
       vfiomgr kata run-command 04:00.0 --with docker --kata-version 4.1
       vfiomgr kata run-command 04:00.0 --with nerdctl --image ubuntu --command 'lspci -nn'
       vfiomgr kata run-command 04:00.0 05:00.0 --config /etc/kata-containers/configuration.toml
-      vfiomgr kata run-command 04:00.0 --node cdev --only --runtime go --kata-version 3.20
+      vfiomgr kata run-command 04:00.0 --node cdev --kata-runtime go --kata-version 3.20
     """
     ran = run_command(
         session,

@@ -1,1 +1,26 @@
-"""`vfiomgr layout`, `plan`, `apply`, `revert` and `watch`."""
+"""`vfiomgr layout`, and its shortcuts `plan` and `apply`."""
+
+from __future__ import annotations
+
+import click
+
+from vfiomgr.cli.group import LazyGroup
+
+_COMMANDS = {
+    "plan": ("vfiomgr.layout.commands.changes", "plan"),
+    "apply": ("vfiomgr.layout.commands.changes", "apply"),
+    "assert": ("vfiomgr.layout.commands.changes", "assert_"),
+    "export": ("vfiomgr.layout.commands.changes", "export"),
+    "revert": ("vfiomgr.layout.commands.changes", "revert"),
+    "watch": ("vfiomgr.layout.commands.watch", "watch"),
+    "install": ("vfiomgr.layout.commands.files", "install"),
+    "uninstall": ("vfiomgr.layout.commands.files", "uninstall"),
+    "import": ("vfiomgr.layout.commands.files", "import_"),
+    "schema": ("vfiomgr.layout.commands.files", "schema"),
+}
+_FORMER = {"validate": ("vfiomgr.layout.commands.files", "validate")}
+
+
+@click.group("layout", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
+def layout() -> None:
+    """Plan, apply and revert layouts, the files that describe a host."""

@@ -17,7 +17,7 @@ from vfiomgr.cli.changes import (
     print_plan,
     tell_step,
 )
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, READING, RenamedOption, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
@@ -157,8 +157,15 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("plan")
 @of_layout
-@click.option("--out", metavar="PLAN", help="Write the plan to a file that `apply` takes.")
-@session_options()
+@click.option(
+    "--output",
+    "out",
+    cls=RenamedOption,
+    former=("--out",),
+    metavar="PLAN",
+    help="Write the plan to a file that `apply` takes.",
+)
+@session_options(*READING)
 @pass_session
 def plan(
     session: Session, *, file: str, name: str | None, allow: tuple[Override, ...], out: str | None
@@ -168,7 +175,7 @@ def plan(
     \b
     Examples:
       vfiomgr plan host.yaml
-      vfiomgr plan fleet.yaml --layout kata-node --out today.json
+      vfiomgr plan fleet.yaml --layout kata-node --output today.json
       vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
     """
     library = host_of(session)
@@ -192,7 +199,7 @@ def plan(
 @click.command("apply")
 @of_layout
 @click.option("--keep-going", is_flag=True, help="Do what can be done, whatever else fails.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def apply(
     session: Session,
@@ -202,7 +209,7 @@ def apply(
     allow: tuple[Override, ...],
     keep_going: bool,
 ) -> int:
-    """Bring the host to the layout in FILE, or carry out a plan that was written with --out.
+    """Bring the host to the layout in FILE, or carry out a plan that was written with --output.
 
     What is so already is not touched, whoever uses it. All of it is done, or nothing: a layout that
     cannot be is refused before anything is, and a failure rolls all back.
@@ -212,7 +219,7 @@ def apply(
       vfiomgr apply host.yaml
       vfiomgr apply fleet.yaml --layout kata-node --dry-run
       vfiomgr apply today.json
-      vfiomgr export | vfiomgr apply -
+      vfiomgr layout export | vfiomgr apply -
     """
     text = text_of(file, "a layout file")
     reviewed = _reviewed(text, source_of(file))
@@ -237,21 +244,21 @@ def apply(
     done = [f"the host is as the layout {request.name} wants it"] if outcome.is_changed else []
     print_outcome(session, outcome, done, layout=request.name)
     if outcome.is_changed and session.format == "table":
-        note("undo with: vfiomgr revert")
+        note("undo with: vfiomgr layout revert")
     return 0
 
 
 @click.command("assert")
 @of_layout
-@session_options()
+@session_options(*READING)
 @pass_session
 def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Override, ...]) -> int:
     """Exit with 3 where the host differs from the layout in FILE, and say in what.
 
     \b
     Examples:
-      vfiomgr assert host.yaml
-      vfiomgr assert fleet.yaml --layout kata-node --format json
+      vfiomgr layout assert host.yaml
+      vfiomgr layout assert fleet.yaml --layout kata-node --format json
     """
     request = ApplyLayout(file, name, frozenset(allow)).request(session)
     compared = compare(host_of(session).facts_for(request), request)
@@ -272,15 +279,15 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
 
 @click.command("export")
 @click.option("--name", default="exported", help="What to call the layout.  [default: exported]")
-@session_options()
+@session_options(*READING)
 @pass_session
 def export(session: Session, *, name: str) -> None:
     """Print a layout that says what the host is now: applied here, it changes nothing.
 
     \b
     Examples:
-      vfiomgr export > host.yaml
-      vfiomgr --snapshot host.json export --name web-07
+      vfiomgr layout export > host.yaml
+      vfiomgr --snapshot host.json layout export --name web-07
     """
     host = session.scan(with_gpu_modes=True)
     file = LayoutFile.model_validate({"version": "vfiomgr/v1", "layouts": {name: exported(host)}})
@@ -299,7 +306,7 @@ def export(session: Session, *, name: str) -> None:
     type=click.Choice(REVERSIBLE),
     help="Override a guard; a refusal names the one.",
 )
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
     """Undo the layout that was applied last, with all later corrections of it.
@@ -308,10 +315,10 @@ def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
 
     \b
     Examples:
-      vfiomgr revert --dry-run
-      vfiomgr revert
+      vfiomgr layout revert --dry-run
+      vfiomgr layout revert
     """
-    session.require_live("a snapshot holds no journal", "run vfiomgr revert on the host itself")
+    session.require_live("a snapshot has no journal", "run vfiomgr layout revert on the host")
     if session.dry_run:
         try:
             request = reversion(session.tree, session.tree.read(BOOT_ID), frozenset(allow))

@@ -1,4 +1,4 @@
-"""`vfiomgr watch`: whether a host stays as a layout wants it."""
+"""`vfiomgr layout watch`: whether a host stays as a layout wants it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES
@@ -43,7 +43,7 @@ _Stamp = tuple[int, int, int]
     type=click.Choice(OVERRIDES),
     help="Override a guard; what is told of a failure names the one.",
 )
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def watch(
     session: Session,
@@ -62,9 +62,9 @@ def watch(
 
     \b
     Examples:
-      vfiomgr watch
-      vfiomgr watch fleet.yaml --layout kata-node --format json
-      vfiomgr watch --enforce
+      vfiomgr layout watch
+      vfiomgr layout watch fleet.yaml --layout kata-node --format json
+      vfiomgr layout watch --enforce
     """
     if session.snapshot is not None or session.tree.root != session.machine.root:
         message = "only this machine tells of what happens to its devices"

@@ -67,10 +67,7 @@ def unread_text(domain: KnownDomain) -> str:
 def how_to_read(domain: KnownDomain) -> str:
     """What shows where its XML makes no sense."""
     option = " --inactive" if domain.is_definition_unread else ""
-    return (
-        f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr libvirt preflight x.xml says "
-        "where"
-    )
+    return f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr check domain x.xml says where"
 
 
 def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:

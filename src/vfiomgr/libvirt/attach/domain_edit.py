@@ -169,7 +169,7 @@ def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> 
     """Functions of one device cannot come one after the other: their place is given at once."""
     missing = ", ".join(name for name in names if name not in there)
     message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
-    remedy = f"pass --remove {there[0]} too, to add them as one device, or --only"
+    remedy = f"pass --remove {there[0]} too, to add them as one device, or --function-only"
     raise refusal([blocker("slot-split", domain.name, message, remedy)])
 
 

@@ -117,7 +117,7 @@ def _part_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnos
                 f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
                 f"slot ({'the running guest' if side is domain.running else 'its definition'})",
                 f"take it out first, to give all as one device: vfiomgr libvirt detach "
-                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --only",
+                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --function-only",
             )
 
 
@@ -272,7 +272,7 @@ def _live_diagnostics(
     for item in items:
         if len(item.functions) > 1:
             names = ", ".join(item.names)
-            only = "" if request.only else f", or {item.names[0]} alone with --only"
+            only = "" if request.only else f", or {item.names[0]} alone with --function-only"
             yield blocker(
                 "multifunction-device",
                 names,

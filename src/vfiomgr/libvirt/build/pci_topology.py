@@ -107,7 +107,7 @@ def space_diagnostics(
             domain.name,
             f"{domain.name} has an IOMMU, behind which each function of PCI Express is an address "
             f"space of its own, and {shown} are of IOMMU group {number}, which has one",
-            f"give it one of them, with --only; or take <iommu> out of it: only a guest that hands "
+            f"give it one of them, with --function-only; or take <iommu> out of it: only a guest "
             "devices on needs one; or put them behind one <controller type='pci' "
             f"model='{TO_PCI}'/>, as vfiomgr libvirt domain --viommu does",
         )

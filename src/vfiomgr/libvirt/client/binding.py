@@ -278,7 +278,7 @@ def _unanswered(uri: str, seconds: float) -> LibvirtSilent:
         else f"what does it do: {look}; a restart of it leaves guests running"
     )
     message = f"libvirtd at {uri} has not answered for {seconds:g} s"
-    return LibvirtSilent(message, f"{where}; --deadline SECONDS waits longer")
+    return LibvirtSilent(message, f"{where}; --timeout SECONDS waits longer")
 
 
 _LACKING = frozenset(

@@ -166,7 +166,7 @@ _ROWS: tuple[_Row, ...] = (
         r"",
         "this libvirt's schema does not accept {subject}: {text}",
         "something in it is misspelt, misplaced, or newer than this libvirt; "
-        "vfiomgr libvirt preflight tells what of devices is too new for it",
+        "vfiomgr check domain tells what of devices is too new for it",
         InvalidDocument,
     ),
     _Row(
@@ -376,8 +376,7 @@ _ROWS: tuple[_Row, ...] = (
         _QEMU,
         r"qemu unexpectedly closed the monitor:?\s*(?P<why>(?s:.*))",
         "QEMU ended at once: {why}",
-        "vfiomgr libvirt preflight DOMAIN looks for causes; its log is "
-        "/var/log/libvirt/qemu/NAME.log",
+        "vfiomgr check domain DOMAIN looks for causes; its log is /var/log/libvirt/qemu/NAME.log",
     ),
     _Row(
         frozenset({Code.NO_SUPPORT, Code.ARGUMENT_UNSUPPORTED}),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.main import LazyGroup
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.group import LazyGroup
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.libvirt.commands.domain", "hostdev"),
     "domain": ("vfiomgr.libvirt.commands.domain", "domain"),
     "edit": ("vfiomgr.libvirt.commands.edit", "edit"),
-    "preflight": ("vfiomgr.libvirt.commands.preflight", "preflight"),
     "define": ("vfiomgr.libvirt.commands.attach", "define"),
     "attach": ("vfiomgr.libvirt.commands.attach", "attach"),
     "detach": ("vfiomgr.libvirt.commands.attach", "detach"),
@@ -19,9 +17,9 @@ _COMMANDS = {
     "nodedev": ("vfiomgr.libvirt.commands.nodedev", "nodedev"),
     "list": ("vfiomgr.libvirt.commands.attach", "list_claims"),
 }
+_FORMER = {"preflight": ("vfiomgr.libvirt.commands.preflight", "preflight")}
 
 
-@click.group("libvirt", cls=LazyGroup, table=_COMMANDS)
-@session_options()
+@click.group("libvirt", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def libvirt() -> None:
-    """Libvirt domains: the XML that hands a device to a guest."""
+    """Create libvirt domains with devices, attach and detach devices, install the hook."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.named_file import source_of
@@ -39,7 +39,7 @@ _CONFIG = click.option("--config", is_flag=True, help="Change the definition, fo
 @_LIVE
 @_CONFIG
 @click.option("--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr.")
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
+@function_only_option("Leave the other functions of the slot out.")
 @click.option(
     "--allow",
     multiple=True,
@@ -47,7 +47,7 @@ _CONFIG = click.option("--config", is_flag=True, help="Change the definition, fo
     help="Also what the definition of another domain has.",
 )
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def attach(
     session: Session,
@@ -74,7 +74,7 @@ def attach(
       vfiomgr libvirt attach win 0000:41:00.4            # a virtual function
       vfiomgr libvirt attach win 0000:04:00.0 --config   # a GPU with its audio, at the next start
       vfiomgr libvirt attach win f715f63c-0d00-4007-9c5a-b07b0c6c05de --live
-      vfiomgr libvirt attach win 0000:04:00.0 --only --live    # one of its functions, now
+      vfiomgr libvirt attach win 0000:04:00.0 --function-only --live    # one of its functions, now
       vfiomgr libvirt attach win 0000:09:00.0 --managed  # libvirt binds it, if no guard speaks
       vfiomgr libvirt attach win 41:00.4 --config --allow claimed
       vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
@@ -101,9 +101,9 @@ def attach(
 @_DEVICES
 @_LIVE
 @_CONFIG
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot with it.")
+@function_only_option("Leave the other functions of the slot with it.")
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def detach(
     session: Session,
@@ -118,7 +118,7 @@ def detach(
     """Take devices from a domain, and wait until a running guest has released them.
 
     Without --live and --config both are meant: the definition, and the guest where it runs. A guest
-    releases a device when its system answers; where none does until --deadline (60 seconds), the
+    releases a device when its system answers; where none does until --timeout (60 seconds), the
     command ends with status 5 and says what it left: the request stands. Devices stay ready for
     guests; vfiomgr unbind gives them back to the host.
 
@@ -126,9 +126,9 @@ def detach(
     Examples:
       vfiomgr libvirt detach win 0000:41:00.4
       vfiomgr libvirt detach win 0000:04:00.0 --config
-      vfiomgr libvirt detach win 0000:04:00.1 --config --only
+      vfiomgr libvirt detach win 0000:04:00.1 --config --function-only
       vfiomgr libvirt detach win 0000:41:00.4 --connect qemu:///session
-      vfiomgr libvirt detach win 0000:41:00.4 --live --deadline 300
+      vfiomgr libvirt detach win 0000:41:00.4 --live --timeout 300
     """
     _require_live(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
@@ -146,7 +146,7 @@ def _carry_out(session: Session, connection: Connection, change: DomainChange) -
     if session.dry_run:
         _print_plan(session, change)
         return
-    states, kept = change.apply(connection, session.deadline)
+    states, kept = change.apply(connection, session.timeout)
     _print_outcome(session, change, states)
     if kept is not None:
         raise kept
@@ -212,7 +212,7 @@ def _print_plan(session: Session, change: DomainChange) -> None:
 @click.command("define")
 @click.argument("file")
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def define(session: Session, *, file: str, uri: str) -> None:
     """Define a domain from a file, and make sure that libvirt keeps all of it. - reads from a pipe.
@@ -268,7 +268,7 @@ _HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", "NAME")
 @click.command("list")
 @click.option("--domain", metavar="NAME", shell_complete=complete_domain, help="Of this one alone.")
 @connect_option
-@session_options()
+@session_options("format", "root", "timeout")
 @pass_session
 def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
     """Which domain has which device of this host: PCI functions and vGPUs.

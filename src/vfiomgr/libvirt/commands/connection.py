@@ -38,7 +38,7 @@ connect_option = click.option(
 def connected(
     uri: str, *, read_only: bool = False, with_events: bool = False, deadline: float | None = None
 ) -> AbstractContextManager[Connection]:
-    """A connection for a command, whose --deadline is for each answer, too.
+    """A connection for a command, whose --timeout is for each answer, too.
 
     Where events are heard that is what a guest has, which may be less than libvirt needs.
     """
@@ -50,7 +50,7 @@ def connected(
 def _deadline_of_command() -> float | None:
     context = click.get_current_context(silent=True)
     options = context.find_object(Options) if context else None
-    return options.deadline if options else None
+    return options.timeout if options else None
 
 
 def complete_domain(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import WholeNumber, session_options
+from vfiomgr.cli.options import READING, WholeNumber, function_only_option, session_options
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS
@@ -232,7 +232,7 @@ def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates unty
 @of_guest
 @click.option("--explain", is_flag=True, help="Write why each part is so, as comments.")
 @version_option
-@session_options()
+@session_options(*READING)
 @pass_session
 def domain(
     session: Session,
@@ -304,9 +304,9 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
     help="Index of the guest's root port for the first device of several functions.",
 )
 @of_device
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot out.")
+@function_only_option("Leave the other functions of the slot out.")
 @version_option
-@session_options()
+@session_options(*READING)
 @pass_session
 def hostdev(
     session: Session,
@@ -327,7 +327,7 @@ def hostdev(
       vfiomgr libvirt hostdev 0000:04:00.0
       vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
       vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
-      vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --only
+      vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --function-only
       vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # of the group of another one
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
@@ -294,10 +294,10 @@ _DEVICE = "ADDRESS|UUID"
     "--output", metavar="FILE", help="Write to this file instead, - to a pipe; FILE stays."
 )
 @of_device
-@click.option("--only", is_flag=True, help="Leave the other functions of the slot as they are.")
+@function_only_option("Leave the other functions of the slot as they are.")
 @version_option
 @connect_option
-@session_options()
+@session_options(*READING, "dry_run", "timeout")
 @pass_session
 def edit(
     session: Session,
@@ -327,7 +327,7 @@ def edit(
       vfiomgr libvirt edit guest.xml --add 0000:04:00.0 --dry-run    # show the difference
       vfiomgr libvirt edit guest.xml --remove 0000:04:00.0 --output new.xml
       vfiomgr libvirt edit guest --add 0000:04:00.0                  # the definition of a domain
-      vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --only
+      vfiomgr libvirt edit guest --connect qemu:///session --add 04:00.0 --function-only
       vfiomgr libvirt edit guest.xml --add 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
       vfiomgr libvirt edit guest.xml --display --ramfb \\
         --add f715f63c-0d00-4007-9c5a-b07b0c6c05de
@@ -360,7 +360,7 @@ def _write(session: Session, place: FilePlace | DomainPlace, done: Edited, *, on
         print_difference(session, done)
         return
     place.write(done.before.text, done.after)
-    undo = f"vfiomgr libvirt edit {place.argument}{' --only' if only else ''}"
+    undo = f"vfiomgr libvirt edit {place.argument}{' --function-only' if only else ''}"
     print_edited(session, done, is_piped=place.is_pipe, undo=undo)
 
 

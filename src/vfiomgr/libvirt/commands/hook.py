@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.xml_text import parse
@@ -58,7 +58,6 @@ _DOMAINS = click.argument(
 
 
 @click.group("hook")
-@session_options()
 def hook() -> None:
     """Bind devices when their guest starts, and give them back when it has ended.
 
@@ -74,7 +73,7 @@ def hook() -> None:
 
 
 @hook.command("install")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def install(session: Session) -> None:
     """Write /etc/libvirt/hooks/qemu.d/50-vfiomgr, which libvirt 6.5 and later runs.
@@ -90,7 +89,7 @@ def install(session: Session) -> None:
 
 
 @hook.command("uninstall")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def uninstall(session: Session) -> None:
     """Remove what `hook install` wrote.
@@ -113,7 +112,7 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
 @hook.command("enable")
 @_DOMAINS
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     """Have the hook act for a domain, from its next start on.
@@ -133,7 +132,7 @@ def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
 @hook.command("disable")
 @_DOMAINS
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
     """Have the hook leave a domain alone, from its next start on.
@@ -188,11 +187,11 @@ def _set(connection: Connection, names: list[str], element: str | None) -> None:
         connection.set_metadata(name, element, PREFIX, NAMESPACE)
 
 
-@hook.command("run", context_settings={"ignore_unknown_options": True})
+@hook.command("run", hidden=True, context_settings={"ignore_unknown_options": True})
 @click.argument("domain")
 @click.argument("operation")
 @click.argument("rest", nargs=-1)
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...]) -> None:  # noqa: ARG001 - libvirt passes more
     """What the installed script calls, with the domain's XML on standard input.

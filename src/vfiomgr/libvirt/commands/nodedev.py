@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.definitions.named import type_of
@@ -81,7 +81,6 @@ _HEADINGS = ("UUID", "PARENT", "TYPE", "ACTIVE", "DEFINED", "AUTOSTART")
 
 
 @click.group("nodedev")
-@session_options()
 def nodedev() -> None:
     """VGPUs (mediated devices) that libvirt defines, starts and stops, instead of vfiomgr.
 
@@ -98,7 +97,7 @@ def nodedev() -> None:
 
 @nodedev.command("list")
 @connect_option
-@session_options()
+@session_options("format", "root", "timeout")
 @pass_session
 def list_mdevs(session: Session, *, uri: str) -> None:
     """Mediated devices that libvirt knows, active and defined.
@@ -159,7 +158,7 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
 @click.option("--type", "wanted", metavar="TYPE", required=True, help="By identifier or name.")
 @click.option("--autostart", is_flag=True, help="Start it with its parent.")
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def define(
     session: Session, *, uuid: str | None, parent: str, wanted: str, autostart: bool, uri: str
@@ -198,7 +197,7 @@ def define(
 @nodedev.command("start")
 @click.argument("uuid")
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def start(session: Session, *, uuid: str, uri: str) -> None:
     """Make a vGPU that is defined, if its parent has room.
@@ -225,7 +224,7 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
 @nodedev.command("stop")
 @click.argument("uuid")
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def stop(session: Session, *, uuid: str, uri: str) -> None:
     """Remove an active vGPU; its definition stays. One that a domain has is refused.
@@ -248,7 +247,7 @@ def stop(session: Session, *, uuid: str, uri: str) -> None:
 @nodedev.command("undefine")
 @click.argument("uuid")
 @connect_option
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def undefine(session: Session, *, uuid: str, uri: str) -> None:
     """Forget a vGPU; one that is active stays until it is stopped.

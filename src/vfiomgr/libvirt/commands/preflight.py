@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt preflight`."""
+"""`vfiomgr check domain`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from vfiomgr.check.model import Report
 from vfiomgr.cli.findings import counted, print_findings, report_document
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, session_of
 from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
@@ -44,7 +44,7 @@ class _Judged(Value):
 @click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain)
 @click.option("--all", "every", is_flag=True, help="All domains that libvirt knows.")
 @connect_option
-@session_options()
+@session_options(*READING, "timeout")
 @click.pass_context
 def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, uri: str) -> None:
     """Say what would break the next start of a domain: each finding with evidence and remedy.
@@ -64,11 +64,11 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
 
     \b
     Examples:
-      vfiomgr libvirt preflight win11
-      vfiomgr libvirt preflight guest.xml
-      vfiomgr libvirt preflight --all --format json
-      vfiomgr libvirt preflight guest.xml --snapshot host.json
-      vfiomgr libvirt preflight win11 --connect qemu:///session
+      vfiomgr check domain win11
+      vfiomgr check domain guest.xml
+      vfiomgr check domain --all --format json
+      vfiomgr check domain guest.xml --snapshot host.json
+      vfiomgr check domain win11 --connect qemu:///session
     """
     session = session_of(context)
     _check_arguments(names, every=every)
@@ -116,7 +116,7 @@ def _refuse_remote(session: Session, uri: str) -> None:
 def _asked(session: Session, uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
     """What libvirt tells, or why it does not."""
     try:
-        return hypervisor_at(uri, deadline=session.deadline or DEADLINE), ""
+        return hypervisor_at(uri, deadline=session.timeout or DEADLINE), ""
     except HostError as error:
         if must_answer:
             raise

@@ -203,7 +203,9 @@ def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
                 (*evidence, f"{definition.path}: {definition.type_id} on {definition.parent}"),
                 why,
                 f"vfiomgr vgpu start {hostdev.name}"
-                + ("" if definition.autostart else "; vgpu define --auto has it start at boot"),
+                + (
+                    "" if definition.autostart else "; vgpu define --autostart has it start at boot"
+                ),
                 subject=hostdev.name,
             )
             continue
@@ -213,7 +215,7 @@ def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
             f"there is no vGPU {hostdev.name}, neither active nor defined",
             evidence,
             f"{why}; what is not defined is gone after a reboot",
-            f"vfiomgr vgpu create --type TYPE --uuid {hostdev.name} (vfiomgr vgpu types shows what "
+            f"vfiomgr vgpu create --type TYPE {hostdev.name} (vfiomgr vgpu types shows what "
             "there is room for)",
             subject=hostdev.name,
         )
@@ -236,7 +238,7 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
             f"{vgpu} is gone after a reboot: it is {how}",
             (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is there now"),
             "the kernel keeps no mediated device, and without it the domain does not start",
-            f"vfiomgr vgpu define --uuid {hostdev.name} --auto",
+            f"vfiomgr vgpu define {hostdev.name} --autostart",
             subject=vgpu,
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.options import WholeNumber, session_options
+from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.definitions.commands import add_commands, list_defined
@@ -29,7 +29,6 @@ _TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", 
 
 
 @click.group("vgpu")
-@session_options()
 def vgpu() -> None:
     """vGPUs: what a GPU can make, what it has made, create and remove; define, start and stop."""
 
@@ -44,7 +43,7 @@ vgpu.add_command(switch)
 
 @vgpu.command("types")
 @click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
-@session_options()
+@session_options(*READING)
 @pass_session
 def types(session: Session, parent: str | None) -> None:
     """List vGPU types by GPU: how many more of each can be made now, and why none of others.
@@ -173,7 +172,7 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 
 @vgpu.command("list")
 @click.option("--defined", is_flag=True, help="Those that are to be, whether active or not.")
-@session_options()
+@session_options(*READING)
 @pass_session
 def list_vgpus(session: Session, *, defined: bool) -> None:
     """List active vGPUs, who uses each, and what it is defined as; or all that are defined.
@@ -195,6 +194,8 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
 
 
 @vgpu.command("create")
+@click.argument("uuid", required=False)
+@click.option("--uuid", "former_uuid", hidden=True)
 @click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
 @click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
 @click.option(
@@ -214,8 +215,7 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
     show_default=True,
     help="Fill GPUs one after the other, or all alike.",
 )
-@click.option("--uuid", metavar="UUID", help="Its name; a random one by default.")
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def create(
     session: Session,
@@ -229,6 +229,7 @@ def create(
     numa_node: int | None,
     strategy: Strategy,
     uuid: str | None,
+    former_uuid: str | None,
 ) -> None:
     """Make vGPUs and print their names: UUIDs, or addresses of virtual functions.
 
@@ -254,7 +255,7 @@ def create(
         parent=parent,
         numa_node=numa_node,
         strategy=strategy,
-        uuid=uuid,
+        uuid=uuid or former_uuid,
     ).request(session)
     outcome = plan_or_apply(session, request)
     if outcome is not None:
@@ -280,9 +281,9 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
     "--allow",
     type=click.Choice(["in-use"]),
     multiple=True,
-    help="Remove one that a guest holds: the kernel waits for the guest, this until --deadline.",
+    help="Remove one that a guest holds: the kernel waits for the guest, this until --timeout.",
 )
-@session_options()
+@session_options(*CHANGING)
 @pass_session
 def remove(
     session: Session,

@@ -1,0 +1,46 @@
+"""Groups of commands whose modules are imported when a command is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Table = dict[str, tuple[str, str]]
+"""Of each command the module, and what it is called there."""
+
+
+class LazyGroup(click.Group):
+    """Finds its commands in a table; those of `unlisted` are run, but not shown.
+
+    Unlisted are the names that commands had before 1.0, and what services and hooks run.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401 - click's own
+        table: Mapping[str, tuple[str, str]],
+        unlisted: Mapping[str, tuple[str, str]] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self._table = dict(table)
+        self._unlisted = dict(unlisted or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of the table, which is that in which a newcomer meets them."""
+        return [*self._table, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        place = self._table.get(cmd_name) or self._unlisted.get(cmd_name)
+        if place is None:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = place
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
+        return command
