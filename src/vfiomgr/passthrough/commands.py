@@ -12,6 +12,7 @@ from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
+from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
 
@@ -19,8 +20,24 @@ if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
 
 
+_match_option = click.option(
+    "--match", metavar="NAME", help="The only device with a name like this, e.g. A40."
+)
+
+
+def _chosen(session: Session, addresses: tuple[str, ...], match: str | None) -> tuple[str, ...]:
+    """The devices that are meant, as they are named on the command line."""
+    if match is not None:
+        return (*addresses, session.matching(match))
+    if not addresses:
+        message = "missing argument: ADDRESS"
+        raise UsageError(message, "vfiomgr list lists the addresses of GPUs and accelerators")
+    return addresses
+
+
 @click.command("bind")
-@click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
+@click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
+@_match_option
 @click.option(
     "--driver", metavar="NAME", help="VFIO driver.  [default: the variant that fits, or vfio-pci]"
 )
@@ -47,6 +64,7 @@ def bind(
     session: Session,
     *,
     addresses: tuple[str, ...],
+    match: str | None,
     driver: str | None,
     only: bool,
     with_group: bool,
@@ -69,7 +87,10 @@ def bind(
       vfiomgr bind 04:00.0 --persist --owner libvirt-qemu:kvm
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
+      vfiomgr bind 10de:2684            # all devices with these PCI IDs
+      vfiomgr bind --match "RTX 4090"
     """
+    addresses = _chosen(session, addresses, match)
     request = Bind(
         *addresses,
         driver=driver,
@@ -97,7 +118,8 @@ def bind(
 
 
 @click.command("unbind")
-@click.argument("addresses", nargs=-1, required=True, shell_complete=complete_address)
+@click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
+@_match_option
 @function_only_option("Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Give back the whole IOMMU group.")
 @click.option(
@@ -114,6 +136,7 @@ def unbind(
     session: Session,
     *,
     addresses: tuple[str, ...],
+    match: str | None,
     only: bool,
     with_group: bool,
     allow: tuple[Override, ...],
@@ -128,6 +151,7 @@ def unbind(
       vfiomgr unbind 04:00.0 --dry-run
       vfiomgr unbind 04:00.0 --forget
     """
+    addresses = _chosen(session, addresses, match)
     request = Unbind(
         *addresses,
         only=only,

@@ -289,6 +289,24 @@ class HostSnapshot(Value, dict=True):
             raise UnknownDevice(message, "vfiomgr list --all lists the devices of this host")
         return found
 
+    def matching(self, text: str) -> PciAddress:
+        """The function whose name contains `text`, such as `A40`; virtual ones do not count.
+
+        Raises:
+            UsageError: there is none, or there are several.
+
+        """
+        low = text.lower()
+        found = [d for d in self.devices if low in d.name.lower() and not d.physical_function]
+        if not found:
+            message = f"no PCI device has a name like {text!r}"
+            raise UnknownDevice(message, "vfiomgr list --all lists the names of all devices")
+        if len(found) > 1:
+            named = ", ".join(f"{d.address} ({d.name})" for d in found)
+            message = f"{text!r} is ambiguous: it matches {named}"
+            raise UsageError(message, "give the address of one of them")
+        return found[0].address
+
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """The functions that go to a guest together: no bridges; a virtual function goes alone."""
         if device.physical_function is not None:

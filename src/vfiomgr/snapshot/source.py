@@ -201,6 +201,18 @@ class HostSource:
             raise UsageError(message, "give the address of one of them")
         return first
 
+    def matching(self, text: str) -> str:
+        """The address of the function whose name contains `text`, which is noted.
+
+        Raises:
+            UsageError: there is none, or there are several.
+
+        """
+        host = self.scan_devices()
+        address = host.matching(text)
+        self.on_note(f"{text}: {address} ({host.device(address).name})")
+        return str(address)
+
     def _named(self, text: str) -> Sequence[str]:
         if identifiers_in(text) is None:
             return (text,)
