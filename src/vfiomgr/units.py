@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from fractions import Fraction
 
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -58,6 +58,8 @@ _BINARY = "KMGTPE"
 
 def parse_quantity(text: str) -> Fraction | None:
     """What a quantity means: `16Gi`, `500m`, `1e3`, `0.5`; None where the text is none."""
+    from fractions import Fraction  # noqa: PLC0415 - slow, and few need it
+
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None

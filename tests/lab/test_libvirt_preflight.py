@@ -181,7 +181,7 @@ def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
     uuid = str(uuids.uuid4())
     text = domain(mdev(uuid))
     remedy = breaks(text, "vgpu-missing", "not found", uuid)
-    assert remedy.startswith(f"vfiomgr vgpu create --type TYPE --uuid {uuid} ")
+    assert remedy.startswith(f"vfiomgr vgpu create --type TYPE {uuid} ")
     vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
     assert troubles(text) == {}
     vfiomgr("vgpu", "define", "--uuid", uuid)

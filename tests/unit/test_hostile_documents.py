@@ -1,4 +1,4 @@
-"""No document is a defect of vfiomgr: it is read, or refused as one, in little time."""
+"""No document is a bug in vfiomgr: it is read, or refused as one, in little time."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import stat
-from shutil import which
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
@@ -372,4 +371,6 @@ def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool |
 
 def _has_modprobe() -> bool:
     """Whether vfiomgr finds modprobe as root; the PATH of other users may lack /usr/sbin."""
+    from shutil import which  # noqa: PLC0415 - slow, and few need it
+
     return which("modprobe", path=PROGRAM_PATH) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -85,6 +84,8 @@ def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
 
 def _print_line(label: str, text: str) -> None:
     """Wrapped to a terminal; in a pipe one line each, for grep."""
+    import shutil  # noqa: PLC0415 - slow, and few need it
+
     head = f"  {label.ljust(8)}  "
     if not sys.stdout.isatty():
         say(head + text)

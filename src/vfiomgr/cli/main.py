@@ -145,8 +145,10 @@ def _format(options: Options) -> Format:
     """The output format; where the command line could not be parsed, as its words say."""
     words = [word for arg in sys.argv[1:] for word in arg.split("=", 1)]
     typed = (value for name, value in pairwise(words) if name == "--format")
-    wanted = next(typed, options.format)
-    return wanted if wanted in ("json", "yaml") else "table"
+    match next(typed, options.format):
+        case "json" | "yaml" as form:
+            return form
+    return "table"
 
 
 def _report(error: VfiomgrError, form: Format) -> int:
@@ -172,9 +174,7 @@ def _conclude(error: BaseException, form: Format) -> int | str | None:
             return _PIPE_CLOSED if closed else error.code
         case OSError():
             return _tell_of_system(error, form)
-    remedy = (
-        "this is a defect of vfiomgr: run it again as `vfiomgr --debug …`, and report the output"
-    )
+    remedy = "this is a bug in vfiomgr: run it again as `vfiomgr --debug …`, and report the output"
     return _report(VfiomgrError(f"unexpected {type(error).__name__}: {error}", remedy), form)
 
 

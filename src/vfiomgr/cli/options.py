@@ -161,17 +161,20 @@ FILES = ("format", "root", "dry_run", "verbose")
 def session_options(*names: str, from_environment: bool = False) -> Callable[[Any], Any]:
     """Decorate a command with shared options by their names; without names, with all of them.
 
+    Every command takes --debug, which only the top of the command line shows.
+
     With `from_environment` they can also be set as VFIOMGR_<OPTION>.
     """
 
     def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-        for name in reversed(names or tuple(_OPTIONS)):
+        for name in reversed((*names, "debug") if names else tuple(_OPTIONS)):
             words, settings = _OPTIONS[name]
             function = click.option(
                 *words,
                 **settings,
                 expose_value=False,
                 callback=_remember,
+                hidden=bool(names) and name == "debug",
                 envvar=_variables(name) if from_environment else None,
             )(function)
         return function
@@ -179,6 +182,6 @@ def session_options(*names: str, from_environment: bool = False) -> Callable[[An
     return decorate
 
 
-def _variables(name: str) -> list[str]:
-    former = {"timeout": ["VFIOMGR_DEADLINE"]}
-    return [f"VFIOMGR_{name.upper()}", *former.get(name, ())]
+def _variables(name: str) -> str | list[str]:
+    variable = f"VFIOMGR_{name.upper()}"
+    return [variable, "VFIOMGR_DEADLINE"] if name == "timeout" else variable

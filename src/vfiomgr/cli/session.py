@@ -33,8 +33,7 @@ def session_of(context: click.Context) -> Session:
 def pass_session(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command whose first argument is the session."""
 
-    @click.pass_context
-    def with_session(context: click.Context, *arguments: object, **options: object) -> object:
-        return command(session_of(context), *arguments, **options)
+    def with_session(*arguments: object, **options: object) -> object:
+        return command(session_of(click.get_current_context()), *arguments, **options)
 
     return update_wrapper(with_session, command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from typing import TYPE_CHECKING
@@ -65,7 +64,7 @@ _SAMPLES = {
     "--libvirt-version": "10.0",
     "--runtime-config": "/etc/containerd/config.toml",
     "--containerd-version": "2.1",
-    "--uuid": "f715f63c-0d00-4007-9c5a-b07b0c6c05de",
+    "--match": "A40",
 }
 """Values for options that neither an example of the command nor the option itself shows."""
 
@@ -95,6 +94,8 @@ def _cause(error: click.UsageError, context: click.Context) -> str:
 
 def _meant(error: click.UsageError, context: click.Context) -> str:
     """The command that was meant by another word for it, or by a name that is nearly its own."""
+    import difflib  # noqa: PLC0415 - slow, and few need it
+
     typed = _COMMAND.search(error.message)
     if typed is None or not isinstance(context.command, click.Group):
         return ""
@@ -127,19 +128,27 @@ def _is_from_environment(context: click.Context, parameter: click.Parameter) -> 
     return source is click.core.ParameterSource.ENVIRONMENT
 
 
+def _variable(parameter: click.Parameter) -> str:
+    """The variable of the environment that has its value; the present name of it, before others."""
+    names = (
+        [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
+    )
+    return next((name for name in names if name in os.environ), "".join(names[:1]))
+
+
 def _source(context: click.Context, parameter: click.Parameter | None) -> str:
     """The option or argument; the variable where the value came from there."""
     if parameter is None:
         return context.command_path
     if _is_from_environment(context, parameter):
-        return str(parameter.envvar)
+        return _variable(parameter)
     return _longest(parameter) if isinstance(parameter, click.Option) else _name(parameter)
 
 
 def _what_is_wrong(error: click.BadParameter) -> str:
     """As the type says it; a flag has a value in the environment alone."""
     if isinstance(error.param, click.Option) and error.param.is_flag:
-        return f"{os.environ.get(str(error.param.envvar), '')!r} is neither 1 nor 0"
+        return f"{os.environ.get(_variable(error.param), '')!r} is neither 1 nor 0"
     return error.message.rstrip(".")
 
 
@@ -167,7 +176,7 @@ def _example(context: click.Context, parameter: click.Parameter | None) -> str:
         return examples[0] if examples else ""
     name = _longest(parameter)
     if _is_from_environment(context, parameter):
-        return f"{parameter.envvar}={_sample(parameter) or 1}"
+        return f"{_variable(parameter)}={_sample(parameter) or 1}"
     with_it = (text for text in examples if name in text.split())
     return next(with_it, f"{name} {_sample(parameter)}".rstrip())
 

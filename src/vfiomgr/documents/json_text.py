@@ -5,7 +5,6 @@ What is put in is written by `json`, laid out as its neighbours are; what stays 
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from itertools import pairwise
@@ -57,6 +56,8 @@ class _Reader:
         return Position(line, token.start() - self._lines[line - 1] + 1)
 
     def _value(self, token: re.Match[str]) -> Located:
+        import json  # noqa: PLC0415 - `list` needs none
+
         text, place = token[0], self._place(token)
         if text == "{":
             return self._mapping(place)
@@ -71,6 +72,7 @@ class _Reader:
         return Located(place, json.loads(text), text, is_plain=True, stop=token.end())
 
     def _mapping(self, place: Position) -> Located:
+
         members: dict[str, Located] = {}
         keys: dict[str, Position] = {}
         while (token := next(self._tokens))[0] != "}":
@@ -84,6 +86,8 @@ class _Reader:
 
 
 def _string(token: str) -> str:
+    import json  # noqa: PLC0415 - `list` needs none
+
     return str(json.loads(token)) if "\\" in token else token[1:-1]
 
 
@@ -176,6 +180,8 @@ class _Layout(Value):
 
     def written(self, value: object, *, in_line: bool = False) -> str:
         """A value as it is written in one of these parts."""
+        import json  # noqa: PLC0415 - `list` needs none
+
         if isinstance(value, Verbatim):
             return str(value)
         if self.indent is None or in_line:
@@ -229,6 +235,8 @@ class _Writer:
         return around.written(value)
 
     def _mapping(self, part: Located, value: dict[str, Any], around: _Layout) -> str:
+        import json  # noqa: PLC0415 - `list` needs none
+
         members = part.members or {}
         spans = [(self._offset(part.keys[key]), one.stop) for key, one in members.items()]
         layout = self._layout(part, spans, around)
@@ -300,4 +308,6 @@ class _Writer:
 
 def _is_same(one: object, other: object) -> bool:
     """Whether two values are written alike; to Python, 1 and true are equal."""
+    import json  # noqa: PLC0415 - `list` needs none
+
     return json.dumps(one) == json.dumps(other)

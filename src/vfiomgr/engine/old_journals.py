@@ -12,7 +12,7 @@ _KINDS = {
     "forget-origin": "drop-original-state",
     "remember-origin": "save-original-state",
 }
-_FIELDS = {"install-layout": {"request": "apply"}}
+_FIELDS = {"install-layout": {"wish": "apply"}, "write-cdi": {"wish": "offer"}}
 _CHECKPOINTS = {
     "apply-layout": {"begun": "begun", "before": "functions"},
     "change-quotas": {"priority_after": "priority"},

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from vfiomgr.pci.model import PciAddress
 
@@ -51,7 +51,7 @@ class Request:
     """Whether files alone are changed, so that a root without a kernel will do."""
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
-    deferred_types: ClassVar[Mapping[str, str]] = {}
+    deferred_types: ClassVar[dict[str, str]] = {}
     """Types of its fields that its module does not import, each with the module that has it."""
 
     def __init_subclass__(cls) -> None:

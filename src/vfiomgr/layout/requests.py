@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec.structs import replace
@@ -57,7 +56,7 @@ class ApplyLayout(Request, Value):
     only: tuple[str, ...] = ()
     """These parts alone, by the device that they stand under."""
     kind: ClassVar[str] = "apply-layout"
-    deferred_types: ClassVar[Mapping[str, str]] = _DEFERRED
+    deferred_types: ClassVar[dict[str, str]] = _DEFERRED
     checkpoint = LayoutCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
@@ -103,7 +102,7 @@ class InstallLayout(Request, Value):
     program: str | None = None
     """Where vfiomgr itself is, for the services."""
     kind: ClassVar[str] = "install-layout"
-    deferred_types: ClassVar[Mapping[str, str]] = _DEFERRED
+    deferred_types: ClassVar[dict[str, str]] = _DEFERRED
 
     needs_gpu_modes: ClassVar[bool] = True
 

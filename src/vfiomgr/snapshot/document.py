@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
@@ -15,6 +14,8 @@ KIND = "HostSnapshot"
 
 def write_snapshot(snapshot: HostSnapshot) -> str:
     """The snapshot as a JSON document."""
+    import json  # noqa: PLC0415 - `list` needs none
+
     document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
     return json.dumps(document, indent=2) + "\n"
 

@@ -148,7 +148,7 @@ def test_no_name_in_a_snapshot_reaches_the_terminal_as_it_is(
     snapshot.write_text(json.dumps(poisoned(document, "", names, IN_JSON)))
     answer = run("--snapshot", str(snapshot), *line.split())
     require_harmless(answer.stdout + answer.stderr)
-    assert "defect of vfiomgr" not in answer.stderr
+    assert "bug in vfiomgr" not in answer.stderr
 
 
 @pytest.mark.parametrize("line", ["list --all", "check --all", "snapshot"])
@@ -254,7 +254,7 @@ def test_no_name_in_files_or_arguments_reaches_the_terminal_as_it_is(
     require_harmless(answer.stdout)
     require_harmless(answer.stderr)
     assert answer.stdout or answer.stderr
-    assert "defect of vfiomgr" not in answer.stderr
+    assert "bug in vfiomgr" not in answer.stderr
 
 
 @given(some.text())

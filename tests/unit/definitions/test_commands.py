@@ -120,7 +120,7 @@ def test_who_starts_it_at_boot_is_told(run: Run, kernel: FakeKernel) -> None:
     put(kernel, f"/etc/mdevctl.d/mbochs/{UUID}", '{"mdev_type":"mbochs-small","start":"auto"}')
     (item,) = json.loads(run("vgpu", "list", "--defined", "--format", "json").stdout)["items"]
     assert item["started_by"] is None
-    remedy = f"vfiomgr vgpu define --uuid {UUID} --autostart"
+    remedy = f"vfiomgr vgpu define {UUID} --autostart"
     assert remedy in run("vgpu", "list", "--defined").stderr
     run(*remedy.split()[1:])
     assert all(kernel.exists(file) for file in FILES)

@@ -95,7 +95,9 @@ def test_an_old_journal_is_read_to_its_request_and_its_steps(tmp_path: Path, fil
     told = to_jsonable(run.request)
     intent = with_present_kinds(records(file)[0]["intent"])
     if intent["kind"] == "install-layout":
-        intent["apply"] = {k: v for k, v in intent.pop("wanted").items() if v or k not in EMPTY}
+        intent["apply"] = {k: v for k, v in intent.pop("wish").items() if v or k not in EMPTY}
+    if intent["kind"] == "write-cdi":
+        intent["offer"] = intent.pop("wish")
     begun = intent.pop("begun", None)
     assert begun in (known.get("begun"), known.get("missing"))
     for old, new in MOVED.items():

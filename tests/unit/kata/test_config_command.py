@@ -506,3 +506,12 @@ def test_a_firmware_that_is_not_there_is_told(run: Run, kernel: FakeKernel) -> N
     (Path(kernel.root) / "x").mkdir()
     (Path(kernel.root) / "x/OVMF.fd").write_text("")
     assert "is not there" not in run(*line).stderr
+
+
+def test_a_runtime_is_go_or_rust(run: Run) -> None:
+    wrong = run("kata", "config", "--kata-runtime", "c")
+    assert (wrong.status, "'c' is not one of 'go', 'rust'" in wrong.stderr) == (2, True)
+    assert (
+        run("kata", "config", "--runtime", "rs").stdout
+        == run("kata", "config", "--kata-runtime", "rust").stdout
+    )

@@ -212,7 +212,7 @@ def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None
         ("kata install --config kata.toml", "no absolute path"),
         ("kata install --runtime-config config.toml", "no absolute path"),
         ("kata install --containerd-version new", "is not a version"),
-        ("runtime configure crun", "wants --path FILE"),
+        ("runtime configure crun", "missing option: --path FILE"),
         ("runtime configure crun --path crun", "no absolute path"),
         ("runtime configure a/b --path /usr/bin/crun", "no name for a runtime"),
         ("kata install --runtime podman", "'podman' is not one of 'containerd', 'crio', 'docker'"),
@@ -477,7 +477,7 @@ def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refus
 def test_a_snapshot_has_no_files(run: Run, tmp_path: Path) -> None:
     place = tmp_path / "host.json"
     place.write_text(run("snapshot").stdout)
-    answer = run("kata", "install", "--snapshot", str(place))
+    answer = run("--snapshot", str(place), "kata", "install")
     assert answer.status == 2
     assert "--root DIR" in answer.stderr
 

@@ -142,9 +142,9 @@ def test_pods_for_devices_of_many_hosts_are_valid(
 ) -> None:
     slot = [replace(device, address=moved(device.address, function=n)) for n in range(functions)]
     offered = offers([PodDevice(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
-    wanted = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
-    validate([render.workload(wanted) for wanted in wanted])
-    (wanted,) = wanted
+    made = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
+    validate([render.workload(each) for each in made])
+    (wanted,) = made
     assert wanted.resources == (ResourceRequest("vfiomgr.io/vfio", 2 if together else 1),)
     assert ("cuda" in wanted.image) == (device is GPU)
     assert bool(wanted.command) == (device is NIC or kind == "Deployment")

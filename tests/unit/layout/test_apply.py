@@ -390,8 +390,7 @@ def test_a_need_takes_no_vgpu_that_a_type_asks_for(tmp_path: Path) -> None:
         {"type": "L40S-8Q", "count": 1},
         {"type": "L40S-4Q", "count": 1, "parameters": {"frame_rate_limiter": 0}},
     ]
-    wanted = layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wanted))
-    resolves(kernel, wanted)
+    resolves(kernel, layout(rule(GPUS[0], "vgpu", heterogeneous=True, vgpus=wanted)))
     resolves(kernel, api.layout_request(None, "exported", export(api.scan(kernel))))
 
 

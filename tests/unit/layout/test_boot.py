@@ -264,8 +264,8 @@ def test_who_uses_a_device_now_is_of_now(tmp_path: Path) -> None:
     wanted = installing(WHOLE[0])
     with pytest.raises(Refusal, match="is open in"):
         api.apply(wanted, tree=kernel)
-    wanted = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
-    api.apply(replace(wanted, apply=wanted), tree=kernel)
+    allowed = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
+    api.apply(replace(wanted, apply=allowed), tree=kernel)
     text = kernel.read_text(BOOT) or ""
     assert "--layout whole --allow boot-display\n" in text
 

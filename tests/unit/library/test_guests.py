@@ -198,7 +198,6 @@ GUEST = ["libvirt", "domain", "a", "--memory", "1G", "--vcpus"]
         (vfiomgr.cdi.request, [], {"lifetime": "ever"}, ["cdi", "generate", "--write"]),
         (vfiomgr.kata.configuration, [], {"hypervisor": "xen"}, ["kata", "config"]),
         (vfiomgr.kata.configuration, [], {"plug": "warm"}, ["kata", "config"]),
-        (vfiomgr.kata.configuration, [], {"runtime": "c"}, ["kata", "config"]),
         (vfiomgr.kata.explain_pod, [GPU], {"cri": "docker"}, ["kata", "explain", GPU]),
         (vfiomgr.Host.bind, [GPU], {"allow": ["all"]}, ["bind", GPU]),
         (vfiomgr.Host.bind, [GPU], {"reset_method": "off"}, ["bind", GPU]),

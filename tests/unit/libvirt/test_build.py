@@ -197,7 +197,7 @@ def test_more_than_255_cpus_need_extended_interrupt_mode() -> None:
 )
 def test_a_machine_has_so_many_cpus(qemu: Version, most: int) -> None:
     options: dict[str, Any] = {"numa": "off", "viommu": "intel"}
-    assert planned(GPU, vcpus=most, qemu=qemu, **options).wanted.vcpus == most
+    assert planned(GPU, vcpus=most, qemu=qemu, **options).request.vcpus == most
     if most < 4096:
         with pytest.raises(Refusal, match=f"q35 has {most} at most with QEMU {qemu}"):
             planned(GPU, vcpus=most + 1, qemu=qemu, **options)

@@ -161,7 +161,7 @@ def test_a_window_holds_all_large_bars_behind_their_ports() -> None:
     host = host_of_two(gpu("0000:e1:00.0", 14, size=256 * GIB))
 
     def window(*names: str) -> int:
-        units = units_of(host, planned(*names, host=host).wanted.devices)
+        units = units_of(host, planned(*names, host=host).request.devices)
         return bar_window([unit.functions for unit in units])
 
     assert window() == 0

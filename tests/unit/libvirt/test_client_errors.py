@@ -396,7 +396,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "internal error: qemu unexpectedly closed the monitor: 2026-01-01 qemu-system-x86_64: boo",
         LibvirtFailed,
         "QEMU ended at once: 2026-01-01 qemu-system-x86_64: boo",
-        "libvirt preflight",
+        "vfiomgr check domain",
     ),
     (
         Code.NO_SUPPORT,

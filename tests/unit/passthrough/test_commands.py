@@ -42,7 +42,10 @@ def test_bind_says_what_it_did_and_how_to_undo_it(run: Run) -> None:
         "0000:02:00.0 is on vfio-pci, guests open /dev/vfio/11",
         "0000:02:00.1 is on vfio-pci, guests open /dev/vfio/11",
     ]
-    assert answer.stderr == "undo with: vfiomgr unbind 0000:02:00.0\n"
+    assert answer.stderr.splitlines() == [
+        "undo with: vfiomgr unbind 0000:02:00.0",
+        "until reboot; keep it with: vfiomgr bind --persist 0000:02:00.0",
+    ]
     again = run("bind", "02:00.0")
     assert again.status == 0
     assert again.stdout.splitlines() == [
@@ -204,7 +207,7 @@ def test_an_adapter_whose_verbs_are_open_is_refused(run: Run, kernel: FakeKernel
 def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:
     allow = ["--allow", "mounted-disk", "--allow", "default-route"]
     bound = run("bind", "0000:04:02.0", "--with-group", *allow)
-    assert bound.stderr == "undo with: vfiomgr unbind 0000:04:02.0 --with-group\n"
+    assert bound.stderr.startswith("undo with: vfiomgr unbind 0000:04:02.0 --with-group\n")
     alone = run("unbind", "0000:04:02.0").stdout
     assert "0000:04:00.0, 0000:04:01.0 of IOMMU group 20 stay with the guests" in alone
     assert "0000:04:02.0 is on xhci_hcd\n" in alone

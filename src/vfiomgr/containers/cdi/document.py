@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +179,8 @@ class _Reader(Struct):
 
     def _strange(self, path: Path, keys: Mapping[str, Key], line: int) -> str | None:
         """The key that is meant by one in another case; of others, what they could have been."""
+        import difflib  # noqa: PLC0415 - slow, and few need it
+
         written = str(path[-1])
         for name in keys:
             if name.lower() == written.lower():

@@ -9,6 +9,7 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
@@ -29,7 +30,12 @@ _COUNT = re.compile(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
 _EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 
 
-@click.group("instances")
+@click.group(
+    "instances",
+    cls=LazyGroup,
+    table={},
+    unlisted={"clear": ("vfiomgr.gpu.commands.instances", "clear")},
+)
 def instances() -> None:
     """GPU instances: the parts that a GPU in MIG mode is divided into, which vGPUs live in."""
 

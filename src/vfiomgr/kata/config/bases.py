@@ -63,7 +63,8 @@ def named_base(
     _require_hypervisor(name, base.settings, hypervisor)
     own = base.settings.runtime
     if runtime not in (None, own):
-        message = f"{name} is for --runtime {own}, not {runtime}: only rs has a hypervisor_name"
+        words = {"go": "go", "rs": "rust"}
+        message = f"{name} is for --kata-runtime {words[own]}, not {words[runtime]}"
         raise UsageError(message, "name another configuration, or leave out --runtime")
     return base
 

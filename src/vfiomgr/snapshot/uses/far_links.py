@@ -7,7 +7,6 @@ was moved to a pod. Each namespace that a process has is asked, by a child that 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import struct
@@ -94,6 +93,8 @@ def _places(tree: HostTree) -> Iterator[tuple[str, str]]:
 
 def _links_at(place: str) -> Iterator[str]:
     """Be in a namespace from now on, and say what is in it; of one that is gone, nothing."""
+    import ctypes  # noqa: PLC0415 - slow, and few need it
+
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
         try:

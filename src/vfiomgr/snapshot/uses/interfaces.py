@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address, ip_interface
 from itertools import chain
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -109,6 +108,8 @@ def _facts(
 
 def _doings(tree: HostTree, interface: str, tables: _Tables) -> Iterator[str]:
     """The addresses, routes and connections of one interface, without what each has by itself."""
+    from ipaddress import ip_interface  # noqa: PLC0415 - slow, and few need it
+
     addresses = {ip_interface(text).ip: text for text in tables.addresses.get(interface, ())}
     count = sum(tables.connections[str(address)] for address in addresses)
     if _is_up(tree, interface):
@@ -248,15 +249,21 @@ def _connections(tree: HostTree) -> Counter[str]:
 
 def _ipv4(text: str) -> str:
     """`0100007F`: the number in the machine's order of bytes, which all that matter share."""
+    from ipaddress import IPv4Address  # noqa: PLC0415 - slow, and few need it
+
     return str(IPv4Address(bytes.fromhex(text)[::-1]))
 
 
 def _ipv6(text: str) -> str:
+    from ipaddress import IPv6Address  # noqa: PLC0415 - slow, and few need it
+
     return str(IPv6Address(bytes.fromhex(text)))
 
 
 def _tcp6(text: str) -> str:
     """Four such numbers; an IPv4 address in the guise of IPv6 as what it is."""
+    from ipaddress import IPv6Address  # noqa: PLC0415 - slow, and few need it
+
     data = bytes.fromhex(text)
     address = IPv6Address(b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4)))
     return str(address.ipv4_mapped or address)

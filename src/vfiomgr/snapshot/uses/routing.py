@@ -5,8 +5,6 @@ It takes less than pyroute2, which would be one more dependency of a program tha
 
 from __future__ import annotations
 
-import json
-import socket
 import struct
 import sys
 from collections import defaultdict
@@ -43,6 +41,8 @@ def dump(kind: int, size: int) -> Iterator[tuple[int, bytes]]:
         OSError: the kernel refuses it, or gives no answer.
 
     """
+    import socket  # noqa: PLC0415 - slow, and few need it
+
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as channel:
         channel.settimeout(_PATIENCE)
         channel.send(_HEADER.pack(_HEADER.size + size, kind, _DUMP, 1, 0) + bytes(size))
@@ -111,6 +111,8 @@ class Routing(Struct):
 
 def ask_routing(tree: HostTree) -> Routing | None:
     """As `read_routing`, by a child: a driver that hangs may keep the lock of all interfaces."""
+    import json  # noqa: PLC0415 - `list` needs none
+
     (text,) = bounded.ask(tree, {"routing": _written_routing}).get("routing", (None,))
     if text is None:
         return None
@@ -122,6 +124,8 @@ def ask_routing(tree: HostTree) -> Routing | None:
 
 
 def _written_routing() -> tuple[str | None]:
+    import json  # noqa: PLC0415 - `list` needs none
+
     found = read_routing()
     return (None if found is None else json.dumps([found.addresses, found.routes]),)
 
@@ -184,6 +188,8 @@ def _hops(parts: dict[int, bytes]) -> Iterator[int]:
 
 
 def _shown(family: int, data: bytes | None) -> str | None:
+    import socket  # noqa: PLC0415 - slow, and few need it
+
     try:
         return None if data is None else socket.inet_ntop(family, data)
     except (OSError, ValueError):

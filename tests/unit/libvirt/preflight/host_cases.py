@@ -351,7 +351,7 @@ CASES = [
         "vgpu-missing",
         "blocker",
         Side(xml(MDEV_ELEMENT), vgpu_host(is_active=False)),
-        f"vfiomgr vgpu create --type TYPE --uuid {UUID}",
+        f"vfiomgr vgpu create --type TYPE {UUID}",
         f"/sys/bus/mdev/devices/{UUID} is not there",
         Side(xml(MDEV_ELEMENT), vgpu_host()),
     ),

@@ -102,7 +102,7 @@ def test_devices_of_other_hypervisors_are_not_judged() -> None:
             "write managed='no' in line 13",
         ),
         ("binding-not-kept", xml(), host(origins=(ORIGIN,)), "bind 0000:01:00.0 --persist"),
-        ("vgpu-not-kept", xml(MDEV_ELEMENT), None, f"vgpu define --uuid {UUID} --autostart"),
+        ("vgpu-not-kept", xml(MDEV_ELEMENT), None, f"vgpu define {UUID} --autostart"),
         (
             "multifunction-missing",
             xml(BOTH.replace(" multifunction='on'", "")),
