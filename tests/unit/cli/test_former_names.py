@@ -1,0 +1,112 @@
+"""Names that commands and options had before 1.0: understood, and not shown."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from vfiomgr.cli.main import cli
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Run
+
+
+def found(path: str) -> click.Command:
+    """The command that words lead to."""
+    context = click.Context(cli, info_name="vfiomgr")
+    for word in path.split():
+        group = context.command
+        assert isinstance(group, click.Group)
+        below = group.get_command(context, word)
+        assert below is not None, path
+        context = click.Context(below, info_name=word, parent=context)
+    return context.command
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("assert", "layout assert"),
+        ("export", "layout export"),
+        ("revert", "layout revert"),
+        ("watch", "layout watch"),
+        ("libvirt preflight", "check domain"),
+        ("kata explain", "check pod"),
+        ("kata check-image", "check kata"),
+        ("cdi check", "check cdi"),
+        ("layout validate", "check layout"),
+        ("layout plan", "plan"),
+        ("layout apply", "apply"),
+        ("runtime configure", "runtime install"),
+        ("runtime unconfigure", "runtime uninstall"),
+        ("vgpu instances clear", "vgpu instances remove"),
+    ],
+)
+def test_a_former_name_leads_to_the_same_command(former: str, present: str) -> None:
+    assert found(former) is found(present)
+    group, _, name = former.rpartition(" ")
+    listed = found(group) if group else cli
+    assert isinstance(listed, click.Group)
+    if not former.startswith(("layout plan", "layout apply")):
+        assert name not in listed.list_commands(click.Context(listed))
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("bind 06:00.0 --only --dry-run", "bind 06:00.0 --function-only --dry-run"),
+        ("bind 02:00.0 --dry-run --deadline 9", "bind 02:00.0 --dry-run --timeout 9"),
+        ("kata config --runtime rs", "kata config --kata-runtime rust"),
+    ],
+)
+def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> None:
+    before, now = run(*former.split()), run(*present.split())
+    assert (before.status, before.stdout) == (now.status, now.stdout)
+    assert now.stdout
+
+
+def test_former_options_are_not_shown(run: Run) -> None:
+    text = run("bind", "--help").stdout
+    assert "--function-only" in text
+    assert "--timeout" in text
+    assert "--only" not in text.replace("--function-only", "")
+    assert "--deadline" not in text
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--yes", "--timeout=3", "-v"])
+def test_an_option_without_a_meaning_is_an_error(run: Run, option: str) -> None:
+    answer = run("list", option)
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "no such option" in answer.stderr
+
+
+def test_a_refusal_is_a_document_on_stderr(run: Run) -> None:
+    answer = run("bind", "00:02.0", "--format", "json")
+    assert (answer.status, answer.stdout) == (4, "")
+    document = json.loads(answer.stderr)
+    assert (document["api_version"], document["kind"]) == ("vfiomgr/v1", "Error")
+    assert document["exit_status"] == 4
+    rules = {one["id"]: one for one in document["diagnostics"]}
+    assert rules["boot-display"]["override"] == "boot-display"
+    assert rules["boot-display"]["subject"].startswith("0000:00:02.0")
+
+
+@pytest.mark.parametrize(
+    "words", [["bnd"], ["bind", "--nix"], ["bind", "nothing"], ["show", "99:00.0"]]
+)
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_mistake_is_a_document_on_stderr(run: Run, words: list[str], place: str) -> None:
+    form = ["--format=json"]
+    answer = run(*form, *words) if place == "before" else run(*words, *form)
+    assert (answer.status, answer.stdout) == (2, "")
+    document = json.loads(answer.stderr)
+    assert (document["kind"], document["diagnostics"]) == ("Error", [])
+    assert document["message"]
+    assert document["remedy"]
+
+
+def test_an_error_can_be_yaml(run: Run) -> None:
+    assert "kind: Error\n" in run("show", "99:00.0", "--format", "yaml").stderr
