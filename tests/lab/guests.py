@@ -1,4 +1,4 @@
-"""The guests of a pytest session: as many at a time as the machine has processors.
+"""The guests of a pytest session: as many at a time as the processors have use for.
 
 A guest has the tests of one topology, and asks for the next module when it comes to the last test
 of one. So a topology with many tests is shared by two guests as soon as no other waits for a
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.lab.errors import GuestError, GuestTimeout, LabError, last_lines
 from tests.lab.machine import Guest, Job
+from tests.lab.processors import measured
 from tests.lab.progress import Patience
 from tests.lab.reporter import MODULE, REPORTS, read_lines
 from tests.lab.topology import TOPOLOGIES, Topology
@@ -78,7 +79,7 @@ class Guests:
         self._told: defaultdict[str, Told] = defaultdict(Told)
         self._work = [_work(TOPOLOGIES[name], items) for name, items in tests.items()]
         self._is_closed = False
-        self._lanes = os.cpu_count() or 1
+        self._lanes = measured()
         self._threads = [
             threading.Thread(target=self._run, name=f"laboratory {number}")
             for number in range(self._lanes)
