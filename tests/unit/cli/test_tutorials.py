@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.containerd import Containerd
 from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import a40_host
-from tests.unit.kata_nodes import KataNode
+from tests.unit.golden.container_cases import NODE
+from tests.unit.golden.hosts import SYSTEMD
+from tests.unit.golden.transcripts import as_installed
+from tests.unit.kata.test_config_command import install
+from tests.unit.runtimes import put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +29,26 @@ _BLOCK = re.compile(r"(?<=```console\n)(.*?)(?=```)", re.DOTALL)
 
 
 def kata_node(directory: Path) -> FakeKernel:
-    """A node with Kata, and a GPU that is not bound yet."""
-    return KataNode(directory, "go").kernel
+    """A node with containerd and Kata, and a GPU that is not bound yet."""
+    kernel = workstation(directory)
+    install(kernel)
+    Containerd("2.1.9").install(kernel)
+    for path, text in NODE.items():
+        put(kernel, f"/{path}", text)
+    return kernel
+
+
+PCI_IDS = """\
+8086  Intel Corporation
+\t4680  AlderLake-S GT1 [UHD Graphics 770]
+10de  NVIDIA Corporation
+\t1eb8  TU104GL [Tesla T4]
+\t2235  GA102GL [A40]
+\t2684  AD102 [GeForce RTX 4090]
+\t22ba  AD102 High Definition Audio Controller
+C 03  Display controller
+\t00  VGA compatible controller
+"""
 
 
 HOSTS: dict[str, Callable[[Path], FakeKernel]] = {
@@ -43,12 +66,20 @@ def tutorial(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def kernel(tutorial: str, tmp_path: Path) -> FakeKernel:
-    """The host of the tutorial."""
-    return HOSTS[tutorial](tmp_path / "host")
+def kernel(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
+    """The host of the tutorial, and the user in an empty directory."""
+    kernel = HOSTS[tutorial](tmp_path / "host")
+    put(kernel, "/usr/share/misc/pci.ids", PCI_IDS)
+    put(kernel, "/etc/os-release", 'ID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n')
+    for file, text in SYSTEMD.items():
+        put(kernel, f"/{file}", text)
+    as_installed(monkeypatch)
+    monkeypatch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
+    monkeypatch.chdir(tmp_path)
+    return kernel
 
 
-def transcript(run: Run, line: str) -> str:
+def transcript(run: Run, kernel: FakeKernel, line: str) -> str:
     """What a terminal shows for a command, whose output may go to a file."""
     words = shlex.split(line)
     target = None
@@ -57,7 +88,10 @@ def transcript(run: Run, line: str) -> str:
     assert words[0] == "vfiomgr"
     answer = run(*words[1:])
     if target is not None:
-        Path(target).write_text(answer.stdout)
+        if target.startswith("/"):
+            put(kernel, target, answer.stdout)
+        else:
+            Path(target).write_text(answer.stdout)
     shown = answer.stderr if target else answer.stdout + answer.stderr
     return f"$ {line}\n{shown}"
 
@@ -68,20 +102,15 @@ def test_every_tutorial_has_a_host() -> None:
 
 @pytest.mark.parametrize("tutorial", sorted(HOSTS), indirect=True)
 def test_a_tutorial_shows_what_its_commands_print(
-    run: Run,
-    tutorial: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+    run: Run, kernel: FakeKernel, tutorial: str, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     path = TUTORIALS / f"{tutorial}.md"
     text = path.read_text()
 
     def played(block: re.Match[str]) -> str:
         lines = [line[2:] for line in block[0].splitlines() if line.startswith("$ ")]
         assert lines
-        return "".join(transcript(run, line) for line in lines)
+        return "".join(transcript(run, kernel, line) for line in lines)
 
     now = _BLOCK.sub(played, text)
     if request.config.getoption("--update-golden"):

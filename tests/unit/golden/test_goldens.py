@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import click
@@ -14,7 +13,14 @@ from tests.unit.conftest import GOLDEN
 from tests.unit.golden.cases import HOST_SCENARIOS
 from tests.unit.golden.container_cases import CONTAINER_SCENARIOS, KATA_SCENARIOS
 from tests.unit.golden.libvirt_cases import LIBVIRT_SCENARIOS
-from tests.unit.golden.transcripts import PROGRAM, WIDTH, Place, first_journal, kept_files, steady
+from tests.unit.golden.transcripts import (
+    WIDTH,
+    Place,
+    as_installed,
+    first_journal,
+    kept_files,
+    steady,
+)
 from tests.unit.golden.vgpu_cases import VGPU_SCENARIOS
 from vfiomgr.cli.main import cli
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
@@ -92,11 +98,7 @@ def place(
     directory = tmp_path / "cwd"
     directory.mkdir()
     monkeypatch.chdir(directory)
-    program = SimpleNamespace(executable=PROGRAM, prefix="/usr", argv=["vfiomgr"])
-    monkeypatch.setattr("vfiomgr.persistence.program.sys", program)
-    monkeypatch.setattr("vfiomgr.persistence.program._is_command", lambda: True)
-    monkeypatch.setattr("vfiomgr.persistence.program._isolated_places", list)
-    monkeypatch.setattr("vfiomgr.persistence.program.weakness", lambda *_: "")
+    as_installed(monkeypatch)
     found = Place(directory, kernel, monkeypatch)
     scenario.lay_out(found)
     return found

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from tests.fakes.hosts import workstation
@@ -40,6 +41,15 @@ class Place:
     """Where the user is; a name without a directory is there."""
     kernel: FakeKernel
     patch: pytest.MonkeyPatch
+
+
+def as_installed(patch: pytest.MonkeyPatch) -> None:
+    """Run as a program that root installed, whatever runs the tests."""
+    program = SimpleNamespace(executable=PROGRAM, prefix="/usr", argv=["vfiomgr"])
+    patch.setattr("vfiomgr.persistence.program.sys", program)
+    patch.setattr("vfiomgr.persistence.program._is_command", lambda: True)
+    patch.setattr("vfiomgr.persistence.program._isolated_places", list)
+    patch.setattr("vfiomgr.persistence.program.weakness", lambda *_: "")
 
 
 def untouched(_place: Place) -> None:

@@ -191,7 +191,7 @@ def unconfigure(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> None:
-    """Take back what `runtime configure` wrote; what was edited since is refused.
+    """Take back what `runtime install` wrote; what was edited since is refused.
 
     \b
     Examples:

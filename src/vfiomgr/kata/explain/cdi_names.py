@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.resources import Request
 
 _OF_DEVICES = frozenset({"not-plugged"})
-"""Rules of `cdi check` about single devices that no other link tells of.
+"""Rules of `check cdi` about single devices that no other link tells of.
 
 Read in the sources of runtime-rs, and seen by nobody yet: it does not break the chain for certain.
 """

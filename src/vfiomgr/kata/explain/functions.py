@@ -245,7 +245,7 @@ def _check_image(situation: PodContext) -> str:
 
 
 def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
-    """What `kata check-image` is certain of: files that no guest starts without."""
+    """What `check kata` is certain of: files that no guest starts without."""
     image = situation.guest_image
     if image is None:
         return
