@@ -43,4 +43,17 @@ class LazyGroup(click.Group):
         module, attribute = place
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
+        _refer_to_top(command)
         return command
+
+
+_EPILOG = "Options of all commands (--root, --snapshot, -v, --debug): see vfiomgr --help"
+
+
+def _refer_to_top(command: click.Command) -> None:
+    """Have the help of a command, and of those below it, name what the help of the top explains."""
+    if not isinstance(command, click.Group):
+        command.epilog = command.epilog or _EPILOG
+        return
+    for below in command.commands.values():
+        _refer_to_top(below)

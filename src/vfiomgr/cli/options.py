@@ -150,6 +150,7 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "debug": (("--debug",), {"is_flag": True, "help": "Print the traceback of an error."}),
 }
+_GLOBAL = frozenset({"root", "snapshot", "verbose", "debug"})
 READING = ("format", "root", "snapshot")
 """The options of commands that answer questions."""
 CHANGING = (*READING, "dry_run", "timeout", "verbose")
@@ -161,7 +162,7 @@ FILES = ("format", "root", "dry_run", "verbose")
 def session_options(*names: str, from_environment: bool = False) -> Callable[[Any], Any]:
     """Decorate a command with shared options by their names; without names, with all of them.
 
-    Every command takes --debug, which only the top of the command line shows.
+    Those that select the host, and --verbose and --debug, are shown at the top only.
 
     With `from_environment` they can also be set as VFIOMGR_<OPTION>.
     """
@@ -174,7 +175,7 @@ def session_options(*names: str, from_environment: bool = False) -> Callable[[An
                 **settings,
                 expose_value=False,
                 callback=_remember,
-                hidden=bool(names) and name == "debug",
+                hidden=bool(names) and name in _GLOBAL,
                 envvar=_variables(name) if from_environment else None,
             )(function)
         return function
