@@ -39,6 +39,7 @@ from vfiomgr.passthrough import requests as passthrough_requests
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
 from vfiomgr.snapshot.source import HostSource
+from vfiomgr.topology.build import build as build_topology
 from vfiomgr.usage import chosen
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOutcome, created, removed
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.pci.reset_capabilities import ResetMethod
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.topology.model import Topology
     from vfiomgr.vgpu.model import Vgpu
     from vfiomgr.vgpu.named import VgpuOptions
 
@@ -157,6 +159,17 @@ class Host(HostSource):
         """
         found = self.slots_of((str(address),))
         return found.device(found.parse_address(str(address)))
+
+    def topology(self, *devices: str | PciAddress) -> Topology:
+        """The PCI topology as a tree, from NUMA nodes to functions; of `devices`, their branches.
+
+        Raises:
+            UsageError: a text is no address, or is ambiguous.
+            UnknownDevice: there is no such function.
+
+        """
+        host = self.scan(with_users=True, with_links=True)
+        return build_topology(host, self.addresses(devices))
 
     def check(self) -> Report:
         """Check whether this host is ready for passthrough: findings with evidence and remedy."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.fakes.disks import number_of
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs
@@ -24,6 +24,24 @@ def moved(address: PciAddress, **numbers: int) -> PciAddress:
     """The same address but for some of its numbers."""
     names = ("domain", "bus", "device", "function")
     return PciAddress(**{name: numbers.get(name, getattr(address, name)) for name in names})
+
+
+class Link(NamedTuple):
+    """A link of PCI Express: GT/s and lanes, now and at most; with a width of 0 it is down."""
+
+    speed: str
+    width: int
+    max_speed: str
+    max_width: int
+
+    def attributes(self) -> dict[str, str]:
+        """As drivers/pci/pci-sysfs.c shows it."""
+        return {
+            "current_link_speed": f"{self.speed} GT/s PCIe" if self.width else "Unknown",
+            "current_link_width": str(self.width),
+            "max_link_speed": f"{self.max_speed} GT/s PCIe",
+            "max_link_width": str(self.max_width),
+        }
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class PciFunction:
     vf_offset: int = 0x80
     vf_stride: int = 4
     physical_function: str | None = None
+    link: Link | None = None
 
     @property
     def modalias(self) -> str:
@@ -271,6 +290,8 @@ def _attributes(function: PciFunction) -> dict[str, str]:
         texts["sriov_offset"] = str(function.vf_offset)
         texts["sriov_stride"] = str(function.vf_stride)
         texts["sriov_vf_device"] = function.vf_device
+    if function.link is not None:
+        texts |= function.link.attributes()
     return texts
 
 

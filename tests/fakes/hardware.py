@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.disks import Disks
     from tests.fakes.drivers import Drivers
-    from tests.fakes.functions import Functions
+    from tests.fakes.functions import Functions, Link
     from tests.fakes.intel_vfs import IntelGpu, IntelVfs
     from tests.fakes.nvidia.driver import NvidiaDriver
     from tests.fakes.sysfs import Sysfs
@@ -91,6 +91,7 @@ class Hardware(FaultyTree, ABC):
         vf_device: str = "",
         vf_offset: int = 0x80,
         vf_stride: int = 4,
+        link: Link | None = None,
     ) -> Self:
         """A function, after its bridge and on `driver`, which is added before; None has none.
 
@@ -114,6 +115,7 @@ class Hardware(FaultyTree, ABC):
             vf_device=vf_device or device,
             vf_offset=vf_offset,
             vf_stride=vf_stride,
+            link=link,
         )
 
         def boot() -> None:
@@ -154,7 +156,13 @@ class Hardware(FaultyTree, ABC):
         return self._declare(boot)
 
     def add_gpu(
-        self, gpu: Gpu, *, group: int, bridge: str | None = None, numa_node: int = 0
+        self,
+        gpu: Gpu,
+        *,
+        group: int,
+        bridge: str | None = None,
+        numa_node: int = 0,
+        link: Link | None = None,
     ) -> Self:
         """A GPU that makes vGPUs, on the driver nvidia, which is added before."""
         self._declare(lambda: self.nvidia.add(gpu))
@@ -171,6 +179,7 @@ class Hardware(FaultyTree, ABC):
             total_vfs=gpu.total_vfs,
             vf_offset=4,
             vf_stride=1,
+            link=link,
         )
 
     def add_intel_gpu(

@@ -28,6 +28,7 @@ _COMMANDS = {
     "list": ("vfiomgr.cli.commands.list", "list_devices"),
     "show": ("vfiomgr.cli.commands.show", "show"),
     "groups": ("vfiomgr.cli.commands.groups", "groups"),
+    "topology": ("vfiomgr.topology.commands", "topology"),
     "check": ("vfiomgr.check.commands", "check"),
     "bind": ("vfiomgr.passthrough.commands", "bind"),
     "unbind": ("vfiomgr.passthrough.commands", "unbind"),
@@ -55,7 +56,19 @@ _FORMER = {
     "watch": ("vfiomgr.layout.commands.watch", "watch"),
 }
 _READING = frozenset(
-    {"list", "show", "groups", "check", "plan", "assert", "export", "snapshot", "explain", "help"}
+    {
+        "list",
+        "show",
+        "groups",
+        "topology",
+        "check",
+        "plan",
+        "assert",
+        "export",
+        "snapshot",
+        "explain",
+        "help",
+    }
 )
 """Commands that change nothing: they may end at once."""
 _INTERRUPTED = 130

@@ -66,17 +66,27 @@ def print_document(
     kind: str, body: Mapping[str, object], output: Format, *, err: bool = False
 ) -> None:
     """A document of the JSON contract, in JSON or YAML; on stderr with `err`."""
+    click.echo(document_text(kind, body, output), nl=False, err=err)
+
+
+def document_text(kind: str, body: Mapping[str, object], output: Format) -> str:
+    """The text of a document of the JSON contract, in JSON or YAML."""
     document = {"api_version": API_VERSION, "kind": kind, **to_jsonable(dict(body))}
     if output == "yaml":
-        print_yaml(document, err=err)
-    else:
-        import json  # noqa: PLC0415 - tables need none
+        return _yaml_text(document)
+    import json  # noqa: PLC0415 - tables need none
 
-        click.echo(json.dumps(document, indent=2), err=err)
+    return json.dumps(document, indent=2) + "\n"
 
 
 def print_yaml(document: dict[str, Any], *, err: bool = False) -> None:
     """A document as YAML 1.2; like JSON it escapes what is not ASCII."""
+    click.echo(_yaml_text(document), nl=False, err=err)
+
+
+def _yaml_text(document: dict[str, Any]) -> str:
+    from io import StringIO  # noqa: PLC0415 - only YAML output needs it
+
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and only YAML output needs it
 
     yaml = YAML(typ="safe", pure=True)
@@ -84,7 +94,9 @@ def print_yaml(document: dict[str, Any], *, err: bool = False) -> None:
     yaml.default_flow_style = False
     yaml.allow_unicode = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    yaml.dump(document, sys.stderr if err else sys.stdout)
+    text = StringIO()
+    yaml.dump(document, text)
+    return text.getvalue()
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

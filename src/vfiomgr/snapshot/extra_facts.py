@@ -10,7 +10,7 @@ from vfiomgr.check.facts import read_readiness
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import SRIOV_MANAGE
-from vfiomgr.pci import numa, reset_capabilities, vfio_drivers
+from vfiomgr.pci import links, numa, reset_capabilities, vfio_drivers
 from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.snapshot import users
 from vfiomgr.snapshot.uses import facts as uses_facts
@@ -34,6 +34,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
     with_resets: bool,
     with_gpu_modes: bool,
     with_claims: bool,
+    with_links: bool,
 ) -> HostSnapshot:
     """The devices of a host, and what `vfiomgr.snapshot.scan.scan` was asked for besides."""
     host = _with_gpu_modes(host, tree) if with_gpu_modes else host
@@ -47,6 +48,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         reset_capabilities=(
             reset_capabilities.read_reset_capabilities(tree, host.devices) if with_resets else None
         ),
+        links=links.read_links(tree, host.devices) if with_links else None,
         files=persistence_facts.read_files(tree),
         nodes=persistence_facts.read_nodes(tree),
         initramfs=persistence_facts.read_initramfs(tree),

@@ -15,6 +15,7 @@ from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
+from vfiomgr.pci.links import PciLink
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in
 from vfiomgr.pci.numa import HostTopology
 from vfiomgr.pci.original_state import OriginalState
@@ -147,6 +148,8 @@ class HostSnapshot(Value, dict=True):
     """CDI specifications, whoever wrote them."""
     architecture: str | None = None
     """Of the CPU, as libvirt names it: `x86_64`, `aarch64`; None where nothing tells."""
+    links: tuple[PciLink, ...] | None = None
+    """Links of PCI Express; None where nobody looked."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:

@@ -26,6 +26,7 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     with_resets: bool = False,
     with_gpu_modes: bool = False,
     with_claims: bool = True,
+    with_links: bool = False,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
 ) -> HostSnapshot:
     """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
@@ -34,7 +35,8 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
     variant drivers, and `with_claims` whether the kernel has disks in use, for which it opens idle
     ones for a moment; `with_readiness` what only a check of the host needs; `with_resets` the
     capabilities of all functions that are awake; `with_gpu_modes` what nvidia-smi tells of vGPUs.
-    Serial numbers are read in the slots of `serials_of`.
+    `with_links` reads the links of PCI Express. Serial numbers are read in the slots of
+    `serials_of`.
     """
     return with_surroundings(
         scan_devices(tree, machine, serials_of),
@@ -44,6 +46,7 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
         with_resets=with_resets,
         with_gpu_modes=with_gpu_modes,
         with_claims=with_claims,
+        with_links=with_links,
     )
 
 

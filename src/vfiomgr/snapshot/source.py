@@ -82,20 +82,22 @@ class HostSource:
         """The machine that vfiomgr runs on, whose tables name hardware that `tree` does not."""
         return HostTree(MACHINE)
 
-    def scan(
+    def scan(  # noqa: PLR0913 - each is a question of its own, with a default
         self,
         *,
         with_users: bool = False,
         with_readiness: bool = False,
         with_resets: bool = False,
         with_gpu_modes: bool = False,
+        with_links: bool = False,
         serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> HostSnapshot:
         """The facts of the host, of one moment; those of a snapshot are what it was made with.
 
         `with_users` adds who holds devices (only root sees it), `with_readiness` what `check`
         needs, `with_resets` what configuration spaces say of resets, `with_gpu_modes` what
-        nvidia-smi says of vGPUs; serial numbers are read in the slots of `serials_of`.
+        nvidia-smi says of vGPUs, `with_links` the links of PCI Express; serial numbers are read in
+        the slots of `serials_of`.
 
         Raises:
             UsageError: there is no host below the root, or the snapshot cannot be read.
@@ -112,6 +114,7 @@ class HostSource:
             with_readiness=with_readiness,
             with_resets=with_resets,
             with_gpu_modes=with_gpu_modes,
+            with_links=with_links,
             serials_of=serials_of,
         )
         return self._required(host)

@@ -23,7 +23,13 @@ def snapshot(session: Session) -> None:
       vfiomgr snapshot > host.json
       vfiomgr --snapshot host.json bind 04:00.0 --dry-run
     """
-    host = session.scan(with_users=True, with_readiness=True, with_resets=True, with_gpu_modes=True)
+    host = session.scan(
+        with_users=True,
+        with_readiness=True,
+        with_resets=True,
+        with_gpu_modes=True,
+        with_links=True,
+    )
     text = write_snapshot(host)
     if session.format == "yaml":
         print_yaml(json.loads(text))

@@ -1,0 +1,131 @@
+"""`vfiomgr topology`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Literal, get_args
+
+import click
+
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import session_options
+from vfiomgr.cli.output import document_text, note, note_no_devices, print_text
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.host.rewrite import rewrite
+from vfiomgr.topology.build import build
+from vfiomgr.topology.render.dot import render_dot
+from vfiomgr.topology.render.html import render_html
+from vfiomgr.topology.render.svg import render_svg
+from vfiomgr.topology.render.text import ASCII, BOXES, render_text
+from vfiomgr.topology.view import view
+
+if TYPE_CHECKING:
+    from vfiomgr.topology.model import Topology
+
+Form = Literal["tree", "svg", "html", "dot", "json", "yaml"]
+_BY_SUFFIX: dict[str, Form] = {
+    ".svg": "svg",
+    ".html": "html",
+    ".htm": "html",
+    ".dot": "dot",
+    ".gv": "dot",
+    ".json": "json",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+}
+
+
+@click.command("topology")
+@click.argument("addresses", metavar="[ADDRESS]...", nargs=-1, shell_complete=complete_address)
+@click.option(
+    "--all", "unfold", is_flag=True, help="Show all virtual functions, ports and chipset functions."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(get_args(Form)),
+    help="Output format.  [default: by the name of FILE, or tree]",
+)
+@click.option("--output", metavar="FILE", help="Write to FILE instead of standard output.")
+@session_options("root", "snapshot")
+@pass_session
+def topology(
+    session: Session,
+    *,
+    addresses: tuple[str, ...],
+    unfold: bool,
+    form: Form | None,
+    output: str | None,
+) -> None:
+    """Draw the host: NUMA nodes, root complexes, ports, switches and functions.
+
+    Each function is shown with its driver, IOMMU group, link and users; problems are marked.
+    With ADDRESS only the branches of these functions are drawn.
+
+    \b
+    Examples:
+      vfiomgr topology
+      vfiomgr topology 0000:04:00.0
+      vfiomgr topology --output host.html   # one file with search, for a browser
+      vfiomgr topology --format dot | dot -Tpdf > host.pdf
+    """
+    host = session.scan(with_users=True, with_links=True)
+    found = build(host, session.addresses(addresses))
+    if not host.devices:
+        note_no_devices(host)
+    if not found.knows_links:
+        note("link speeds are unknown: the snapshot was made by an earlier version of vfiomgr")
+    form = form or _usual_form(session, output)
+    if output is not None:
+        rewrite(output, None, _rendered(found, form, unfold=unfold).encode())
+        note(f"wrote {output}")
+    elif form == "tree":
+        print_text(_for_terminal(found, unfold=unfold))
+    else:
+        print_text(_rendered(found, form, unfold=unfold))
+
+
+def _usual_form(session: Session, output: str | None) -> Form:
+    """By the name of the file; else what was asked for all commands."""
+    known = _BY_SUFFIX.get(os.path.splitext(output or "")[1].lower())
+    return known or ("tree" if session.format == "table" else session.format)
+
+
+def _rendered(found: Topology, form: Form, *, unfold: bool) -> str:
+    if form in ("json", "yaml"):
+        return document_text(
+            "Topology", {n: getattr(found, n) for n in found.__struct_fields__}, form
+        )
+    root = view(found)
+    match form:
+        case "svg":
+            return render_svg(found, root, unfold=unfold)
+        case "html":
+            return render_html(found, root, unfold=unfold)
+        case "dot":
+            return render_dot(root, unfold=unfold)
+    return render_text(root, unfold=unfold)
+
+
+def _for_terminal(found: Topology, *, unfold: bool) -> str:
+    """As wide as the terminal, in characters of its locale; a pipe gets long lines."""
+    is_terminal = sys.stdout.isatty()
+    encoding = sys.stdout.encoding or "utf-8"
+    text = render_text(
+        view(found),
+        unfold=unfold,
+        glyphs=BOXES if _can_encode("".join(BOXES), encoding) else ASCII,
+        width=shutil.get_terminal_size().columns if is_terminal else None,
+        has_colours=is_terminal and not os.environ.get("NO_COLOR"),
+    )
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _can_encode(text: str, encoding: str) -> bool:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return False
+    return True
