@@ -77,7 +77,7 @@ VGPUS = {
 """Of `vgpu_server`: the virtual function, the type and the UUID of each."""
 
 
-ADAPTERS = tuple(f"0000:{bus}:00.0" for bus in "06 0a 46 4a 86 8a c6 ca".split())
+ADAPTERS = tuple(f"0000:{bus}:00.0" for bus in ["06", "0a", "46", "4a", "86", "8a", "c6", "ca"])
 """The network adapters of `dgx`."""
 
 
@@ -89,7 +89,7 @@ def vgpu_server(tmp_path: Path) -> FakeKernel:
     | 0000:00:01.0 | 0000:03:00.0, an NVMe disk that is mounted on / |
     | 0000:00:02.0 | 0000:04:00.0, which has the default route, and .1 with 4 virtual functions |
     | 0000:00:03.0 | 0000:08:00.0, the A40, on half of the lanes |
-    | 0000:00:1c.0 | 0000:01:00.0 and .1, the management processor with the boot display, one group |
+    | 0000:00:1c.0 | 0000:01:00.0 and .1, the management processor and boot display, one group |
     | 0000:80:02.0 | 0000:82:00.0, the A10, in the guest win |
     """
     kernel = _server(tmp_path, "0-5,12-17", "6-11,18-23")

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.pci.model import is_address
+from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.topology import problems
-from vfiomgr.topology.model import PORTS, Topology, TopologyNode
+from vfiomgr.topology.model import LEADING_DOWN, PORTS, Topology, TopologyNode
 from vfiomgr.units import format_cpulist, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from vfiomgr.pci.links import PciLink
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot, HostUse
     from vfiomgr.topology.model import NodeKind
     from vfiomgr.vgpu.model import Vgpu
@@ -167,13 +167,9 @@ class _Builder:
         name = str(device.address)
         kind = self._kind(device, above, on_root_bus=on_root_bus)
         link = self._links.get(device.address)
-        port = self._port_link(device)
-        leads_down = kind in ("root-port", "downstream-port")
-        found = tuple(
-            problems.of_function(
-                self._host, device, None if leads_down else link, None if leads_down else port
-            )
-        )
+        port = None if kind in LEADING_DOWN else self._port_link(device)
+        is_judged = kind not in LEADING_DOWN and not self._shares_link(device.address)
+        found = tuple(problems.of_function(self._host, device, link if is_judged else None, port))
         children = (
             *(self._complex(below) for below in self._complexes_below[name]),
             *(self._function(below, kind, on_root_bus=False) for below in self._below[name]),
@@ -191,7 +187,7 @@ class _Builder:
             iommu_group=device.iommu_group,
             numa_node=device.numa_node,
             link=link,
-            port_link=None if leads_down else port,
+            port_link=port,
             users=self._users(device),
             problems=() if is_chipset else found,
             notes=tuple(self._notes(device)),
@@ -217,6 +213,11 @@ class _Builder:
         """The link of the port above a function."""
         above = self._host.device_named(device.bridge_path.rpartition("/")[2])
         return self._links.get(above.address) if above is not None else None
+
+    def _shares_link(self, address: PciAddress) -> bool:
+        """Whether the link of a function is that of function 0 of its slot, which reports it."""
+        first = PciAddress(address.domain, address.bus, address.device, 0)
+        return first != address and first in self._links
 
     def _users(self, device: PciDevice) -> tuple[str, ...] | None:
         """Those of a bridge are those of what is behind it, where they are shown."""

@@ -23,6 +23,8 @@ NodeKind = Literal[
 ]
 """`vgpu-parent` is a parent of vGPUs that is no PCI function."""
 PORTS: tuple[NodeKind, ...] = ("root-port", "upstream-port", "downstream-port", "bridge")
+LEADING_DOWN: tuple[NodeKind, ...] = ("root-port", "downstream-port")
+"""Ports whose link is the one to what is below them."""
 ProblemKind = Literal[
     "iommu-off",
     "unidentified",

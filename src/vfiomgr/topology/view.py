@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from vfiomgr.documents.printable import printable
-from vfiomgr.topology.model import PORTS
+from vfiomgr.topology.model import LEADING_DOWN, PORTS
 from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def link_text(link: PciLink | None) -> str:
 
 
 def _lanes(speed: float | None, width: int | None) -> str:
-    return " ".join([f"{speed:g} GT/s"] * (speed is not None) + [f"x{width}"] * (width is not None))
+    known = (None if speed is None else f"{speed:g} GT/s", None if width is None else f"x{width}")
+    return " ".join(filter(None, known))
 
 
 def _item(node: TopologyNode, first_functions: frozenset[tuple[int, int, int]]) -> Item:
@@ -155,7 +156,7 @@ def _item(node: TopologyNode, first_functions: frozenset[tuple[int, int, int]]) 
 
 def _upward(node: TopologyNode) -> PciLink | None:
     """The link above a node; that of a port is drawn with what is below the port."""
-    return None if node.kind in ("root-port", "downstream-port") else node.link
+    return None if node.kind in LEADING_DOWN else node.link
 
 
 def _title(node: TopologyNode) -> str:
