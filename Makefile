@@ -1,7 +1,7 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
 
-.PHONY: setup demo test test-fast check lab lab-faults bench format clean
+.PHONY: setup demo test test-fast check lab lab-faults bench docs format clean
 
 setup:
 	@tools/setup dev
@@ -37,6 +37,10 @@ lab:  ## a root shell in the laboratory
 bench:  ## how fast it is, beside other tools; in the laboratory, and on made trees
 	@tools/setup bench
 	@$(PYTHON) -m benchmarks
+
+docs:  ## the pictures of the documents
+	@tools/setup dev
+	@$(PYTHON) -m tools.pictures
 
 format:
 	.venv/bin/ruff check --fix

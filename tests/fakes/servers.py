@@ -189,6 +189,7 @@ def _server(tmp_path: Path, *cpus: str) -> FakeKernel:
     kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
     for program in (SRIOV_MANAGE, NVIDIA_SMI):
         kernel.programs.install(program)
+    kernel.sysfs.put("/proc/sys/kernel/osrelease", "6.12.57")
     kernel.sysfs.put("/usr/share/misc/pci.ids", _PCI_IDS)
     for number, text in enumerate(cpus):
         node = f"/sys/devices/system/node/node{number}"

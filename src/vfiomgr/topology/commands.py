@@ -68,8 +68,8 @@ def topology(
     Examples:
       vfiomgr topology
       vfiomgr topology 0000:04:00.0
-      vfiomgr topology --output host.html   # one file with search, for a browser
-      vfiomgr topology --format dot | dot -Tpdf > host.pdf
+      vfiomgr topology --output host.html   # one file for a browser, with a search
+      vfiomgr topology --format dot > host.dot
     """
     host = session.scan(with_users=True, with_links=True)
     found = build(host, session.addresses(addresses))

@@ -13,6 +13,7 @@ import pytest
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu
+from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
 from tests.unit.layout.test_watch_command import Ending
@@ -121,6 +122,17 @@ HOST_SCENARIOS = (
     ),
     Scenario("groups", "groups\ngroups --root nowhere", without_iommu),
     Scenario("groups", "groups", small_a40_host, case="vgpu"),
+    Scenario(
+        "topology",
+        """
+        topology 82:00.0
+        topology 82:00.0 --format dot
+        topology 82:00.0 --output host.svg
+        topology 99:00.0
+        topology --root nowhere
+        """,
+        vgpu_server,
+    ),
     Scenario("check", "check --all\ncheck\ncheck --root nowhere"),
     Scenario("check", "check", without_iommu, case="iommu-off"),
     Scenario("explain", "explain boot-display\nexplain device-twice\nexplain boot-dsplay"),

@@ -124,5 +124,5 @@ def test_rows_know_their_place() -> None:
 def test_the_summary_counts() -> None:
     topology = build(vgpu_server())
     count = len(vgpu_server().devices)
-    expected = f"Linux 6.12.0-fake, IOMMU on, {count} PCI functions, 3 vGPUs"
+    expected = f"Linux 6.12.57, IOMMU on, {count} PCI functions, 3 vGPUs"
     assert summary(topology, view(topology)) == expected
