@@ -52,9 +52,11 @@ def build(host: HostSnapshot, only: Collection[PciAddress] = ()) -> Topology:
 def _pruned(node: TopologyNode, wanted: Collection[str]) -> TopologyNode | None:
     """The node with the branches that lead to what is wanted, and with all below that."""
     if node.id in wanted:
-        return node
+        return replace(node, is_selected=True)
     children = tuple(filter(None, (_pruned(child, wanted) for child in node.children)))
-    return replace(node, children=children) if children else None
+    virtual = sum(child.kind == "virtual-function" for child in node.children)
+    notes = (*node.notes, *[f"{virtual} VF{'s' * (virtual > 1)}"] * bool(virtual))
+    return replace(node, children=children, notes=notes) if children else None
 
 
 class _Builder:

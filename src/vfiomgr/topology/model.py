@@ -70,6 +70,8 @@ class TopologyNode(Value):
     notes: tuple[str, ...] = ()
     is_chipset: bool = False
     """Whether it is part of the chipset or the processor, which no guest gets."""
+    is_selected: bool = False
+    """Whether its branch was asked for; it is never folded then."""
     children: tuple[TopologyNode, ...] = ()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +34,9 @@ _TITLES = {
     "vgpu-parent": "virtual device",
     "vgpu": "vGPU",
 }
+_NO_BREAK = "\u00a0"
+"""A blank at which no line is broken; no text of a host has one that is not escaped."""
+_LONG = 32
 _UNNAMED = frozenset({"root-port", "downstream-port", "virtual-function"})
 """They are drawn with their addresses alone; the name is among their details."""
 
@@ -117,6 +121,18 @@ def _counted(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
+def facts_text(item: Item) -> str:
+    """The facts in a row; `wrap` breaks no line inside of a short one."""
+    facts = (text.replace(" ", _NO_BREAK) if len(text) < _LONG else text for text in item.facts)
+    return ", ".join(facts)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Lines of at most that width."""
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    return [line.replace(_NO_BREAK, " ") for line in lines]
+
+
 def link_text(link: PciLink | None) -> str:
     """`16 GT/s x16`; below its maximum `8 GT/s x8 of 16 GT/s x16`; empty without a link."""
     if link is None or link.width is None or link.speed is None:
@@ -196,10 +212,12 @@ def _details(node: TopologyNode) -> Iterator[tuple[str, str]]:
 
 
 def _children(node: TopologyNode) -> Iterator[Item]:
-    """What is drawn below a node; VFs, the chipset and empty ports are folded, each into one."""
-    virtual = [child for child in node.children if child.kind == "virtual-function"]
-    chipset = [child for child in node.children if child.is_chipset]
-    empty = [c for c in node.children if c.kind in PORTS and not c.children and not c.problems]
+    """What is drawn below a node; several VFs, the chipset and empty ports are folded into one."""
+    foldable = [child for child in node.children if not child.is_selected]
+    virtual = [child for child in foldable if child.kind == "virtual-function"]
+    virtual = virtual if len(virtual) > 1 else []
+    chipset = [child for child in foldable if child.is_chipset]
+    empty = [c for c in foldable if c.kind in PORTS and not c.children and not c.problems]
     folded = {id(child) for child in (*virtual, *chipset, *empty)}
     others = [child for child in node.children if id(child) not in folded]
     yield from _items(others)

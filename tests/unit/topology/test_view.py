@@ -9,7 +9,7 @@ from tests.unit.topology.hosts import dgx, vgpu_server
 from vfiomgr.pci.links import PciLink
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.topology.build import build
-from vfiomgr.topology.view import Item, link_text, rows, summary, view
+from vfiomgr.topology.view import Item, facts_text, link_text, rows, summary, view, wrap
 
 GPU = "0000:04:00.0"
 
@@ -46,6 +46,30 @@ def test_ports_that_lead_nowhere_and_the_chipset_are_folded() -> None:
     assert len(found["5 chipset functions"].children) == 5
     assert "root port 0000:00:1c.4" not in found
     assert "root port 0000:00:1c.4" in items(view(build(vgpu_server())))
+
+
+def test_what_was_asked_for_is_never_folded() -> None:
+    names = ("0000:08:00.5", "0000:08:00.7", "0000:00:1c.4", "0000:00:1f.0")
+    topology = build(vgpu_server(), [PciAddress.parse(name) for name in names])
+    found = items(view(topology), unfold=False)
+    assert {"VF 0000:08:00.5", "VF 0000:08:00.7", "root port 0000:00:1c.4", "0000:00:1f.0"} <= set(
+        found
+    )
+    assert "16 VFs" in found["0000:08:00.0"].facts
+    assert not any(item.is_fold for item in found.values())
+
+
+def test_one_virtual_function_is_no_fold() -> None:
+    virtual = replace(pci_device("0000:04:00.4"), physical_function=pci_device(GPU).address)
+    found = items(view(build(host_of(pci_device(GPU), virtual))), unfold=False)
+    assert [child.title for child in found[GPU].children] == ["VF 0000:04:00.4"]
+
+
+def test_lines_are_broken_between_facts() -> None:
+    gpu = items(view(build(vgpu_server())))["0000:08:00.0"]
+    assert wrap(facts_text(gpu), 30) == [
+        *("driver nvidia, group 38,", "8 GT/s x8 of 16 GT/s x16,", "persistence mode")
+    ]
 
 
 def test_every_function_is_somewhere_in_the_whole_view() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.topology.render.templates import HUES, colours_of, render
-from vfiomgr.topology.view import rows, summary
+from vfiomgr.topology.view import facts_text, rows, summary, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,7 +147,7 @@ def _texts(item: Item) -> Iterator[tuple[str, str]]:
     """The lines of a box, each with the class that styles it."""
     yield from (("title", text) for text in _wrapped(item.title))
     yield from (("name", text) for text in _wrapped(item.name))
-    yield from (("fact", text) for text in _wrapped(", ".join(item.facts)))
+    yield from (("fact", text) for text in _wrapped(facts_text(item)))
     if item.users:
         yield from (("fact", text) for text in _wrapped(f"in use: {item.users}"))
     for problem in item.problems:
@@ -158,4 +157,4 @@ def _texts(item: Item) -> Iterator[tuple[str, str]]:
 
 
 def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _MOST_CHARACTERS, break_on_hyphens=False)
+    return wrap(text, _MOST_CHARACTERS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from vfiomgr.topology.view import rows
+from vfiomgr.topology.view import facts_text, rows, wrap
 
 if TYPE_CHECKING:
     from vfiomgr.topology.view import Item, Row
@@ -67,12 +66,9 @@ def _lines(row: Row, glyphs: Glyphs, width: int | None, *, has_colours: bool) ->
 def _sentence(item: Item) -> str:
     remarks = [problem.text for problem in item.problems if problem.severity == "info"]
     users = [f"in use: {item.users}"] if item.users else []
-    return "  ".join(
-        filter(None, (item.title, item.name, ", ".join((*item.facts, *remarks, *users))))
-    )
+    about = ", ".join(filter(None, (facts_text(item), *remarks, *users)))
+    return "  ".join(filter(None, (item.title, item.name, about)))
 
 
 def _wrapped(text: str, room: int | None) -> list[str]:
-    if room is None or len(text) <= room:
-        return [text]
-    return textwrap.wrap(text, room, break_on_hyphens=False)
+    return wrap(text, len(text) if room is None else room)
