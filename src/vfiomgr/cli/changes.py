@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.progress import shown_progress
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.printable import printable
 from vfiomgr.library import Host
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfiomgr.cli.session import Session
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.request import Request
@@ -34,11 +38,24 @@ def plan_or_apply(
 
     With `only_files` it needs no devices, so that an image will do.
     """
-    host = host_of(session)
     if session.dry_run:
-        print_plan(session, host.plan(request, only_files=only_files))
+        print_plan(session, host_of(session).plan(request, only_files=only_files))
         return None
-    return host.apply(request, only_files=only_files)
+    with followed(session, tells_steps=session.verbose > 0) as host:
+        return host.apply(request, only_files=only_files)
+
+
+@contextmanager
+def followed(session: Session, *, tells_steps: bool = True) -> Iterator[Host]:
+    """The host of a session, whose changes are shown as long as they are under way.
+
+    A terminal shows a bar; elsewhere each step is a line where it `tells_steps`.
+    """
+    if not sys.stderr.isatty():
+        yield host_of(session, on_step=tell_step if tells_steps else None)
+        return
+    with shown_progress() as reports:
+        yield host_of(session, **reports)
 
 
 def host_of(session: Session, **reports: Unpack[Reports]) -> Host:

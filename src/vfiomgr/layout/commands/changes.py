@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
 
-from vfiomgr.cli.changes import (
-    host_of,
-    print_outcome,
-    print_plan,
-    tell_step,
-)
+from vfiomgr.cli.changes import followed, host_of, print_outcome, print_plan
 from vfiomgr.cli.options import CHANGING, READING, RenamedOption, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
@@ -24,7 +17,6 @@ from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.documents.printable import printable
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import (
     HostError,
@@ -45,18 +37,14 @@ from vfiomgr.paths import BOOT_ID
 from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from rich.progress import Progress
+    from collections.abc import Callable
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.step import Step
     from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.saved_plan import ReviewedPlan
-    from vfiomgr.library import Host
 
 
 def read_layout_file(path: str) -> LayoutFile:
@@ -68,70 +56,6 @@ def read_layout_file(path: str) -> LayoutFile:
 
     """
     return read_layouts(text_of(path, "a layout file"), source_of(path))
-
-
-_BAR_WIDTH = 30
-_COUNT_WIDTH = 7
-"""`999/999`; counts of any length take the same room, so that nothing beside them moves."""
-_UNPLANNED = "reading the host"
-"""What is under way until there is a plan, whose steps can be counted."""
-
-
-@contextmanager
-def followed(session: Session) -> Iterator[Host]:
-    """The host of a session, whose changes are told of as long as they are under way."""
-    if not sys.stderr.isatty():
-        yield host_of(session, on_step=tell_step)
-        return
-    from rich.text import Text  # noqa: PLC0415 - slow to import
-
-    with _bar() as progress:
-        task = progress.add_task(_UNPLANNED, total=None, count="".rjust(_COUNT_WIDTH))
-        planned, begun = 0, 0
-
-        def plan_begins(plan: Plan) -> None:
-            nonlocal planned
-            planned += len(plan.steps)
-            count = f"{begun}/{planned}".rjust(_COUNT_WIDTH)
-            progress.update(task, total=planned or None, count=count if planned else "")
-
-        def step_begins(step: Step) -> None:
-            nonlocal begun
-            text = printable(step.describe())
-            print_above(f"  {text}")
-            count = f"{begun}/{planned}".rjust(_COUNT_WIDTH)
-            progress.update(task, completed=begun, count=count, description=text)
-            begun += 1
-
-        def print_above(text: str) -> None:
-            progress.console.print(Text(printable(text)), soft_wrap=True)
-
-        yield host_of(session, on_plan=plan_begins, on_step=step_begins, on_note=print_above)
-
-
-def _bar() -> Progress:
-    """Columns of fixed widths; the description has what is left of the line, and is cut there."""
-    from rich.console import Console  # noqa: PLC0415 - slow to import
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-    from rich.table import Column  # noqa: PLC0415
-
-    fixed, rest = Column(no_wrap=True, min_width=_COUNT_WIDTH), Column(no_wrap=True, ratio=1)
-    return Progress(
-        SpinnerColumn(),
-        BarColumn(bar_width=_BAR_WIDTH, table_column=Column(min_width=_BAR_WIDTH)),
-        TextColumn("{task.fields[count]}", markup=False, table_column=fixed),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False, table_column=rest),
-        console=Console(stderr=True),
-        transient=True,
-        expand=True,
-    )
 
 
 _DRIFT = 3

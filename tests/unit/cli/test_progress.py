@@ -7,14 +7,16 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from vfiomgr.cli.changes import followed
 from vfiomgr.cli.session import Session
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.transaction import ApplyContext
-from vfiomgr.layout.commands.changes import followed
 
 if TYPE_CHECKING:
     import pytest
+
+    from tests.unit.conftest import Run
 
 WIDTH = 120
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -93,3 +95,41 @@ def test_columns_keep_their_places(
     drawn = [line for line in told.replace("\r", "\n").splitlines() if _CLOCK.search(line)]
     assert len({_CLOCK.search(line).start() for line in drawn if "━" in line}) == 1  # type: ignore[union-attr]
     assert all(len(line) <= WIDTH for line in drawn)
+
+
+def test_a_spinner_says_what_is_done_until_steps_are_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    with followed(Session()) as host:
+        time.sleep(0.2)
+        spinner = _SEQUENCE.sub("", capsys.readouterr().err)
+        work = ApplyContext(Session().tree, **host.options)
+        work.on_plan(Plan("first", STEPS))
+        time.sleep(0.2)
+        bar = _SEQUENCE.sub("", capsys.readouterr().err)
+    assert re.search(r"\S reading the host", spinner)
+    assert "━" not in spinner
+    assert "━" * 30 in bar
+    assert "0/3" in bar
+
+
+def test_a_change_of_several_devices_has_a_bar_on_a_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    answer = run("bind", "0000:01:00.0", "0000:02:00.0")
+    assert answer.status == 0
+    drawn = _SEQUENCE.sub("", answer.stderr)
+    steps = [line for line in drawn.splitlines() if line.startswith("  ")]
+    assert re.search(rf"━{{30}} +\d+/{len(steps)} ", drawn)
+    assert "━" not in answer.stdout
+    assert "reading the host" in drawn
+
+
+def test_without_a_terminal_steps_are_lines_where_they_are_asked_for(run: Run) -> None:
+    told = run("-v", "bind", "0000:01:00.0").stderr.splitlines()
+    assert [line for line in told if line.startswith("  ")]
+    assert not [line for line in told if "━" in line]
+    quiet = run("bind", "0000:02:00.0").stderr.splitlines()
+    assert not [line for line in quiet if line.startswith("  ")]
