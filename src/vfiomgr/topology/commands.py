@@ -77,6 +77,8 @@ def topology(
         note_no_devices(host)
     if not found.knows_links:
         note("link speeds are unknown: the snapshot was made by an earlier version of vfiomgr")
+    if not found.knows_users and session.snapshot is None and session.tree.is_live:
+        note("processes that use devices are not shown: requires root")
     form = form or _usual_form(session, output)
     if output is not None:
         rewrite(output, None, _rendered(found, form, unfold=unfold).encode())

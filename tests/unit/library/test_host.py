@@ -13,6 +13,7 @@ import pytest
 import vfiomgr
 from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import a40_host
+from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.layout.document import render_layouts
 from vfiomgr.layout.export import export
 from vfiomgr.layout.model import LayoutFile
@@ -184,6 +185,16 @@ def test_check_says_what_the_command_says(host: vfiomgr.Host, run: Run) -> None:
     report = host.check()
     told = json.loads(run("check", "--format", "json").stdout)
     assert [finding.rule for finding in report.findings] == [item["id"] for item in told["items"]]
+
+
+def test_the_topology_is_what_the_command_draws(host: vfiomgr.Host, run: Run) -> None:
+    for devices in ((), ("02:00.0",)):
+        drawn = json.loads(run("topology", *devices, "--format", "json").stdout)
+        assert to_jsonable(host.topology(*devices)) == {
+            name: value for name, value in drawn.items() if name not in ("api_version", "kind")
+        }
+    with pytest.raises(vfiomgr.UnknownDevice):
+        host.topology("0000:99:00.0")
 
 
 def test_there_is_nothing_to_recover(host: vfiomgr.Host) -> None:

@@ -104,6 +104,13 @@ def test_only_the_branch_of_an_address(run: Run) -> None:
     assert run("topology", "x").status == 2
 
 
+def test_without_root_processes_are_not_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vfiomgr.snapshot.users.read_users", lambda _tree: None)
+    answer = run("topology", "82:00.0")
+    assert "guest win" not in answer.stdout
+    assert answer.stderr == "processes that use devices are not shown: requires root\n"
+
+
 def test_all_unfolds(run: Run) -> None:
     assert "VF 0000:08:00.5" not in run("topology").stdout
     assert "VF 0000:08:00.5" in run("topology", "--all").stdout
