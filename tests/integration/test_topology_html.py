@@ -17,6 +17,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.topology.build import build
 from vfiomgr.topology.render.html import render_html
+from vfiomgr.topology.render.svg import render_svg
 from vfiomgr.topology.view import rows, view
 
 if TYPE_CHECKING:
@@ -271,6 +272,50 @@ def test_groups_have_colours_in_light_and_dark(opened: Any) -> None:
     )
     assert len({colour for _, colour in colours}) > 8
     assert len({tuple(pair) for pair in colours}) == len({group for group, _ in colours})
+
+
+@pytest.mark.parametrize("columns", [1400, 700])
+def test_lines_stand_below_each_other_and_further_right_by_level(opened: Any, columns: int) -> None:
+    page = opened(dgx())
+    page.browser.set_window_size(columns, 1000)
+    page.browser.find_element(By.ID, "expand").click()
+    script = (
+        "return [...document.querySelectorAll(arguments[0])].map(e => [e.ariaLevel,"
+        " e.getBoundingClientRect(), e.querySelector('.title').getBoundingClientRect()])"
+    )
+    drawn = page.browser.execute_script(script, VISIBLE)
+    lefts: dict[str, set[float]] = {}
+    bottom = 0.0
+    for level, line, title in drawn:
+        assert line["top"] >= bottom
+        bottom = line["bottom"]
+        assert line["left"] < title["left"] < title["right"] < columns
+        assert line["top"] <= title["top"] < title["bottom"] <= line["bottom"]
+        lefts.setdefault(level, set()).add(round(title["left"]))
+    assert [len(found) for found in lefts.values()] == [1] * len(lefts)
+    places = [min(lefts[str(level)]) for level in range(1, len(lefts) + 1)]
+    assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize("host", [vgpu_server(), dgx()], ids=["vgpu", "dgx"])
+def test_the_texts_of_the_svg_fit_into_their_boxes(
+    browser: Any, tmp_path: Path, host: HostSnapshot
+) -> None:
+    """The widths that the SVG reckons with are those of a real font."""
+    topology = build(host)
+    file = tmp_path / "host.svg"
+    file.write_text(render_svg(topology, view(topology)))
+    browser.get(file.as_uri())
+    script = (
+        "return [...document.querySelectorAll('g')].flatMap(g => {"
+        " const box = g.querySelector('rect').getBBox();"
+        " return [...g.querySelectorAll('text')].map(t => { const own = t.getBBox();"
+        " return [t.textContent, own.x - box.x, own.y - box.y,"
+        " box.x + box.width - own.x - own.width, box.y + box.height - own.y - own.height]; }); })"
+    )
+    drawn = browser.execute_script(script)
+    assert len(drawn) > len(host.groups)
+    assert [(text, *room) for text, *room in drawn if min(room) < 0] == []
 
 
 def test_names_of_a_host_run_nothing(opened: Any) -> None:
