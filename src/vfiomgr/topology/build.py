@@ -203,13 +203,13 @@ class _Builder:
             return "virtual-function"
         if device.header_type != 1 and not device.class_code.startswith("0604"):
             return "function"
+        is_port = device.driver == "pcieport" or device.address in self._links
         if on_root_bus:
-            return "root-port"
+            return "root-port" if is_port or self._host.links is None else "bridge"
         if above == "upstream-port":
             return "downstream-port"
         leads_to_bridges = any(below.is_bridge for below in self._below[str(device.address)])
-        is_port = leads_to_bridges or device.driver == "pcieport"
-        return "upstream-port" if is_port and above in PORTS else "bridge"
+        return "upstream-port" if (leads_to_bridges or is_port) and above in PORTS else "bridge"
 
     def _port_link(self, device: PciDevice) -> PciLink | None:
         """The link of the port above a function."""

@@ -235,7 +235,15 @@ def test_the_node_of_a_complex_is_that_of_most_of_its_functions() -> None:
 
 def test_a_port_on_a_root_bus_that_is_empty_is_still_a_port() -> None:
     port = replace(pci_device(PORT), header_type=1, class_code="060400", bridge_path="pci0000:00")
-    assert made(host_of(port))[PORT].kind == "root-port"
+    kinds = (
+        ({"links": None}, "root-port"),
+        ({"links": ()}, "bridge"),
+        ({"links": (link(PORT, None, None, 8, 4),)}, "root-port"),
+    )
+    for facts, kind in kinds:
+        assert made(replace(host_of(port), **facts))[PORT].kind == kind
+    handled = replace(port, driver="pcieport", header_type=None)
+    assert made(replace(host_of(handled), links=()))[PORT].kind == "root-port"
 
 
 @pytest.mark.parametrize("seed", range(60))

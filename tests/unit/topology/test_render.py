@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import pytest
 from lxml import etree, html
+from msgspec.structs import replace
 
+from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import dgx, nodes, vgpu_server
 from vfiomgr.cli.output import document_text
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.topology.build import build
 from vfiomgr.topology.render.dot import render_dot
 from vfiomgr.topology.render.html import render_html
@@ -113,6 +116,17 @@ def test_in_the_svg_no_boxes_overlap_and_all_are_inside(name: str, *, unfold: bo
     for number, one in enumerate(boxes):
         assert not any(_overlap(one, other) for other in boxes[number + 1 :])
         assert any(_inside(one, frame) for frame in frames)
+
+
+def test_headings_fit_into_the_svg_of_few_functions() -> None:
+    address = PciAddress.parse("0000:82:00.0")
+    narrow = host_of(replace(pci_device(), name="x", driver=None, iommu_group=None))
+    for topology in (build(host_of()), build(vgpu_server(), [address]), build(narrow)):
+        root = parsed_xml(render_svg(topology, view(topology)).encode())
+        for frame in root.iterfind(".//{*}rect[@class='frame']"):
+            heading = frame.getnext()
+            end = float(heading.get("x")) + 7.3 * len(heading.text)
+            assert end < _place(frame)[2] < float(root.get("width"))
 
 
 def _place(rect: Any) -> tuple[float, float, float, float]:

@@ -66,15 +66,18 @@ class _Drawing:
         self.frames: list[_Frame] = []
         self.edges: list[_Edge] = []
         self._widths: dict[int, int] = {}
+        self._widest_heading = 0
         self._measure(root, 0)
-        self.width = 0
         self.height = self._frame(root, _GAP, _GAP) + _GAP
         self.width = max([frame.x + frame.width for frame in self.frames]) + _GAP
 
     def _measure(self, item: Item, column: int) -> None:
         """How wide the columns are; frames stand in none."""
         is_frame = item.kind in _FRAMED and column == 0
-        if not is_frame:
+        if is_frame:
+            width = round(len(_heading(item)) * _CHARACTER) + 8 * _PADDING
+            self._widest_heading = max(width, self._widest_heading)
+        else:
             widest = max(len(text) for _, text in _texts(item))
             width = round(widest * _CHARACTER) + 2 * _PADDING
             self._widths[column] = max(width, self._widths.get(column, 0))
@@ -87,7 +90,7 @@ class _Drawing:
     def _frame(self, item: Item, x: int, y: int) -> int:
         """Draw a frame with what is in it; where it ends."""
         place = len(self.frames)
-        frame = _Frame(item, x, y, 0, 0, "  ".join((item.title, *_extras(item))), _worst(item))
+        frame = _Frame(item, x, y, 0, 0, _heading(item), _worst(item))
         self.frames.append(frame)
         bottom = y + _HEAD
         for child in item.shown(unfold=self._unfold):
@@ -95,7 +98,7 @@ class _Drawing:
                 bottom = self._frame(child, x + _PADDING, bottom) + _GAP
             else:
                 bottom = self._box(child, 0, bottom)[1] + _GAP
-        right = self._x(len(self._widths)) - _BETWEEN + 4 * _PADDING
+        right = max(self._x(len(self._widths)) - _BETWEEN + 4 * _PADDING, self._widest_heading)
         self.frames[place] = frame._replace(width=right - 2 * x, height=bottom - y)
         return bottom
 
@@ -138,9 +141,9 @@ def _worst(item: Item) -> str:
     return next((name for name in ("error", "warning") if name in found), "")
 
 
-def _extras(item: Item) -> Iterator[str]:
-    yield from filter(None, (item.name, ", ".join(item.facts)))
-    yield from (f"! {problem.text}" for problem in item.problems)
+def _heading(item: Item) -> str:
+    problems = (f"! {problem.text}" for problem in item.problems)
+    return "  ".join(filter(None, (item.title, item.name, ", ".join(item.facts), *problems)))
 
 
 def _texts(item: Item) -> Iterator[tuple[str, str]]:
