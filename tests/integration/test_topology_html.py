@@ -8,12 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.trees import make_tree
 from tests import api
 from tests.unit.topology.hosts import dgx, vgpu_server
 from tests.unit.topology.test_hostile import MARKUP
 from vfiomgr.host.tree import HostTree
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.topology.build import build
 from vfiomgr.topology.render.html import render_html
@@ -144,7 +146,7 @@ def expected(host: HostSnapshot) -> list[str]:
             closed.pop()
         if not closed:
             found.append(row.item.title)
-        if row.item.is_fold:
+        if row.item.starts_closed:
             closed.append(row.depth)
     return found
 
@@ -206,6 +208,16 @@ def test_a_fold_opens_by_keyboard_and_by_mouse(opened: Any) -> None:
     item.find_element(By.CLASS_NAME, "toggle").click()
     assert item.get_attribute("aria-expanded") == "true"
     assert sum(title.startswith("VF 0000:08") for title in page.titles()) == 16
+
+
+def test_a_fold_that_hides_trouble_is_open(opened: Any) -> None:
+    host = vgpu_server()
+    broken = PciAddress.parse("0000:08:00.5")
+    devices = [replace(d, is_responsive=d.address != broken) for d in host.devices]
+    page = opened(replace(host, devices=tuple(devices)))
+    assert f"VF {broken}" in page.titles()
+    assert "VF 0000:04:10.1" in page.all_titles()
+    assert "VF 0000:04:10.1" not in page.titles()
 
 
 def test_all_can_be_opened_and_closed(opened: Any) -> None:

@@ -58,9 +58,19 @@ class Item(NamedTuple):
     children: tuple[Item, ...] = ()
 
     @property
+    def is_in_trouble(self) -> bool:
+        """Whether it has a problem that is more than a remark."""
+        return any(problem.severity != "info" for problem in self.problems)
+
+    @property
     def is_notable(self) -> bool:
         """Whether it is shown although it is folded: used, with a vGPU, or in trouble."""
-        return bool(self.users or self.children or any(p.severity != "info" for p in self.problems))
+        return bool(self.users or self.children or self.is_in_trouble)
+
+    @property
+    def starts_closed(self) -> bool:
+        """Whether a page shows it closed at first: a fold that hides no trouble."""
+        return self.is_fold and not any(child.is_in_trouble for child in self.children)
 
     def shown(self, *, unfold: bool) -> tuple[Item, ...]:
         """Its children but for those that stay folded."""
