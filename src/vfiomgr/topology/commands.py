@@ -59,10 +59,11 @@ def topology(
     form: Form | None,
     output: str | None,
 ) -> None:
-    """Draw the host: NUMA nodes, root complexes, ports, switches and functions.
+    """Draw the PCI topology of the host.
 
-    Each function is shown with its driver, IOMMU group, link and users; problems are marked.
-    With ADDRESS only the branches of these functions are drawn.
+    It goes from NUMA nodes over root complexes, ports and switches to functions and vGPUs, with
+    drivers, IOMMU groups, links and users. Problems are marked. With ADDRESS only the branches
+    of these functions are drawn.
 
     \b
     Examples:
