@@ -179,9 +179,7 @@ def test_a_name_that_is_a_command_stays_a_name_where_it_is_pasted() -> None:
 def test_nobody_enters_a_namespace_for_another_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "vfiomgr.snapshot.uses.far_links.ctypes.CDLL", lambda _: pytest.fail("entered")
-    )
+    monkeypatch.setattr("ctypes.CDLL", lambda _: pytest.fail("entered"))
     tree = tree_of(tmp_path, "proc/1/ns/net -> net:[1]\nproc/7/ns/net -> net:[2]")
     assert read_far_links(tree) == ()
 
