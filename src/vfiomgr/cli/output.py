@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from vfiomgr.cli.pager import page
+from vfiomgr.cli.table import Column, lines_of
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.printable import printable
 
@@ -99,44 +101,55 @@ def _yaml_text(document: dict[str, Any]) -> str:
     return text.getvalue()
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal, aligned columns elsewhere."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    if sys.stdout is not None and sys.stdout.isatty():
-        _print_rich_table(headings, rows)
+def print_table(
+    columns: Sequence[Column | str], rows: Sequence[Sequence[str]], *, with_headings: bool = True
+) -> None:
+    """A table: at the width of a terminal, in a pager where it is longer than the screen.
+
+    Elsewhere columns are as wide as their cells. A column that is only a heading is never cut.
+    """
+    shown = [[printable(cell) for cell in row] for row in rows]
+    described = [one if isinstance(one, Column) else Column(one) for one in columns]
+    screen = _screen()
+    if screen is None:
+        print_lines(*sum(lines_of(described, shown, with_headings=with_headings), ()))
         return
-    columns = list(zip(headings, *rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (headings, *rows)
+    table = lines_of(
+        described,
+        shown,
+        width=screen.columns,
+        with_headings=with_headings,
+        ellipsis="…" if _can_print("…") else "...",
     )
-    click.echo("\n".join(lines))
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    headings = (line if is_plain else click.style(line, bold=True) for line in table.headings)
+    text = "".join(f"{line}\n" for line in (*headings, *table.body))
+    height = sum(max(1, -(-len(line) // screen.columns)) for line in table.body)
+    is_long = len(table.headings) + height >= screen.lines
+    if not (is_long and sys.stdin is not None and sys.stdin.isatty() and page(text)):
+        click.echo(text, nl=False)
 
 
-_FLEXIBLE = frozenset({"NAME", "DESCRIPTION", "NOTES", "USED BY"})
-"""Columns that give way on a narrow terminal; the others hold what is typed into commands."""
-_LEAST_WIDTH = 12
-_GAP = 2
+def print_lines(*lines: str) -> None:
+    """Lines that are printable."""
+    click.echo("".join(f"{line}\n" for line in lines), nl=False)
 
 
-def _print_rich_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow, and only a terminal needs it
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+def _screen() -> os.terminal_size | None:
+    """The size of the terminal that stdout is; None where it is another thing."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return None
+    import shutil  # noqa: PLC0415 - slow, and only a terminal needs it
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    needed = 0
-    for heading, *cells in zip(headings, *rows, strict=True):
-        width = max(len(heading), *map(len, cells))
-        least = min(width, _LEAST_WIDTH) if heading in _FLEXIBLE else width
-        table.add_column(Text(heading), no_wrap=True, overflow="ellipsis", min_width=least)
-        needed += least + _GAP
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    console.width = max(console.width, needed)
-    console.print(table)
+    return shutil.get_terminal_size()
+
+
+def _can_print(text: str) -> bool:
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def note(message: str) -> None:

@@ -10,6 +10,7 @@ from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, RenamedOption, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session, session_of
+from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
 from vfiomgr.definitions.named import name_to_define
 from vfiomgr.definitions.named import restore as restore_vgpus
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
-_HEADINGS = ("VGPU", "PARENT", "TYPE", "NAME", "START", "STATE", "ATTRIBUTES")
+_HEADINGS = ("VGPU", "PARENT", "TYPE", cut("NAME"), "START", "STATE", wrapped("ATTRIBUTES"))
 _IN_WORDS = {
     "in-use": "in use",
     "other": "another vGPU has its name",

@@ -22,7 +22,8 @@ from vfiomgr.layout.model import (
     VgpuRequest,
     VgpuRule,
 )
-from vfiomgr.layout.values import CLASS_NAMES, WrongValue
+from vfiomgr.layout.values import WrongValue
+from vfiomgr.pci.classes import CLASS_NAMES
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
 

@@ -22,7 +22,6 @@ from pydantic import (
 
 from vfiomgr.diagnostic import Override
 from vfiomgr.layout.values import (
-    CLASS_NAMES,
     ONE_OR_MANY,
     Addresses,
     Classes,
@@ -37,6 +36,7 @@ from vfiomgr.layout.values import (
     is_hex,
     refuse_value,
 )
+from vfiomgr.pci.classes import CLASS_NAMES
 from vfiomgr.pci.reset_capabilities import ResetMethod
 from vfiomgr.vgpu.requests import Strategy
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
 
+from vfiomgr.pci.classes import CLASS_NAMES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -16,20 +17,6 @@ if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
     from pydantic_core import CoreSchema
 
-CLASS_NAMES = {
-    "display": "03",
-    "vga": "0300",
-    "3d": "0302",
-    "network": "02",
-    "ethernet": "0200",
-    "nvme": "0108",
-    "storage": "01",
-    "audio": "0403",
-    "usb": "0c03",
-    "accelerator": "12",
-    "infiniband": "0207",
-}
-"""Names of classes, by the digits that their codes begin with (pci.ids)."""
 _MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 _UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
 _SIZE = re.compile(r"([0-9]+)([MGT])(?:I?B)?")

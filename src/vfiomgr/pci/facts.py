@@ -18,7 +18,7 @@ from vfiomgr.pci.vpd import read_serial
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
@@ -40,6 +40,7 @@ _MODALIAS = re.compile(
 _RESOURCE = re.compile(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
 _NO_FLAGS = " 0x0000000000000000"
 """At the end of the line of a BAR that is not there, as most are."""
+_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
 _INTEGER = re.compile(r"-?[0-9]+")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 
@@ -195,6 +196,7 @@ class Registers(TypedDict):
     header_type: int | None
     is_responsive: bool
     bars: tuple[Bar, ...]
+    vram: int | None
 
 
 def registers_of(function: Function, *, is_asleep: bool) -> Registers:
@@ -204,7 +206,8 @@ def registers_of(function: Function, *, is_asleep: bool) -> Registers:
         revision=_hexadecimal(function.read("revision")) or "00",
         header_type=_header_type(config),
         is_responsive=is_alive(config),
-        bars=_bars(function.read("resource")),
+        bars=tuple(_bars(function, is_asleep=is_asleep)),
+        vram=_number(function.read("mem_info_vram_total")),
     )
 
 
@@ -224,26 +227,35 @@ def _header_type(config: bytes) -> int | None:
     return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
 
 
-def _bars(resource: str | None) -> tuple[Bar, ...]:
+def _bars(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
     """The six BARs of `resource`: start, end and flags, one line each."""
-    bars: list[Bar] = []
-    for index, line in enumerate((resource or "").splitlines()[:_BARS]):
+    for index, line in enumerate((function.read("resource") or "").splitlines()[:_BARS]):
         match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
         if match is None:
             continue
         start, end, flags = (int(field, 16) for field in match.groups())
         if flags & (_IO | _MEM) and end > start:
-            bars.append(
-                Bar(
-                    index=index,
-                    start=start,
-                    size=end - start + 1,
-                    is_memory=bool(flags & _MEM),
-                    is_64bit=bool(flags & _MEM_64),
-                    is_prefetchable=bool(flags & _PREFETCH),
-                )
+            yield Bar(
+                index=index,
+                start=start,
+                size=end - start + 1,
+                is_memory=bool(flags & _MEM),
+                is_64bit=bool(flags & _MEM_64),
+                is_prefetchable=bool(flags & _PREFETCH),
+                largest=None if is_asleep else _largest(function, index),
             )
-    return tuple(bars)
+
+
+def _largest(function: Function, index: int) -> int | None:
+    """The largest of the sizes that a BAR can have: bit n is 2^n MiB; reading wakes the function.
+
+    See sysfs-bus-pci in Documentation/ABI/testing, as of Linux 6.1.
+    """
+    sizes = _hexadecimal(function.read(f"resource{index}_resize"))
+    if sizes is None or not _HEXADECIMAL.fullmatch(sizes):
+        return None
+    bits = int(sizes, 16).bit_length()
+    return 1 << (bits + 19) if bits else None
 
 
 def override(text: str | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from msgspec.structs import replace
 
 from vfiomgr.errors import UsageError
+from vfiomgr.pci.short_names import short_name
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _MAX_DEVICE = 0x1F
 _WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"
 """The same as a regular expression of JSON Schema."""
 
+CLASS_NETWORK = "02"
 CLASS_DISPLAY = "03"
 CLASS_BRIDGE = "06"
 CLASS_ACCELERATOR = "12"
@@ -212,6 +214,8 @@ class Bar(Value):
     is_memory: bool
     is_64bit: bool
     is_prefetchable: bool
+    largest: int | None = None
+    """The largest size that it can be resized to; None where it cannot, or nothing tells."""
 
 
 class PciDevice(Value):
@@ -260,6 +264,15 @@ class PciDevice(Value):
     """From the vital product data, where somebody asked for it."""
     display_signs: tuple[str, ...] = ()
     """What shows that the console is on it."""
+    vram: int | None = None
+    """Bytes of memory of its own, where its driver reports them (amdgpu)."""
+
+    @property
+    def short_name(self) -> str:
+        """Maker and marketing name, e.g. `NVIDIA A40`."""
+        kinds = (CLASS_DISPLAY, CLASS_ACCELERATOR, CLASS_NETWORK)
+        has_marketing_name = self.class_code.startswith(kinds) or self.is_nvswitch
+        return short_name(self.name, has_marketing_name=has_marketing_name)
 
     @property
     def identity(self) -> DeviceIdentity:

@@ -39,11 +39,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.vgpu.model import VgpuType
 
 UNIDENTIFIED = "there is neither a modalias nor vendor, device and class"
 """Why a function is left out: nothing shows what it is."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
+
+
+DeviceState = Literal["host", "vfio", "in-use", "vgpu", "no-driver"]
+"""What a function is used for: by a driver of the host, by VFIO without a guest, by a guest that
+has it open, as the carrier of active vGPUs, or by no driver."""
 
 
 class DeviceUser(Value):
@@ -58,10 +64,14 @@ class DeviceUser(Value):
     """The PCI functions below the node, where the node is not one of their own: block devices."""
     guest: str | None = None
     """What QEMU was told to call its guest: the domain of libvirt, the sandbox of Kata."""
+    pod: str | None = None
+    """The pod of such a sandbox, `namespace/name`, where its runtime keeps it."""
 
     def __str__(self) -> str:
         """`guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)`, or `bash (PID 7)`."""
         place = f"PID {self.pid}{f', {self.unit}' if self.unit else ''}"
+        if self.pod:
+            return f"pod {self.pod} ({self.command}, {place})"
         if self.guest:
             return f"guest {self.guest} ({self.command}, {place})"
         return f"{self.command} ({place})"
@@ -224,6 +234,30 @@ class HostSnapshot(Value, dict=True):
         return _gathered((vgpu.parent, vgpu) for vgpu in self.vgpus)
 
     @cached_property
+    def _vgpus_by_name(self) -> dict[str, Vgpu]:
+        return {vgpu.name: vgpu for vgpu in reversed(self.vgpus)}
+
+    @cached_property
+    def _vendor_functions(self) -> frozenset[str]:
+        return frozenset(p.name for p in self.vgpu_parents if p.family == "vendor-vfio")
+
+    @cached_property
+    def _types_by_gpu(self) -> dict[str, tuple[VgpuType, ...]]:
+        return _gathered(
+            (parent.gpu, kind) for parent in self.vgpu_parents for kind in parent.types
+        )
+
+    @cached_property
+    def _carriers(self) -> frozenset[str]:
+        """The functions on which vGPUs are, and the GPUs of these."""
+        parents = {vgpu.parent for vgpu in self.vgpus}
+        return frozenset({*parents, *(p.gpu for p in self.vgpu_parents if p.name in parents)})
+
+    @cached_property
+    def _held_nodes(self) -> frozenset[str]:
+        return frozenset(user.node for user in self.users or ())
+
+    @cached_property
     def _groups_by_number(self) -> dict[int, IommuGroup]:
         return {group.number: group for group in self.groups}
 
@@ -346,10 +380,23 @@ class HostSnapshot(Value, dict=True):
         """The active vGPUs of a parent, by its name."""
         return self._vgpus_by_parent.get(parent, ())
 
+    def types_of_gpu(self, gpu: str) -> tuple[VgpuType, ...]:
+        """The types of vGPUs of a GPU, once for each place where they are made."""
+        return self._types_by_gpu.get(gpu, ())
+
+    def state_of(self, device: PciDevice) -> DeviceState:
+        """What a function is used for now."""
+        if str(device.address) in self._carriers:
+            return "vgpu"
+        if device.driver is None:
+            return "no-driver"
+        if not device.is_on_vfio:
+            return "host"
+        return "vfio" if self._held_nodes.isdisjoint(self.guest_nodes(device)) else "in-use"
+
     def is_vendor_function(self, device: PciDevice) -> bool:
         """Whether a function goes to guests from the vendor's own driver, as a vGPU."""
-        name = str(device.address)
-        return any(p.name == name and p.family == "vendor-vfio" for p in self.vgpu_parents)
+        return str(device.address) in self._vendor_functions
 
     def makes_vgpus(self, device: PciDevice) -> bool:
         """Whether the driver of a virtual function makes a vGPU of it, which then goes to a guest.
@@ -369,7 +416,7 @@ class HostSnapshot(Value, dict=True):
 
     def vgpu(self, uuid: str) -> Vgpu | None:
         """The active vGPU with this UUID, or on the virtual function with this address."""
-        return next((vgpu for vgpu in self.vgpus if vgpu.name == uuid.lower()), None)
+        return self._vgpus_by_name.get(uuid.lower())
 
     def is_own(self, vgpu: Vgpu) -> bool:
         """Whether vfiomgr made it; of a virtual function that came anew since, it did not."""

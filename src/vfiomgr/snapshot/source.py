@@ -19,6 +19,7 @@ from vfiomgr.snapshot.users import read_holders, read_users
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -164,6 +165,15 @@ class HostSource:
             return replace(host, users=read_users(self.tree))
         holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
         nodes = {node for holder in holders for node in host.guest_nodes(holder)}
+        return self.with_holders(host, nodes)
+
+    def with_holders(self, host: HostSnapshot, nodes: AbstractSet[str]) -> HostSnapshot:
+        """With the processes that have one of these nodes open, and no others.
+
+        Of a snapshot those that were found when it was made.
+        """
+        if self.snapshot is not None:
+            return host
         return replace(host, users=read_holders(self.tree, nodes))
 
     def require_live(self, why: str, remedy: str) -> None:

@@ -16,6 +16,7 @@ from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.snapshot.pods import pod_of
 from vfiomgr.snapshot.uses.below import functions_below
 from vfiomgr.snapshot.uses.mounts import remote_places
 from vfiomgr.value import Value
@@ -68,10 +69,11 @@ def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
 
 
 def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
-    """Processes that have one of the nodes of VFIO open; None where one cannot be looked into.
+    """Processes that have one of the nodes open; None where one cannot be looked into.
 
     A guest has the descriptor of its group or its cdev for as long as it has the device, and what
-    it maps is the device's, not the node's: no table of mappings has to be read.
+    it maps is the device's, not the node's: no table of mappings has to be read. Of other nodes a
+    process that has only mapped one is not found (`read_users` finds it).
     """
     if not nodes:
         return ()
@@ -223,9 +225,10 @@ def _users(
 ) -> Iterator[DeviceUser]:
     command = tree.read(_PROC / pid / "comm") or "?"
     unit = _unit(tree.read(_PROC / pid / "cgroup"))
+    pod = pod_of(tree, guest)
     for node in nodes:
         functions = disks.get(node, ())
-        yield DeviceUser(node, int(pid), command, unit, functions, guest)
+        yield DeviceUser(node, int(pid), command, unit, functions, guest, pod)
 
 
 def _is_vfio(node: str) -> bool:

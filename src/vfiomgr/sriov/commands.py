@@ -11,6 +11,7 @@ from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.passthrough.named import virtual_functions
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
@@ -28,7 +29,15 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, Priority
 
 
-_QUOTA_HEADINGS = ("FUNCTION", "ADDRESS", "MEMORY", "QUANTUM", "PREEMPTION", "PRIORITY", "NOTES")
+_QUOTA_HEADINGS = (
+    "FUNCTION",
+    "ADDRESS",
+    "MEMORY",
+    "QUANTUM",
+    "PREEMPTION",
+    "PRIORITY",
+    wrapped("NOTES"),
+)
 _LARGEST = (1 << 32) - 1
 _MIB = 1 << 20
 
@@ -186,7 +195,7 @@ def _in_words(item: dict[str, Any]) -> str:
     return f"memory {memory}, quantum {quantum}, preemption {preemption}, priority {priority}"
 
 
-_HEADINGS = ("ADDRESS", "NAME", "DRIVER", "VFS", "AUTOPROBE", "VF DRIVERS")
+_HEADINGS = ("ADDRESS", cut("NAME"), "DRIVER", "VFS", "AUTOPROBE", wrapped("VF DRIVERS"))
 
 
 @click.group("sriov")
@@ -214,7 +223,7 @@ def list_physical_functions(session: Session) -> None:
         print_document("PhysicalFunctionList", {"items": items}, session.format)
     elif any(item["quotas"] for item in items):
         rows = [(*_row(item), or_dash(_each(host, item))) for item in items]
-        print_table((*_HEADINGS, "EACH GETS"), rows)
+        print_table((*_HEADINGS, wrapped("EACH GETS")), rows)
     elif items:
         print_table(_HEADINGS, [_row(item) for item in items])
     else:
@@ -227,6 +236,7 @@ def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     return {
         "address": device.address,
         "name": device.name,
+        "short_name": device.short_name,
         "driver": device.driver,
         "sriov_totalvfs": device.sriov_totalvfs,
         "sriov_numvfs": device.sriov_numvfs or 0,
@@ -255,7 +265,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
     drivers: dict[str, int] = item["vf_drivers"]  # type: ignore[assignment]
     return (
         str(item["address"]),
-        str(item["name"]),
+        str(item["short_name"]),
         or_dash(item["driver"]),
         f"{item['sriov_numvfs']} of {item['sriov_totalvfs']}",
         or_dash(autoprobe),

@@ -10,6 +10,7 @@ import click
 from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import Rule, declare, declared
 from vfiomgr.documents.parsed import parse_toml
 from vfiomgr.errors import UsageError
@@ -53,7 +54,8 @@ def explain(session: Session, *, name: str | None) -> None:
     if session.format != "table":
         print_document("RuleList", {"items": found}, session.format)
     elif name is None:
-        print_table(("RULE", "SECTION", "MEANING"), [(r.name, r.section, r.meaning) for r in found])
+        columns = ("RULE", "SECTION", wrapped("MEANING"))
+        print_table(columns, [(rule.name, rule.section, rule.meaning) for rule in found])
     else:
         for rule in found:
             say(f"{rule.name} ({rule.section})", f"  meaning  {rule.meaning}")

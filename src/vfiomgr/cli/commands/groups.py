@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from vfiomgr.cli.listing import filter_options, print_names, view_options
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, print_table, say
+from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, say
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import Column, cut
 from vfiomgr.passthrough.guards import iommu_off
 from vfiomgr.pci.iommu import acs_override_words, blockers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
+    from vfiomgr.cli.listing import Filter, Selection, View
     from vfiomgr.pci.iommu import IommuGroup
-    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.model import DeviceState, HostSnapshot
 
-_VIABLE = {"viable": "yes", "blocked": "no", "not-for-guests": "-"}
-_GROUP_HEADINGS = ("GROUP", "VIABLE", "MEMBER", "NAME", "DRIVER", "WHY NOT")
+    Bound = Literal["yes", "partly", "no"]
+
+_COLUMNS = (
+    *(Column("GROUP"), Column("ISOLATED"), Column("BOUND"), Column("ADDRESS"), cut("NAME")),
+    *(Column("DRIVER"), Column("BLOCKS")),
+)
+_USUAL = tuple(column.heading for column in _COLUMNS)
 
 
 @click.command("groups")
+@click.option("--all", "every", is_flag=True, help="Groups of PCIe ports and bridges too.")
+@filter_options
+@view_options(_COLUMNS)
 @session_options(*READING)
 @pass_session
-def groups(session: Session) -> None:
-    """List IOMMU groups: which are viable (a guest could own them now), and what keeps the others.
+def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None:
+    """List IOMMU groups: which are isolated, which are bound to VFIO, and what blocks the others.
 
-    A group is viable when each of its members is on a VFIO driver, on no driver, or on one that
-    does no DMA of its own (pcieport, pci-stub). A group that contains nothing a guest can use, such
-    as PCIe ports only, is marked with - and is not viable.
+    A group goes to a guest as a whole. ISOLATED is yes where it has the functions of one device
+    only, besides bridges. BOUND is yes where all of them are ready for a guest, partly where
+    some are. BLOCKS marks what keeps a guest from opening the group: functions that are bound to a
+    driver of the host. A filter selects the groups that have a matching device. JSON and YAML list
+    groups of ports too.
 
     \b
     Examples:
       vfiomgr groups
-      vfiomgr groups --format json
+      vfiomgr groups 0000:08:00.0
+      vfiomgr groups --class gpu --format json
     """
     host = session.scan_devices()
+    selection = wanted.select(session, host)
+    if "in-use" in wanted.states or "vfio" in wanted.states:
+        nodes = {n for device in host.devices for n in host.guest_nodes(device)}
+        host = session.with_holders(host, nodes)
     off = iommu_off(host) if host.devices and not host.iommu.is_on else None
     pretended = acs_override_words(host.kernel_command_line)
-    documents = [_document(host, group) for group in host.groups]
+    found = [group for group in host.groups if not any(wanted) or _fits(host, group, selection)]
+    documents = [_document(host, group) for group in found]
+    shown = [d for d in documents if every or any(wanted) or d["state"] != "not-for-guests"]
+    if view.names_only:
+        print_names([member["address"] for document in shown for member in document["members"]])
+        return
     if session.format != "table":
         body = {
             "iommu": {
@@ -62,8 +85,28 @@ def groups(session: Session) -> None:
         )
     if off:
         say(off.summary, f"remedy: {off.remedy}")
-    if host.groups:
-        print_table(_GROUP_HEADINGS, [row for document in documents for row in _rows(document)])
+    if shown:
+        rows = [row for document in shown for row in _rows(document)]
+        view.print(_COLUMNS, rows, _USUAL)
+    elif host.groups and any(wanted):
+        note(f"none of the {len(host.groups)} IOMMU groups matches")
+    if len(shown) < len(documents):
+        left = len(documents) - len(shown)
+        note(f"not listed: {left} group{'s' * (left > 1)} of PCIe ports and bridges (see --all)")
+
+
+def _fits(host: HostSnapshot, group: IommuGroup, selection: Selection) -> bool:
+    """Whether a member meets all criteria."""
+    states = selection.wanted.states
+
+    def has_state(state: DeviceState) -> bool:
+        return not states or state in states
+
+    devices = host.group_members(group.number)
+    vgpus = filter(None, map(host.vgpu, group.members))
+    return any(selection.has_device(d) and has_state(host.state_of(d)) for d in devices) or any(
+        selection.has_vgpu(host, vgpu) and has_state("vgpu") for vgpu in vgpus
+    )
 
 
 def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, Any]:
@@ -77,6 +120,8 @@ def _document(host: HostSnapshot, group: IommuGroup) -> dict[str, Any]:
         "is_noiommu": group.is_noiommu,
         "state": state,
         "is_viable": state == "viable",
+        "is_isolated": _is_isolated(host, group),
+        "bound": _is_bound(host, group),
         "obstacles": [f"{m['address']} is on {m['driver']}" for m in members if m["is_blocking"]],
         "node": group.node if group.has_node else None,
         "members": members,
@@ -99,13 +144,40 @@ def _member(host: HostSnapshot, name: str, blocking: Collection[str]) -> dict[st
     driver = vgpu.driver if vgpu else None
     if device is not None:
         title, driver = device.name, device.driver
-    return {"address": name, "name": title, "driver": driver, "is_blocking": name in blocking}
+    return {
+        "address": name,
+        "name": title,
+        "driver": driver,
+        "is_blocking": name in blocking,
+        "short_name": device.short_name if device is not None else title,
+    }
+
+
+def _is_bound(host: HostSnapshot, group: IommuGroup) -> Bound | None:
+    """Whether all that a guest can use of a group is ready for it; None where there is nothing."""
+    functions = [d for d in host.group_members(group.number) if not d.is_bridge]
+    ready = [host.is_ready_for_guests(device) for device in functions]
+    if not ready:
+        return "yes" if any(host.vgpu(name) for name in group.members) else None
+    return "yes" if all(ready) else "partly" if any(ready) else "no"
+
+
+def _is_isolated(host: HostSnapshot, group: IommuGroup) -> bool | None:
+    """Whether it has only what goes to a guest together; None where there is nothing for one."""
+    units = {host.slot(d) for d in host.group_members(group.number) if not d.is_bridge}
+    if not units and not any(host.vgpu(name) for name in group.members):
+        return None
+    return len(units) <= 1 and not group.is_noiommu
 
 
 def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    number, viable = str(document["number"]), _VIABLE[document["state"]]
+    isolated = {True: "yes", False: "no", None: "-"}[document["is_isolated"]]
+    own = (str(document["number"]), isolated, or_dash(document["bound"]))
     for member in document["members"]:
-        why_not = "on a host driver" if member["is_blocking"] else ""
-        name, driver = or_dash(member["name"]), or_dash(member["driver"])
-        yield (number, viable, member["address"], name, driver, why_not)
-        number = viable = ""
+        yield (
+            *own,
+            member["address"],
+            or_dash(member["short_name"]),
+            or_dash(member["driver"]),
+            "yes" if member["is_blocking"] else "-",
+        )

@@ -6,81 +6,187 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.listing import filter_options, print_names, users_in_words, view_options
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import (
-    group_cell,
-    note,
-    note_no_devices,
-    or_dash,
-    print_document,
-    print_table,
-)
+from vfiomgr.cli.output import group_cell, note, note_no_devices, or_dash, print_document
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import Column, cut, wrapped
+from vfiomgr.gpu.memory import memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
-    from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.cli.listing import Filter, View
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+
+_COLUMNS = (
+    *(Column("ADDRESS"), cut("NAME"), Column("STATE"), Column("DRIVER"), Column("GROUP")),
+    *(Column("NUMA"), Column("VRAM"), wrapped("USED BY"), wrapped("NOTES")),
+    *(Column("ID"), Column("CLASS")),
+)
+_USUAL = tuple(column.heading for column in _COLUMNS[:8])
+"""The columns that are shown; NOTES too, where there are notes."""
+_UNKNOWN = "unknown"
 
 
-_HEADINGS = ("ADDRESS", "NAME", "DRIVER", "GROUP", "NUMA", "NOTES")
+_NOT_SEEN = "USED BY unknown (requires root of the running host)"
 
 
 @click.command("list")
 @click.option(
-    "--all", "every", is_flag=True, help="All PCI devices, not GPUs and accelerators alone."
+    "--all", "every", is_flag=True, help="All PCI devices, not only GPUs and accelerators."
 )
+@click.option("--vfs", is_flag=True, help="List each virtual function (VF) on a line of its own.")
+@filter_options
+@view_options(_COLUMNS)
 @session_options(*READING)
 @pass_session
-def list_devices(session: Session, *, every: bool) -> None:
-    """List devices: GPUs and accelerators, or all with --all.
+def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, view: View) -> None:
+    """List devices: GPUs and accelerators, or all PCI devices that match a filter.
+
+    STATE is host (bound to a driver of the host), vfio (ready for a guest), in use (a guest has it
+    open), vgpu (it has active vGPUs) or no driver. VRAM starts with <= where only an upper bound is
+    known. USED BY names domains, pods and processes that have the device open.
+
+    The VFs of a listed device are shown in its NOTES. JSON and YAML list each VF.
 
     \b
     Examples:
       vfiomgr list
       vfiomgr list --all --format json
+      vfiomgr list --class nic --numa 0
+      vfiomgr list --state vfio -o name
+      vfiomgr list --columns address,driver,group --no-headers
     """
     host = session.scan_devices()
-    devices = [d for d in host.devices if every or d.is_graphics_or_accelerator]
-    if session.format != "table":
-        print_document("DeviceList", {"items": devices}, session.format)
-        return
-    if devices:
-        print_table(_HEADINGS, [_row(host, device) for device in devices])
+    selection = wanted.select(session, host)
+    devices = [
+        device
+        for device in host.devices
+        if (every or any(wanted) or device.is_graphics_or_accelerator)
+        and selection.has_device(device)
+    ]
+    is_table = session.format == "table"
+    if (
+        wanted.states
+        or not is_table
+        or view.needs("STATE", _USUAL)
+        or view.needs("USED BY", _USUAL)
+    ):
+        host = session.with_holders(host, {n for d in devices for n in _nodes(host, d)})
+    if wanted.states:
+        devices = [device for device in devices if host.state_of(device) in wanted.states]
+    if view.names_only:
+        print_names([device.address for device in devices])
+    elif not is_table:
+        items = [_item(host, device) for device in devices]
+        print_document("DeviceList", {"items": items}, session.format)
+    elif devices:
+        _print_table(host, devices if vfs else _folded(devices), view)
+    elif any(wanted) and host.devices:
+        note(f"none of the {len(host.devices)} PCI devices matches")
     elif host.devices:
         note(f"no GPUs or accelerators; --all lists all {len(host.devices)} PCI devices")
     else:
         note_no_devices(host)
 
 
-def _row(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
+def _folded(devices: Sequence[PciDevice]) -> list[PciDevice]:
+    """Without the virtual functions of devices that are listed."""
+    listed = {device.address for device in devices}
+    return [device for device in devices if device.physical_function not in listed]
+
+
+def _print_table(host: HostSnapshot, devices: Sequence[PciDevice], view: View) -> None:
+    listed = {device.address for device in devices}
+    rows = [_row(host, device, listed) for device in devices]
+    has_notes = any(row[len(_USUAL)] for row in rows)
+    usual = (*_USUAL, "NOTES") if has_notes else _USUAL
+    view.print(_COLUMNS, rows, usual)
+    if view.needs("USED BY", usual) and any(_UNKNOWN in row for row in rows):
+        note(_NOT_SEEN)
+
+
+def _row(host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]) -> tuple[str, ...]:
+    functions = _with_folded(host, device, listed)
     return (
         str(device.address),
-        device.name,
+        device.short_name,
+        host.state_of(device).replace("-", " "),
         or_dash(device.driver),
         group_cell(host, device),
         or_dash(device.numa_node),
-        ", ".join(_notes(host, device)),
+        or_dash(memory_of(host, device)),
+        _used_by(host, functions),
+        ", ".join(_notes(host, device, functions)),
+        f"{device.vendor_id}:{device.device_id}",
+        device.class_name,
     )
 
 
-def _notes(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
+def _with_folded(
+    host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]
+) -> tuple[PciDevice, ...]:
+    """A function, and its virtual ones that are not listed themselves."""
+    others = (host.device_named(str(a)) for a in device.virtual_functions if a not in listed)
+    return (device, *filter(None, others))
+
+
+def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
+    """The nodes of a function, and of the vGPUs on it."""
+    vgpus = host.vgpus_of(str(device.address))
+    own = host.guest_nodes(device).union(device.nodes)
+    return own.union(*map(host.guest_nodes, vgpus))
+
+
+def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
+    nodes = frozenset[str]().union(*(_nodes(host, function) for function in functions))
+    if not nodes:
+        return "-"
+    return _UNKNOWN if host.users is None else users_in_words(host.users_of(nodes))
+
+
+def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]) -> Iterator[str]:
     if device.is_boot_display:
         yield "console's display"
     if device.virtual_functions:
         yield f"{len(device.virtual_functions)} VFs"
     if device.physical_function:
         yield f"VF of {device.physical_function}"
-    count = len(host.vgpus_of(str(device.address)))
+    count = sum(len(host.vgpus_of(str(function.address))) for function in functions)
     if count:
         yield f"{count} vGPU{'s' if count > 1 else ''}"
-    if device.driver_override:
+    if device.driver_override not in (None, device.driver):
         yield f"driver_override {device.driver_override}"
     origin = host.origin(device)
     if origin:
-        yield f"taken from {origin.state.driver or 'no driver'}"
+        yield f"original driver {origin.state.driver or 'none'}"
     if not device.is_responsive:
         yield "does not answer"
     if device.stuck:
         yield "stuck in the kernel"
+
+
+def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
+    """A function as documents have it: its facts, and what is concluded from them."""
+    memory, nodes = memory_of(host, device), _nodes(host, device)
+    users = None if host.users is None and nodes else host.users_of(nodes)
+    return {
+        **{name: getattr(device, name) for name in device.__struct_fields__},
+        "short_name": device.short_name,
+        "state": host.state_of(device),
+        "vram_mib": memory and memory.mib,
+        "is_vram_certain": memory and memory.is_certain,
+        "users": None if users is None else [_user(user) for user in users],
+    }
+
+
+def _user(user: DeviceUser) -> dict[str, object]:
+    return {
+        "pid": user.pid,
+        "command": user.command,
+        "unit": user.unit,
+        "guest": user.guest,
+        "pod": user.pod,
+    }

@@ -22,6 +22,7 @@ from vfiomgr.cli.output import (
     say,
 )
 from vfiomgr.cli.session import Session, pass_session, session_of
+from vfiomgr.cli.table import wrapped
 from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.model import (
@@ -157,7 +158,7 @@ def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)
     if files:
         rows = [row for file in files for row in _verdicts(report, file, consumers)]
-        print_table(("FILE", "VERDICT", "CONSUMERS"), rows)
+        print_table(("FILE", "VERDICT", wrapped("CONSUMERS")), rows)
 
 
 def _verdicts(
@@ -318,7 +319,7 @@ def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
     note(f"written to {output}")
 
 
-_HEADINGS = ("NAME", "STATE", "NODES", "GROUP", "FUNCTIONS", "FILE", "OWN")
+_HEADINGS = (*("NAME", "STATE", wrapped("NODES"), "GROUP", wrapped("FUNCTIONS"), "FILE", "OWN"),)
 
 
 @click.command("list")

@@ -13,6 +13,7 @@ from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import UsageError
 from vfiomgr.gpu.requests import SetMigInstances
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile
 
-_HEADINGS = ("GPU", "PROFILE", "MEMORY", "MORE", "OF", "INSTANCE", "START", "USED BY")
+_HEADINGS = ("GPU", "PROFILE", "MEMORY", "MORE", "OF", "INSTANCE", "START", wrapped("USED BY"))
 _COUNT = re.compile(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
 _EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 

@@ -10,6 +10,7 @@ from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import cut
 from vfiomgr.documents.named_file import source_of
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
 from vfiomgr.libvirt.attach.named import attaching, detaching
@@ -262,7 +263,7 @@ def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
         print_document("DefineOutcome", body, session.format)
 
 
-_HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", "NAME")
+_HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", cut("NAME"))
 
 
 @click.command("list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.sriov.commands import quota_item
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 _HEADINGS = (
-    *("VGPU", "PARENT", "TYPE", "NAME", "GROUP", "DRIVER", "DEFINED", "MADE BY"),
-    "USED BY",
+    *("VGPU", "PARENT", "TYPE", cut("NAME"), "GROUP", "DRIVER", "DEFINED", "MADE BY"),
+    wrapped("USED BY"),
 )
 _UNSEEN = "?"
 

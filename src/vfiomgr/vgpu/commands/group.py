@@ -10,6 +10,7 @@ from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import wrapped
 from vfiomgr.definitions.commands import add_commands, list_defined
 from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.named import VgpuOutcome
     from vfiomgr.vgpu.requests import Strategy
 
-_TYPE_HEADINGS = ("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED", "NOTES")
+_TYPE_HEADINGS = (
+    *("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED"),
+    wrapped("NOTES"),
+)
 
 
 @click.group("vgpu")
@@ -134,13 +138,13 @@ def _type_row(gpu: str, room: Capacity) -> tuple[str, ...]:
     return (
         gpu,
         kind.id,
-        or_dash(kind.name),
+        or_dash(kind.model_name),
         "-" if kind.framebuffer is None else f"{kind.framebuffer}M",
         or_dash(kind.heads),
         f"{'' if room.is_certain else '<='}{room.more}"
         + f" +{room.makeable}" * bool(room.makeable),
         or_dash(room.stranded),
-        room.why_not or or_dash(kind.resolution),
+        or_dash(room.why_not),
     )
 
 

@@ -1,0 +1,181 @@
+"""Tables as lines of text, at the width of a terminal or at their own."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Manner = Literal["whole", "cut", "wrap"]
+
+_GAP = 2
+_GENTLY: tuple[tuple[Manner, int], ...] = (("cut", 16), ("wrap", 24))
+"""Which columns become narrower where a table does not fit, and down to which width."""
+_AT_MOST: tuple[tuple[Manner, int], ...] = (*_GENTLY, ("cut", 8), ("wrap", 10))
+_NOTHING = ("", "-")
+_TYPICAL = 0.8
+"""The part of the cells of a column that its width suits at least."""
+_OUTLIER = 12
+"""How much longer a cell is for which a column is not made as wide: a UUID among addresses."""
+
+
+class Column(NamedTuple):
+    """A column of a table, and what happens to it where the terminal is too narrow.
+
+    `whole`: its cells are never cut, such as those that are typed into commands, and numbers.
+    `cut`: they end in an ellipsis. `wrap`: they are wrapped; those of the last column stand below
+    their rows where little space is left beside them.
+    """
+
+    heading: str
+    manner: Manner = "whole"
+
+
+def cut(heading: str) -> Column:
+    """A column of names that are cut on a narrow terminal."""
+    return Column(heading, "cut")
+
+
+def wrapped(heading: str) -> Column:
+    """A column of notes that are wrapped on a narrow terminal."""
+    return Column(heading, "wrap")
+
+
+class Lines(NamedTuple):
+    """A table as text."""
+
+    headings: tuple[str, ...]
+    """Several lines where a heading does not fit beside the next one, none without headings."""
+    body: tuple[str, ...]
+
+
+def lines_of(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    with_headings: bool = True,
+    ellipsis: str = "…",
+) -> Lines:
+    """Align the cells of a table; with a `width`, make it fit where its fixed columns allow it."""
+    headings = [[column.heading for column in columns]] * with_headings
+    natural = [max(map(_width, cells)) for cells in zip(*headings, *rows, strict=True)]
+    beside, notes_width = list(columns), 0
+    if width is not None:
+        widths = _narrowed(columns, natural, width, _GENTLY)
+        if _total(widths) > width and columns[-1].manner == "wrap":
+            del beside[-1], natural[-1]
+            notes_width = width
+        natural = _fitted(beside, rows, natural, width)
+    form = _Form(beside, natural, notes_width, ellipsis)
+    return Lines(
+        tuple(line for row in headings for line in form.lines(row)),
+        tuple(line for row in rows for line in form.lines(row)),
+    )
+
+
+class _Form(NamedTuple):
+    """How the rows of a table are laid out."""
+
+    columns: Sequence[Column]
+    """Those beside each other."""
+    widths: Sequence[int]
+    notes_width: int
+    """Of the terminal, where the last column stands below the others; else 0."""
+    ellipsis: str
+
+    def lines(self, row: Sequence[str]) -> Iterator[str]:
+        """The lines of a row; what stands right of a cell that is too long goes on below it."""
+        cells = [
+            _parts(cell, column.manner, width, self.ellipsis)
+            for cell, column, width in zip(row, self.columns, self.widths, strict=False)
+        ]
+        for number in range(max(map(len, cells))):
+            line, start = "", 0
+            for parts, width in zip(cells, self.widths, strict=True):
+                part = parts[number] if number < len(parts) else ""
+                if part and line and _width(line) > start - _GAP:
+                    yield line
+                    line = ""
+                if part:
+                    line += " " * (start - _width(line)) + part
+                start += width + _GAP
+            yield line
+        if self.notes_width and row[-1] not in _NOTHING:
+            indent = self.widths[0] + _GAP
+            for part in _parts(row[-1], "wrap", self.notes_width - indent, self.ellipsis):
+                yield " " * indent + part
+
+
+def _fitted(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], natural: list[int], width: int
+) -> list[int]:
+    """The widths of columns on a terminal; too wide together only where fixed columns are."""
+    widths = _narrowed(columns, natural, width, _AT_MOST)
+    if _total(widths) <= width:
+        return widths
+    typical = [
+        _typical(column, [row[place] for row in rows], natural[place])
+        for place, column in enumerate(columns)
+    ]
+    other = _narrowed(columns, typical, width, _AT_MOST)
+    return other if _total(other) <= width else widths
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _narrowed(
+    columns: Sequence[Column],
+    natural: Sequence[int],
+    width: int,
+    steps: Sequence[tuple[Manner, int]],
+) -> list[int]:
+    """Take what is too much from the columns that give way, the widest first."""
+    widths = list(natural)
+    for manner, least in steps:
+        places = [place for place, column in enumerate(columns) if column.manner == manner]
+        for place in sorted(places, key=lambda place: -widths[place]):
+            excess = _total(widths) - width
+            floor = max(least, _width(columns[place].heading))
+            widths[place] -= max(0, min(excess, widths[place] - floor))
+    return widths
+
+
+def _typical(column: Column, cells: Sequence[str], natural: int) -> int:
+    """The width of a fixed column without its outliers."""
+    if column.manner != "whole" or not cells:
+        return natural
+    lengths = sorted(map(_width, cells))
+    typical = max(_width(column.heading), lengths[int((len(lengths) - 1) * _TYPICAL)])
+    return typical if natural >= typical + _OUTLIER else natural
+
+
+def _parts(cell: str, manner: Manner, width: int, ellipsis: str) -> Sequence[str]:
+    """A cell as the lines that it takes in a column."""
+    if manner == "whole" or _width(cell) <= width:
+        return (cell,)
+    if manner == "cut":
+        return (_cut(cell, width - _width(ellipsis)).rstrip() + ellipsis,)
+    narrow = width if _width(cell) == len(cell) else width // 2
+    return textwrap.wrap(cell, narrow, break_on_hyphens=False)
+
+
+def _cut(text: str, width: int) -> str:
+    """As much of the beginning of a text as fits."""
+    text = text[:width]
+    while _width(text) > width:
+        text = text[:-1]
+    return text
+
+
+def _width(text: str) -> int:
+    """The columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415 - slow, and few names need it
+
+    return cell_len(text)
