@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     Manner = Literal["whole", "cut", "wrap"]
 
 _GAP = 2
+_LEAST = 10
 _GENTLY: tuple[tuple[Manner, int], ...] = (("cut", 16), ("wrap", 24))
 """Which columns become narrower where a table does not fit, and down to which width."""
-_AT_MOST: tuple[tuple[Manner, int], ...] = (*_GENTLY, ("cut", 8), ("wrap", 10))
+_AT_MOST: tuple[tuple[Manner, int], ...] = (*_GENTLY, ("cut", 8), ("wrap", _LEAST))
 _NOTHING = ("", "-")
 _TYPICAL = 0.8
 """The part of the cells of a column that its width suits at least."""
@@ -61,6 +62,8 @@ def lines_of(
 ) -> Lines:
     """Align the cells of a table; with a `width`, make it fit where its fixed columns allow it."""
     headings = [[column.heading for column in columns]] * with_headings
+    if not (headings or rows):
+        return Lines((), ())
     natural = [max(map(_width, cells)) for cells in zip(*headings, *rows, strict=True)]
     beside, notes_width = list(columns), 0
     if width is not None:
@@ -105,7 +108,8 @@ class _Form(NamedTuple):
             yield line
         if self.notes_width and row[-1] not in _NOTHING:
             indent = self.widths[0] + _GAP
-            for part in _parts(row[-1], "wrap", self.notes_width - indent, self.ellipsis):
+            width = max(_LEAST, self.notes_width - indent)
+            for part in _parts(row[-1], "wrap", width, self.ellipsis):
                 yield " " * indent + part
 
 

@@ -1,0 +1,152 @@
+"""Every table of the program on a real terminal: headings and fixed cells are complete."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+import vfiomgr
+from tests.terminals import Terminal
+from tests.unit.golden import test_goldens
+from tests.unit.golden.hosts import MBOCHS, UUID, arc_host, small_a40_host
+from tests.unit.golden.transcripts import Scenario
+from vfiomgr.cli import output
+from vfiomgr.cli.table import lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.unit.conftest import Run
+    from tests.unit.golden.transcripts import Place
+    from vfiomgr.cli.table import Column, Lines
+
+scenario, kernel, place = test_goldens.scenario, test_goldens.kernel, test_goldens.place
+_steady, play, SCENARIOS = test_goldens._steady, test_goldens.play, test_goldens.SCENARIOS
+SOURCE = Path(vfiomgr.__file__).parent
+WIDTHS = (80, 100, 120, 200)
+CALLERS = {
+    "cdi list": "containers.cdi.commands.list_devices",
+    "check cdi": "containers.cdi.commands._print_check",
+    "explain": "cli.commands.explain.explain",
+    "groups": "cli.listing.print",
+    "libvirt list": "libvirt.commands.attach.list_claims",
+    "libvirt nodedev list": "libvirt.commands.nodedev.list_mdevs",
+    "list": "cli.listing.print",
+    "persist list": "persistence.commands.list_persisted",
+    "sriov list": "sriov.commands.list_physical_functions",
+    "sriov quota": "sriov.commands._show",
+    "vgpu instances list": "gpu.commands.instances.list_instances",
+    "vgpu list": "vgpu.commands.active.list_active",
+    "vgpu list --defined": "definitions.commands.list_defined",
+    "vgpu mode": "gpu.commands.modes._show",
+    "vgpu types": "vgpu.commands.group.types",
+}
+"""The commands that print tables, and the function in which each does."""
+WITHOUT = ("check-cdi-none", "explain", "groups", "libvirt-nodedev-list-none", "vgpu-mode-mig")
+"""Scenarios of them without a table."""
+DEFINED = f".vgpu define {MBOCHS}\n.vgpu start {UUID}"
+CASES = (
+    *(known for known in SCENARIOS if known.command in CALLERS and str(known) not in WITHOUT),
+    Scenario("explain", "explain", case="all"),
+    Scenario("sriov list", ".sriov set 21:00.0 2\nsriov list", arc_host, case="quotas"),
+    Scenario("vgpu list --defined", f"{DEFINED}\nvgpu list --defined"),
+    Scenario("groups", f".vgpu create {MBOCHS}\ngroups", case="vgpus"),
+    Scenario("list", "list --all --vfs\nlist --columns id,class,name", small_a40_host, case="vfs"),
+)
+
+
+class Table(NamedTuple):
+    """What a command gave to `print_table`."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+
+
+def callers() -> set[str]:
+    """The functions in the program that print a table."""
+    return {
+        f"{'.'.join(file.relative_to(SOURCE).with_suffix('').parts)}.{function.name}"
+        for file in SOURCE.rglob("*.py")
+        for function in ast.walk(ast.parse(file.read_text()))
+        if isinstance(function, ast.FunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "print_table"
+    }
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Table]]:
+    """The tables that are printed, by the function that does."""
+    found: dict[str, list[Table]] = {}
+
+    def noting(columns: Sequence[Column], rows: Sequence[Sequence[str]], **rest: Any) -> Lines:
+        caller = sys._getframe(2)
+        name = f"{caller.f_globals['__name__']}.{caller.f_code.co_name}"
+        found.setdefault(name.removeprefix("vfiomgr."), []).append(Table(columns, rows))
+        return lines_of(columns, rows, **rest)
+
+    monkeypatch.setattr(output, "lines_of", noting)
+    return found
+
+
+@pytest.mark.parametrize("scenario", CASES, ids=str, indirect=True)
+def test_headings_and_fixed_cells_are_complete(
+    run: Run, place: Place, tables: dict[str, list[Table]], scenario: Scenario
+) -> None:
+    play(scenario, run, place)
+    for table in tuple(tables[CALLERS[scenario.command]]):
+        for width in WIDTHS:
+            require_complete(table, shown(table, width, place.patch), width)
+
+
+def test_no_table_is_left_out() -> None:
+    assert callers() == set(CALLERS.values())
+
+
+def shown(table: Table, width: int, patch: pytest.MonkeyPatch) -> list[str]:
+    """A table as `print_table` writes it to a terminal."""
+    with (
+        patch.context() as own,
+        Terminal(width) as screen,
+        os.fdopen(os.dup(screen.device), "w") as stdout,
+    ):
+        own.delenv("COLUMNS", raising=False)
+        own.setattr(sys, "stdout", stdout)
+        own.setattr(sys, "__stdout__", stdout)
+        output.print_table(table.columns, table.rows)
+    return screen.text.splitlines()
+
+
+def require_complete(table: Table, lines: list[str], width: int) -> None:
+    """All headings, each fixed cell below its heading, and no line longer than it must be."""
+    is_below = lines[1].strip() == table.columns[-1].heading
+    beside = table.columns[:-1] if is_below else table.columns
+    headings = [column.heading for column in beside]
+    assert list(filter(None, map(str.strip, lines[0].split("  ")))) == headings
+    starts = list(accumulate(headings, lambda start, word: lines[0].index(word, start), initial=0))
+    blocks: list[list[str]] = []
+    for line in lines[1 + is_below :]:
+        if not line.startswith(" "):
+            blocks.append([])
+        blocks[-1].append(line)
+    assert len(blocks) == len(table.rows)
+    for block, row in zip(blocks, table.rows, strict=True):
+        for start, column, cell in zip(starts[1:], beside, row, strict=False):
+            found = [line[start:].split("  ")[0].rstrip() for line in block]
+            assert column.manner != "whole" or cell in found, (column, cell, block)
+    least = [
+        max(map(len, (column.heading, *(row[number] for row in table.rows))))
+        if column.manner == "whole"
+        else max(len(column.heading), 10)
+        for number, column in enumerate(beside)
+    ]
+    if sum(least) + 2 * (len(least) - 1) <= width:
+        assert max(map(len, lines)) <= width
