@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _COMPANY = frozenset(
     {
@@ -19,6 +20,7 @@ _MOST_WORDS = 4
 """Within so many words the name of a maker ends."""
 
 
+@lru_cache(maxsize=4096)
 def short_name(name: str, *, has_marketing_name: bool) -> str:
     """The maker without its legal form, and the model.
 

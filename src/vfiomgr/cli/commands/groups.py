@@ -164,7 +164,8 @@ def _is_bound(host: HostSnapshot, group: IommuGroup) -> Bound | None:
 
 def _is_isolated(host: HostSnapshot, group: IommuGroup) -> bool | None:
     """Whether it has only what goes to a guest together; None where there is nothing for one."""
-    units = {host.slot(d) for d in host.group_members(group.number) if not d.is_bridge}
+    functions = (d for d in host.group_members(group.number) if not d.is_bridge)
+    units = {tuple(other.address for other in host.slot(d)) for d in functions}
     if not units and not any(host.vgpu(name) for name in group.members):
         return None
     return len(units) <= 1 and not group.is_noiommu

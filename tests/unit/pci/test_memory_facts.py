@@ -1,0 +1,60 @@
+"""What sysfs shows of a GPU's memory: sizes that a BAR can have, and what amdgpu reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.host_files import tree_of
+from vfiomgr.pci.facts import Locked, read_device
+from vfiomgr.pci.names import Names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.pci.model import PciDevice
+
+PLACE = "sys/bus/pci/devices/0000:03:00.0"
+FILES = f"""
+{PLACE}/modalias: pci:v00001002d0000744Csv00001002sd00000E3Bbc03sc00i00
+{PLACE}/resource: 0x0000006800000000 0x0000006bffffffff 0x000000000014220c
+"""
+
+
+def device(root: Path, files: str, *, stuck: str | None = None) -> PciDevice:
+    tree = tree_of(root, FILES + files)
+    found = read_device(tree, "0000:03:00.0", Names(tree, tree), Locked(None, None, stuck))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest"),
+    [
+        ("0000000000003f00", 8 << 30),
+        ("0000000000007f00", 16 << 30),
+        ("0000000000000001", 1 << 20),
+        ("0000000000000000", None),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_largest_size_of_a_bar_is_read(tmp_path: Path, sizes: str, largest: int | None) -> None:
+    (bar,) = device(tmp_path, f"{PLACE}/resource0_resize: {sizes}").bars
+    assert (bar.size, bar.largest) == (16 << 30, largest)
+
+
+def test_a_function_that_sleeps_or_is_stuck_is_not_asked(tmp_path: Path) -> None:
+    resize = f"{PLACE}/resource0_resize: 0000000000007f00\n"
+    asleep = device(tmp_path / "a", f"{resize}{PLACE}/power/runtime_status: suspended")
+    assert asleep.bars[0].largest is None
+    assert device(tmp_path / "b", resize, stuck="unbind").bars[0].largest is None
+    awake = device(tmp_path / "c", f"{resize}{PLACE}/power/runtime_status: active")
+    assert awake.bars[0].largest == 16 << 30
+
+
+def test_the_memory_that_amdgpu_reports_is_read(tmp_path: Path) -> None:
+    assert device(tmp_path / "a", "").vram is None
+    told = device(tmp_path / "b", f"{PLACE}/mem_info_vram_total: 17163091968")
+    assert told.vram == 17163091968
