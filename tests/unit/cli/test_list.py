@@ -80,14 +80,21 @@ def test_a_device_goes_from_the_host_to_a_guest(run: Run, kernel: FakeKernel) ->
     assert run("list", "--state", "in-use", "-o", "name").stdout == f"{GPU}\n0000:02:00.1\n"
 
 
-def test_what_nobody_can_see_is_not_said_to_be_unused(run: Run, kernel: FakeKernel) -> None:
+def test_what_nobody_can_see_is_not_said_to_be_unused(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
     assert (run("list").stderr, items_of(run)[GPU]["users"]) == ("", [])
     shutil.rmtree(Path(kernel.root, "proc/1"))
     answer = run("list", "--all")
     rows = rows_of(answer.stdout)
     assert rows[GPU]["USED BY"] == "unknown"
     assert rows["0000:05:00.0"]["USED BY"] == "-"
-    assert answer.stderr == "USED BY unknown (requires root of the running host)\n"
+    told = "USED BY: unknown (requires root)"
+    assert answer.stderr == f"{told}\n"
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    recorded = run("--snapshot", str(file), "list").stderr
+    assert recorded == f"{told}; a recorded host has no processes\n"
     assert items_of(run)[GPU]["users"] is None
     assert run("list", "--columns", "address,state").stderr == ""
 

@@ -37,7 +37,7 @@ _USUAL = tuple(column.heading for column in _COLUMNS)
 @session_options(*READING)
 @pass_session
 def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None:
-    """List IOMMU groups: which are isolated, which are bound to VFIO, and what blocks the others.
+    """List IOMMU groups: isolated or not, bound, and what blocks.
 
     A group goes to a guest as a whole. ISOLATED is yes where it has the functions of one device
     only, besides bridges. BOUND is yes where all of them are ready for a guest, partly where

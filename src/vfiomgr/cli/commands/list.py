@@ -30,7 +30,8 @@ _USUAL = tuple(column.heading for column in _COLUMNS[:8])
 _UNKNOWN = "unknown"
 
 
-_NOT_SEEN = "USED BY unknown (requires root of the running host)"
+_NOT_SEEN = "USED BY: unknown (requires root)"
+_NOT_RECORDED = "; a recorded host has no processes"
 
 
 @click.command("list")
@@ -43,7 +44,9 @@ _NOT_SEEN = "USED BY unknown (requires root of the running host)"
 @session_options(*READING)
 @pass_session
 def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, view: View) -> None:
-    """List devices: GPUs and accelerators, or all PCI devices that match a filter.
+    """List devices: GPUs and accelerators, or others by filter.
+
+    A filter selects among all PCI devices; a device must match each option that is given.
 
     STATE is host (bound to a driver of the host), vfio (ready for a guest), in use (a guest has it
     open), vgpu (it has active vGPUs) or no driver. VRAM starts with <= where only an upper bound is
@@ -83,7 +86,8 @@ def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, vi
         items = [_item(host, device) for device in devices]
         print_document("DeviceList", {"items": items}, session.format)
     elif devices:
-        _print_table(host, devices if vfs else _folded(devices), view)
+        is_live = session.snapshot is None and session.tree.is_live
+        _print_table(host, devices if vfs else _folded(devices), view, is_live=is_live)
     elif any(wanted) and host.devices:
         note(f"none of the {len(host.devices)} PCI devices matches")
     elif host.devices:
@@ -98,14 +102,16 @@ def _folded(devices: Sequence[PciDevice]) -> list[PciDevice]:
     return [device for device in devices if device.physical_function not in listed]
 
 
-def _print_table(host: HostSnapshot, devices: Sequence[PciDevice], view: View) -> None:
+def _print_table(
+    host: HostSnapshot, devices: Sequence[PciDevice], view: View, *, is_live: bool
+) -> None:
     listed = {device.address for device in devices}
     rows = [_row(host, device, listed) for device in devices]
     has_notes = any(row[len(_USUAL)] for row in rows)
     usual = (*_USUAL, "NOTES") if has_notes else _USUAL
     view.print(_COLUMNS, rows, usual)
     if view.needs("USED BY", usual) and any(_UNKNOWN in row for row in rows):
-        note(_NOT_SEEN)
+        note(_NOT_SEEN + ("" if is_live else _NOT_RECORDED))
 
 
 def _row(host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]) -> tuple[str, ...]:
