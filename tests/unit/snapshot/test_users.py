@@ -217,6 +217,24 @@ def test_who_holds_certain_nodes_is_told_of_these_alone(tmp_path: Path) -> None:
     assert read_holders(tree_of(tmp_path / "recorded", "sys/x: 1"), set()) == ()
 
 
+def test_who_holds_nodes_of_host_drivers_and_for_which_pod(tmp_path: Path) -> None:
+    sandbox = "4f0e9a430e2f"
+    tree = tree_of(
+        tmp_path,
+        f"""
+        proc/7/comm: python3
+        proc/7/fd/3 -> /dev/nvidia0
+        proc/8/comm: qemu-system-x86
+        proc/8/cmdline: qemu\0-name\0sandbox-{sandbox},debug-threads=on
+        proc/8/fd/3 -> /dev/vfio/12
+        run/containerd/io.containerd.runtime.v2.task/k8s.io/{sandbox}/config.json: {{"annotations": {{"io.kubernetes.cri.sandbox-namespace": "ml", "io.kubernetes.cri.sandbox-name": "a"}}}}
+        """,  # noqa: E501 - a file of one line
+    )
+    first, second = read_holders(tree, {"/dev/nvidia0", "/dev/vfio/12"}) or ()
+    assert (first.pid, first.pod) == (7, None)
+    assert (second.pid, second.guest, second.pod) == (8, f"sandbox-{sandbox}", "ml/a")
+
+
 def disk_tree(root: Path, opened: str) -> HostTree:
     return tree_of(
         root,
