@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.programs import Program
 
-_BY_HAND = "run it by hand to see why"
+_BY_HAND = "run it manually to see why"
 
 
 class _NotRun(Exception):  # noqa: N818 - it names what happened
@@ -280,6 +280,6 @@ class FaultyTree(HostTree, ABC):
 def modprobe_failed(name: str, said: str) -> HostError:
     """The error of the real tree."""
     return HostError(
-        f"the kernel module {name} cannot be loaded: modprobe: {said}",
-        f"see dmesg, and whether the package of this kernel's modules holds {name}",
+        f"cannot load the kernel module {name}: modprobe: {said}",
+        f"see dmesg, and check whether the modules package of this kernel contains {name}",
     )

@@ -142,7 +142,7 @@ class Watch:
             text=True,
         )
         assert self.process.stderr is not None
-        assert self.process.stderr.readline().startswith("watching for differences")
+        assert self.process.stderr.readline().startswith("watching for drift")
 
     def next(self) -> dict[str, Any]:
         """Its next event."""

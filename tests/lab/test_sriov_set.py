@@ -131,7 +131,7 @@ def test_a_reset_that_the_kernel_gives_up_on_is_explained(
     tree: api.HostTree, physical: PciAddress
 ) -> None:
     """QEMU's root port does not report its link as active after a bus reset."""
-    with pytest.raises(RolledBack, match="did not come back in time") as caught:
+    with pytest.raises(RolledBack, match="did not respond in time") as caught:
         api.apply(Reset(physical, "bus"), tree=tree)
     assert "everything is as it was before" in caught.value.message
     assert read(physical, "reset_method") == "flr bus"

@@ -128,8 +128,8 @@ def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
         assert "PID" in listed[address]["stuck"]
         assert "stuck in the kernel" in vfiomgr("bind", address, status=4).stderr
         assert "stuck in the kernel" in vfiomgr("recover", status=4).stderr
-        assert "left half done" in vfiomgr("recover", "--dry-run").stdout
+        assert "interrupted: " in vfiomgr("recover", "--dry-run").stdout
     assert "undone: give" in vfiomgr("recover").stdout
     assert read_driver_state(TREE, PciAddress.parse(address)) == before
-    assert "no run was left half done" in vfiomgr("recover").stdout
+    assert "no interrupted operations" in vfiomgr("recover").stdout
     vfiomgr("unbind", address)

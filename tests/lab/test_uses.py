@@ -123,7 +123,7 @@ def test_a_mount_that_no_process_shows_is_refused(address: str, node: str, tmp_p
     place.mkdir()
     run("unshare", f"--mount={pin}", "--propagation", "private", "mount", node, str(place))
     try:
-        assert f"{node}, claimed by something that shows no mount" in refused(address)
+        assert f"{node}, claimed by something without a visible mount" in refused(address)
     finally:
         run("umount", str(pin))
         run("umount", str(tmp_path))

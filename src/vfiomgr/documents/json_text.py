@@ -1,6 +1,6 @@
-"""JSON with the place of everything in it, and texts of JSON with other values in them.
+"""JSON with the place of every part, and changes of values in JSON texts.
 
-What is put in is written by `json`, laid out as its neighbours are; what stays keeps its text.
+New parts are written by `json` in the layout of their neighbours; the rest keeps its text.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _NEWLINE = re.compile("\n")
 
 
 class Repeated(Malformed):
-    """A key that an object has twice: it is JSON, and readers differ in what it means."""
+    """A repeated key of an object: valid JSON that readers interpret differently."""
 
 
 def read_json(text: str) -> Located:
-    """What a text says.
+    """The value of a text.
 
     Raises:
-        Malformed: it is no JSON.
-        Repeated: it has a key twice.
+        Malformed: it is not JSON.
+        Repeated: a key is repeated.
 
     """
     parse_json(text)
@@ -42,7 +42,7 @@ def read_json(text: str) -> Located:
 
 
 class _Reader:
-    """Reads tokens of a text that is JSON."""
+    """Reads the tokens of a JSON text."""
 
     def __init__(self, text: str) -> None:
         self._lines = _line_starts(text)
@@ -78,7 +78,7 @@ class _Reader:
         while (token := next(self._tokens))[0] != "}":
             key, at = _string(token[0]), self._place(token)
             if key in keys:
-                why = f"the key {key!r} twice"
+                why = f"duplicate key {key!r}"
                 raise Repeated(why, at.line, at.column)
             keys[key] = at
             members[key] = self._value(next(self._tokens))
@@ -100,14 +100,14 @@ def _offset(lines: Sequence[int], place: Position) -> int:
 
 
 class JsonDocument(Value):
-    """A text of JSON; its root is an object."""
+    """A JSON text whose root is an object."""
 
     source: str
     text: str
     root: Located
 
     def fail(self, part: Located, what: str, remedy: str) -> NoReturn:
-        """Refuse what is written somewhere.
+        """Reject the text at a place.
 
         Raises:
             InvalidDocument: always.
@@ -117,69 +117,69 @@ class JsonDocument(Value):
         raise InvalidDocument(message, remedy)
 
     def with_value(self, value: object) -> JsonDocument:
-        """The document with another value; what is in both keeps its text."""
+        """The document with another value; unchanged parts keep their text."""
         text = _Writer(self.text).written(self.root, value)
         return self if text == self.text else read_object(text, self.source)
 
     def text_of(self, part: Located) -> str:
-        """A part as it is written."""
+        """The text of a part."""
         return self.text[_offset(_line_starts(self.text), part.place) : part.stop]
 
 
 class Verbatim(str):
-    """A text of JSON, which stands in a value for what it says."""
+    """A JSON text that is used as a value."""
 
     __slots__ = ()
 
 
 def read_object(text: str, source: str) -> JsonDocument:
-    """Read a text of JSON whose root is an object.
+    """Read a JSON text whose root is an object.
 
     Raises:
-        InvalidDocument: it is none, or says something twice; the message names line and column.
+        InvalidDocument: the root is not an object, or a key is repeated; with line and column.
 
     """
     try:
         document = JsonDocument(source, text, read_json(text))
     except Repeated as error:
         message = f"{source}:{error.line}:{error.column}: {error.why}"
-        raise InvalidDocument(message, "keep the one that is meant") from None
+        raise InvalidDocument(message, "keep one of them") from None
     except Malformed as error:
         place = f":{error.line}:{error.column}" if error.line else ""
-        what = "not JSON" if place else "not JSON that a runtime reads"
-        remedy = "have the runtime write it anew, or mend it there, or just before"
+        what = "not JSON" if place else "not JSON that a runtime can read"
+        remedy = "let the runtime write it again, or correct it there or just before"
         message = f"{source}{place}: {what}: {error.why}"
         raise InvalidDocument(message, remedy) from None
     if document.root.members is None:
-        document.fail(document.root, "not an object", "name the config.json of an OCI bundle")
+        document.fail(document.root, "not an object", "use the config.json of an OCI bundle")
     return document
 
 
 class _Layout(Value):
-    """How the parts of an object or a list stand: on a line each, or all on one line."""
+    """The layout of the parts of an object or a list: one per line, or all on one line."""
 
     indent: str | None
-    """Before a part, on a line of its own; None where they share a line."""
+    """The text before a part on its own line; None if they share a line."""
     outer: str
-    """Before the closing bracket, where that is on a line of its own."""
+    """The text before a closing bracket on its own line."""
     step: str
-    """What one level is indented by."""
+    """The indentation of one level."""
     newline: str = "\n"
     comma: str = ","
     colon: str = ":"
 
     @property
     def lead(self) -> str:
-        """What stands between an opening bracket, or a comma, and a part."""
+        """The text between an opening bracket or a comma and a part."""
         return "" if self.indent is None else self.newline + self.indent
 
     @property
     def gap(self) -> str:
-        """What stands between two parts."""
+        """The text between two parts."""
         return self.comma if self.indent is None else f",{self.lead}"
 
     def written(self, value: object, *, in_line: bool = False) -> str:
-        """A value as it is written in one of these parts."""
+        """The text of a value in this layout."""
         import json  # noqa: PLC0415 - `list` needs none
 
         if isinstance(value, Verbatim):
@@ -194,7 +194,7 @@ _FIRST_MEMBER = re.compile(r'\s*\{(\s*)"(?:[^"\\]|\\.)*"\s*(:\s*)')
 
 
 def _style(text: str) -> _Layout:
-    """How a text is laid out, by its first member."""
+    """The style of a text, judged by its first member."""
     found = _FIRST_MEMBER.match(text)
     blank, colon = found.groups() if found else ("", ":")
     space = " " if " " in colon else ""
@@ -216,7 +216,7 @@ class _Writer:
         self._lines = _line_starts(text)
 
     def written(self, part: Located, value: object) -> str:
-        """The whole text."""
+        """The entire text."""
         start = self._offset(part.place)
         made = self._part(part, value, _style(self._text))
         return self._text[:start] + made + self._text[part.stop :]
@@ -225,7 +225,7 @@ class _Writer:
         return _offset(self._lines, place)
 
     def _part(self, part: Located, value: object, around: _Layout) -> str:
-        """The text of a value in the place of a part, among parts that are laid out like this."""
+        """The text of a value in the place of a part, among parts with this layout."""
         if not isinstance(value, Verbatim) and _is_same(part.value, value):
             return self._text[self._offset(part.place) : part.stop]
         if part.members is not None and isinstance(value, dict):
@@ -253,7 +253,7 @@ class _Writer:
         return self._joined(part, spans, texts, new, layout)
 
     def _list(self, part: Located, value: list[Any], around: _Layout) -> str:
-        """Items that are there no more go; what is not among those that are left comes last."""
+        """Removed items disappear; new ones are appended."""
         items = part.items or ()
         spans = [(self._offset(item.place), item.stop) for item in items]
         layout = self._layout(part, spans, around)
@@ -276,7 +276,7 @@ class _Writer:
         new: Sequence[str],
         layout: _Layout,
     ) -> str:
-        """An object or list of the parts that are left and those that are new."""
+        """An object or list of the remaining and the new parts."""
         start, stop = self._offset(part.place), part.stop
         opening, closing = self._text[start], self._text[stop - 1]
         gaps = [self._text[one[1] : two[0]] for one, two in pairwise(spans)]
@@ -294,7 +294,7 @@ class _Writer:
         return opening + layout.lead + added + end + closing
 
     def _layout(self, part: Located, spans: Sequence[tuple[int, int]], around: _Layout) -> _Layout:
-        """How the parts stand; those of an empty list or object will be as those around it."""
+        """The layout of the parts; an empty list or object uses that of its surroundings."""
         blank = self._text[self._offset(part.place) + 1 : spans[0][0]] if spans else ""
         if not spans:
             indent = None if around.indent is None else around.indent + around.step
@@ -307,7 +307,7 @@ class _Writer:
 
 
 def _is_same(one: object, other: object) -> bool:
-    """Whether two values are written alike; to Python, 1 and true are equal."""
+    """Whether two values have the same text; in Python, 1 equals true."""
     import json  # noqa: PLC0415 - `list` needs none
 
     return json.dumps(one) == json.dumps(other)

@@ -1,4 +1,4 @@
-"""Values of the model as documents have them: lists, dictionaries and scalars."""
+"""Values of the model in documents: lists, dictionaries and scalars."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 UNFOLDED = 1 << 30
-"""The width of YAML: ruamel folds texts with escapes in places where readers add a blank."""
+"""The width for YAML: ruamel would fold texts with escapes where readers add a space."""
 API_VERSION = "vfiomgr/v1"
 _T = TypeVar("_T")
 _PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
 _KEY = re.compile(r"\.(\w+)|\[(\d+)\]")
 _FIELD = re.compile(r"Object (?:contains (unknown)|missing required) field `(.*)`", re.DOTALL)
-"""How msgspec says that a field is too many or missing: the place is that of the object."""
+"""How msgspec reports extra and missing fields: the place is that of the object."""
 
 
 class Misfit(ValueError):  # noqa: N818 - said of a document
-    """A document does not have the fields of a value; `keys` lead to the wrong place."""
+    """A document without the fields of a value; `keys` lead to the wrong place."""
 
     def __init__(self, what: str, keys: tuple[str | int, ...]) -> None:
         super().__init__(f"{'.'.join(map(str, keys))}: {what}" if keys else what)
@@ -47,18 +47,18 @@ def to_jsonable(value: object) -> Any:  # noqa: ANN401 - JSON has no narrower ty
 
 
 def field_names(value: object) -> tuple[str, ...] | None:
-    """The fields of a value in their order; None where it is no value with fields."""
+    """The fields of a value in order; None if it is not a value with fields."""
     names: tuple[str, ...] | None = getattr(value, "__struct_fields__", None)
     return None if isinstance(value, type) else names
 
 
 def from_jsonable(kind: type[_T], data: object, types: Mapping[str, type] | None = None) -> _T:
-    """Read what `to_jsonable` made of a value.
+    """Read the output of `to_jsonable` for a value.
 
     `types` are those of its fields that its module does not import.
 
     Raises:
-        Misfit: the fields are not those of the class, and which one is not.
+        Misfit: the fields are not those of the class; names the first wrong one.
 
     """
     vars(sys.modules[kind.__module__]).update(types or {})
@@ -69,13 +69,13 @@ def from_jsonable(kind: type[_T], data: object, types: Mapping[str, type] | None
         what, place = (found[1], found[2]) if found else (str(error), "")
         keys = tuple(name or int(index) for name, index in _KEY.findall(place))
         if field := _FIELD.fullmatch(what):
-            what = "there is no such field" if field[1] else "the field is missing"
+            what = "unknown field" if field[1] else "the field is missing"
             keys = (*keys, field[2])
         raise Misfit(what, keys) from None
 
 
 def _read_text(kind: type[Any], value: object) -> object:
-    """What msgspec does not know: addresses, paths, steps, and documents that pydantic reads."""
+    """Read what msgspec does not support: addresses, paths, steps, models of pydantic."""
     if hasattr(kind, "from_document"):
         return kind.from_document(value)
     if hasattr(kind, "model_validate"):

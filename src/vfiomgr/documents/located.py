@@ -1,4 +1,4 @@
-"""Values with the place of everything in them: what is wrong can be told by line and column."""
+"""Values with the place of every part, so that errors can give line and column."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def shown_path(path: Path) -> str:
 
 
 class Located(Value, eq=False):
-    """A value and its place; lists and mappings have their parts."""
+    """A value and its place; lists and mappings contain parts."""
 
     place: Position
     scalar: object = None
-    """Of a scalar: what it means."""
+    """For a scalar: its value."""
     text: str = ""
-    """Of a scalar: as it is written."""
+    """For a scalar: its text."""
     items: tuple[Located, ...] | None = None
     members: dict[str, Located] | None = None
     keys: dict[str, Position] = field(default_factory=dict)
-    """Where the keys of the members are."""
+    """The places of the members' keys."""
     is_plain: bool = False
-    """Of a scalar: whether it has no quotes, so that readers may take it for different things."""
+    """For a scalar: whether it has no quotes, so that readers may interpret it differently."""
     stop: int = 0
-    """Of JSON: where its text ends."""
+    """For JSON: the end of its text."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing, as after a key without a value."""
+        """Whether the value is missing, as after a key without a value."""
         return self.scalar is None and self.items is None and self.members is None
 
     @property
     def value(self) -> Any:  # noqa: ANN401 - as JSON has it
-        """The same without places."""
+        """The value without places."""
         if self.items is not None:
             return [item.value for item in self.items]
         if self.members is not None:
@@ -60,14 +60,14 @@ class Located(Value, eq=False):
         return self.items[part] if self.items is not None and part < len(self.items) else None
 
     def at(self, path: Path) -> Located | None:
-        """The part that keys and numbers lead to."""
+        """The part at a path of keys and numbers."""
         here: Located | None = self
         for part in path:
             here = None if here is None else here.child(part)
         return here
 
     def place_of(self, path: Path) -> Position:
-        """Where the key of a member is, or an item begins; of what is not there, what is around."""
+        """The place of a member's key or of an item; for an absent part, that of its parent."""
         while path:
             parent, here = self.at(path[:-1]), self.at(path)
             if here is not None and parent is not None:
@@ -76,7 +76,7 @@ class Located(Value, eq=False):
         return self.place
 
     def descendants(self) -> Iterator[Located]:
-        """This and all parts, from the start of the text to its end."""
+        """This part and all parts of it, in the order of the text."""
         yield self
         for part in (*(self.items or ()), *(self.members or {}).values()):
             yield from part.descendants()

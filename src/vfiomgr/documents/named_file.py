@@ -8,16 +8,16 @@ from vfiomgr.errors import InvalidDocument, UsageError
 
 STANDARD_INPUT = "-"
 _MOST_BYTES = 16 << 20
-"""No layout, plan, pod or specification has as many."""
+"""Larger than any layout, plan, pod or specification."""
 
 
 def source_of(path: str) -> str:
-    """What a file is called in errors."""
+    """The name of a file in errors."""
     return "<stdin>" if path == STANDARD_INPUT else path
 
 
 def text_of(path: str, what: str) -> str:
-    """The text of a file that a user named.
+    """The text of a file named by a user.
 
     Raises:
         UsageError: it cannot be read.
@@ -33,12 +33,10 @@ def text_of(path: str, what: str) -> str:
         return data.decode()
     except OSError as error:
         message = f"cannot read {what} {source}: {error.strerror}"
-        raise UsageError(
-            message, "name a file that is there and may be read, or - for a pipe"
-        ) from None
+        raise UsageError(message, "use an existing, readable file, or - for a pipe") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        message = f"{source}: no UTF-8 text in line {line}"
+        message = f"{source}: not UTF-8 text in line {line}"
         raise InvalidDocument(message, "save it as UTF-8") from None
 
 

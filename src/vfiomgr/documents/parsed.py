@@ -1,7 +1,7 @@
-"""Texts of JSON and TOML as values: whatever a text holds, it is read, or is malformed.
+"""JSON and TOML texts as values; any text is either read or reported as malformed.
 
-Python reads things that no other reader takes, and fails on others in its own ways: thousands of
-levels or digits, NaN, halves of surrogate pairs. Callers see one error for all of them.
+Python accepts some things that other readers do not, and fails in its own ways: thousands of levels
+or digits, NaN, halves of surrogate pairs. Callers see one kind of error for all of them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from typing import Any, NoReturn
 
 _DEEPEST = 100
-"""Levels; configurations have ten."""
+"""Maximum number of levels; configurations have ten."""
 _BRACKET = re.compile(r"[\[\]{}]")
 _MOST_BITS = 128
-"""Of integers; the numbers of devices have 64 at most, and 4,300 digits cannot be written."""
+"""Maximum bits of integers; device numbers have 64, and 4,300 digits cannot be printed."""
 
 
 class Malformed(ValueError):  # noqa: N818 - what the text is, not that it is an error
-    """A text that is no document; `line` and `column`, from 1, are 0 where they are not known."""
+    """A malformed text; `line` and `column`, from 1, are 0 if unknown."""
 
     def __init__(self, why: str, line: int = 0, column: int = 0) -> None:
         super().__init__(f"line {line} column {column}: {why}" if line else why)
@@ -31,7 +31,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
     """The value of a JSON text.
 
     Raises:
-        Malformed: it is none, or holds what no reader should have to take.
+        Malformed: it is not JSON, or contains something that readers should not accept.
 
     """
     import json  # noqa: PLC0415 - slow to import, and lists need none
@@ -55,7 +55,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """The tables of a TOML text.
 
     Raises:
-        Malformed: it is none, or holds what no reader should have to take.
+        Malformed: it is not TOML, or contains something that readers should not accept.
 
     """
     import tomllib  # noqa: PLC0415 - few commands read TOML
@@ -76,7 +76,7 @@ _LINE = re.compile(r"\(at line (\d+)")
 
 
 def line_of(error: Malformed, text: str) -> int:
-    """Where a text is no TOML; the last line that has something, where only the end shows it."""
+    """The line of an error in TOML; the last line with content if the error is at the end."""
     told = _LINE.search(error.why)
     return int(told[1]) if told else max(len(text.rstrip().splitlines()), 1)
 
@@ -86,10 +86,10 @@ TOO_LARGE = f"a number has more than {_MOST_BITS} bits"
 
 
 def require_shallow(text: str) -> None:
-    """Refuse brackets within brackets, before a reader takes ages for them as that of YAML does.
+    """Reject deeply nested brackets before a slow reader, such as that of YAML, gets them.
 
     Raises:
-        Malformed: they are nested too deeply; those in quotes count, too.
+        Malformed: they are nested too deeply; brackets in quotes count too.
 
     """
     depth = 0
@@ -102,7 +102,7 @@ def require_shallow(text: str) -> None:
 
 
 def is_sane(scalar: object) -> bool:
-    """Whether a text or a number can be computed with and written."""
+    """Whether a text or a number can be processed and printed."""
     try:
         if isinstance(scalar, str):  # a reader of YAML leaves pairs apart
             scalar = scalar.encode("utf-16", "surrogatepass").decode("utf-16")
@@ -113,9 +113,9 @@ def is_sane(scalar: object) -> bool:
 
 
 def require_sane(value: object, most: int, *, is_toml: bool = False) -> None:
-    """Make sure that values can be walked through, computed with and written.
+    """Require values that can be traversed, processed and printed.
 
-    A text of `most` characters has no more parts than that, unless aliases repeat them.
+    A text of `most` characters has at most that many parts, unless aliases repeat them.
 
     Raises:
         Malformed: they cannot.
@@ -158,10 +158,10 @@ def _require_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        message = "a text holds half of a surrogate pair, which is no character"
+        message = "a text contains half of a surrogate pair, which is not a character"
         raise Malformed(message) from None
 
 
 def _reject_constant(name: str) -> NoReturn:
-    message = f"{name} is not JSON"
+    message = f"{name} is not valid in JSON"
     raise Malformed(message)

@@ -1,4 +1,4 @@
-"""Text of others (names of processes, pods, files, devices), made harmless for a terminal."""
+"""Foreign text (names of processes, pods, files, devices), escaped for terminals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 def printable(text: str) -> str:
     r"""The text with everything that is not printable escaped as Python escapes it: `\x1b`.
 
-    Not printable are control characters (C0, DEL, C1), line separators, marks that change the
+    These are control characters (C0, DEL, C1), line separators, marks that change the
     direction of text or have no width, and bytes that are not UTF-8 (str.isprintable).
     """
     if text.isprintable():

@@ -1,4 +1,4 @@
-"""The one reader of documents that people write: JSON or YAML 1.2, with the place of everything."""
+"""Reads documents written by people: JSON or YAML 1.2, with the place of every part."""
 
 from __future__ import annotations
 
@@ -27,43 +27,43 @@ if TYPE_CHECKING:
 _OPENS_JSON = ("{", "[")
 _TOO_DEEP = "it is nested too deeply"
 _DIGITS = "for integer string conversion"
-"""What int() says of more digits than it converts."""
+"""The message of int() for more digits than it converts."""
 _MOST_NODES = 100_000
-"""Aliases can make a short text mean more than any host could need."""
+"""Maximum number of parts: aliases can make a short text very large."""
 _DEEPEST = 100
 _LONGEST = 4 << 20
-"""Characters; a reader of YAML that keeps places takes a minute for them."""
+"""Maximum characters; a YAML reader that keeps places takes a minute for them."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-MERGES = "<< merges mappings in YAML 1.1 alone"
-"""What is told of it."""
-_HALF = ("half of a surrogate pair, which is no character", "take it out")
+MERGES = "<< merges mappings only in YAML 1.1"
+"""The error for it."""
+_HALF = ("half of a surrogate pair, which is not a character", "remove it")
 
 
 class Wording(Value):
-    """What a kind of document is called in what is told of its text."""
+    """How error messages name a kind of document and its parts."""
 
     noun: str
     nouns: str
     where: Callable[[Path], str]
-    """Calls a part by its name, from the keys and numbers that lead to it."""
+    """Names a part, from the keys and numbers that lead to it."""
     start: str = ""
     """The remedy for an empty file."""
     several: str = "keep one"
     """The remedy for a second document."""
     reads_first: bool = False
-    """Whether a second document is a flaw, and the first is read all the same."""
+    """Whether a second document is an error, and the first is read anyway."""
     merges: Literal["refused", "told", "taken"] = "refused"
-    """What becomes of `<<`: a flaw; a flaw, and carried out all the same; carried out."""
+    """How `<<` is handled: an error; an error, but applied; applied."""
     takes_large: bool = True
-    """Whether a number that cannot be computed with is taken for a text; else it is a flaw."""
+    """Whether a number that cannot be processed is read as text; otherwise it is an error."""
 
 
 _ANY = Wording("a document", "documents", lambda _: "", merges="taken", takes_large=False)
 
 
 class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is an error
-    """A text that is no document; nothing more can be told of it than this flaw."""
+    """A text that is not a document; this error is the only one reported."""
 
     def __init__(self, found: Diagnostic) -> None:
         super().__init__(in_document(found))
@@ -71,7 +71,7 @@ class Unreadable(ValueError):  # noqa: N818 - what the text is, not that it is a
 
 
 def read_located(text: str, wording: Wording) -> tuple[Located, list[Diagnostic]]:
-    """What a text says, JSON or YAML 1.2, and what it says twice or not plainly.
+    """The content of a JSON or YAML 1.2 text, and its duplicate and ambiguous parts.
 
     Raises:
         Unreadable: it is neither, or not one document.
@@ -92,7 +92,7 @@ def read_all_located(text: str, wording: Wording) -> tuple[list[Located], list[D
     """The documents of a stream, as `read_located` reads one; empty ones are left out.
 
     Raises:
-        Unreadable: it is none, or there is nothing in it.
+        Unreadable: it is not a document, or empty.
 
     """
     found, flaws = _read(text, wording)
@@ -103,7 +103,7 @@ def read_all_located(text: str, wording: Wording) -> tuple[list[Located], list[D
 
 
 def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - as JSON has it
-    """What a text says, without places: JSON where it begins as JSON does, else YAML.
+    """The value of a text, without places: JSON if it begins like JSON, otherwise YAML.
 
     Raises:
         InvalidDocument: it is neither; the message names `source` and the place in it.
@@ -128,7 +128,7 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
 
 
 def misfit_in(error: Misfit, text: str) -> str:
-    """What does not fit, with its place in the text: `12:5: devices.0: Expected ...`."""
+    """The error and its place in the text: `12:5: devices.0: Expected ...`."""
     try:
         place = read_located(text, _ANY)[0].place_of(error.keys)
     except Unreadable as unread:  # a key twice, in a text that YAML takes too long for
@@ -137,7 +137,7 @@ def misfit_in(error: Misfit, text: str) -> str:
 
 
 def _read(text: str, wording: Wording) -> tuple[list[Located], list[Diagnostic]]:
-    """All documents; JSON is read as what it is, since YAML takes some of its texts apart."""
+    """All documents; JSON is read as JSON, since YAML reads some of its texts differently."""
     try:
         return [read_json(text)], []
     except Malformed:
@@ -154,7 +154,7 @@ def _nodes(text: str, wording: Wording) -> list[Any]:
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415 - slow, and few documents are YAML
 
     if len(text) > _LONGEST:
-        remedy = f"{wording.noun} needs no more than a few KiB: is it the right file?"
+        remedy = f"{wording.noun} needs only a few KiB: check whether it is the right file"
         _fail(Position(), f"it is larger than {_LONGEST >> 20} MiB", remedy)
     try:
         require_shallow(text)
@@ -175,7 +175,7 @@ def _yaml() -> YAML:
 
 
 def _too_deep(wording: Wording) -> str:
-    return f"{wording.noun} needs no more than ten levels"
+    return f"{wording.noun} needs at most ten levels"
 
 
 def _fail(place: Position, what: str, remedy: str) -> NoReturn:
@@ -187,36 +187,40 @@ def _place(node: Any) -> Position:  # noqa: ANN401 - as above
 
 
 _SYNTAX = (
-    ("character '\\t'", "a tab cannot indent", "indent with spaces"),
+    ("character '\\t'", "a tab cannot be used for indentation", "indent with spaces"),
     ("undefined alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
     ("while scanning an alias", "* begins an alias here", 'put a text with * into quotes: "*A40*"'),
-    ("character '@'", "no text begins with @", "put it into quotes"),
-    ("character '`'", "no text begins with `", "put it into quotes"),
-    ("character '%'", "no text begins with %", "put it into quotes"),
+    ("character '@'", "a text cannot begin with @", "put it into quotes"),
+    ("character '`'", "a text cannot begin with `", "put it into quotes"),
+    ("character '%'", "a text cannot begin with %", "put it into quotes"),
     ("mapping values are not allowed", "a second `:` in one value", "put the text into quotes"),
     ("quoted scalar", "a quote is not closed", "close it with the same quote"),
     ("flow", "a bracket or brace is not closed, or a comma is missing", "close it"),
     ("simple key", "a key without `:`", "write key: value, with a space after the colon"),
-    ("block", "the indentation fits nothing above it", "give parts of one mapping one indentation"),
+    (
+        "block",
+        "the indentation does not match any line above",
+        "use the same indentation for all keys of a mapping",
+    ),
     ("second occurrence", "an anchor is defined twice", "give each anchor a name of its own"),
 )
-"""What a reader of YAML says, what that means here, and what helps."""
+"""Messages of the YAML reader, what they mean here, and the remedy."""
 
 
 def _syntax_flaw(error: Exception, text: str) -> Diagnostic:
-    """What is wrong with the text itself, in one line."""
+    """The syntax error of a text, in one line."""
     if text.lstrip().startswith("{"):
         try:
             parse_json(text)
         except Malformed as why:
             if why.line:
-                what = f"neither JSON nor YAML: {why.why}"
+                what = f"not JSON or YAML: {why.why}"
                 return flaw(
                     "unreadable",
                     Position(why.line, why.column),
                     "",
                     what,
-                    "mend it there, or just before",
+                    "correct it there or just before",
                 )
     said = f"{getattr(error, 'problem', None) or error} {getattr(error, 'context', None) or ''}"
     mark = getattr(error, "problem_mark", None)
@@ -227,18 +231,18 @@ def _syntax_flaw(error: Exception, text: str) -> Diagnostic:
     if hasattr(error, "position"):
         before = text[: error.position]
         place = Position(before.count("\n") + 1, len(before) - before.rfind("\n"))
-        return flaw("unreadable", place, "", "a control character", "take it out")
+        return flaw("unreadable", place, "", "a control character", "remove it")
     return flaw(
         "unreadable",
         place,
         "",
         f"not YAML: {' '.join(said.split())}",
-        "mend it there, or just before",
+        "correct it there or just before",
     )
 
 
 class _Locator:
-    """Turns nodes into values with places; what is amiss is gathered in `flaws`."""
+    """Turns nodes into values with places; errors are collected in `flaws`."""
 
     def __init__(self, flaws: list[Diagnostic], wording: Wording) -> None:
         self._flaws = flaws
@@ -252,11 +256,11 @@ class _Locator:
         if self._count > _MOST_NODES:
             _fail(
                 _place(node),
-                f"too much for {self._wording.noun}",
-                "write less, or with fewer aliases",
+                f"too large for {self._wording.noun}",
+                "shorten it, or use fewer aliases",
             )
         if id(node) in self._above:
-            _fail(_place(node), "an alias contains itself", "write out what is meant")
+            _fail(_place(node), "an alias contains itself", "write the value instead of the alias")
         if len(self._above) > _DEEPEST:
             what = f"it is nested deeper than {_DEEPEST} levels"
             _fail(_place(node), what, _too_deep(self._wording))
@@ -284,7 +288,9 @@ class _Locator:
             if key.id == "scalar" and not is_sane(key.value):
                 _fail(_place(key), *_HALF)
             if key.id != "scalar":
-                self._add("unreadable", key, path, "a list or mapping as a key", "a key is a text")
+                self._add(
+                    "unreadable", key, path, "a list or mapping as a key", "a key must be a text"
+                )
             elif key.value == _MERGE:
                 if self._wording.merges != "taken":
                     self._add("key-merged", key, path, MERGES, "write the keys out")
@@ -293,8 +299,8 @@ class _Locator:
                     merged += found.items if found.items is not None else [found]
             elif key.value in keys:
                 first = keys[key.value].line
-                remedy = f"it stands in line {first} already: keep one"
-                self._add("key-twice", key, path, f"the key {key.value!r} twice", remedy)
+                remedy = f"line {first} already has it: keep one"
+                self._add("key-twice", key, path, f"duplicate key {key.value!r}", remedy)
             else:
                 keys[key.value] = _place(key)
                 members[key.value] = self.located(value, (*path, str(key.value)))
@@ -333,7 +339,7 @@ class _Locator:
 
     @property
     def _no_tags(self) -> str:
-        return f"leave it out: {self._wording.nouns} have none"
+        return f"remove it: {self._wording.nouns} do not use any"
 
     def _add(self, rule: str, node: Any, path: Path, what: str, remedy: str) -> None:  # noqa: ANN401 - as above
         self._flaws.append(flaw(rule, _place(node), self._wording.where(path), what, remedy))

@@ -1,4 +1,4 @@
-"""Where templates/ and kata/ are: inside an installed package, or beside src/ in a checkout."""
+"""The directories templates/ and kata/: in an installed package, or beside src/ in a checkout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file by its path, with its text."""
+"""A file with its path and text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vfiomgr.value import Value
 
 
 class TextFile(Value):
-    """A small file of the host's configuration, whole."""
+    """A small configuration file of the host."""
 
     path: str
     text: str

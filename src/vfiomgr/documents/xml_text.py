@@ -1,7 +1,7 @@
-"""XML with the place of everything in it, so that it can be changed by the byte.
+"""XML with the place of every part, so that single bytes can be changed.
 
-Nothing outside a text is ever read for it: documents with a DOCTYPE or entities of their own are
-refused. Encodings in which ASCII is written as ASCII keep their bytes; others are refused.
+Only the text itself is read: documents with a DOCTYPE or entities of their own are rejected.
+Encodings that contain ASCII keep their bytes; others are rejected.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from vfiomgr.value import Value
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
 _DEEPEST = 256
-"""What libxml2 reads, too."""
+"""The limit of libxml2."""
 _WIDE_STARTS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"<\0", b"\0<", b"\0\0", b"L\xa7\x94")
-"""How texts in UTF-16, UTF-32 and EBCDIC begin."""
+"""The first bytes of texts in UTF-16, UTF-32 and EBCDIC."""
 _TAG_END = re.compile(rb"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
 _TO_UTF8 = "save it as UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
 _ASCII = bytes(range(0x20, 0x7F))
 
 
 class Span(Value):
-    """Bytes of a text, from `start` up to but without `stop`."""
+    """Bytes of a text, from `start` up to but excluding `stop`."""
 
     start: int
     stop: int
 
 
 class Element(Value, eq=False):
-    """An element and where it stands; of `<a/>` the content and the end tag are empty."""
+    """An element and its place; content and end tag of `<a/>` are empty."""
 
     source: str
     tag: str
-    """As it is written, with its prefix."""
+    """The name as written, with its prefix."""
     namespace: str | None
     attributes: dict[str, str]
-    """By their names as they are written."""
+    """The attributes, by name as written."""
     children: tuple[Element, ...]
     text: str
-    """Its own, without that of its children."""
+    """Its own text, without that of its children."""
     line: int
     column: int
     """Both count from 1."""
@@ -59,7 +59,7 @@ class Element(Value, eq=False):
 
     @property
     def whole(self) -> Span:
-        """From the start tag to the end tag."""
+        """The range from the start tag to the end tag."""
         return Span(self.start.start, self.end.stop)
 
     @property
@@ -72,25 +72,25 @@ class Element(Value, eq=False):
         return self.attributes.get(attribute, default)
 
     def all(self, name: str, namespace: str | None = None) -> tuple[Element, ...]:
-        """The children of this name; libvirt's own are in no namespace."""
+        """The children with this name; libvirt's own are in no namespace."""
         return tuple(one for one in self.children if (one.name, one.namespace) == (name, namespace))
 
     def find(self, path: str) -> Element | None:
-        """The first element that is reached by names of children: `os/type`."""
+        """The first element on a path of child names: `os/type`."""
         found: Element | None = self
         for name in path.split("/"):
             found = next(iter(found.all(name)), None) if found is not None else None
         return found
 
     def each(self, path: str) -> tuple[Element, ...]:
-        """All elements that are reached by names of children: `cputune/vcpupin`."""
+        """All elements on a path of child names: `cputune/vcpupin`."""
         found: tuple[Element, ...] = (self,)
         for name in path.split("/"):
             found = tuple(child for element in found for child in element.all(name))
         return found
 
     def fail(self, what: str, remedy: str) -> NoReturn:
-        """Refuse what is written here.
+        """Reject the text at this place.
 
         Raises:
             InvalidDocument: always.
@@ -101,20 +101,20 @@ class Element(Value, eq=False):
 
 
 class Document(Value):
-    """A text, and what it holds."""
+    """A text and its root element."""
 
     source: str
     text: bytes
     encoding: str
-    """A codec of Python that writes as the text is written."""
+    """A Python codec for the encoding of the text."""
     root: Element
 
 
 def parse(text: bytes, source: str) -> Element:
-    """The root of a document; `source` is what messages call it.
+    """The root of a document; `source` is its name in messages.
 
     Raises:
-        InvalidDocument: it is no XML, or none that can be read safely and kept.
+        InvalidDocument: it is not XML, or cannot be read safely and preserved.
 
     """
     return read_document(text, source).root
@@ -124,17 +124,17 @@ def read_document(text: bytes, source: str) -> Document:
     """A document with its encoding.
 
     Raises:
-        InvalidDocument: it is no XML, or none that can be read safely and kept.
+        InvalidDocument: it is not XML, or cannot be read safely and preserved.
 
     """
     if text.startswith(_WIDE_STARTS):
-        message = f"{source}: its encoding is not one that extends ASCII"
+        message = f"{source}: unsupported encoding, it does not extend ASCII"
         raise InvalidDocument(message, _TO_UTF8)
     return _Builder(text, source).document()
 
 
 class _Open(Struct):
-    """An element whose end tag is still to come."""
+    """An element without its end tag yet."""
 
     tag: str
     attributes: dict[str, str]
@@ -151,7 +151,7 @@ class _Open(Struct):
 
 
 class _Builder:
-    """Makes elements of what expat finds."""
+    """Creates elements from the events of expat."""
 
     def __init__(self, text: bytes, source: str) -> None:
         self._text = text
@@ -173,12 +173,14 @@ class _Builder:
         except expat.ExpatError as error:
             self._explain(error)
         except (LookupError, ValueError):
-            self._fail(1, 1, "its encoding is not known, or takes several bytes", _TO_UTF8)
+            self._fail(
+                1, 1, "the encoding is unknown or uses several bytes per character", _TO_UTF8
+            )
         assert self._root is not None  # noqa: S101 - expat wants one
         return Document(self._source, self._text, self._encoding, self._root)
 
     def _declare(self, _version: str, encoding: str | None, _standalone: int) -> None:
-        """Check the encoding of the XML declaration; expat reads it by the same codec."""
+        """Check the encoding of the XML declaration; expat uses the same codec."""
         name = encoding or "utf-8"
         try:
             extends_ascii = _ASCII.decode(name) == _ASCII.decode("ascii")
@@ -186,17 +188,19 @@ class _Builder:
         except (LookupError, UnicodeDecodeError):
             extends_ascii, codec = False, name
         if not extends_ascii or codec == "utf-8-sig":
-            self._fail(1, 1, f"cannot keep a document in the encoding {name!r}", _TO_UTF8)
+            self._fail(1, 1, f"cannot preserve the encoding {name!r}", _TO_UTF8)
         self._encoding = codec
 
     def _refuse_doctype(self, *_: object) -> None:
-        remedy = "take the DOCTYPE out: domains of libvirt have none"
-        self._fail(*self._place, "a DOCTYPE, which could bring in other files", remedy)
+        remedy = "remove the DOCTYPE: libvirt domains do not have one"
+        self._fail(*self._place, "a DOCTYPE, which could include other files", remedy)
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         line, column = self._place
         if len(self._open) == _DEEPEST:
-            self._fail(line, column, f"more than {_DEEPEST} levels", "libvirt reads no more either")
+            self._fail(
+                line, column, f"more than {_DEEPEST} levels", "libvirt does not read more either"
+            )
         start = self._expat.CurrentByteIndex
         namespaces = self._open[-1].namespaces if self._open else {}
         own = {name[6:]: uri for name, uri in attributes.items() if name.startswith("xmlns:")}
@@ -236,7 +240,7 @@ class _Builder:
         self._open[-1].text.append(text)
 
     def _after_tag(self, start: int) -> int:
-        """Where the tag that begins there is over; quoted values may hold a `>`."""
+        """The end of the tag that begins here; quoted values may contain a `>`."""
         found = _TAG_END.match(self._text, start)
         assert found is not None  # noqa: S101 - expat has read it
         return found.end()
@@ -247,10 +251,10 @@ class _Builder:
 
     def _explain(self, error: expat.ExpatError) -> NoReturn:
         text = expat.ErrorString(error.code) or "it cannot be read"
-        what, remedy = _MISTAKES.get(text, (text, "mend it there, or just before"))
+        what, remedy = _MISTAKES.get(text, (text, "correct it there or just before"))
         if self._open and text in _UNCLOSED:
             last = self._open[-1]
-            what = f"{what}: <{last.tag}> of line {last.line} is still open"
+            what = f"{what}: <{last.tag}> of line {last.line} is not closed"
             remedy = f"write </{last.tag}> where it ends"
         self._fail(error.lineno, error.offset + 1, what, remedy)
 
@@ -261,23 +265,23 @@ class _Builder:
 
 _MISTAKES = {
     "no element found": ("the text ends too early", "a domain begins with: <domain type='kvm'>"),
-    "mismatched tag": ("an end tag of something else", "close what was opened last first"),
-    "unclosed token": ("a tag or comment that never ends", "end it with > or -->"),
-    "unclosed CDATA section": ("a CDATA section that never ends", "end it with ]]>"),
-    "undefined entity": ("an entity that XML does not have", "write the character itself"),
-    "duplicate attribute": ("an attribute twice", "keep one"),
-    "junk after document element": ("something after the end", "keep one root element"),
+    "mismatched tag": ("an end tag that does not match", "close the last opened element first"),
+    "unclosed token": ("an unterminated tag or comment", "end it with > or -->"),
+    "unclosed CDATA section": ("an unterminated CDATA section", "end it with ]]>"),
+    "undefined entity": ("an undefined entity", "write the character itself"),
+    "duplicate attribute": ("a duplicate attribute", "keep one"),
+    "junk after document element": ("content after the root element", "keep one root element"),
     "not well-formed (invalid token)": (
-        "no XML: a character that cannot stand here",
-        "write &amp; for &, &lt; for <, put values of attributes into quotes, save it as UTF-8",
+        "not XML: an invalid character",
+        "write &amp; for &, &lt; for <, quote attribute values, and save the file as UTF-8",
     ),
-    "syntax error": ("no XML", "a domain begins with: <domain type='kvm'>"),
+    "syntax error": ("not XML", "a domain begins with: <domain type='kvm'>"),
     "XML or text declaration not at start of entity": (
         "an XML declaration that is not at the start",
-        "take out what is before <?xml, or the declaration",
+        "remove what is before <?xml, or the declaration",
     ),
-    "unknown encoding": ("an encoding that cannot be read", _TO_UTF8),
+    "unknown encoding": ("an unsupported encoding", _TO_UTF8),
     "encoding specified in XML declaration is incorrect": ("another encoding", _TO_UTF8),
 }
-"""What expat says, what it means here, and what helps."""
+"""Messages of expat, what they mean, and the remedy."""
 _UNCLOSED = frozenset({"no element found", "mismatched tag"})

@@ -1,10 +1,10 @@
 """The journal: what a run is about to do, written and fsynced before it is done.
 
-One file per run in /var/lib/vfiomgr/journal, numbered in the order in which they were begun, one
-record per line (journal_records.py): `plan` with the request, its checkpoint and all steps, then
-`begin`, `done`, `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with the
-steps that could be planned only then, and `end`. A run holds a lock on its file: one without `end`
-and without a lock was cut off. A last line that is no whole record was never written.
+One file per run in /var/lib/vfiomgr/journal, numbered in the order of their start, one record per
+line (journal_records.py): `plan` with the request, its checkpoint and all steps, then `begin`,
+`done`, `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with steps that
+could only be planned then, and `end`. A run holds a lock on its file: one without `end` and without
+a lock was interrupted. An incomplete last line was never written.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 _ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
 _KEPT = 100
-"""Runs to keep; older ones are removed."""
+"""Number of runs to keep; older ones are removed."""
 _TAIL = 4096
-"""Bytes that hold the last record of an ended run."""
+"""Bytes that are sure to contain the last record of a finished run."""
 
 
 class Journal:
@@ -58,7 +58,7 @@ class Journal:
             self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
         )
         self._length = 0
-        """Bytes of complete records; more than that a failed write left behind."""
+        """Bytes of complete records; a failed write may have left more."""
         try:
             fcntl.flock(self.descriptor, fcntl.LOCK_EX)
         except BaseException:
@@ -74,7 +74,7 @@ class Journal:
         boot_id: str | None,
         checkpoint: Checkpoint | None = None,
     ) -> Self:
-        """Begin the record of a run; nothing of it stays where that fails."""
+        """Begin the record of a run; if that fails, nothing of it remains."""
         tree.make_directory(DIRECTORY)
         _prune(tree)
         with next_name(tree) as name:
@@ -97,14 +97,14 @@ class Journal:
         return journal
 
     def _discard(self) -> None:
-        """Remove a journal that nobody acts on; where that fails it is an empty one, or torn."""
+        """Remove a journal that is not used; if that fails, it is empty or incomplete."""
         with suppress(OSError):
             os.unlink(self._path)
         os.close(self.descriptor)
 
     @classmethod
     def resume(cls, tree: HostTree, name: str) -> Self:
-        """Go on with the record of a run that was cut off, perhaps in the middle of a line."""
+        """Continue the record of an interrupted run, which may end in an incomplete line."""
         journal = cls(tree, name)
         try:
             journal._length = decode(_read_all(journal.descriptor)).length
@@ -121,15 +121,15 @@ class Journal:
     def record(
         self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
     ) -> None:
-        """Append one record; what is `durable` is on disk when this returns."""
+        """Append one record; with `durable`, it is on disk when this returns."""
         self._append([{"event": event, "time": time.time(), **(details or {})}], durable=durable)
 
     def extend(self, plan: Plan) -> None:
-        """Record, durably, the steps that follow those so far."""
+        """Record durably the steps that follow the previous ones."""
         self.record("more", _contents(plan))
 
     def begin(self, steps: Iterable[int]) -> None:
-        """Record, durably, that steps are about to be taken."""
+        """Record durably that steps are about to begin."""
         now = time.time()
         records = [{"event": "begin", "time": now, "step": step} for step in steps]
         self._append(records, durable=True)
@@ -149,7 +149,7 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close; what is recorded is on disk already."""
+        """Close the file; its records are already on disk."""
         os.close(self.descriptor)
 
 
@@ -169,10 +169,10 @@ def _contents(plan: Plan) -> dict[str, object]:
 
 
 def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
-    """The whole records of a journal; one that was cut off was never acted upon.
+    """The complete records of a journal; an incomplete one was never acted upon.
 
     Raises:
-        InvalidDocument: the journal is damaged, or it is not vfiomgr's.
+        InvalidDocument: the journal is damaged, or does not belong to vfiomgr.
 
     """
     try:
@@ -187,42 +187,42 @@ def read_journal(tree: HostTree, name: str) -> list[dict[str, Any]]:
 
 
 def unreadable(name: str, why: str) -> InvalidDocument:
-    """The error of a journal that cannot be used."""
+    """The error for a journal that cannot be used."""
     return InvalidDocument(
         f"cannot read {DIRECTORY / name}: {why}",
-        f"look at the devices, then move the file away: mv {DIRECTORY / name} /root/",
+        f"check the devices, then move the file away: mv {DIRECTORY / name} /root/",
     )
 
 
 class CutOff(Value):
-    """A run that a crash, a stuck kernel or a failed roll-back left half done."""
+    """A run that was interrupted by a crash, a stuck kernel or a failed rollback."""
 
     name: str
     summary: str
     step: str
-    """What it was doing, or was about to begin with."""
+    """The step that it was in, or was about to begin."""
     locks: frozenset[str]
     subjects: frozenset[str]
-    """The functions and vGPUs that it was about."""
+    """The functions and vGPUs that it concerned."""
     is_of_this_boot: bool
-    """A reboot undoes what a run did to devices, but not what it did to files."""
+    """A reboot undoes the changes to devices, but not those to files."""
     boot_id: str | None = None
     has_settings: bool = False
-    """Whether it alone knows how to restore a setting, such as autoprobe, that it had changed."""
+    """Whether only this run can restore a setting that it changed, such as autoprobe."""
 
     def is_resolved_by(self, plan: Plan) -> bool:
-        """Whether a later plan has brought all that this run was about to a state of its own."""
+        """Whether a later plan has set everything that this run concerned to a new state."""
         covers = self.subjects <= set(plan.resolves) and self.locks <= set(plan.locks)
         return covers and not self.has_settings
 
 
 class Damaged(Value):
-    """A journal without an intact end that cannot be read: it may hold the state of devices."""
+    """A journal that is not intact and cannot be read; it may hold the state of devices."""
 
     name: str
     why: str
     locks: frozenset[str] | None = None
-    """None where the plan itself cannot be read: it may be about anything."""
+    """None if the plan itself cannot be read: any device may be concerned."""
     subjects: frozenset[str] | None = None
 
 
@@ -232,11 +232,11 @@ class Survey(Value):
     cut_off: tuple[CutOff, ...]
     damaged: tuple[Damaged, ...]
     foreign: tuple[str, ...]
-    """Other names in the directory of the journal."""
+    """Other names in the journal's directory."""
 
 
 def survey(tree: HostTree, boot_id: str | None) -> Survey:
-    """Look at all journals of runs that are not under way and have not ended."""
+    """Examine all journals of runs that are neither running nor ended."""
     found = [run for name in names(tree) if (run := _left_by(tree, name, boot_id)) is not None]
     runs = (run for run in found if isinstance(run, CutOff))
     return Survey(
@@ -247,12 +247,12 @@ def survey(tree: HostTree, boot_id: str | None) -> Survey:
 
 
 def cut_off_runs(tree: HostTree, boot_id: str | None) -> list[CutOff]:
-    """The runs that left their work half done, and are not under way, in their order."""
+    """The interrupted runs that are not running, in their order."""
     return list(survey(tree, boot_id).cut_off)
 
 
 def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged | None:
-    """What a run left; None where it ended, is under way, or never began."""
+    """What a run left behind; None if it ended, is running, or never began."""
     try:
         with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
             # Who holds the lock comes first: a run that ends meanwhile has its end written.
@@ -271,7 +271,7 @@ def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged
 
 
 def _damaged(name: str, why: str, records: list[dict[str, Any]]) -> Damaged:
-    """What a damaged journal still says; nothing where its first plan is lost, or a later one."""
+    """What a damaged journal still shows; nothing if its first plan or a later one is lost."""
     plans = [record for record in records if record["event"] in PLANS]
     has_first = bool(records) and records[0]["event"] == "plan"
     if not has_first or not all(map(is_plan, plans)) or not names_planned_steps(records):
@@ -302,13 +302,13 @@ def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> C
 
 
 def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:
-    """Whether a step changes what a later one of its run restores; of an unknown kind it may."""
+    """Whether a later step of the run restores what this step changes; True for unknown kinds."""
     kind = step_kinds().get(steps[number]["kind"])
     return kind is None or kind.is_restored_later(steps[number], steps[number + 1 :])
 
 
 def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:
-    """All journals and how long they are: another value once another run has done anything."""
+    """All journals and their sizes; the value changes with every run."""
     try:
         with os.scandir(tree.locate(DIRECTORY)) as entries:
             return frozenset(
@@ -319,13 +319,13 @@ def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:
 
 
 def supersede(tree: HostTree, run: CutOff) -> None:
-    """Close the journal of a run that was cut off, once a later run has settled its devices."""
+    """Close the journal of an interrupted run after a later run has settled its devices."""
     with Journal.resume(tree, run.name) as journal:
         journal.record("end", {"outcome": "superseded"})
 
 
 def _has_ended(file: BinaryIO) -> bool:
-    """Whether a run ended, and left nothing to be done; its last record tells."""
+    """Whether a run ended and nothing remains to be done; its last record shows that."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))
     last = last_record(file.read(_TAIL))
@@ -341,9 +341,9 @@ def _is_locked(file: BinaryIO) -> bool:
 
 
 def _prune(tree: HostTree) -> None:
-    """Remove old runs; one that is not settled yet stays, and so do the last about layouts.
+    """Remove old runs, except unsettled ones and the last ones about layouts.
 
-    What cannot be read stays too: somebody has to look at it.
+    Unreadable journals are kept too, since somebody has to check them.
     """
     left = _KEPT
     for name in reversed(names(tree)[:-_KEPT]):

@@ -1,7 +1,7 @@
-"""The files of the journal: their names, which say their order, and who else is in the directory.
+"""The files of the journal: their names, which give the order, and other files in the directory.
 
-A run takes the next number while it locks the directory. The highest number so far is also kept
-beside the directory, so that no number comes twice, even where somebody removes journals.
+A run takes the next number while it locks the directory. The highest number is also kept beside
+the directory, so that no number is used twice, even if somebody removes journals.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 DIRECTORY = STATE / "journal"
 LAST = STATE / "journal.last"
-"""The highest number that a run had."""
+"""The highest number used by a run."""
 _NUMBERED = re.compile(r"([0-9]{12,18})\.jsonl")
 _DATED = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9]{20})-[0-9]+\.jsonl")
-"""Names that earlier versions gave: wall clock, monotonic clock, PID."""
+"""Names used by earlier versions: wall clock, monotonic clock, PID."""
 _DIGITS = 18
 _MOST_RUNS = 10**15
-"""A number beyond this was not reached by counting."""
+"""Numbers beyond this are invalid."""
 
 Place = tuple[bool, int, str]
 
 
 def place_of(name: str, *, is_of_this_boot: bool = False) -> Place:
-    """What sorts journals in the order in which they were begun.
+    """The sort key for the order in which journals were begun.
 
-    All that are named by the clock are older than those with a number. Among them the monotonic
-    clock orders those of one boot, since somebody may have set the other one.
+    Journals named by the clock are older than numbered ones. Among them, the monotonic clock orders
+    those of one boot, since the wall clock may have been changed.
     """
     numbered, dated = _NUMBERED.fullmatch(name), _DATED.fullmatch(name)
     if numbered is not None:
@@ -54,7 +54,7 @@ def names(tree: HostTree) -> list[str]:
 
 
 def foreign_names(tree: HostTree) -> list[str]:
-    """What else is in the directory: no run of vfiomgr has such a name."""
+    """Other names in the directory, which are not journals of vfiomgr."""
     return [name for name in tree.children(DIRECTORY) if not _is_ours(name)]
 
 
@@ -64,10 +64,10 @@ def _is_ours(name: str) -> bool:
 
 @contextmanager
 def next_name(tree: HostTree) -> Iterator[str]:
-    """A name that no run had, while no other process can take one.
+    """An unused name, while no other process can take one.
 
     Raises:
-        OSError: the number cannot be kept.
+        OSError: the number cannot be stored.
 
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -106,7 +106,7 @@ def _next_number(tree: HostTree) -> int:
 
 
 def _tell_unusable(why: str | None) -> None:
-    """The names in the directory are enough as long as nobody removes the last of them."""
+    """Report an unusable number file; the names in the directory are sufficient in most cases."""
     warnings.warn(f"cannot use {LAST}: {why}", stacklevel=3)
 
 
@@ -117,7 +117,7 @@ def _highest(present: Iterable[str]) -> int:
 
 
 def _read(text: bytes) -> int:
-    """The number that is kept; 0 where there is none, or something else."""
+    """The stored number; 0 if it is missing or invalid."""
     number = text.removesuffix(b"\n")
     if len(number) != _DIGITS or not number.isdigit() or int(number) >= _MOST_RUNS:
         return 0

@@ -1,8 +1,8 @@
 """The lines of a journal: one JSON record each, with a checksum.
 
 A record ends with `"crc32"`: the checksum of its text without that key. Journals of earlier
-versions have none. Two kinds of damage differ: a last line without its newline was never written
-completely, so nobody acted on it; any other line that is not intact was, and is lost.
+versions have none. A last line without its newline was never written completely, so nobody acted
+on it; any other damaged line was acted upon, and is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SUMMED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
 PLANS = frozenset({"plan", "more"})
-"""Events whose records have steps."""
+"""Events whose records contain steps."""
 _ABOUT_STEPS = frozenset({"begin", "undo-done"})
 _LISTS = ("locks", "steps", "descriptions", "subjects")
 _PER_STEP = _LISTS[1:]
@@ -30,11 +30,11 @@ class Contents(Value):
     """What a journal contains."""
 
     records: list[dict[str, Any]]
-    """All that are intact."""
+    """All intact records."""
     length: int
-    """Bytes of complete lines; what follows was never written completely."""
+    """Bytes of complete lines; the rest was never written completely."""
     damage: str = ""
-    """What is not intact, in words; empty where nothing is."""
+    """A description of the damage; empty if there is none."""
 
 
 def encode(record: Mapping[str, object]) -> bytes:
@@ -61,7 +61,7 @@ def decode(data: bytes) -> Contents:
 
 
 def last_record(tail: bytes) -> dict[str, Any] | None:
-    """The last record of a journal by its last bytes; None where it is not intact."""
+    """The last record of a journal, from its last bytes; None if it is damaged."""
     lines = [line for line in tail[: tail.rfind(b"\n") + 1].split(b"\n") if line.strip()]
     if not lines:
         return None
@@ -72,10 +72,10 @@ def last_record(tail: bytes) -> dict[str, Any] | None:
 
 
 def _read(line: bytes, *, is_summed: bool) -> dict[str, Any]:
-    """One record with the names of this version.
+    """One record, with the names of this version.
 
     Raises:
-        ValueError: as `_parse`, or it is nested deeper than any record of vfiomgr.
+        ValueError: as in `_parse`, or it is nested too deeply.
 
     """
     try:
@@ -89,8 +89,8 @@ def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:
     """One record.
 
     Raises:
-        JSONDecodeError: it is no JSON.
-        ValueError: it is another text than was written, or no record.
+        JSONDecodeError: it is not JSON.
+        ValueError: its text was changed, or it is not a record.
 
     """
     if is_summed:
@@ -109,7 +109,7 @@ def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:
 
 
 def _misshapen(records: Sequence[dict[str, Any]]) -> str:
-    """What keeps intact records from being a journal; empty where nothing does."""
+    """Why intact records are not a journal; empty if they are."""
     for number, record in enumerate(records, 1):
         is_first = number == 1
         if is_first != (record["event"] == "plan"):
@@ -122,7 +122,7 @@ def _misshapen(records: Sequence[dict[str, Any]]) -> str:
 
 
 def names_planned_steps(records: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether each record is about a step that was planned before; the plans are intact."""
+    """Whether each record refers to a step that was planned before; the plans are intact."""
     steps = 0
     for record in records:
         if record["event"] in PLANS:
@@ -135,7 +135,7 @@ def names_planned_steps(records: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def is_plan(record: Mapping[str, Any]) -> bool:
-    """Whether a record has all that a plan has."""
+    """Whether a record has all fields of a plan."""
     if not all(isinstance(record.get(key), list) for key in _LISTS):
         return False
     described = {len(record[key]) for key in _PER_STEP}
@@ -161,5 +161,5 @@ def _is_number(value: object, limit: int) -> bool:
 
 
 def all_of(records: Iterable[Mapping[str, Any]], what: str) -> list[Any]:
-    """What all plans of a run say, one after the other."""
+    """The values of all plans of a run, concatenated."""
     return [one for record in records for one in record.get(what, ())]

@@ -29,20 +29,26 @@ class LoadModule(Step, Value):
         return f"load the kernel module {self.module}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """The equivalent shell commands."""
         return (f"modprobe {self.module}",)
 
     def inverse(self) -> None:
-        """None: a loaded module hurts nobody and may be in use by then."""
+        """None: a loaded module is harmless and may be in use by then."""
 
 
 @performs(LoadModule)
 def load_module(tree: HostTree, step: LoadModule) -> None:
-    """Load it, and make sure that it brought the driver."""
+    """Load the module and verify that it provides the driver."""
     if not tree.exists(paths.PCI_DRIVERS / step.driver):
         tree.load_module(step.module)
     if not tree.exists(paths.PCI_DRIVERS / step.driver):
         brought = vfio_drivers.driver_of_module(tree, step.module)
         other = f" but {brought}" if brought else ""
-        message = f"the module {step.module} is loaded and brings no driver {step.driver}{other}"
-        raise HostError(message, "run it again, or name the driver (--driver, in a layout driver)")
+        message = (
+            f"the module {step.module} is loaded but does not provide the driver "
+            f"{step.driver}{other}"
+        )
+        raise HostError(
+            message,
+            "run the command again, or choose another driver (--driver; in a layout: driver)",
+        )

@@ -1,4 +1,4 @@
-"""One writer at a time for what a plan touches, across processes: flock below /run/vfiomgr."""
+"""One writer at a time for everything a plan changes, across processes: flock in /run/vfiomgr."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ DEADLINE = 300.0
 """Seconds to wait for another writer."""
 _POLL = 0.1
 _IN_THE_WAY = frozenset({EISDIR, ELOOP, ENODEV, ENXIO})
-"""What open() says of a directory, a link, and a socket or a device without driver."""
+"""The answers of open() for a directory, a link, and a socket or a device without driver."""
 
 
 @contextmanager
 def hold(
     tree: HostTree, names: Iterable[str], on_wait: Callable[[str], None], *, wait: bool = True
 ) -> Iterator[None]:
-    """Hold the named locks, taken in one order so that two plans never wait for each other.
+    """Hold the named locks; they are taken in a fixed order, so that two plans never deadlock.
 
-    `on_wait` is told once per lock that is taken by another process. Who holds some already must
-    not `wait` for others.
+    `on_wait` is called once per lock that another process holds. A caller that already holds locks
+    must not `wait` for others.
 
     Raises:
-        HostError: another process kept a lock longer than the deadline, or has it.
+        HostError: another process kept a lock longer than the deadline, or holds it.
 
     """
     tree.make_directory(_LOCKS)
@@ -69,7 +69,7 @@ def _opened(tree: HostTree, name: str) -> int:
     """The file of a lock.
 
     Raises:
-        HostError: something else is in its place.
+        HostError: something else exists at its path.
 
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -91,9 +91,10 @@ def _not_a_lock(name: str) -> HostError:
 
 
 def _leave(descriptor: int, name: str, error: StuckInKernel) -> None:
-    """Leave the lock of a device that is stuck to the child in it, and no other lock.
+    """Leave the lock of a stuck device to the child that is stuck in it, and no other lock.
 
-    A child that was forked meanwhile has the same open file, so that closing it here frees nothing.
+    A child that was forked in the meantime has the same open file, so closing it here is no
+    release.
     """
     if name in error.locks:
         os.ftruncate(descriptor, 0)
@@ -112,7 +113,7 @@ def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None], patienc
             holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "?"
             if time.monotonic() > deadline:
                 message = f"{name} is being changed by vfiomgr with PID {holder}"
-                raise HostError(message, "wait for that process, or look at what it does") from None
+                raise HostError(message, "wait until that process has finished") from None
             if not told:
                 on_wait(f"waiting for PID {holder}, which is changing {name}")
                 told = True
@@ -122,7 +123,7 @@ def _acquire(descriptor: int, name: str, on_wait: Callable[[str], None], patienc
 
 
 def device_lock(device: PciDevice) -> str:
-    """Its IOMMU group's; its own where it is in none."""
+    """The lock of its IOMMU group; without a group, its own."""
     if device.iommu_group is None:
         return f"device-{device.address}"
     return f"group-{device.iommu_group}"

@@ -1,4 +1,4 @@
-"""Records of vfiomgr that cannot be read: reported, and refused where a plan may need them."""
+"""Unreadable records of vfiomgr: reported, and refused if a plan may need them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def unusable(left: Survey) -> Iterator[str]:
-    """What in the directory of the journal is ignored, and what is not intact."""
+    """The ignored and damaged files in the journal's directory."""
     for name in left.foreign:
         yield f"ignoring {DIRECTORY / name}: not a journal of vfiomgr"
     for journal in left.damaged:
@@ -27,10 +27,10 @@ def unusable(left: Survey) -> Iterator[str]:
 
 
 def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
-    """Make sure that a plan changes nothing whose state only an unreadable record has.
+    """Refuse to change devices whose original state may be in an unreadable record.
 
     Raises:
-        Refusal: it does, or may; the record is named.
+        Refusal: a device may be concerned; the record is named.
 
     """
     if plan.is_empty:
@@ -57,8 +57,8 @@ def _refusal(devices: list[str], file: str, why: str) -> Refusal:
             blocker(
                 "journal-unreadable",
                 file,
-                f"{file} may hold the original state of {of}, and cannot be read: {why}",
-                f"look at the devices, then move the file away: mv {file} /root/",
+                f"{file} cannot be read and may contain the original state of {of}: {why}",
+                f"check the devices, then move the file away: mv {file} /root/",
             )
         ]
     )

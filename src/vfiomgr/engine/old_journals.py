@@ -1,6 +1,6 @@
-"""Journals of earlier versions: what has another name by now, and where it is.
+"""Journals of earlier versions: translates names that have changed or moved.
 
-They had an `intent` in place of the request, which held the fields of its checkpoint too.
+They had an `intent` instead of the request, which also contained the fields of its checkpoint.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _CHECKPOINTS = {
         "instances_after": "instances",
     },
 }
-"""By the kind of a request its fields that are in the checkpoint now, and their names there."""
+"""For each kind of request, the fields that are now in the checkpoint, with their names there."""
 
 
 def current(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of a journal, or a plan that was saved, with the names of this version."""
+    """A record of a journal, or a saved plan, with the names of this version."""
     record = dict(record)
     if isinstance(request := record.pop("intent", None), dict):
         record["request"] = _renamed(request)
@@ -51,7 +51,7 @@ def current(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(value: Any) -> Any:  # noqa: ANN401 - any JSON
-    """A step or a request, and those within, by the present names and without a checkpoint."""
+    """A step or request, including nested ones, with the present names and without a checkpoint."""
     if isinstance(value, list):
         return [_renamed(item) for item in value]
     if not isinstance(value, dict):
@@ -65,6 +65,6 @@ def _renamed(value: Any) -> Any:  # noqa: ANN401 - any JSON
 
 
 def _checkpoint(request: dict[str, Any]) -> dict[str, Any] | None:
-    """What an old request held of a checkpoint; None where requests of its kind have none."""
+    """The checkpoint contained in an old request; None if requests of its kind have none."""
     names = _CHECKPOINTS.get(str(request.get("kind")), {})
     return {names[name]: request[name] for name in names if name in request} if names else None

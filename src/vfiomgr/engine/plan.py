@@ -1,4 +1,4 @@
-"""A plan: the steps from the host as it is to what a request wants."""
+"""A plan: the steps from the current state of the host to the requested one."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 FIRST = 0
-"""The group whose steps come before those of all others."""
+"""The group whose steps come before all others."""
 LAST = -1
-"""The group whose steps come after those of all others."""
+"""The group whose steps come after all others."""
 
 
 class Plan(Value):
-    """What `--dry-run` prints is what a run executes."""
+    """The steps of a request: printed by `--dry-run`, executed by a run."""
 
     summary: str
     steps: tuple[Step, ...]
     locks: tuple[str, ...] = ()
-    """Names of what no other process may change meanwhile, e.g. `group-38`."""
+    """What no other process may change during the run, e.g. `group-38`."""
     notes: tuple[str, ...] = ()
-    """What a reader should know: companions that come along, functions that are left alone."""
+    """Notes for the reader: companion functions, functions that are left alone."""
     already: tuple[str, ...] = ()
-    """What is in the wanted state and not touched."""
+    """What already is in the desired state and is not touched."""
     resolves: tuple[str, ...] = ()
-    """The functions and vGPUs that are as somebody wants them afterwards, moved or not."""
+    """The functions and vGPUs that will be in the desired state, changed or not."""
     deferred: tuple[str, ...] = ()
-    """What can be planned only once this is done: about functions that do not exist yet."""
+    """What can only be planned after this plan: it concerns functions that do not exist yet."""
     parallel_groups: tuple[int, ...] = ()
-    """For each step its group; they run side by side, after FIRST, before LAST. Empty: in order."""
+    """Each step's group; groups run in parallel, after FIRST and before LAST. Empty: in order."""
     not_checked: tuple[str, ...] = ()
-    """What could not be looked at before it was made, and what is missing for that."""
+    """What could not be checked for the plan, and what is missing for that."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether the host is as wanted already."""
+        """Whether the host already is in the desired state."""
         return not self.steps
 
     def lines(self) -> Iterator[str]:
-        """What `--dry-run` prints: each step with its number and its shell commands."""
+        """The output of `--dry-run`: each step with its number and its shell commands."""
         yield f"plan: {self.summary}"
         yield from (f"  {text}" for text in (*self.notes, *self.already))
         if self.is_empty:
@@ -55,12 +55,12 @@ class Plan(Value):
         yield from (f"then: {text}" for text in self.deferred)
 
     def __str__(self) -> str:
-        """The lines, harmless for a terminal; then what was not checked."""
+        """The lines, escaped for a terminal, and what was not checked."""
         unseen = (f"not checked: {text}" for text in self.not_checked)
         return "\n".join(map(printable, (*self.lines(), *unseen)))
 
     def to_document(self) -> dict[str, Any]:
-        """The plan as documents have it: of each step its fields and its shell commands."""
+        """The plan for documents: the fields and shell commands of each step."""
         return {
             "summary": self.summary,
             "notes": self.notes,
@@ -77,7 +77,7 @@ class Plan(Value):
         }
 
     def to_json(self) -> str:
-        """What `--dry-run --format json` prints: a `Plan` of the version vfiomgr/v1."""
+        """The output of `--dry-run --format json`: a `Plan` document of version vfiomgr/v1."""
         import json  # noqa: PLC0415 - few plans become documents
 
         body = to_jsonable({**self.to_document(), "not_checked": self.not_checked})
@@ -86,7 +86,7 @@ class Plan(Value):
 
 
 def joined(summary: str, plans: Sequence[Plan]) -> Plan:
-    """One plan of several, whose steps are taken in their order, without groups."""
+    """Several plans as one, with their steps in order and without groups."""
     return Plan(
         summary,
         tuple(step for plan in plans for step in plan.steps),

@@ -1,4 +1,4 @@
-"""Whether this process can change the host at all."""
+"""Checks whether this process can change the host."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
 
 
 def require_file_rights(tree: HostTree) -> None:
-    """Make sure that this process can change the configuration of the host; any tree has files.
+    """Require the permission to change the host's configuration files; any tree has files.
 
     Raises:
-        NeedsRoot: this user has no right to.
+        NeedsRoot: this user may not.
 
     """
     if tree.is_machine and os.geteuid() != 0:
-        message = "changing files of the host's configuration"
+        message = "changing configuration files of the host"
         raise NeedsRoot(message)
 
 
 def without_kernel(tree: HostTree) -> str:
-    """Why devices cannot be changed in a tree that is not live."""
-    return f"{tree.root} is no running host: no kernel acts on what is written there"
+    """The reason why devices cannot be changed in a tree that is not live."""
+    return f"a recorded host cannot be changed: {tree.root}"
 
 
 def require_rights(tree: HostTree) -> None:
-    """Make sure that this process can change the host at all.
+    """Require the permission to change the host.
 
     Raises:
         UsageError: the tree is a recording.
         HostError: sysfs is mounted read-only.
-        NeedsRoot: this user has no right to.
+        NeedsRoot: this user may not.
 
     """
     if not tree.is_live:
@@ -44,5 +44,5 @@ def require_rights(tree: HostTree) -> None:
         return
     if os.geteuid() != 0:
         raise NeedsRoot
-    message = "the kernel's device files cannot be written: /sys is read-only here"
+    message = "cannot change devices: /sys is mounted read-only"
     raise HostError(message, "run vfiomgr on the host, or in a privileged container")

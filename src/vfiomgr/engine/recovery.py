@@ -1,4 +1,4 @@
-"""Ends the runs that were left half done: undoes what they had begun, or finishes them."""
+"""Rolls back or finishes interrupted operations."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> tuple[CutOff, ...]:
-    """End all that can be ended: undo them, the latest first, or `finish` them.
+    """Roll back all interrupted operations, newest first, or `finish` them.
 
     Raises:
-        Refusal: the kernel has still not returned, a guard speaks against one of them, or it takes
-            a kernel that the tree does not have.
+        Refusal: the kernel has not returned yet, a safety check forbids one of them, or it
+        requires a running host.
         InvalidDocument: a journal cannot be read.
 
     """
@@ -57,10 +57,10 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
 
 
 def _require_kernel(run: CutOff, work: ApplyContext) -> None:
-    """Make sure that the tree can end a run.
+    """Require a tree in which the run can be rolled back or finished.
 
     Raises:
-        Refusal: it is about devices, and the tree is no running host.
+        Refusal: it concerns devices, and the tree is not a running host.
 
     """
     if work.tree.is_live:
@@ -73,17 +73,20 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
                     "not-a-running-host",
                     run.name,
                     message,
-                    "run vfiomgr recover on that host itself; of files it is done here",
+                    (
+                        "run vfiomgr recover on that host; here, only operations on files can be "
+                        "recovered"
+                    ),
                 )
             ]
         )
 
 
 def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]) -> None:
-    """Undo what runs on the same devices had begun, as far as the devices are still there.
+    """Undo what interrupted runs on the same devices had begun, for devices that still exist.
 
-    It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and
-    nobody should wait for those.
+    It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and nobody
+    should wait for them.
     """
     _plan_undo(runs, work, allow)
     locks = frozenset(lock for run in runs for lock in run.locks)
@@ -110,17 +113,17 @@ def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Overrid
 def _still_left(
     runs: tuple[CutOff, ...], locks: frozenset[str], work: ApplyContext
 ) -> tuple[CutOff, ...]:
-    """Those that nobody has ended since, and later ones that were cut off on the same devices.
+    """The runs that are still unfinished, and later runs interrupted on the same devices.
 
     Raises:
-        Refusal: a later one touches more than what is locked.
+        Refusal: a later run concerns more than what is locked.
 
     """
     now = cut_off_runs(work.tree, work.tree.read(BOOT_ID))
     groups = [group for group in overlapping(now) if not set(runs).isdisjoint(group)]
     left = tuple(run for run in now if any(run in group for group in groups))
     if not locks.issuperset(lock for run in left for lock in run.locks):
-        message = "another vfiomgr was interrupted meanwhile on the same devices"
+        message = "another vfiomgr was interrupted on the same devices in the meantime"
         raise refusal(
             [blocker("interrupted-meanwhile", ", ".join(sorted(locks)), message, "vfiomgr recover")]
         )
@@ -141,7 +144,7 @@ def _plan_undo(
 
 
 def _finish(run: CutOff, work: ApplyContext) -> None:
-    """Do what the run was to do, with the devices that it was to do it with."""
+    """Finish the interrupted run, with the devices that it was planned for."""
     left = read_unfinished(work.tree, run.name)
     refuse_other_devices(work.scan(left.request), left.steps)
     begun = (left.steps[number].subject for number in left.begun)

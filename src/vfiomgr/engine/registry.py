@@ -1,7 +1,7 @@
-"""What capabilities do with their requests and steps, and how the engine finds it.
+"""How the engine finds the functions of capabilities for their requests and steps.
 
 The modules of a capability (`vfiomgr.capability`) register their functions with the decorators
-below. The engine imports them when a request is planned, a step performed or a journal read.
+below. The engine imports them when a request is planned, a step is performed or a journal is read.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _AFTER_CHANGES: list[AfterChange] = []
 def plans(kind: type[Request]) -> Callable[[_F], _F]:
     """Register the function that plans requests of a class.
 
-    It takes the host and the request; for a class with a checkpoint, that of an interrupted run as
-    third argument, with None as default.
+    Its parameters are the host and the request; for a class with a checkpoint, also the checkpoint
+    of an interrupted run, with default None.
     """
     return _for(_PLANNERS, kind)
 
@@ -59,23 +59,23 @@ def plans(kind: type[Request]) -> Callable[[_F], _F]:
 def resolves(kind: type[Request]) -> Callable[[_F], _F]:
     """Register the function that finds the checkpoint of a request, for the journal.
 
-    It takes what planning takes: an interrupted run that is finished passes its own checkpoint on.
+    It has the parameters of the planning function: a resumed run passes its own checkpoint.
     """
     return _for(_RESOLVERS, kind)
 
 
 def checks(kind: type[Request]) -> Callable[[_F], _F]:
-    """Register what refuses a request that another process made obsolete meanwhile."""
+    """Register a function that refuses a request made obsolete by another process."""
     return _for(_CHECKS, kind)
 
 
 def performs(*kinds: type[Step]) -> Callable[[_F], _F]:
-    """Register the function that performs steps of some classes, and verifies their effect."""
+    """Register the function that performs steps of some classes and verifies their effect."""
     return _for(_PERFORMERS, *kinds)
 
 
 def verifies(kind: type[Step]) -> Callable[[_F], _F]:
-    """Register what looks at the device after a step, but not after undoing one."""
+    """Register a function that checks the device after a step, but not after undoing one."""
     return _for(_VERIFIERS, kind)
 
 
@@ -85,12 +85,12 @@ def guards_undo(function: UndoGuard) -> UndoGuard:
 
 
 def notes_devices(function: DeviceNotes) -> DeviceNotes:
-    """Register what a plan should tell of devices that are about to change."""
+    """Register notes for plans about devices that are about to change."""
     return _added(_DEVICE_NOTES, function)
 
 
 def after_change(function: AfterChange) -> AfterChange:
-    """Register what follows every change of devices."""
+    """Register a function that is called after every change of devices."""
     return _added(_AFTER_CHANGES, function)
 
 
@@ -109,7 +109,7 @@ def _added(functions: list[_F], function: _F) -> _F:
 
 
 def _load(modules: Modules, owner: str | None = None) -> None:
-    """Import modules of all capabilities, or of the one that has the module `owner`."""
+    """Import the modules of all capabilities, or of the one that contains the module `owner`."""
     for capability in registered():
         if owner is not None and not owner.startswith(capability.package + "."):
             continue
@@ -120,7 +120,7 @@ def _load(modules: Modules, owner: str | None = None) -> None:
 
 
 def _found(functions: dict[type[Any], _F], kind: type[Any], modules: Modules) -> _F | None:
-    """What is registered for a class, by its own capability first."""
+    """The function registered for a class; its own capability takes precedence."""
     for owner in (kind.__module__, None):
         if kind in functions:
             break
@@ -138,12 +138,12 @@ def _required(functions: dict[type[Any], _F], kind: type[Any], modules: Modules)
 
 
 def plan(host: HostSnapshot, request: Request, checkpoint: Checkpoint | None = None) -> Plan:
-    """The steps from the host as it is to what the request asks for.
+    """The steps that fulfil a request on the host as it is.
 
-    `checkpoint` is that of an interrupted run of the request, which this one finishes.
+    `checkpoint` belongs to an interrupted run of the request, which this one finishes.
 
     Raises:
-        Refusal: a guard forbids it.
+        Refusal: a safety check forbids it.
         UsageError: the request names what the host does not have.
 
     """
@@ -154,9 +154,9 @@ def plan(host: HostSnapshot, request: Request, checkpoint: Checkpoint | None = N
 def resolve(
     host: HostSnapshot, request: Request, checkpoint: Checkpoint | None = None
 ) -> Checkpoint | None:
-    """What only the host before a run can tell, for its journal; None where nothing is needed.
+    """The checkpoint of a request: facts that only exist before the run; None if it needs none.
 
-    `checkpoint` is that of an interrupted run which is to be finished: what it holds stays.
+    `checkpoint` belongs to an interrupted run that is being finished; its contents are kept.
     """
     kind = type(request)
     _required(_PLANNERS, kind, "plans")
@@ -165,10 +165,10 @@ def resolve(
 
 
 def refuse_obsolete(request: Request, tree: HostTree) -> None:
-    """Make sure that no other process did meanwhile what the request was made from.
+    """Refuse a request if another process changed what it was made from.
 
     Raises:
-        Refusal: one did.
+        Refusal: another process did.
 
     """
     _load("hooks")
@@ -181,14 +181,14 @@ def perform(step: Step, tree: HostTree) -> None:
     """Carry out one step and verify its effect.
 
     Raises:
-        HostError: the host did not get into the state that the step names.
+        HostError: the host did not reach the state that the step names.
 
     """
     _required(_PERFORMERS, type(step), "applies")(tree, step)
 
 
 def verify(step: Step, tree: HostTree) -> None:
-    """Make sure that a device survived a step.
+    """Verify that a device survived a step.
 
     Raises:
         HostError: it did not.
@@ -200,13 +200,13 @@ def verify(step: Step, tree: HostTree) -> None:
 
 
 def undo_guards() -> tuple[UndoGuard, ...]:
-    """Reasons against undoing, in the order in which they are asked."""
+    """Reasons against undoing, in the order of the checks."""
     _load("hooks")
     return tuple(_UNDO_GUARDS)
 
 
 def device_notes(host: HostSnapshot, devices: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
-    """What a plan should tell of devices that are about to change."""
+    """Notes for plans about devices that are about to change."""
     _load("hooks")
     devices = tuple(devices)
     for notes in _DEVICE_NOTES:
@@ -214,20 +214,20 @@ def device_notes(host: HostSnapshot, devices: Iterable[PciDevice | Vgpu]) -> Ite
 
 
 def follow_change(work: ApplyContext) -> None:
-    """Let every capability follow a change of devices."""
+    """Notify every capability of a change of devices."""
     _load("hooks")
     for follow in _AFTER_CHANGES:
         follow(work)
 
 
 def step_kinds() -> Mapping[str, type[Step]]:
-    """The classes of all steps, by their kinds."""
+    """The classes of all steps, by kind."""
     _load("values")
     return dict(steps.KINDS)
 
 
 def request_kinds() -> Mapping[str, type[Request]]:
-    """The classes of all requests, by their kinds."""
+    """The classes of all requests, by kind."""
     _load("values")
     return dict(requests.KINDS)
 
@@ -236,7 +236,7 @@ def read_step(data: Any) -> Step:  # noqa: ANN401 - a journal holds any JSON
     """A step from the JSON of a journal.
 
     Raises:
-        ValueError: it has other fields than steps of its kind, or no capability knows the kind.
+        ValueError: its fields do not match its kind, or the kind is unknown.
 
     """
     kind, fields = _split(data, step_kinds(), "step")
@@ -247,7 +247,7 @@ def read_request(data: Any) -> Request:  # noqa: ANN401 - as above
     """A request from the JSON of a journal.
 
     Raises:
-        ValueError: it has other fields than requests of its kind, or no capability knows the kind.
+        ValueError: its fields do not match its kind, or the kind is unknown.
 
     """
     kind, fields = _split(data, request_kinds(), "request")
@@ -259,7 +259,7 @@ def read_checkpoint(data: Any, request: Request) -> Checkpoint | None:  # noqa: 
     """The checkpoint of a request from the JSON of a journal; None where there is none.
 
     Raises:
-        ValueError: it has other fields than checkpoints of such requests.
+        ValueError: its fields do not match the checkpoints of such requests.
 
     """
     if data is None:
@@ -277,11 +277,11 @@ def _split(
 ) -> tuple[type[_T], dict[str, Any]]:
     """The class that a document names, and its fields.
 
-    What is of the same sort within, a request's request or a step's steps, has a declared class: a
-    field for steps of any kind belongs in a request, not in a step.
+    Nested values of the same sort (a request in a request, steps in a step) have a declared class:
+    a field for steps of any kind belongs in a request, not in a step.
     """
     if not (isinstance(data, dict) and data.get("kind") in kinds):
-        message = f"no {noun} of this version of vfiomgr"
+        message = f"this version of vfiomgr has no such {noun}"
         raise ValueError(message)
 
     def bare(part: Any) -> Any:  # noqa: ANN401 - as above

@@ -19,48 +19,48 @@ if TYPE_CHECKING:
 
 
 class Checkpoint(Value):
-    """What only the host before a run could tell, and is needed to finish the run.
+    """Facts from before a run that are needed to finish it.
 
-    A capability derives its own from it next to the request that needs one, and finds it in a
-    function with `resolves` (`vfiomgr.engine.registry`). The journal keeps it with the plan.
+    A capability derives its own checkpoint next to the request that needs one, and finds it in a
+    function with `resolves` (`vfiomgr.engine.registry`). The journal stores it with the plan.
     """
 
     def resumed(self, _begun: Iterable[str]) -> Self:
-        """The checkpoint of an interrupted run that had begun to change the devices `begun`."""
+        """The checkpoint for an interrupted run that had begun to change the devices `begun`."""
         return self
 
     def completed(self, found: Self) -> Self:
-        """The checkpoint, with what it does not know (None) as it is found now."""
+        """The checkpoint, with its unknown values (None) filled from the present host."""
         unknown = (name for name in self.__struct_fields__ if getattr(self, name) is None)
         return replace(self, **{name: getattr(found, name) for name in unknown})
 
 
 class Request:
-    """What the host is to become, and which facts that decision needs.
+    """The desired state of the host, and which facts that decision needs.
 
-    Requests are values (`vfiomgr.value`) of a `kind`, by which journals name them. They hold what a
-    user asks for, and nothing else.
+    Requests are values (`vfiomgr.value`) of a `kind`, which identifies them in journals. They
+    contain only what a user asks for.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
     checkpoint: ClassVar[type[Checkpoint] | None] = None
-    """What finishing an interrupted request needs besides the request."""
+    """The class of its checkpoint, if finishing an interrupted request needs one."""
 
     is_about_files: ClassVar[bool] = False
-    """Whether files alone are changed, so that a root without a kernel will do."""
+    """Whether it only changes files, so that a root without a kernel is sufficient."""
     needs_gpu_modes: ClassVar[bool] = False
     """Whether nvidia-smi is asked how GPUs divide their memory."""
     deferred_types: ClassVar[dict[str, str]] = {}
-    """Types of its fields that its module does not import, each with the module that has it."""
+    """Types of its fields that its module does not import, with their modules."""
 
     def __init_subclass__(cls) -> None:
-        """Note the kind, by which journals are read."""
+        """Register the kind, by which journals are read."""
         if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
 
     from_document: ClassVar[Any]
-    """Reads a request of any kind; the registry knows them all."""
+    """Reads a request of any kind; set by the registry."""
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
@@ -74,14 +74,14 @@ class Request:
 
     @property
     def needs_serials(self) -> bool:
-        """Whether the serial numbers of all functions are read, not of the named ones alone."""
+        """Whether the serial numbers of all functions are read, not only of the named ones."""
         return False
 
     @property
     def only_paths(self) -> tuple[str, ...] | None:
-        """The files that it is about, where it needs no other fact of the host; else None."""
+        """The files that it concerns, if it needs no other fact of the host; otherwise None."""
         return None
 
 
 KINDS: dict[str, type[Request]] = {}
-"""By kind, of the modules that are imported; all of them: `vfiomgr.engine.registry`."""
+"""Classes of the imported modules by kind; for all: `vfiomgr.engine.registry`."""

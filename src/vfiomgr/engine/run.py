@@ -1,7 +1,7 @@
-"""Carry out a plan: journal, act, verify; on a failure undo in reverse.
+"""Carry out a plan: journal, act, verify; after a failure, undo in reverse.
 
-Steps are carried out by workers, groups side by side. A step that the kernel does not return from
-is left behind at the deadline: nothing more is written, and the journal stays open for `recover`.
+Workers carry out the steps; groups run in parallel. A step that the kernel does not return from is
+abandoned at the deadline: nothing more is written, and the journal stays open for `recover`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Recorder(Protocol):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """Open files that a child must not keep."""
+        """Open files that a child must close."""
 
     def record(
         self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
@@ -51,11 +51,11 @@ class Recorder(Protocol):
 
 
 class Outcome(Value):
-    """What a run did."""
+    """The result of a run."""
 
     plan: Plan
     is_changed: bool
-    """False where the host was as wanted already."""
+    """False if the host already was in the desired state."""
 
 
 def run(  # noqa: PLR0913 - all but the plan and where have defaults
@@ -67,14 +67,14 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
     deadline: float = DEADLINE,
     go_on: Callable[[], Plan | None] = lambda: None,
 ) -> Outcome:
-    """Carry out the steps of a plan, and of those that follow it; all, or none.
+    """Carry out the steps of a plan and of its follow-up plans; all or none.
 
-    `go_on` is asked for another plan, on the host as it is by then, whenever one is done; what it
-    raises undoes them all.
+    After each plan, `go_on` returns the next one for the host as it then is; an error from it
+    undoes all plans.
 
     Raises:
-        RolledBack: a step failed; what had been done is undone.
-        RollbackIncomplete: a step failed, and so did part of undoing; the message says which.
+        RolledBack: a step failed; all steps were undone.
+        RollbackIncomplete: a step failed, and so did part of the rollback; the message says which.
         StuckInKernel: the kernel did not return from a step within the deadline.
 
     """
@@ -91,11 +91,11 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
 
 
 class _Stage(Value):
-    """A plan among those that are carried out in turn."""
+    """One of several plans that are carried out in sequence."""
 
     plan: Plan
     steps: tuple[Step, ...]
-    """Of all plans up to this one."""
+    """The steps of all plans up to this one."""
     begun: list[int]
     go_on: Callable[[], Plan | None]
 
@@ -107,7 +107,7 @@ def _advance(
     on_step: Callable[[Step], None],
     deadline: float,
 ) -> Plan | None:
-    """Carry out one plan; the next one. A failure undoes all that was begun of any."""
+    """Carry out one plan and return the next one. After a failure, everything is undone."""
     plan = stage.plan
     schedule = Schedule(plan, first=len(stage.steps) - len(plan.steps))
     if any(step.needs_udev for step in plan.steps):
@@ -127,7 +127,7 @@ def _advance(
 
 
 def _joined(one: Plan, other: Plan) -> Plan:
-    """Two plans that are carried out in turn, as one that tells of both."""
+    """Two plans in sequence as one, with the notes of both."""
     if not one.steps:
         return other
     return Plan(
@@ -148,7 +148,7 @@ def undo(
     journal: Recorder,
     deadline: float = DEADLINE,
 ) -> None:
-    """Undo the begun steps of a run that was cut off, in reverse.
+    """Undo the begun steps of an interrupted run, in reverse.
 
     Raises:
         RollbackIncomplete: part of it failed; the message says which.
@@ -157,14 +157,14 @@ def undo(
     with _crew(steps, tree, journal, 1, deadline) as crew, _undisturbed():
         left = _Run(steps, tree, journal, crew, list(begun)).undo()
     if left:
-        message = f"undoing failed: {'; '.join(left)}"
-        raise RollbackIncomplete(message, "see dmesg; vfiomgr recover tries again")
+        message = f"rollback failed: {'; '.join(left)}"
+        raise RollbackIncomplete(message, "see dmesg; to try again: vfiomgr recover")
 
 
 def _crew(
     steps: Sequence[Step], tree: HostTree, journal: Recorder, width: int, deadline: float
 ) -> WorkerPool:
-    """Workers that know each step (by its number), and its inverse (counted on from there)."""
+    """Workers for all steps (by number) and their inverses (numbered after them)."""
     tasks = [
         *(partial(_do, step, tree) for step in steps),
         *(partial(_do_inverse, step, tree) for step in steps),
@@ -192,7 +192,7 @@ def _do_inverse(step: Step, tree: HostTree) -> None:
 
 
 class _Run:
-    """One run: its steps, and those that were begun."""
+    """One run: its steps, and which of them have begun."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class _Run:
     def advance(
         self, journal: Journal, schedule: Schedule, on_step: Callable[[Step], None]
     ) -> Result | None:
-        """Begin what may begin until nothing is left; the first result that is no success."""
+        """Begin all steps that may begin, until none are left; returns the first failure."""
         while (ready := schedule.ready()) or self._crew.is_busy:
             starting = ready[: self._crew.room]
             if starting:
@@ -231,7 +231,7 @@ class _Run:
         return None
 
     def end_failed(self, failure: Result) -> None:
-        """Let the steps under way come to their end, then undo all that were begun."""
+        """Wait for the running steps, then undo all begun steps."""
         failures = [failure]
         while self._crew.is_busy:
             failures.append(self._crew.wait())
@@ -250,16 +250,16 @@ class _Run:
         what = "interrupted" if isinstance(cause, KeyboardInterrupt) else str(cause)
         hint = cause.hint if isinstance(cause, VfiomgrError) else ""
         if left:
-            message = f"{what}; and undoing it failed: {'; '.join(left)}"
-            remedy = f"{hint or 'see dmesg'}; then vfiomgr recover tries again to undo it"
+            message = f"{what}; and the rollback failed: {'; '.join(left)}"
+            remedy = f"{hint or 'see dmesg'}; then try the rollback again: vfiomgr recover"
             raise RollbackIncomplete(message, remedy) from cause
         message = f"{what}; everything is as it was before"
         raise RolledBack(message, hint) from cause
 
     def undo(self) -> list[str]:
-        """Undo the begun steps in reverse, the failed one too: it may have got half-way.
+        """Undo the begun steps in reverse, including the failed one, which may be half done.
 
-        What could not be undone, in words.
+        Returns descriptions of what could not be undone.
         """
         left: list[str] = []
         for number in reversed(self.begun):
@@ -285,7 +285,7 @@ class _Run:
         return None
 
     def _leave_stuck(self, steps: Sequence[Step], results: Sequence[Result]) -> RollbackIncomplete:
-        """Record what has not come to its end; the journal gets none either."""
+        """Record the unfinished steps; the journal gets no end record."""
         told: list[str] = []
         devices: list[str] = []
         for result in results:
@@ -304,7 +304,7 @@ class _Run:
         return StuckInKernel(message, tuple(devices), pid=pid, locks=locks)
 
     def _lock_of(self, device: str) -> str:
-        """The name of the lock that covers a function, or a vGPU."""
+        """The name of the lock of a function or a vGPU."""
         if not is_address(device):
             return f"vgpu-{device}"
         group = group_number(self._tree, PCI_DEVICES / device)
@@ -312,18 +312,18 @@ class _Run:
 
 
 def _late(step: Step) -> RollbackIncomplete:
-    """Not the kernel is late, but a program, which is left to come to its end."""
+    """The late one is not the kernel but a program, which keeps running."""
     command = step.commands()[0]
     return RollbackIncomplete(
-        f"{command} has not ended within {step.deadline:g} seconds, and goes on by itself; "
-        "all else is done",
-        "look for it with ps; once it has ended, vfiomgr recover --finish keeps what was done, "
-        "vfiomgr recover undoes it",
+        f"{command} has not ended within {step.deadline:g} seconds and keeps running; "
+        "everything else is done",
+        "look for it with ps; when it has ended, vfiomgr recover --finish keeps the changes and "
+        "vfiomgr recover undoes them",
     )
 
 
 def _note(journal: Recorder, event: str, **details: object) -> None:
-    """Record where that is possible: a full disk must not keep a device from being restored."""
+    """Record if possible: a full disk must not prevent the restoration of a device."""
     try:
         journal.record(event, details)
     except OSError as error:
@@ -332,7 +332,7 @@ def _note(journal: Recorder, event: str, **details: object) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep a second Ctrl-C, a lost terminal or a service manager from ending a roll-back."""
+    """Block Ctrl-C, a lost terminal and service managers during a rollback."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

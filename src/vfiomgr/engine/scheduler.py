@@ -1,4 +1,4 @@
-"""Which steps of a plan may begin: groups side by side, the steps of one group in their order."""
+"""Which steps of a plan may begin: groups in parallel, the steps of a group in order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Schedule:
-    """The steps that are left, by group."""
+    """The remaining steps, by group."""
 
     def __init__(self, plan: Plan, first: int = 0) -> None:
-        """`first` is the number of the plan's first step, where others went before."""
+        """`first` is the number of the plan's first step, if other plans came before."""
         self._group_of = dict(
             enumerate(plan.parallel_groups or (0,) * len(plan.steps), start=first)
         )
@@ -26,7 +26,7 @@ class Schedule:
 
     @property
     def width(self) -> int:
-        """How many steps may ever be under way at once."""
+        """The maximum number of steps that run in parallel."""
         return max(1, len(self._left.keys() - {FIRST, LAST}))
 
     def ready(self) -> list[int]:
@@ -44,11 +44,11 @@ class Schedule:
         ]
 
     def begin(self, step: int) -> None:
-        """A step is under way."""
+        """Mark a step as running."""
         group = self._group_of[step]
         self._left[group].popleft()
         self._busy.add(group)
 
     def finish(self, step: int) -> None:
-        """A step has come to its end; the next one of its group may begin."""
+        """Mark a step as finished; the next one of its group may begin."""
         self._busy.discard(self._group_of[step])

@@ -1,4 +1,4 @@
-"""What a plan is made of: a step names the state it leads to, and what the engine must know of it.
+"""The elements of a plan: a step names the state it leads to, and its properties for the engine.
 
 A capability derives its steps from `Step` and says in its module `apply` how they are performed
 (`vfiomgr.engine.registry`); the engine itself knows no kind of step.
@@ -17,54 +17,54 @@ if TYPE_CHECKING:
 
 Topic = tuple[object, ...]
 DEADLINE = 60.0
-"""Seconds for one step; a GPU's driver may take many to let go, or to start."""
+"""Seconds for one step; a GPU's driver may need many to release a device or to start."""
 
 
 class Step:
-    """A change of the host, as data: carried out again, it leads to the same state.
+    """A change of the host, as data; repeating it leads to the same state.
 
-    Steps are values (`vfiomgr.value`) of a `kind`, by which journals name them.
+    Steps are values (`vfiomgr.value`) of a `kind`, which identifies them in journals.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
 
     deadline: ClassVar[float | None] = None
-    """Seconds it may take, where it waits for programs; None for the usual deadline."""
+    """Time limit in seconds if it waits for programs; None for the default deadline."""
     outlasts_reboot: ClassVar[bool] = False
-    """Whether a reboot leaves its effect in place."""
+    """Whether its effect outlasts a reboot."""
     is_record: ClassVar[bool] = False
-    """Whether it changes files of vfiomgr alone: no child process is needed for it."""
+    """Whether it only changes files of vfiomgr, so that no child process is needed."""
     is_setting: ClassVar[bool] = False
     """Whether it changes what a later step of the same plan restores."""
     is_program: ClassVar[bool] = False
-    """Whether a program that exceeds the deadline is left to end by itself."""
+    """Whether a program that exceeds the deadline is left running."""
     is_harmless: ClassVar[bool] = False
-    """Whether a reviewed plan may differ in it."""
+    """Whether it may differ from a reviewed plan."""
     needs_all_undone: ClassVar[bool] = False
-    """Whether it is left out while undoing where a step undone before it failed."""
+    """Whether it is skipped during a rollback if a step undone before it failed."""
     needs_udev: ClassVar[bool] = False
-    """Whether udev's rules decide when it is done."""
+    """Whether udev rules decide when it is done."""
     affects: ClassVar[str] = ""
-    """What it changes, where steps of several kinds change the same; else its kind says it."""
+    """What it changes, if steps of several kinds change the same; otherwise its kind."""
 
     from_document: ClassVar[Any]
-    """Reads a step of any kind; the registry knows them all."""
+    """Reads a step of any kind; set by the registry."""
 
     def __init_subclass__(cls) -> None:
-        """Note the kind, by which journals are read."""
+        """Register the kind, by which journals are read."""
         if "kind" in cls.__dict__:
             KINDS[cls.kind] = cls
 
     @property
     def subject(self) -> str | None:
-        """The function or the vGPU that it is about; None where it is about neither."""
+        """The function or vGPU that it concerns; None for neither."""
         device: DeviceIdentity | None = getattr(self, "device", None)
         return None if device is None else str(device.address)
 
     @property
     def topic(self) -> Topic:
-        """What it changes: two steps with one topic lead to states of the same thing."""
+        """What it changes: two steps with the same topic set states of the same thing."""
         return (self.affects or self.kind, self.subject)
 
     def describe(self) -> str:
@@ -72,11 +72,11 @@ class Step:
         raise NotImplementedError
 
     def commands(self) -> tuple[str, ...]:
-        """The shell commands that do the same; empty for records of vfiomgr itself."""
+        """The equivalent shell commands; empty for records of vfiomgr itself."""
         raise NotImplementedError
 
     def inverse(self) -> Step | None:
-        """The step back to the state before; None where nothing is to be undone."""
+        """The step back to the previous state; None if nothing needs to be undone."""
         raise NotImplementedError
 
     @classmethod
@@ -90,24 +90,24 @@ class Step:
 
     @property
     def tied_to(self) -> DeviceIdentity | None:
-        """The device that must still be the same one for the step to be undone."""
+        """The device that must still be the same one, or the step cannot be undone."""
         return None
 
     @property
     def recreates_below(self) -> str | None:
-        """The bridge below which undoing it makes virtual functions again."""
+        """The bridge below which undoing it recreates virtual functions."""
         return None
 
     def is_effective_after_reboot(self, _device: PciDevice) -> bool:
-        """Whether the device it is tied to is, after a reboot, where it put the device."""
+        """Whether, after a reboot, its device still is where the step put it."""
         return False
 
     def is_moved_by_undo(self, _device: PciDevice) -> bool:
-        """Whether undoing it takes the device it is tied to off its present driver."""
+        """Whether undoing it moves its device from its present driver."""
         return False
 
     def made_vgpu(self, _host: HostSnapshot) -> Vgpu | None:
-        """The vGPU that it made, and that undoing it removes."""
+        """The vGPU that it created and that undoing it removes."""
         return None
 
     def functions_removed_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
@@ -115,9 +115,9 @@ class Step:
         return []
 
     def functions_reduced_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that undoing it takes memory from."""
+        """The virtual functions that lose memory by undoing it."""
         return []
 
 
 KINDS: dict[str, type[Step]] = {}
-"""By kind, of the modules that are imported; all of them: `vfiomgr.engine.registry`."""
+"""Classes of the imported modules by kind; for all: `vfiomgr.engine.registry`."""

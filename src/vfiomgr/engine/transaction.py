@@ -1,4 +1,4 @@
-"""Scans a host for a change: all that its plan is made of, and no more."""
+"""A change from its request to its end: scans the host, plans, takes the locks, runs."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def scan_for(
     *,
     with_claims: bool = True,
 ) -> HostSnapshot:
-    """The host with its users, and with what else a request, and `others`, are planned on.
+    """The host with its users and all other facts that a request, and `others`, need.
 
-    Without one, nothing is taken from the host, and no disk is opened to see who has it.
+    Without a request, nothing is taken from the host, so no disk is opened to check its use.
     """
     requests = [one for one in (request, *others) if one is not None]
     paths = [one.only_paths for one in requests]
@@ -62,7 +62,7 @@ def scan_for(
 
 
 def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
-    """Some files, and nothing of the devices."""
+    """A snapshot of some files, without devices."""
     texts = ((path, tree.read_text(HostPath(path))) for path in paths)
     return HostSnapshot(
         kernel_release=None,
@@ -81,7 +81,7 @@ def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
 
 
 def slots_with_serials(tree: HostTree, request: Request) -> frozenset[tuple[int, int, int]]:
-    """The slots whose serial numbers a request needs: those that it names, or all."""
+    """The slots whose serial numbers a request needs: the named ones, or all."""
     if request.needs_serials:
         names = filter(is_address, tree.children(PCI_DEVICES))
         return frozenset(PciAddress.parse(name).slot for name in names)
@@ -89,29 +89,29 @@ def slots_with_serials(tree: HostTree, request: Request) -> frozenset[tuple[int,
 
 
 _PATIENCE = 10
-"""Seconds to wait for a call of another program on a device."""
+"""Seconds to wait for another program's operation on a device."""
 _MOST_PLANS = 8
-"""Plans that one run carries out in turn; more would go round in circles."""
+"""Maximum number of consecutive plans of one run, against endless loops."""
 _NO_REPORT: Callable[[object], None] = lambda _: None  # noqa: E731 - a default for reports
 
 
 class Options(TypedDict, total=False):
-    """How a change is made, and who is told of it; all of it may be left out."""
+    """How a change is made, and its callbacks; all optional."""
 
     machine: HostTree | None
-    """Where names of hardware come from if the tree that is changed has none."""
+    """Where hardware names are looked up if the changed tree has none."""
     on_note: Callable[[str], None]
-    """Is told of waiting for another process, and of earlier runs that were cut off."""
+    """Called when another process is waited for, and for interrupted operations."""
     on_step: Callable[[Step], None]
-    """Is told of each step as it begins."""
+    """Called with each step as it begins."""
     on_plan: Callable[[Plan], None]
-    """Is told of each plan that is carried out."""
+    """Called with each plan that is carried out."""
     deadline: float | None
-    """Seconds that each step may take; None for the usual time."""
+    """Time limit for each step in seconds; None for the default."""
 
 
 class ApplyContext(Value):
-    """A tree, and the options of a change to it."""
+    """A tree and the options of a change to it."""
 
     tree: HostTree
     machine: HostTree | None = None
@@ -120,30 +120,30 @@ class ApplyContext(Value):
     on_plan: Callable[[Plan], None] = _NO_REPORT
     deadline: float | None = None
     reviewed: tuple[Step, ...] | None = None
-    """What the plan must begin with, where a person has looked at it."""
+    """The steps that the plan must begin with, if a person has reviewed it."""
 
     @property
     def limit(self) -> float:
-        """Seconds that each step may take."""
+        """Time limit for each step in seconds."""
         return self.deadline or DEADLINE
 
     def needs_kernel(self, request: Request) -> bool:
-        """Whether a request takes a running host; of images and recordings there are files."""
+        """Whether a request requires a running host; images and recordings only have files."""
         return self.tree.is_live or not request.is_about_files
 
     def scan(self, request: Request | None = None, *others: Request) -> HostSnapshot:
-        """The host with all that a change must know, or several that are undone together."""
+        """The host with all facts that a change needs, or several that are undone together."""
         host = scan_for(request, self.tree, self.machine, others)
         if host.users is None and (
             request is None or any(map(self.needs_kernel, (request, *others)))
         ):
-            message = "who holds devices cannot be seen: /proc hides the files of some process"
+            message = "cannot see which processes use devices: /proc hides files of some processes"
             raise HostError(message, "run as root of the host, with CAP_SYS_PTRACE in a container")
         return host
 
 
 def once(report: Callable[[str], None]) -> Callable[[str], None]:
-    """What reports each text the first time alone."""
+    """A reporter that reports each text only once."""
     told: set[str] = set()
 
     def report_once(text: str) -> None:
@@ -155,7 +155,7 @@ def once(report: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def carry_out(request: Request, work: ApplyContext) -> Outcome:
-    """Plan a request on the host as it is, and carry the plan out under its locks."""
+    """Plan a request on the host as it is, and carry out the plan under its locks."""
     only_files = request.only_paths is not None or not work.needs_kernel(request)
     with prepared(work, only_files=only_files):
         return apply(request, work)
@@ -163,10 +163,10 @@ def carry_out(request: Request, work: ApplyContext) -> Outcome:
 
 @contextmanager
 def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
-    """Make sure that changes can be made and recorded, and tell who holds what is stuck.
+    """Require that changes can be made and recorded, and report who keeps stuck devices busy.
 
-    What container runtimes are told of devices follows what became of them. Where devices have no
-    part in it, a tree need not be a running host.
+    After the change, the files for container runtimes follow the devices. If no devices are
+    involved, the tree does not have to be a running host.
     """
     (require_file_rights if only_files else require_rights)(work.tree)
     try:
@@ -176,43 +176,43 @@ def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
     except StuckInKernel as stuck:
         raise _with_holders(stuck, work) from stuck
     except OSError as error:
-        message = f"vfiomgr cannot keep its records: {error}"
+        message = f"cannot write vfiomgr's records: {error}"
         raise HostError(
-            message, "it writes to /var/lib/vfiomgr and /run/vfiomgr: is there room, and the right?"
+            message, "check free space and permissions of /var/lib/vfiomgr and /run/vfiomgr"
         ) from error
 
 
 def _with_holders(stuck: StuckInKernel, work: ApplyContext) -> StuckInKernel:
-    """The error with the processes that keep the kernel waiting."""
+    """The error, extended by the processes that keep the kernel waiting."""
     host = work.scan()
     devices = [device for device in host.devices if str(device.address) in stuck.devices]
     vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
     held = [user for device in devices for user in host.holders(device)]
     held += [user for vgpu in vgpus for user in host.holders(vgpu)]
     names = [str(user) for user in held]
-    by = f", held by {', '.join(dict.fromkeys(names))}" if names else ", and no holder is seen"
+    by = f", in use by {', '.join(dict.fromkeys(names))}" if names else ", with no visible user"
     return StuckInKernel(
         stuck.message + by,
         stuck.devices,
         pid=stuck.pid,
         locks=stuck.locks,
-        hint=f"{'end what holds it' if names else 'see dmesg'}; once the kernel has returned, "
-        "vfiomgr recover undoes what was begun, recover --finish completes it",
+        hint=f"{'end the process that uses it' if names else 'see dmesg'}; once the kernel has "
+        "returned, roll back: vfiomgr recover; or complete: vfiomgr recover --finish",
     )
 
 
 def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = None) -> Outcome:
-    """As `carry_out`, for one of several changes that were `prepared` together.
+    """Like `carry_out`, for one of several changes that were `prepared` together.
 
-    `checkpoint` is that of an interrupted run which this one finishes.
+    `checkpoint` belongs to an interrupted run that this one finishes.
     """
     seen = runs_so_far(work.tree)
     host = work.scan(request)
     left = survey(work.tree, host.boot_id)
     for run in left.cut_off:
         work.on_note(
-            f"an earlier run was left half done: {run.summary}, in: {run.step}; "
-            "vfiomgr recover undoes it, recover --finish completes it"
+            f"an earlier operation was interrupted: {run.summary}, in step: {run.step}; "
+            "roll it back: vfiomgr recover; complete it: vfiomgr recover --finish"
         )
     for text in unusable(left):
         work.on_note(text)
@@ -236,7 +236,7 @@ def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = 
 def _plan_patiently(
     request: Request, host: HostSnapshot, work: ApplyContext, checkpoint: Checkpoint | None
 ) -> tuple[HostSnapshot, Plan]:
-    """Plan; wait a while for a device that another program has under way, perhaps a `bind`."""
+    """Plan; wait a while for a device that another program is changing, possibly with `bind`."""
     for _ in range(_PATIENCE):
         try:
             return host, plan(host, request, checkpoint)
@@ -255,7 +255,7 @@ def _apply_locked(
     work: ApplyContext,
     checkpoint: Checkpoint | None,
 ) -> Outcome:
-    """Plan on the host as it is under the locks, and run."""
+    """Plan on the host as it is under the locks, and run the plan."""
     current = plan(host, request, checkpoint)
     if current.is_empty:
         return Outcome(current, is_changed=False)
@@ -287,7 +287,7 @@ def _apply_locked(
 
 
 class _Replanner:
-    """The plans for what could not be planned before: of functions that the run itself makes."""
+    """Plans what could not be planned before: functions that the run itself creates."""
 
     def __init__(
         self,
@@ -306,11 +306,11 @@ class _Replanner:
         self._left = _MOST_PLANS
 
     def __call__(self) -> Plan | None:
-        """The next plan, recorded and with its locks held; None once all is done.
+        """The next plan, recorded and with its locks held; None when everything is done.
 
         Raises:
-            Refusal: what is left cannot be done.
-            HostError: another process changes it.
+            Refusal: the rest cannot be done.
+            HostError: another process is changing it.
 
         """
         if not self._last.deferred:
@@ -321,15 +321,15 @@ class _Replanner:
         if following.is_empty:
             return None  # what was to follow is so already
         if not self._left:
-            message = f"this does not come about: {'; '.join(self._last.deferred)}"
-            raise HostError(message, "vfiomgr plan shows what is left; see dmesg")
+            message = f"cannot complete the plan: {'; '.join(self._last.deferred)}"
+            raise HostError(message, "show what is left: vfiomgr plan; see dmesg")
         new = set(following.locks) - self._held
         self._locks.enter_context(hold(self._work.tree, new, self._work.on_note, wait=False))
         self._held |= new
         if runs_so_far(self._work.tree) != seen:
             following = self._plan_again()
         if not set(following.locks) <= self._held:
-            message = "another vfiomgr changed meanwhile what this run was about to change"
+            message = "another vfiomgr changed devices that this run was about to change"
             raise HostError(message, "run the command again")
         self._journal.extend(following)
         self._work.on_plan(following)

@@ -1,4 +1,4 @@
-"""What of an interrupted operation is to be undone."""
+"""Which steps of an interrupted operation are undone."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 class UndoPlan(Value):
-    """The numbers of the steps to undo, and why others are not."""
+    """The numbers of the steps to undo, and why others are not undone."""
 
     steps: tuple[int, ...]
     notes: tuple[str, ...]
 
 
 class UndoScope(Value):
-    """What undoing concerns: for the guards that capabilities register."""
+    """What undoing affects, for the checks that capabilities register."""
 
     made: tuple[Vgpu, ...]
     """vGPUs that undoing removes."""
     leaving: tuple[PciDevice, ...]
-    """Functions that leave their driver, or go with the number of virtual functions."""
+    """Functions that leave their driver, or vanish with the number of virtual functions."""
     removed: tuple[PciDevice, ...]
     """Virtual functions among them."""
     reduced: tuple[PciDevice, ...]
     """Virtual functions that lose memory."""
     inverses: tuple[Step, ...]
-    """The steps back, in their order."""
+    """The inverse steps in order."""
     can_add_steps: bool
-    """Whether whoever undoes can take steps besides these inverses."""
+    """Whether the caller can take other steps besides these inverses."""
 
 
 def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
@@ -54,12 +54,12 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
 ) -> UndoPlan:
     """Which of the begun steps to undo on the host as it is.
 
-    A function that is gone, or another one by now, is left alone; but not a virtual function that
-    undoing makes again. After a reboot there is nothing to undo but what outlasts it, and that a
-    function is on a VFIO driver since a rule of the run put it there.
+    A function that is gone or was replaced is left alone, except for a virtual function that
+    undoing recreates. After a reboot, only steps whose effect outlasts it are undone, and bindings
+    to a VFIO driver by a rule of the run.
 
     Raises:
-        Refusal: the kernel has still not returned, or somebody holds what would be moved.
+        Refusal: the kernel has not returned yet, or a device to be moved is in use.
 
     """
     kept: list[int] = []
@@ -81,7 +81,7 @@ def plan_undo(  # noqa: PLR0913 - two of them are told apart by name
         if device is None and identity.bridge_path in made_again:
             kept.append(number)
         elif device is None or isinstance(device, str):
-            notes.append(device or f"{identity} is gone, and is left out")
+            notes.append(device or f"{identity} is gone and is skipped")
         elif step.is_record or is_of_this_boot or step.is_effective_after_reboot(device):
             kept.append(number)
             moving += [device] if step.is_moved_by_undo(device) else []
@@ -114,10 +114,10 @@ def _refuse_undo(
 
 
 def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
-    """Make sure that the functions of a run are still the devices that it was planned for.
+    """Require that the functions of a run are still the devices that it was planned for.
 
     Raises:
-        Refusal: at an address there is another one by now; both are named.
+        Refusal: another device is at an address; both are named.
 
     """
     for step in steps:
@@ -129,17 +129,17 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
                         "another-device",
                         step.tied_to,
                         found,
-                        "vfiomgr recover --undo closes the run without touching it",
+                        "to close the run without touching it: vfiomgr recover --undo",
                     )
                 ]
             )
 
 
 def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
-    """Make sure that a plan is the one that a person has looked at.
+    """Require that a plan is the one that a person has reviewed.
 
     Raises:
-        Refusal: the host has changed in something that it touches.
+        Refusal: the host has changed in something that it concerns.
 
     """
     now = [step for step in steps if not step.is_harmless]
@@ -156,18 +156,18 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
                 "plan-outdated",
                 ", ".join(names),
                 message,
-                "make the plan anew, and look at it: vfiomgr plan FILE --output PLAN",
+                "make and review a new plan: vfiomgr plan FILE --output PLAN",
             )
         ]
     )
 
 
 def _present(host: HostSnapshot, expected: DeviceIdentity) -> PciDevice | str | None:
-    """The device that is expected; None where it is gone, words where it is another."""
+    """The device that is expected; None if it is gone, a text if it was replaced."""
     try:
         device = host.device(expected.address)
     except UnknownDevice:
         return None
     if not device.identity.is_same_as(expected):
-        return f"{expected} is {device.identity} by now, and is left alone"
+        return f"{expected} is now {device.identity} and is left alone"
     return device

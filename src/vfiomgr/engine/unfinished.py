@@ -1,4 +1,4 @@
-"""A run that was cut off, as its journal describes it: what it was to do, and how far it came."""
+"""An interrupted run as its journal describes it: what it intended, and how far it got."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Unfinished(Value):
-    """What a journal that was cut off still holds: the request, the steps, those begun."""
+    """The content of an interrupted run's journal: the request, its steps, the begun ones."""
 
     request: Request
     checkpoint: Checkpoint | None
-    """What the host before the run told; None where the request needs nothing of it."""
+    """Facts from before the run; None if the request needs none."""
     steps: tuple[Step, ...]
     begun: tuple[int, ...]
 
 
 def read_unfinished(tree: HostTree, name: str) -> Unfinished:
-    """Read a run that was cut off, so that it can be ended.
+    """Read an interrupted run, so that it can be undone or finished.
 
     Raises:
         InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
@@ -44,10 +44,13 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
         checkpoint = read_checkpoint(records[0].get("checkpoint"), request)
         steps = tuple(map(read_step, all_of(records, "steps")))
     except (KeyError, TypeError, ValueError) as error:
-        message = f"{DIRECTORY / name} cannot be read by this vfiomgr: {error}"
+        message = f"cannot read {DIRECTORY / name}: {error}"
         raise InvalidDocument(
             " ".join(message.split())[:300],
-            "end it with the vfiomgr that wrote it, or look at the devices and remove the file",
+            (
+                "recover it with the version of vfiomgr that wrote it, or check the devices and "
+                "remove the file"
+            ),
         ) from None
     begun = [record["step"] for record in records if record["event"] == "begin"]
     undone = {record["step"] for record in records if record["event"] == "undo-done"}
@@ -56,9 +59,9 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:
-    """Runs of one boot that touched the same, each group oldest first; the newest group first.
+    """Runs of one boot with common devices, each group oldest first, the newest group first.
 
-    A reboot ends what a run did to devices, so a run of another boot is undone by itself.
+    A reboot ends the changes to devices, so a run of another boot is undone separately.
     """
     groups: list[tuple[CutOff, ...]] = []
     for run in runs:
@@ -76,19 +79,19 @@ def _overlap(one: CutOff, other: CutOff) -> bool:
 
 
 class Sequel(Value):
-    """The steps of several runs in their order, numbered from 0 through all of them."""
+    """The steps of several runs in order, with consecutive numbers."""
 
     steps: tuple[Step, ...]
     firsts: tuple[int, ...]
-    """The number of the first step of each run."""
+    """The number of each run's first step."""
     begun: tuple[int, ...]
-    """The steps to undo: those that no earlier run leads back from."""
+    """The steps to undo: those not covered by an earlier run."""
     covered: Mapping[int, int]
-    """Each other step that was begun, with the one that leads back from it."""
+    """Each other begun step, with the earlier step that covers it."""
 
 
 def sequel(runs: Sequence[Unfinished]) -> Sequel:
-    """Runs as one, the oldest first."""
+    """Several runs as one, the oldest first."""
     steps: list[Step] = []
     firsts: list[int] = []
     begun: list[list[tuple[int, Step]]] = []
@@ -104,7 +107,7 @@ def sequel(runs: Sequence[Unfinished]) -> Sequel:
 
 
 class Journals:
-    """The journals of such runs, written as one: each gets what is about its own steps."""
+    """The journals of such runs, written as one: each gets the records of its own steps."""
 
     def __init__(self, journals: Sequence[Journal], runs: Sequel) -> None:
         self._journals = journals
@@ -118,10 +121,10 @@ class Journals:
     def record(
         self, event: str, details: Mapping[str, object] | None = None, *, durable: bool = True
     ) -> None:
-        """Append a record; an end is that of all runs, the newest first.
+        """Append a record; an end record goes to all runs, the newest first.
 
-        A step that an earlier run leads back from is undone with that one, and recorded before it:
-        whoever is interrupted here never finds a later run alone.
+        A step that an earlier run covers is undone with that one and recorded before it, so an
+        interruption never leaves a later run alone.
         """
         number = (details or {}).get("step")
         if not isinstance(number, int):
@@ -136,11 +139,11 @@ class Journals:
 
 
 def covered(runs: Sequence[Sequence[tuple[int, Step]]]) -> dict[int, int]:
-    """Which steps of later runs an earlier run leads back from, each with the step that does.
+    """The steps of later runs that an earlier run covers, each with the covering step.
 
-    `runs` are the numbered steps that each run had begun, the oldest run first. What an earlier
-    run changed leads back to before that run; how a later run found it, perhaps half-way, is not a
-    state to go back to. The step that does it is the first one of its run: it is undone last.
+    `runs` are the numbered begun steps of each run, the oldest run first. What an earlier run
+    changed is restored to the state before that run; the intermediate state that a later run found
+    is not restored. The covering step is the first one of its run, so it is undone last.
     """
     found: dict[int, int] = {}
     first: dict[Topic, int] = {}

@@ -1,4 +1,4 @@
-"""What the actions share: writes whose errors are explained, and making sure of the target."""
+"""Shared by actions: writes with explained errors, and verification of the target device."""
 
 from __future__ import annotations
 
@@ -30,35 +30,37 @@ def explaining(operation: Operation, subject: str) -> Iterator[None]:
 
 
 def require_runnable(tree: HostTree, program: str) -> None:
-    """Make sure that a host's own programs can be run.
+    """Require that programs of the host can be run.
 
     Raises:
-        HostError: the tree is not the one that vfiomgr runs on.
+        HostError: the tree is not the machine that vfiomgr runs on.
 
     """
     if not tree.runs_programs:
-        message = f"{program} of {tree.root} cannot be run from here"
-        raise HostError(message, "run vfiomgr on the host itself")
+        message = f"cannot run {program}: {tree.root} is not this machine"
+        raise HostError(message, "run vfiomgr on that host")
 
 
 def require_same_device(tree: HostTree, expected: DeviceIdentity) -> None:
-    """Make sure that the device of a step is still the one at its address.
+    """Require that the device of a step still is at its address.
 
     Raises:
-        HostError: it is gone, or it is another one.
+        HostError: it is gone or was replaced.
 
     """
     found = pci_facts.read_identity(tree, expected.address, with_serial=expected.serial is not None)
     if found is None:
         message = f"{expected} is gone"
-        raise HostError(message, "it was unplugged or powered off; vfiomgr list --all")
+        raise HostError(
+            message, "it was unplugged or powered off; list the present devices: vfiomgr list --all"
+        )
     if not found.is_same_as(expected):
-        message = f"another device is at this address now: {found} instead of {expected}"
-        raise HostError(message, "look with vfiomgr show, then run the command again")
+        message = f"another device is at this address: {found} instead of {expected}"
+        raise HostError(message, "check it with vfiomgr show, then run the command again")
 
 
 def becomes_true(condition: Callable[[], bool], limit: float) -> bool:
-    """Wait for a condition, at most `limit` seconds."""
+    """Wait up to `limit` seconds for a condition."""
     deadline = time.monotonic() + limit
     while not condition():
         if time.monotonic() > deadline:

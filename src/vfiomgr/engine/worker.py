@@ -1,7 +1,7 @@
-"""Child processes that carry out steps: whoever waits for them never hangs with the kernel.
+"""Child processes that carry out steps, so that the parent never hangs in the kernel.
 
-A driver's remove may wait for ever, and a process inside of it cannot be killed. So a step is
-carried out by a child; the parent waits with a deadline, and goes away where the child cannot.
+A driver's remove may wait forever, and a process inside it cannot be killed. So a child carries
+out the step; the parent waits with a deadline and continues even if the child cannot.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MESSAGE_LIMIT = 4096
 """PIPE_BUF: a message of this length is written, and read, in one piece."""
 
 _MOST_WARNINGS = 3
-"""Of one task; there is room for their beginnings beside an error."""
+"""Maximum number of warnings of a task; their beginnings fit in beside an error."""
 _PATIENCE = 0.05
-"""Seconds until another worker is hired: a fork costs more than most steps."""
+"""Seconds before another worker is forked: a fork costs more than most steps."""
 
 
 class Result(Value):
-    """What came of a task: nothing (done), an error, or a child that has not returned."""
+    """The result of a task: nothing (done), an error, or a child that has not returned."""
 
     task: int
     error: BaseException | None = None
@@ -42,7 +42,7 @@ class Result(Value):
 
 
 class InlineWorker:
-    """Carries out tasks in this process: where no kernel can hang."""
+    """Carries out tasks in this process, where no kernel can hang."""
 
     def __init__(self, tasks: Sequence[Task], *, is_kept: bool = True) -> None:
         self.is_alive = is_kept
@@ -50,7 +50,7 @@ class InlineWorker:
         self._result: Result | None = None
 
     def start(self, task: int, _seconds: float) -> None:
-        """Do all of it at once."""
+        """Carry out the entire task immediately."""
         try:
             self._tasks[task]()
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told to whoever waits
@@ -64,16 +64,16 @@ class InlineWorker:
         return self._result
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Nothing to stop."""
 
 
 class ForkedWorker:
     """Carries out tasks in a process of its own."""
 
     def __init__(self, tasks: Sequence[Task], closed: Sequence[int] = ()) -> None:
-        """Fork; `closed` are descriptors of the parent that the child must not keep open.
+        """Fork; `closed` are descriptors of the parent that the child must close.
 
-        It keeps the locks: as long as it may still write, no other process begins.
+        The child keeps the locks: no other process begins while it may still write.
         """
         self.task = -1
         self.due = 0.0
@@ -89,17 +89,17 @@ class ForkedWorker:
         os.close(replies)
 
     def start(self, task: int, seconds: float) -> None:
-        """Ask the child for a task that may take so long."""
+        """Give the child a task with this time limit."""
         self.task = task
         self.due = time.monotonic() + seconds
         os.write(self._requests, b"%d" % task)
 
     def result(self) -> Result:
-        """Read the answer."""
+        """Read the result."""
         message = os.read(self.replies, _MESSAGE_LIMIT)
         if not message:
             self.is_alive = False
-            cause = "the process that carried the step out was ended from outside"
+            cause = "the process that carried out the step was killed"
             return Result(self.task, HostError(cause, "run the command again; see dmesg"))
         error, told = json.loads(message)
         for text in told:
@@ -112,13 +112,13 @@ class ForkedWorker:
         return (self._requests, self.replies)
 
     def abandon(self) -> Result:
-        """Leave a child that does not return; it dies as soon as the kernel lets go of it."""
+        """Abandon a child that does not return; it dies when the kernel returns."""
         os.kill(self.pid, signal.SIGKILL)
         self._close()
         return Result(self.task, stuck_pid=self.pid)
 
     def stop(self) -> None:
-        """End the child, which is idle."""
+        """Stop the child, which is idle."""
         self._close()
         with suppress(ChildProcessError):  # whoever ignores SIGCHLD has no children to wait for
             os.waitpid(self.pid, 0)
@@ -129,11 +129,11 @@ class ForkedWorker:
 
 
 class _Error(HostError):
-    """An error that crossed from a child."""
+    """An error received from a child."""
 
 
 def _serve(tasks: Sequence[Task], requests: int, replies: int, closed: Sequence[int]) -> None:
-    """Be the child: answer requests until the parent is gone."""
+    """Serve requests in the child until the parent is gone."""
     status = 1
     try:
         become_silent(closed)
@@ -145,7 +145,7 @@ def _serve(tasks: Sequence[Task], requests: int, replies: int, closed: Sequence[
 
 
 def _attempt(task: Task) -> bytes:
-    """Carry out a task and tell what came of it: an error's message and remedy, and warnings."""
+    """Carry out a task and report the result: an error's message and remedy, and warnings."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -164,7 +164,7 @@ def _attempt(task: Task) -> bytes:
 
 
 class WorkerPool:
-    """The workers of one run; another one is hired only while the others take their time."""
+    """The workers of one run; another one is forked only while all others are busy."""
 
     def __init__(  # noqa: PLR0913 - all but the tasks are about them
         self,
@@ -176,7 +176,7 @@ class WorkerPool:
         closed: Sequence[int] = (),
         own: frozenset[int] = frozenset(),
     ) -> None:
-        """The tasks that are this process's `own` touch no device: no child is asked for them."""
+        """`own` tasks do not touch devices, so this process carries them out itself."""
         self._own = own
         self._deadline = deadline
         self._tasks = tasks
@@ -189,7 +189,7 @@ class WorkerPool:
 
     @property
     def room(self) -> int:
-        """How many more tasks may begin now."""
+        """The number of tasks that may begin now."""
         may_grow = self._may_grow and (self._is_slow or not self._busy)
         return len(self._idle) + may_grow
 
@@ -199,11 +199,11 @@ class WorkerPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the result of some task is still to come."""
+        """Whether a result is still outstanding."""
         return bool(self._busy)
 
     def start(self, task: int, seconds: float | None = None) -> None:
-        """Begin a task, with its own deadline or that of all."""
+        """Begin a task, with its own deadline or the common one."""
         self._is_slow = False
         if task in self._own:
             once = InlineWorker(
@@ -223,7 +223,7 @@ class WorkerPool:
                 return
 
     def _make(self) -> ForkedWorker | InlineWorker:
-        """Another worker; a child must not hold its siblings' pipes, or they would outlive us."""
+        """Fork another worker; it must close its siblings' pipes, or they outlive the parent."""
         if not self._in_children:
             return InlineWorker(self._tasks)
         siblings = [
@@ -233,13 +233,13 @@ class WorkerPool:
         return ForkedWorker(self._tasks, (*self._closed, *pipes))
 
     def wait(self) -> Result:
-        """The next result; a child past its deadline is left behind."""
+        """The next result; a child past its deadline is abandoned."""
         while (result := self.wait_a_moment()) is None:
             continue
         return result
 
     def wait_a_moment(self) -> Result | None:
-        """The next result; None where all take their time, so that another could begin."""
+        """The next result; None if all take longer, so that another task could begin."""
         worker = self._next()
         if worker is None:
             self._is_slow = True
@@ -255,7 +255,7 @@ class WorkerPool:
         return result
 
     def _next(self) -> ForkedWorker | InlineWorker | None:
-        """The first worker that is ready, or late; None after a moment where one could be hired."""
+        """The first worker that is ready or late; None if another could be forked."""
         done = next((worker for worker in self._busy if isinstance(worker, InlineWorker)), None)
         if done is not None:
             return done
@@ -271,13 +271,13 @@ class WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send all home."""
+        """Stop all workers."""
         for worker in self._idle:
             worker.stop()
 
 
 def _is_readable(children: Sequence[ForkedWorker], seconds: float) -> ForkedWorker | None:
-    """The child that has answered, waited for so long."""
+    """Whether the child has answered within this time."""
     poll = select.poll()
     for child in children:
         poll.register(child.replies, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Who may open a device node."""
+"""Owners of device nodes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class NodeAccess(Value):
 
 
 ROOT_ONLY = NodeAccess(0, 0, 0o600)
-"""What devtmpfs gives to a node of VFIO."""
+"""The defaults of devtmpfs for a node of VFIO."""
 
 
 class NodeOwner(Value):
-    """Who may open a function's nodes; `name` is what the user typed, for people."""
+    """The owner of a function's nodes; `name` is as typed by the user."""
 
     name: str
     uid: int
@@ -38,30 +38,30 @@ class NodeOwner(Value):
 
     @property
     def access(self) -> NodeAccess:
-        """The group gets in only where one was named."""
+        """Access for the group only if one was named."""
         return NodeAccess(self.uid, self.gid or 0, 0o600 if self.gid is None else 0o660)
 
 
 _TABLES = {"user": HostPath("/etc/passwd"), "group": HostPath("/etc/group")}
 _HIGHEST = 0xFFFFFFFE
-"""The one above it means `leave it` to chown(2)."""
+"""The number above means `unchanged` to chown(2)."""
 _NUMBER = re.compile(r"-?[0-9]+")
 _DIGITS = 10
-"""Of the highest number."""
-_FORM = "write USER or USER:GROUP, by name or number, e.g. libvirt-qemu:kvm"
+"""Digits of the highest number."""
+_FORM = "use USER or USER:GROUP, by name or number, e.g. libvirt-qemu:kvm"
 
 
 def find_owner(tree: HostTree | None, text: str) -> NodeOwner:
-    """Who is meant by USER or USER:GROUP, names or numbers; without a tree numbers alone.
+    """The account of USER or USER:GROUP, names or numbers; without a tree only numbers.
 
     Raises:
-        UsageError: a part is empty or out of range, or the host has no such user or group.
+        UsageError: a part is empty or out of range, or the user or group does not exist.
 
     """
     user, colon, group = text.partition(":")
     for part, kind in ((user, "user"), (group or not colon, "group")):
         if not part:
-            message = f"the owner {text!r} names no {kind}"
+            message = f"the owner {text!r} has no {kind}"
             raise UsageError(message, _FORM)
     uid = _identifier(tree, "user", user)
     return NodeOwner(text, uid, _identifier(tree, "group", group) if colon else None)
@@ -71,23 +71,25 @@ def _identifier(tree: HostTree | None, kind: str, name: str) -> int:
     if _NUMBER.fullmatch(name):
         return _in_range(kind, name)
     if tree is None:
-        message = f"a snapshot holds no accounts, so nothing tells who the {kind} {name!r} is"
-        raise UsageError(message, f"give the number of the {kind}")
+        message = f"cannot look up the {kind} {name!r}: a snapshot contains no accounts"
+        raise UsageError(message, f"use the number of the {kind}")
     text = tree.read_text(_TABLES[kind])
     if text is None:
-        message = f"{_TABLES[kind]} cannot be read below {tree.root}, to look up {kind} {name!r}"
-        raise UsageError(message, f"give the number of the {kind}")
+        message = (
+            f"cannot look up the {kind} {name!r}: cannot read {_TABLES[kind]} below {tree.root}"
+        )
+        raise UsageError(message, f"use the number of the {kind}")
     for line in text.splitlines():
         fields = line.split(":")
         if fields[0] == name and len(fields) > 2 and fields[2].isdecimal():  # noqa: PLR2004
             return int(fields[2])
-    message = f"{_TABLES[kind]} knows no {kind} {name!r}"
-    raise UsageError(message, "give the number, which also holds for accounts of a directory")
+    message = f"no such {kind}: {name!r} (not in {_TABLES[kind]})"
+    raise UsageError(message, "use the number, which also works for accounts of a directory")
 
 
 def _in_range(kind: str, digits: str) -> int:
     shown = digits.lstrip("0") or "0"
     if len(shown) > _DIGITS or not 0 <= int(shown) <= _HIGHEST:
-        message = f"{digits} is no number of a {kind}: they go from 0 to {_HIGHEST}"
+        message = f"{digits} is not a {kind} number: the range is 0 to {_HIGHEST}"
         raise UsageError(message, _FORM)
     return int(shown)

@@ -1,8 +1,8 @@
 """Questions that the kernel may never answer, asked by a child process with a deadline.
 
-`driver_override`, `sriov_numvfs` and, in some kernels, `uevent` are shown under the lock of the
-device (device_lock in drivers/pci/pci-sysfs.c, drivers/pci/iov.c and drivers/base/core.c), which
-an unbind that does not return keeps for ever.
+Reading `driver_override`, `sriov_numvfs` and, in some kernels, `uevent` takes the lock of the
+device (device_lock in drivers/pci/pci-sysfs.c, drivers/pci/iov.c and drivers/base/core.c), which a
+hanging unbind keeps forever.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     Questions = Mapping[str, Callable[[], Iterable[str | None]]]
 
 DEADLINE = 1.0
-"""Seconds for one answer; the kernel gives it in microseconds, or never."""
+"""Seconds for one answer; the kernel answers in microseconds, or never."""
 PATIENCE = 60.0
-"""Seconds for a child that has not got to the question yet, on a machine with too much to do."""
+"""Seconds for a child to get to the question, on an overloaded machine."""
 _LOOK = 0.25
-"""Seconds in which a process that waits for the kernel shows that it does nothing else."""
+"""Seconds of inactivity that show that a process waits for the kernel."""
 _CHUNK = 1 << 16
 _KILL = 9
 """SIGKILL on every Linux."""
 
 
 IGNORED = (1, 2, 15)
-"""SIGHUP, SIGINT and SIGTERM, to a whole terminal or service: the parent answers them."""
+"""SIGHUP, SIGINT and SIGTERM, sent to an entire terminal or service: the parent handles them."""
 
 
 def become_silent(closed: Iterable[int] = ()) -> None:
-    """Let go, in a child, of what a parent's reader waits for, and leave signals to the parent."""
+    """In a child: close what a reader of the parent waits for, and ignore signals."""
     import signal  # noqa: PLC0415 - slow to import, and the parent needs none
 
     for number in IGNORED:
@@ -53,7 +53,7 @@ def become_silent(closed: Iterable[int] = ()) -> None:
 def read_attributes(
     tree: HostTree, groups: Mapping[str, Sequence[HostPath]]
 ) -> dict[str, tuple[str | None, ...] | None]:
-    """The attributes of each group, in their order; None for a group that gets no answer."""
+    """The attributes of each group, in order; None for a group without an answer."""
     questions = {name: partial(_read, tree, paths) for name, paths in groups.items()}
     found: dict[str, tuple[str | None, ...] | None] = {}
     while left := {name: question for name, question in questions.items() if name not in found}:
@@ -68,7 +68,7 @@ def _read(tree: HostTree, paths: Sequence[HostPath]) -> Iterable[str | None]:
 
 
 def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...]]:
-    """The answers up to the first question that gets none; it and later ones are left out."""
+    """The answers up to the first question without one; it and later ones are omitted."""
     if not tree.can_hang:
         return {name: tuple(question()) for name, question in questions.items()}
     source, sink = os.pipe()
@@ -89,7 +89,7 @@ def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...
 
 
 def ask_each(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...]]:
-    """The answers of all questions but those that get none, each with a child of its own."""
+    """The answers of all questions, except those without one; each has its own child."""
     found: dict[str, tuple[str | None, ...]] = {}
     left = dict(questions)
     while left:
@@ -101,7 +101,7 @@ def ask_each(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None
 
 
 def _answer(questions: Questions, sink: int, source: int) -> None:
-    """Be the child: one line for each question."""
+    """In the child: write one line for each question."""
     status = 1
     try:
         become_silent([source])
@@ -115,7 +115,7 @@ def _answer(questions: Questions, sink: int, source: int) -> None:
 
 
 def _line(values: Iterable[str | None]) -> bytes:
-    """Values between tabs; one that is none is empty, others begin with `=`."""
+    """Values separated by tabs; None becomes empty, others begin with `=`."""
     fields = (b"" if value is None else b"=" + value.encode("unicode_escape") for value in values)
     return b"\t".join(fields) + b"\n"
 
@@ -126,7 +126,7 @@ def _values(line: bytes) -> tuple[str | None, ...]:
 
 
 def _receive(source: int, child: int) -> tuple[list[bytes], bool]:
-    """The whole lines that came, and whether the child came to its end."""
+    """The complete lines received, and whether the child finished."""
     import select  # noqa: PLC0415 - slow to import
 
     poll = select.poll()
@@ -152,7 +152,7 @@ def _has_answer(poll: select.poll, child: int) -> bool:
 
 
 def _comes_forward(child: int) -> bool:
-    """Whether a process runs, or waits for its turn alone, and not for an answer of the kernel."""
+    """Whether a process runs or waits for a CPU, and not for the kernel."""
     import time  # noqa: PLC0415 - slow to import
 
     before = _activity(child)
@@ -161,7 +161,7 @@ def _comes_forward(child: int) -> bool:
 
 
 def _activity(child: int) -> tuple[str, ...]:
-    """The state of a process and how often it was switched to (proc_pid_status(5))."""
+    """The state of a process and its number of context switches (proc_pid_status(5))."""
     with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:
         lines = (line.partition(":") for line in file)
         return tuple(

@@ -1,6 +1,6 @@
-"""Paths below a root, with every link followed inside of it, as in a chroot.
+"""Paths below a root, with every link resolved inside it, as in a chroot.
 
-An absolute link starts at the root again, and `..` stops there (RESOLVE_IN_ROOT of openat2(2)).
+An absolute link restarts at the root, and `..` stops there (RESOLVE_IN_ROOT of openat2(2)).
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ import os
 from errno import EINVAL, ELOOP, ENOTDIR
 
 _MOST_LINKS = 40
-"""Links that lead to further links; the kernel follows as many (MAXSYMLINKS)."""
+"""Maximum number of nested links, as in the kernel (MAXSYMLINKS)."""
 
 
 class Inside:
-    """Finds the paths, and remembers them until `forget` is called."""
+    """Resolves paths and caches them until `forget` is called."""
 
     def __init__(self, root: str) -> None:
-        """Take the root as a real path without a final slash."""
+        """Use the root as a real path without a trailing slash."""
         self._root = root
         self._known: dict[str, str] = {}
 
     def forget(self) -> None:
-        """Follow all links again: they may have changed."""
+        """Resolve all links again: they may have changed."""
         self._known.clear()
 
     def directory(self, path: str, links: int = _MOST_LINKS) -> str:
-        """As `real`, and remembered: directories hold many files."""
+        """Like `real`, and cached, since directories contain many files."""
         known = self._known.get(path)
         if known is None:
             unknown, above = [path], path.rpartition("/")[0]
@@ -39,17 +39,17 @@ class Inside:
         return known
 
     def real(self, path: str, links: int = _MOST_LINKS) -> str:
-        """The path below the root, which has no link left in it; it need not exist.
+        """The path below the root without any link; it need not exist.
 
         Raises:
-            OSError: the links go round in a circle, or lead through what is no directory.
+            OSError: the links form a loop, or lead through something other than a directory.
 
         """
         above, _, name = path.rpartition("/")
         return self._step(self.directory(above, links), name, links)
 
     def _step(self, directory: str, name: str, links: int) -> str:
-        """One name further, from a directory that has no link in its path."""
+        """Append one name to a directory whose path has no link."""
         if name in ("", ".", ".."):
             if name and not os.path.isdir(self._root + directory):
                 raise OSError(ENOTDIR, os.strerror(ENOTDIR), directory)

@@ -1,7 +1,7 @@
-"""Files that vfiomgr keeps for itself: read only where nobody else can have made them.
+"""Files of vfiomgr itself: only read if nobody else can have created them.
 
-What recovery reads is carried out as root. A link, a FIFO or a file that another user may write is
-not a record, whatever it contains.
+Recovery acts as root on what it reads. A link, a FIFO or a file that another user may write is not
+a record, whatever it contains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
 
 MOST_BYTES = 64 << 20
-"""Far more than the largest record; a longer file is not read into memory."""
+"""Far more than the largest record; longer files are not read into memory."""
 _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -24,7 +24,7 @@ class NotARecord(Exception):  # noqa: N818 - it says what the file is
 
 
 def open_own(tree: HostTree, file: HostPath) -> int:
-    """Open a record to read it; never waits, and never opens a device.
+    """Open a record for reading; never waits and never opens a device.
 
     Raises:
         FileNotFoundError: it does not exist.
@@ -80,7 +80,7 @@ _KINDS = {
 
 
 def _require_ours(tree: HostTree, found: os.stat_result) -> None:
-    """A recorded host may belong to anybody: nothing is carried out there."""
+    """Check owner and mode; a recorded host may belong to anyone, since it is not changed."""
     if not tree.is_live:
         return
     if found.st_uid not in (0, os.geteuid()):

@@ -1,7 +1,7 @@
-"""Files that people name, reached without trusting other users of the machine.
+"""Files that users name, opened without trusting other users of the machine.
 
-Root edits files in directories that others may write, where a link can lead to any file at all.
-Each directory on the way is opened from the one before it: nobody can exchange one meanwhile.
+Root edits files in directories that others may write, where a link can lead to any file. Each
+directory on the path is opened relative to the previous one, so nobody can replace one in between.
 """
 
 from __future__ import annotations
@@ -24,41 +24,40 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Reached(Value):
-    """A name in a directory that is open; the file itself need not be there."""
+    """A name in an open directory; the file itself need not exist."""
 
     path: str
-    """As it was named."""
+    """The name as given."""
     directory: int
-    """A descriptor of the directory, by which it can be listed and synchronised."""
+    """A descriptor of the directory, for listing and syncing."""
     name: str
     status: os.stat_result | None
-    """Of the file; None where there is none yet."""
+    """The status of the file; None if it does not exist yet."""
 
     def read(self, limit: int) -> bytes:
         """The first bytes of the file, which must be regular.
 
         Raises:
-            OSError: it cannot be opened, or is a link by now.
+            OSError: it cannot be opened, or has become a link.
             HostError: it is not a regular file.
 
         """
         with open(os.open(self.name, _READ, dir_fd=self.directory), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 message = f"cannot read {self.path}: not a regular file"
-                raise HostError(message, "name a regular file")
+                raise HostError(message, "use a regular file")
             return file.read(limit)
 
 
 @contextmanager
 def reach(path: str, *, follows: bool = True, makes_parents: bool = False) -> Iterator[Reached]:
-    """Reach a file; `follows` says whether it may be a link itself.
+    """Reach a file; `follows` says whether it may itself be a link.
 
-    A link that belongs to another user than root and the caller is followed to that user's own
-    files alone.
+    A link of a user other than root and the caller may only lead to that user's own files.
 
     Raises:
-        OSError: a directory on the way is missing, or closed.
-        HostError: a link leads where it must not.
+        OSError: a directory on the path is missing or not accessible.
+        HostError: a link leads to a forbidden place.
 
     """
     with closing(_Walk(path, follows=follows, makes_parents=makes_parents)) as walk:
@@ -73,7 +72,7 @@ class _Link(Value):
 
 
 class _Walk:
-    """One way from the root to a file."""
+    """One walk from the root to a file."""
 
     def __init__(self, path: str, *, follows: bool, makes_parents: bool) -> None:
         self._path = path
@@ -91,7 +90,7 @@ class _Walk:
             os.close(self._open.pop())
 
     def reached(self) -> Reached:
-        """Go all the way."""
+        """Walk the entire path."""
         while True:
             name = self._left.pop()
             is_last = not any(self._left)
@@ -113,7 +112,7 @@ class _Walk:
                 self._names.append(name)
 
     def _child(self, name: str, *, is_last: bool) -> int | None:
-        """A descriptor of what a name is; None where there is no last one."""
+        """A descriptor of the entry with a name; None if the last one does not exist."""
         try:
             return os.open(name, _LOOK, dir_fd=self._open[-1])
         except FileNotFoundError:
@@ -134,7 +133,7 @@ class _Walk:
         if is_last and not self._follows:
             message = f"cannot use {self._path}: it is a symbolic link to {target}"
             meant = os.path.normpath(os.path.join(os.path.dirname(place), target))
-            raise HostError(message, f"name the file itself, if it is meant: {meant}")
+            raise HostError(message, f"if this file is meant, name it directly: {meant}")
         self._links += 1
         if self._links > _MOST_LINKS:
             raise OSError(ELOOP, os.strerror(ELOOP), self._path)
@@ -159,5 +158,5 @@ class _Walk:
                     f"cannot use {self._path}: {link.place} is a symbolic link of user "
                     f"{link.owner}, to a file of another user"
                 )
-                raise HostError(message, f"name the file itself, if it is meant: {place}")
+                raise HostError(message, f"if that file is meant, name it directly: {place}")
         return Reached(self._path, directory, name, status)

@@ -1,4 +1,4 @@
-"""Files that users name, exchanged whole: all of the new text or all of the old one."""
+"""Files that users name, replaced atomically."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from vfiomgr.host.reach import Reached
 
 _NEW_MODE = 0o666
-"""Before the umask, as for any file that a program makes."""
+"""The mode before the umask, as for any new file."""
 
 
 def rewrite(path: str, before: bytes | None, after: bytes, *, makes_parents: bool = False) -> None:
-    """Put a text in the place of another, atomically; mode, owner and label are kept.
+    """Replace the text of a file atomically; mode, owner and label are kept.
 
-    A link stays a link: what it leads to is exchanged. What is no regular file is written to.
-    With `before`, the file must still hold that.
+    A link stays a link: its target is replaced. A file that is not regular is written to. With
+    `before`, the file must still have that content.
 
     Raises:
-        HostError: it cannot be written, or was changed meanwhile; it is as it was.
+        HostError: it cannot be written, or was changed in the meantime; it is unchanged.
 
     """
     try:
@@ -35,16 +35,16 @@ def rewrite(path: str, before: bytes | None, after: bytes, *, makes_parents: boo
             else:
                 _write_to(file, after)
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}"
-        raise HostError(message, "run as its owner, or name another file") from error
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise HostError(message, "run the command as its owner, or use another file") from error
 
 
 def read_own(path: str, limit: int) -> bytes:
-    """The first bytes of a file that belongs to whoever has its directory, or to root.
+    """The first bytes of a file owned by root or by the owner of its directory.
 
     Raises:
         OSError: it cannot be opened.
-        HostError: it is a link, no regular file, or somebody else's.
+        HostError: it is a link, not a regular file, or belongs to another user.
 
     """
     with reach(path, follows=False) as file:
@@ -53,10 +53,10 @@ def read_own(path: str, limit: int) -> bytes:
 
 
 def rewrite_own(path: str, before: bytes, after: bytes) -> None:
-    """As `rewrite`, for a file that `read_own` has read.
+    """Like `rewrite`, for a file that `read_own` has read.
 
     Raises:
-        HostError: as the two.
+        HostError: as in both of them.
 
     """
     try:
@@ -64,23 +64,23 @@ def rewrite_own(path: str, before: bytes, after: bytes) -> None:
             _require_own(file)
             _exchange(file, before, after)
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror or error}"
-        raise HostError(message, "run as its owner, or name another file") from error
+        message = f"cannot write {path}: {error.strerror or error}"
+        raise HostError(message, "run the command as its owner, or use another file") from error
 
 
 def _require_own(file: Reached) -> None:
-    """Make sure that no other user's file has been put, or linked, into a directory."""
+    """Require that no other user placed or linked a file into a directory."""
     found, owner = file.status, os.fstat(file.directory).st_uid
     if found is None:
         return
     if not stat.S_ISREG(found.st_mode):
-        why, remedy = "not a regular file", "put a regular file there"
+        why, remedy = "not a regular file", "replace it by a regular file"
     elif found.st_uid not in (0, owner):
-        why = f"user {found.st_uid} owns it, and user {owner} its directory"
+        why = f"it is owned by user {found.st_uid}, its directory by user {owner}"
         remedy = f"chown {owner} {file.path}"
     elif found.st_nlink > 1:
         why = f"it has {found.st_nlink} names (hard links)"
-        remedy = "put a copy in its place, which is not linked from elsewhere"
+        remedy = "replace it by a copy without hard links"
     else:
         return
     message = f"cannot use {file.path}: {why}"
@@ -88,7 +88,7 @@ def _require_own(file: Reached) -> None:
 
 
 def _write_to(file: Reached, after: bytes) -> None:
-    """Write to a pipe or a device, which nothing can take the place of."""
+    """Write to a pipe or a device, which cannot be replaced."""
     flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
     with open(os.open(file.name, flags, dir_fd=file.directory), "wb") as out:
         out.write(after)
@@ -110,8 +110,8 @@ def _exchange(file: Reached, before: bytes | None, after: bytes) -> None:
                 _keep(file, made.fileno())
             os.fsync(made.fileno())
         if before is not None and file.read(len(before) + 1) != before:
-            message = f"{file.path} was changed meanwhile, and not by this command"
-            raise HostError(message, "look at it, then run the command again")
+            message = f"{file.path} was changed by something else in the meantime"
+            raise HostError(message, "check it, then run the command again")
         os.replace(temporary, file.name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         os.unlink(temporary, dir_fd=directory)
@@ -120,7 +120,7 @@ def _exchange(file: Reached, before: bytes | None, after: bytes) -> None:
 
 
 def _keep(file: Reached, made: int) -> None:
-    """Give the new file the owner, the label and the mode of the old one."""
+    """Give the new file the owner, label and mode of the old one."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     old = os.open(file.name, flags, dir_fd=file.directory)
     try:

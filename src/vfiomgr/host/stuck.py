@@ -1,7 +1,7 @@
 """Calls that the kernel has not returned from: marks in /run/vfiomgr/stuck, one per device.
 
-While one lasts, the kernel holds the device's lock: whoever reads its driver_override, or its
-sriov_numvfs, waits too (driver_override_show in drivers/pci/pci-sysfs.c).
+Until it returns, the kernel holds the device's lock: readers of its driver_override or sriov_numvfs
+wait too (driver_override_show in drivers/pci/pci-sysfs.c).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def mark(tree: HostTree, device: str, pid: int, what: str) -> None:
 
 
 def read_marks(tree: HostTree) -> dict[str, str]:
-    """What each device that is still stuck is stuck in."""
+    """What each stuck device is stuck in."""
     names = tree.children(_MARKS)
     if not names:
         return {}
@@ -51,7 +51,7 @@ def read_marks(tree: HostTree) -> dict[str, str]:
 
 
 def _start_time(tree: HostTree, pid: int) -> str | None:
-    """When a process started, which tells it from a later one of its number; None once it ended."""
+    """The start time of a process, which distinguishes reused PIDs; None if it ended."""
     _, _, fields = (tree.read(_PROC / str(pid) / "stat") or "").rpartition(")")
     words = fields.split()
     if len(words) <= _START_TIME or words[0] == "Z":

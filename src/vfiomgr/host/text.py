@@ -1,4 +1,4 @@
-"""Text files of a host that may be large, absent, closed, or linked from elsewhere."""
+"""Text files of a host that may be large, absent, unreadable or linked from elsewhere."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _LIMIT = 8 << 20
-"""Characters; /proc/interrupts of a host with 512 processors stays below it."""
+"""Characters; /proc/interrupts of a host with 512 CPUs is smaller."""
 _ACCOUNT_FIELDS = 3
 
 
 def text_of(tree: HostTree, place: str) -> str | None:
-    """The start of a text file; None where it cannot be read."""
+    """The start of a text file; None if it cannot be read."""
     return tree.read_text(HostPath(place), _LIMIT)
 
 
 def configuration_files(tree: HostTree, directories: Iterable[str]) -> list[str]:
-    """The `*.conf` files of some directories, by name; the first directory that has a name wins.
+    """The `*.conf` files of some directories, by name; earlier directories take precedence.
 
-    As modprobe.d(5) and systemd.unit(5) read them.
+    This is the rule of modprobe.d(5) and systemd.unit(5).
     """
     found: dict[str, str] = {}
     for directory in directories:
@@ -35,7 +35,7 @@ def configuration_files(tree: HostTree, directories: Iterable[str]) -> list[str]
 
 
 def settings_of(tree: HostTree, place: str) -> Iterator[str]:
-    """The lines of a configuration file without comments; a final backslash joins two."""
+    """The lines of a configuration file without comments; a trailing backslash joins two."""
     text = (text_of(tree, place) or "").replace("\\\n", " ")
     for line in text.splitlines():
         stripped = line.strip()
@@ -44,12 +44,12 @@ def settings_of(tree: HostTree, place: str) -> Iterator[str]:
 
 
 def exists(tree: HostTree, place: str) -> bool:
-    """Whether there is such a file, as far as can be seen."""
+    """Whether a file exists, as far as visible."""
     return tree.exists(HostPath(place))
 
 
 def account_names(tree: HostTree) -> tuple[dict[int, str], dict[int, str]]:
-    """Names of the host's users and of its groups, by number (passwd(5), group(5))."""
+    """Names of the host's users and groups, by number (passwd(5), group(5))."""
     users, groups = (_names(tree, place) for place in ("/etc/passwd", "/etc/group"))
     return users, groups
 

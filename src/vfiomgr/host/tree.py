@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
 _MOST_BYTES = 64 << 20
-"""No file that is read as a whole has as many; pci.ids and dpkg's status have a few."""
+"""Larger than any file that is read entirely; pci.ids and dpkg's status have a few MiB."""
 _PROGRAM_DEADLINE = 15.0
-"""Seconds; nvidia-smi wakes every GPU first."""
+"""Seconds; nvidia-smi first wakes every GPU."""
 _DEATH_DEADLINE = 0.5
-"""Seconds for a killed program to end: in the hands of a driver it may never do."""
+"""Seconds for a killed program to end; inside a driver it may never do so."""
 PROGRAM_PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin"
 )
-"""Where programs are looked for, whatever the caller's PATH; the last one is NixOS's."""
+"""Where programs are searched, independent of the caller's PATH; the last one is NixOS's."""
 _PERMISSIONS = 0o7777
 _SAID = 1000
-"""Characters that an error quotes of what a program said at last."""
+"""Characters of a program's last output that an error quotes."""
 _MOST_LINKS = 40
-"""As many as the kernel follows (MAXSYMLINKS)."""
+"""The kernel's limit (MAXSYMLINKS)."""
 
 
 class ProgramAnswer(Value):
-    """How a program ended, and what it said."""
+    """How a program ended, and its output."""
 
     status: int
     output: str
@@ -47,7 +47,7 @@ class ProgramAnswer(Value):
 class HostTree:
     """Reads and writes the files of one host; every path stays below `root`.
 
-    What is absent, and what the kernel (or the right of this user) does not let be read, is None.
+    Files that are absent, or not readable for the kernel or this user, read as None.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -60,7 +60,7 @@ class HostTree:
 
     @property
     def is_live(self) -> bool:
-        """Whether a kernel acts on what is written here: /sys is mounted, not recorded."""
+        """Whether a kernel acts on writes here: /sys is mounted, not recorded."""
         return os.path.ismount(f"{self._prefix}/sys")
 
     @property
@@ -70,21 +70,21 @@ class HostTree:
 
     @property
     def is_machine(self) -> bool:
-        """Whether it is the root of the machine that vfiomgr runs on, where programs act."""
+        """Whether it is the root of the machine that runs vfiomgr, where programs take effect."""
         return self.root == "/"
 
     @property
     def can_hang(self) -> bool:
-        """Whether a write, or a read, may never return: only a kernel makes anybody wait."""
+        """Whether a read or write may never return, which only a kernel can cause."""
         return self.is_live
 
     def locate(self, path: HostPath) -> str:
-        """The path on this machine; the last name in it may be a link.
+        """The path on this machine; its last component may be a link.
 
-        In another root than `/`, links in the directory part are followed within the root.
+        With another root than `/`, links in the directory part are resolved inside the root.
 
         Raises:
-            OSError: the links go round in a circle, or lead through what is no directory.
+            OSError: the links form a loop, or lead through something other than a directory.
 
         """
         if not self._prefix:
@@ -99,12 +99,12 @@ class HostTree:
         return self._prefix + self._inside.real(path)
 
     def _open(self, path: HostPath) -> int:
-        """Open a file to read it; in a foreign tree a regular one alone.
+        """Open a file for reading; in a foreign tree only regular files.
 
         Opening a device can start it, and a FIFO would keep the reader waiting.
 
         Raises:
-            OSError: there is none, or it is closed to this user.
+            OSError: it does not exist, or this user may not read it.
 
         """
         place = self.locate(path)
@@ -130,7 +130,7 @@ class HostTree:
             os.close(descriptor)
 
     def read(self, path: HostPath) -> str | None:
-        """The text of an attribute without its final newline."""
+        """The text of an attribute without its trailing newline."""
         data = self.read_bytes(path)
         return None if data is None else data.decode(errors="replace").rstrip("\n")
 
@@ -138,7 +138,7 @@ class HostTree:
         """All bytes of a regular file.
 
         Raises:
-            HostError: it has more than any file that vfiomgr reads should have.
+            HostError: it is larger than any file that vfiomgr should read.
 
         """
         try:
@@ -152,11 +152,11 @@ class HostTree:
             return None
         if limit > 0 and len(data) == limit:
             message = f"cannot read {path}: it is larger than {_MOST_BYTES >> 20} MiB"
-            raise HostError(message, "check whether it is the right file, and replace or remove it")
+            raise HostError(message, "check whether it is the right file; replace or remove it")
         return data
 
     def read_part(self, path: HostPath, start: int, length: int) -> bytes:
-        """Some bytes of a file from a place on; fewer, or none, where it ends or is closed."""
+        """Bytes of a file from an offset on; fewer or none if it ends or is not readable."""
         try:
             descriptor = self._open(path)
         except (OSError, ValueError):
@@ -169,10 +169,10 @@ class HostTree:
             os.close(descriptor)
 
     def read_text(self, path: HostPath, limit: int = -1) -> str | None:
-        """The text of a file, or its first `limit` characters; ends of lines are kept.
+        """The text of a file, or its first `limit` characters; line ends are kept.
 
         Raises:
-            HostError: without a limit, it has more than any file that vfiomgr reads should have.
+            HostError: without a limit, it is larger than any file that vfiomgr should read.
 
         """
         if limit < 0:
@@ -185,19 +185,19 @@ class HostTree:
             return None
 
     def link(self, path: HostPath) -> str | None:
-        """Where a symbolic link points, as written."""
+        """The target of a symbolic link, as written."""
         try:
             return os.readlink(self.locate(path))
         except (OSError, ValueError):
             return None
 
     def link_name(self, path: HostPath) -> str | None:
-        """The last component of what a symbolic link points to: a driver, a group, a device."""
+        """The last component of a symbolic link's target: a driver, a group, a device."""
         name = (self.link(path) or "").rstrip("/").rpartition("/")[2]
         return None if name in ("", ".", "..") else name
 
     def followed(self, path: HostPath) -> HostPath:
-        """Where the links of a file itself lead; those of its directories stay as they are."""
+        """The path with the links of the file itself resolved, but not those of its directories."""
         for _ in range(_MOST_LINKS):
             target = self.link(path)
             if target is None:
@@ -206,7 +206,7 @@ class HostTree:
         return path
 
     def resolve(self, path: HostPath) -> HostPath | None:
-        """The path with every link followed, as a path of this host."""
+        """The path with every link resolved, as a path of this host."""
         try:
             real = self._real(path)
         except (OSError, ValueError):
@@ -214,21 +214,21 @@ class HostTree:
         return HostPath(real[len(self._prefix) :]) if os.path.exists(real) else None
 
     def status(self, path: HostPath) -> os.stat_result | None:
-        """Owner, mode and kind of a file; of a link, its own."""
+        """Owner, mode and kind of a file; for a link, its own."""
         try:
             return os.lstat(self.locate(path))
         except (OSError, ValueError):
             return None
 
     def children(self, path: HostPath) -> list[str]:
-        """The names in a directory, sorted; empty where it is absent or closed to this user."""
+        """The names in a directory, sorted; empty if it is absent or not readable."""
         try:
             return sorted(os.listdir(self.locate(path / "")))
         except (OSError, ValueError):
             return []
 
     def why_unlisted(self, path: HostPath) -> str | None:
-        """What keeps `children` from telling what a directory holds; None where nothing does."""
+        """Why `children` cannot list a directory; None if it can."""
         try:
             os.listdir(self.locate(path / ""))
         except OSError as error:
@@ -244,9 +244,9 @@ class HostTree:
         return (os.major(number), os.minor(number)) if number else None
 
     def is_claimed(self, path: HostPath, number: str) -> bool | None:
-        """Whether somebody has a block device, major:minor, for itself; None where nothing tells.
+        """Whether a block device, major:minor, is exclusively claimed; None if unknown.
 
-        Only nodes of this very machine are opened: those of another tree may be any device.
+        Only nodes of this machine are opened: those of another tree may be any device.
         """
         if not self.is_machine:
             return None
@@ -264,7 +264,7 @@ class HostTree:
     def device_of(self, path: HostPath) -> str | None:
         """The kind and number of the device that a process of this machine has open: `b259:0`.
 
-        A descriptor below /proc leads to the node itself, whatever it is called, and wherever.
+        A descriptor below /proc leads to the node itself, whatever its name and place.
         """
         if not self.is_machine:
             return None
@@ -283,14 +283,14 @@ class HostTree:
             return False
 
     def modified(self, path: HostPath) -> int | None:
-        """When a file, or what a directory holds, changed: nanoseconds of the host's clock."""
+        """The modification time of a file or directory, in nanoseconds of the host's clock."""
         try:
             return os.stat(self._real(path)).st_mtime_ns
         except (OSError, ValueError):
             return None
 
     def write(self, path: HostPath, text: str) -> None:
-        """Give one attribute one write, as the kernel wants it.
+        """Write one attribute with a single write, as the kernel requires.
 
         The empty text is written as a newline: a write of no bytes reaches no kernel
         (drivers/base/bus.c, driver_set_override).
@@ -312,10 +312,10 @@ class HostTree:
     def replace(
         self, path: HostPath, data: bytes, mode: int = 0o644, *, durable: bool = True
     ) -> None:
-        """Put a file in place atomically: temporary file, fsync, rename, fsync of the directory.
+        """Replace a file atomically: temporary file, fsync, rename, fsync of the directory.
 
-        Owner and label of a file that is there already are kept.
-        What is worth nothing after a reboot need not be `durable`, and costs no fsync.
+        Owner and label of an existing file are kept. A file that is useless after a reboot need not
+        be `durable`, which avoids the fsync.
         """
         target = self.locate(path)
         directory = os.path.dirname(target)
@@ -340,7 +340,7 @@ class HostTree:
             sync_directory(directory)
 
     def remove(self, path: HostPath) -> None:
-        """Remove a file durably; nothing where it is gone already, or never could be there."""
+        """Remove a file durably; no error if it does not exist."""
         target = self.locate(path)
         try:
             os.unlink(target)
@@ -351,13 +351,13 @@ class HostTree:
         sync_directory(os.path.dirname(target))
 
     def remove_empty_directory(self, path: HostPath) -> None:
-        """Remove a directory; it stays where anything is in it, or it cannot be."""
+        """Remove a directory if it is empty and can be removed."""
         with suppress(OSError):
             os.rmdir(self.locate(path))
         self._inside.forget()
 
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
-        """Make a directory of vfiomgr's own, with its parents; only root may write in it."""
+        """Create a directory of vfiomgr, with its parents; only root may write to it."""
         missing: list[str] = []
         directory = self._real(path)
         while not os.path.isdir(directory):
@@ -370,9 +370,9 @@ class HostTree:
         self._inside.forget()
 
     def run(self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE) -> str | None:
-        """What a program of this machine prints; None where it is absent, fails or hangs.
+        """The output of a program of this machine; None if it is absent, fails or hangs.
 
-        Programs act on the machine itself, so that in any other root there are none.
+        Programs act on the machine itself, so with any other root there are none.
         """
         answer = self.ask(command, seconds)
         return None if answer is None or answer.status else answer.output
@@ -380,10 +380,10 @@ class HostTree:
     def ask(
         self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE
     ) -> ProgramAnswer | None:
-        """How a program of this machine ended, and what it said; None where it is absent or hangs.
+        """The exit status and output of a program of this machine; None if it is absent or hangs.
 
-        Programs act on the machine itself, so that in any other root there are none. They run in
-        its root, as services do: containerd before 2.0 takes patterns relative to that.
+        Programs act on the machine itself, so with any other root there are none. They run in its
+        root, like services: containerd before 2.0 resolves patterns relative to that.
         """
         import subprocess  # noqa: PLC0415 - few callers run a program
 
@@ -416,7 +416,7 @@ class HostTree:
         return ProgramAnswer(process.returncode, output, error)
 
     def access(self, path: HostPath) -> NodeAccess | None:
-        """Owner, group and permission bits of a node; None where it is absent."""
+        """Owner, group and mode of a node; None if it is absent."""
         try:
             found = os.lstat(self.locate(path))
         except (OSError, ValueError):
@@ -424,10 +424,10 @@ class HostTree:
         return NodeAccess(found.st_uid, found.st_gid, found.st_mode & _PERMISSIONS)
 
     def change_access(self, path: HostPath, access: NodeAccess) -> None:
-        """Give a node an owner, a group and permission bits; nothing where it is gone.
+        """Set owner, group and mode of a node; no error if it is gone.
 
         Raises:
-            HostError: this process has not the right to.
+            HostError: this process may not do that.
 
         """
         target = self.locate(path)
@@ -439,24 +439,24 @@ class HostTree:
             os.chown(f"/proc/self/fd/{descriptor}", access.uid, access.gid)
             os.chmod(f"/proc/self/fd/{descriptor}", access.mode)
         except OSError as error:
-            message = f"{path} cannot be given to {access}: {error.strerror}"
-            raise HostError(message, "run as root, with CAP_CHOWN in a container") from error
+            message = f"cannot change the access of {path} to {access}: {error.strerror}"
+            raise HostError(message, "run as root; in a container, with CAP_CHOWN") from error
         finally:
             os.close(descriptor)
 
     def call(self, *command: str, limit: float | None = 60) -> None:
-        """Run a program of this machine, and wait for its end, at most `limit` seconds.
+        """Run a program of this machine and wait up to `limit` seconds for its end.
 
-        It writes into a file, and so outlives this process where that is ended: no pipe breaks.
+        Its output goes to a file, so it survives the end of this process: no pipe breaks.
 
         Raises:
-            ProgramFailed: with what the program said.
+            ProgramFailed: with the program's output.
 
         """
         import subprocess  # noqa: PLC0415 - reading needs none
         import tempfile  # noqa: PLC0415 - slow to import
 
-        shown, remedy = " ".join(command), "run it by hand to see why"
+        shown, remedy = " ".join(command), "run it manually to see why"
         with tempfile.TemporaryFile("w+", errors="replace") as output:
             try:
                 status = subprocess.run(
@@ -469,10 +469,10 @@ class HostTree:
                     env=_environment(),
                 ).returncode
             except subprocess.TimeoutExpired:
-                message = f"{shown} has not ended within {limit:g} seconds, and was ended"
+                message = f"{shown} did not end within {limit:g} seconds and was killed"
                 raise ProgramFailed(message, remedy, status=None, said="") from None
             except OSError as error:
-                message = f"{shown} cannot be run: {error.strerror}"
+                message = f"cannot run {shown}: {error.strerror}"
                 raise ProgramFailed(message, remedy, status=None, said="") from error
             output.seek(0)
             said = " ".join(output.read().split())[-_SAID:]
@@ -484,12 +484,12 @@ class HostTree:
         """Load a kernel module by name.
 
         Raises:
-            HostError: with what modprobe said.
+            HostError: with modprobe's output.
 
         """
         import subprocess  # noqa: PLC0415 - reading needs none
 
-        remedy = f"see dmesg, and whether the package of this kernel's modules holds {name}"
+        remedy = f"see dmesg, and check whether the modules package of this kernel contains {name}"
         try:
             result = subprocess.run(
                 ["modprobe", "--", name],
@@ -500,15 +500,15 @@ class HostTree:
                 env=_environment(),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            message = f"modprobe {name} did not work: {error}"
+            message = f"cannot run modprobe {name}: {error}"
             raise HostError(message, remedy) from error
         if result.returncode:
-            message = f"the kernel module {name} cannot be loaded: {result.stderr.strip()}"
+            message = f"cannot load the kernel module {name}: {result.stderr.strip()}"
             raise HostError(message, remedy)
 
 
 def _environment() -> dict[str, str]:
-    """What a program is given: nothing of the caller's, as a service."""
+    """The environment of a program: like that of a service, without the caller's variables."""
     return {"PATH": PROGRAM_PATH, "LC_ALL": "C"}
 
 
@@ -518,15 +518,15 @@ def _require_regular(mode: int, path: HostPath) -> None:
 
 
 def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:
-    """The bare error of a write; whoever knows what the write was for adds cause and remedy."""
+    """The error of a write; callers that know its purpose add cause and remedy."""
     shown = text or "\\n"
     return WriteFailed(
-        path, text, number, f"writing {shown!r} to {path} failed: {os.strerror(number)}"
+        path, text, number, f"cannot write {shown!r} to {path}: {os.strerror(number)}"
     )
 
 
 def take_over(target: str | int, descriptor: int) -> None:
-    """Owner and extended attributes (SELinux's label, access lists) of a file that is replaced."""
+    """Copy owner and extended attributes (SELinux's label, access lists) of a replaced file."""
     try:
         found = os.lstat(target) if isinstance(target, str) else os.fstat(target)
     except FileNotFoundError:
@@ -544,7 +544,7 @@ def take_over(target: str | int, descriptor: int) -> None:
 
 
 def _attributes(file: str | int) -> list[str]:
-    """The names of a file's extended attributes; none where its file system has no such thing."""
+    """The names of a file's extended attributes; empty if the file system has none."""
     try:
         return os.listxattr(file)
     except OSError as error:
@@ -554,7 +554,7 @@ def _attributes(file: str | int) -> list[str]:
 
 
 def sync_directory(directory: str) -> None:
-    """Make a rename or a removal in a directory survive a power cut."""
+    """Make a rename or removal in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Whether root alone decides what is at a path: what a service is to run must be nobody else's."""
+"""Whether only root can change what is at a path: a service must not run other users' files."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _MOST_LINKS = 40
-"""As the kernel follows (include/linux/namei.h, MAXSYMLINKS)."""
+"""The kernel's limit (include/linux/namei.h, MAXSYMLINKS)."""
 _ROOT = 0
 
 
 def weakness(tree: HostTree, path: str, *, owner: int = _ROOT) -> str | None:
-    """Why others than root could change what is found at a path; None where none can.
+    """Why others than root could change what is at a path; None if they cannot.
 
-    Each directory and link on the way counts, and those that links lead to. At the end, a directory
-    is one that programs are looked for in: nobody else may add to it. On the way to it others may
-    add to a directory with the sticky bit, since they cannot replace what is root's there.
+    Each directory and link on the path counts, including those that links lead to. The path may end
+    in a directory that is searched for programs: nobody else may add to it. Before that, others may
+    add to a directory with the sticky bit, since they cannot replace root's files there.
     """
     visited = list(_visited(tree, path))
     for number, (place, status) in enumerate(visited, start=1):
@@ -37,18 +37,18 @@ def weakness(tree: HostTree, path: str, *, owner: int = _ROOT) -> str | None:
 def _why(status: os.stat_result, owner: int, *, is_shared_fine: bool) -> str:
     mode = status.st_mode
     if status.st_uid not in (_ROOT, owner):
-        return f"belongs to user {status.st_uid}, not to root"
+        return f"is owned by user {status.st_uid}, not by root"
     if stat.S_ISLNK(mode) or (is_shared_fine and mode & stat.S_ISVTX):
         return ""
     if mode & stat.S_IWOTH:
-        return "can be written by everyone"
+        return "is writable by everyone"
     if mode & stat.S_IWGRP and status.st_gid != _ROOT:
-        return f"can be written by group {status.st_gid}"
+        return f"is writable by group {status.st_gid}"
     return ""
 
 
 def _visited(tree: HostTree, path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every directory, link and file on the way to a path, as far as it is there."""
+    """Every directory, link and file on a path, as far as it exists."""
     place, names, links = "/", path.split("/"), _MOST_LINKS
     root = tree.status(HostPath("/."))
     if root is not None:

@@ -1,4 +1,4 @@
-"""udev: what it announces, what it has done to nodes of devices, what its rules would do."""
+"""udev: its events, its changes to device nodes, and the effect of its rules."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _RULES = tuple(
     HostPath(f"{place}/udev/rules.d")
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
-"""Where udevd reads rules (udev(7)); a file hides those of its name in later directories."""
+"""Directories of udev rules (udev(7)); a file hides those of the same name in later ones."""
 _CONTINUED = re.compile(r"\\\n\s*")
 _ACCESS = re.compile(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
 _CONTAINER = re.compile(r'\bKERNEL *== *"vfio"')
-"""A match of /dev/vfio/vfio, which is no node of a group or a function."""
+"""A match of /dev/vfio/vfio, which is not a node of a group or a function."""
 _SUBSYSTEMS = ("pci", "mdev", "vfio", "drm")
-"""What is given to guests, and what shows that somebody has it."""
+"""Subsystems of devices for guests, and those that show their users."""
 _BUFFER = 1 << 23
-"""Bytes; a bus that is scanned announces all of its functions at once."""
+"""Bytes; a bus scan announces all of its functions at once."""
 
 
 class DeviceChanges:
-    """What happens to devices, as udev announces it once its rules have acted.
+    """Changes of devices, as announced by udev after its rules have acted.
 
-    Where no udevd runs, as the kernel announces it. A driver that binds or unbinds is an event as
-    well (KOBJ_BIND, KOBJ_UNBIND in drivers/base/dd.c).
+    Without udevd, as announced by the kernel. A driver that binds or unbinds is an event too
+    (KOBJ_BIND, KOBJ_UNBIND in drivers/base/dd.c).
     """
 
     def __init__(self, tree: HostTree) -> None:
@@ -51,7 +51,7 @@ class DeviceChanges:
         self._monitor.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether something happens within some seconds; returns with the first that does."""
+        """Whether an event occurs within some seconds; returns with the first."""
         try:
             return self._monitor.poll(seconds) is not None
         except OSError as error:
@@ -61,12 +61,12 @@ class DeviceChanges:
 
 
 def is_settled(tree: HostTree, node: HostPath) -> bool:
-    """Whether a device node has the owner and the mode that it will keep.
+    """Whether a device node has its final owner and mode.
 
-    devtmpfs makes a node for root at once; udevd then applies its rules, by which a guest without
-    root's rights may open it, and writes its record of the node, which libudev looks for too
-    (sd_device_get_is_initialized in systemd). True where no udevd runs, and on other hosts than
-    this machine.
+    devtmpfs creates a node for root; udevd then applies its rules, which may grant access to a
+    guest without root privileges, and writes its record of the node, which libudev checks too
+    (sd_device_get_is_initialized in systemd). True without udevd, and on other hosts than this
+    machine.
     """
     if not tree.is_machine or not tree.exists(_UDEVD):
         return True
@@ -76,9 +76,9 @@ def is_settled(tree: HostTree, node: HostPath) -> bool:
 
 @lru_cache(maxsize=1)
 def rules_give_access(tree: HostTree) -> bool:
-    """Whether a rule of udev decides who may open the nodes of VFIO.
+    """Whether a udev rule sets the access to VFIO nodes.
 
-    Where none does, a node stays as devtmpfs made it, and nobody need wait for udevd.
+    Otherwise a node stays as created by devtmpfs, and nobody needs to wait for udevd.
     """
     return any(
         "vfio" in rule and _ACCESS.search(rule) and not _CONTAINER.search(rule)
@@ -89,7 +89,7 @@ def rules_give_access(tree: HostTree) -> bool:
 
 
 def _rules(tree: HostTree) -> Iterator[str]:
-    """The texts of the rules that mention VFIO at all."""
+    """The texts of the rules that mention VFIO."""
     seen: set[str] = set()
     for directory in _RULES:
         for name in tree.children(directory):
@@ -102,6 +102,6 @@ def _rules(tree: HostTree) -> Iterator[str]:
 
 
 def reload_rules(tree: HostTree, seconds: float) -> None:
-    """Have udevd read its rules now, within some seconds; nothing where none runs."""
+    """Make udevd read its rules now, within some seconds; no effect without udevd."""
     if tree.is_machine and tree.exists(_UDEVD):
         tree.call("udevadm", "control", "--reload", limit=seconds)

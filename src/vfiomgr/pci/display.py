@@ -1,9 +1,8 @@
-"""The console's display, by every sign there is; one of them is enough.
+"""The console's display, recognised by any of these signs.
 
-boot_vga: the firmware's primary VGA device. boot_display: the screen of the boot sequence, in
-newer kernels (Documentation/ABI/testing/sysfs-bus-pci). /proc/iomem: a framebuffer of the firmware
-that still lies in a BAR. The frame buffer that the text console is bound to. A DRM master with a
-screen that is switched on.
+boot_vga: the firmware's primary VGA device. boot_display: the screen of the boot sequence, in newer
+kernels (Documentation/ABI/testing/sysfs-bus-pci). /proc/iomem: a firmware framebuffer that is still
+in a BAR. The frame buffer of the text console. A DRM master with a screen that is switched on.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _MASTER_COLUMN = 3
 
 
 def mark_displays(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
-    """The functions, those that show the console with the signs of it."""
+    """The functions; those that show the console are marked with its signs."""
     ranges = _firmware_ranges(tree)
     framebuffer = _console_framebuffer(tree)
     masters = _masters(tree)
@@ -62,21 +61,21 @@ def _signs(
             yield f"{name} is 1"
     for first, last, name in ranges:
         if any(bar.start <= first and last < bar.start + bar.size for bar in device.bars):
-            yield f"{name} lies in its memory (/proc/iomem)"
+            yield f"{name} is in its memory (/proc/iomem)"
     if framebuffer is not None and framebuffer[1] == device.address:
-        yield f"the text console is on its {framebuffer[0]}"
+        yield f"the text console uses its {framebuffer[0]}"
     if device.address in masters and _has_screen(tree, device):
-        yield f"{masters[device.address]} is DRM master of it, with a screen switched on"
+        yield f"{masters[device.address]} is its DRM master, with a screen switched on"
 
 
 def _firmware_ranges(tree: HostTree) -> list[tuple[int, int, str]]:
-    """First and last byte and name; who is not root sees zeros."""
+    """The first and last byte and the name of each range; non-root users see zeros."""
     found = _FIRMWARE_RANGE.findall(tree.read_text(HostPath("/proc/iomem")) or "")
     return [(int(first, 16), int(last, 16), name) for first, last, name in found if int(last, 16)]
 
 
 def _console_framebuffer(tree: HostTree) -> tuple[str, PciAddress] | None:
-    """The first frame buffer, where the text console is bound to one (fbcon takes the first)."""
+    """The first frame buffer, if the text console is bound to one (fbcon takes the first)."""
     bound = any(
         "frame buffer" in (tree.read(_CONSOLES / name / "name") or "")
         and tree.read(_CONSOLES / name / "bind") == "1"
@@ -92,7 +91,7 @@ def _console_framebuffer(tree: HostTree) -> tuple[str, PciAddress] | None:
 
 
 def _masters(tree: HostTree) -> dict[PciAddress, str]:
-    """DRM masters by function; debugfs shows them to root (drm_clients_info)."""
+    """DRM masters by function; only root can read them in debugfs (drm_clients_info)."""
     found: dict[PciAddress, str] = {}
     for minor in tree.children(_DRM_DEBUG):
         device = _DRM_DEVICE.search(tree.read(_DRM_DEBUG / minor / "name") or "")

@@ -1,4 +1,4 @@
-"""One PCI function by topic: what it is, where it sits, who has it, how it is split and powered."""
+"""Facts of PCI functions: identity, location, driver, virtual functions, power, registers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _CONFIG_BYTES = 16
-"""As far as the header type; each dword more is another access to the device."""
+"""Up to the header type; each further dword is another access to the device."""
 _HEADER_TYPE_OFFSET = 0x0E
 _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
@@ -46,7 +46,7 @@ _VIRTFN = re.compile(r"virtfn(\d+)")
 
 
 class Function:
-    """The directory of a function, listed once: what it has not is not opened in vain."""
+    """The directory of a function, listed once, so that absent attributes are not opened."""
 
     __slots__ = ("directory", "entries", "tree")
 
@@ -56,22 +56,22 @@ class Function:
         self.entries = frozenset(tree.children(directory))
 
     def read(self, attribute: str) -> str | None:
-        """The text of an attribute; None where it is absent or empty."""
+        """The text of an attribute; None if it is absent or empty."""
         if attribute not in self.entries:
             return None
         return self.tree.read(self.directory / attribute) or None
 
     def link_name(self, link: str) -> str | None:
-        """The last component of what a link leads to."""
+        """The last component of a link's target."""
         return self.tree.link_name(self.directory / link) if link in self.entries else None
 
     def children(self, name: str) -> list[str]:
-        """What a directory of the function holds."""
+        """The names in a directory of the function."""
         return self.tree.children(self.directory / name) if name in self.entries else []
 
 
 class Identifiers(NamedTuple):
-    """What a function is, in hexadecimal digits without prefix."""
+    """The IDs of a function, hexadecimal digits without prefix."""
 
     vendor_id: str
     device_id: str
@@ -80,7 +80,7 @@ class Identifiers(NamedTuple):
 
 
 def identifiers_of(tree: HostTree, directory: HostPath, modalias: str | None) -> Identifiers | None:
-    """From `modalias`, or from the single attributes; None where the function is gone."""
+    """The IDs from `modalias`, or from single attributes; None if the function is gone."""
     if match := _MODALIAS.fullmatch(modalias or ""):
         parts = [part.lower() for part in match.groups()]
         return Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
@@ -94,13 +94,13 @@ def identifiers_of(tree: HostTree, directory: HostPath, modalias: str | None) ->
 
 
 def bridge_path(tree: HostTree, directory: HostPath) -> str:
-    """The bridges above a function, from its root complex."""
+    """The bridges above a function, from the root complex down."""
     target = tree.link(directory) or ""
     return target.partition("devices/")[2].rpartition("/")[0]
 
 
 class BusLocation(TypedDict):
-    """Where a function sits."""
+    """The location of a function."""
 
     bridge_path: str
     iommu_group: int | None
@@ -108,7 +108,7 @@ class BusLocation(TypedDict):
 
 
 def place_of(function: Function) -> BusLocation:
-    """Read where a function sits; a node of -1 means that the firmware did not say."""
+    """Read the location of a function; node -1 means that the firmware did not report one."""
     node = _number(function.read("numa_node"))
     return BusLocation(
         bridge_path=bridge_path(function.tree, function.directory),
@@ -118,7 +118,7 @@ def place_of(function: Function) -> BusLocation:
 
 
 class Service(TypedDict):
-    """Who has a function, and what it offers to programs and guests."""
+    """The driver of a function, and what it offers to programs and guests."""
 
     driver: str | None
     vfio_device: str | None
@@ -127,7 +127,7 @@ class Service(TypedDict):
 
 
 def service_of(function: Function) -> Service:
-    """Read which driver has a function, and the nodes that came with it."""
+    """Read the driver of a function and the nodes that belong to it."""
     driver = function.link_name("driver")
     vfio_device = next(iter(function.children("vfio-dev")), None)
     return Service(
@@ -139,7 +139,7 @@ def service_of(function: Function) -> Service:
 
 
 class Sriov(TypedDict):
-    """How a function is split, or from which one it was split off."""
+    """The virtual functions of a function, or its physical function."""
 
     physical_function: PciAddress | None
     virtual_functions: tuple[PciAddress, ...]
@@ -149,7 +149,7 @@ class Sriov(TypedDict):
 
 
 def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
-    """Read how a function is split; sriov_numvfs is shown under the lock of the device."""
+    """Read the SR-IOV attributes; reading sriov_numvfs takes the lock of the device."""
     return Sriov(
         physical_function=_address(function.link_name("physfn")),
         virtual_functions=virtual_functions_of(function),
@@ -160,7 +160,7 @@ def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
 
 
 def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
-    """In the order of their index, which need not be that of their addresses."""
+    """Sorted by index, which may differ from the order of their addresses."""
     names = (name for name in function.entries if name.startswith("virtfn"))
     links = sorted((int(match[1]), match[0]) for match in map(_VIRTFN.fullmatch, names) if match)
     targets = (_address(function.link_name(name)) for _, name in links)
@@ -168,7 +168,7 @@ def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
 
 
 class Power(TypedDict):
-    """How a function can be reset, and whether it sleeps."""
+    """Reset methods and power state of a function."""
 
     reset_method: tuple[str, ...]
     power_state: str | None
@@ -178,7 +178,7 @@ class Power(TypedDict):
 
 
 def power_of(function: Function) -> Power:
-    """Read how a function is reset and powered."""
+    """Read the reset and power attributes of a function."""
     tree, directory = function.tree, function.directory
     return Power(
         reset_method=tuple((function.read("reset_method") or "").split()),
@@ -190,7 +190,7 @@ def power_of(function: Function) -> Power:
 
 
 class Registers(TypedDict):
-    """What a function says on the bus, and the memory that it has there."""
+    """The start of the configuration space of a function, and its BARs."""
 
     revision: str
     header_type: int | None
@@ -200,7 +200,7 @@ class Registers(TypedDict):
 
 
 def registers_of(function: Function, *, is_asleep: bool) -> Registers:
-    """Read the head of the configuration space, unless that would wake or hang, and the BARs."""
+    """Read the BARs and, unless that wakes or hangs the device, the configuration header."""
     config = b"" if is_asleep else config_header(function.tree, function.directory)
     return Registers(
         revision=_hexadecimal(function.read("revision")) or "00",
@@ -212,12 +212,12 @@ def registers_of(function: Function, *, is_asleep: bool) -> Registers:
 
 
 def config_header(tree: HostTree, directory: HostPath) -> bytes:
-    """The configuration space as far as the header type; reading wakes a sleeping function."""
+    """The configuration space up to the header type; reading it wakes a sleeping function."""
     return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
 
 
 def is_alive(config: bytes) -> bool:
-    """A dead function reads as all ones; a virtual one does so in its vendor and device alone."""
+    """A dead function reads as all ones; a virtual function does so only in vendor and device."""
     return not config or config.count(0xFF) < len(config)
 
 
@@ -259,7 +259,7 @@ def _largest(function: Function, index: int) -> int | None:
 
 
 def override(text: str | None) -> str | None:
-    """None where unset: the kernel prints `(null)`, or nothing."""
+    """None if unset: the kernel then prints `(null)` or nothing."""
     return None if text in (None, "", "(null)") else text
 
 
@@ -283,11 +283,11 @@ def _address(name: str | None) -> PciAddress | None:
 _ASLEEP = "suspended"
 """Reading the configuration space of a function in this state would wake it (pci_read_config)."""
 _UNDER_LOCK = ("driver_override", "sriov_numvfs")
-"""Attributes that are shown under the lock of the device; so is `uevent`, which nobody needs."""
+"""Attributes that are read under the lock of the device; `uevent` is too, but is not used."""
 
 
 def list_addresses(tree: HostTree) -> tuple[PciAddress, ...]:
-    """Of all functions, in no order."""
+    """The addresses of all functions, unsorted."""
     names = filter(is_address, tree.children(paths.PCI_DEVICES))
     return tuple(map(PciAddress.parse, names))
 
@@ -298,11 +298,11 @@ def read_devices(
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
 ) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
-    """All functions, or those in some slots `only`, sorted by address.
+    """All functions, or those in the slots `only`, sorted by address.
 
-    The second are the addresses of those of which nothing shows what they are; one that vanished
-    meanwhile is none of them. One that cannot be read hides no other. Serial numbers are read in
-    the slots that are named alone: it takes its time.
+    The second result contains the addresses of functions that cannot be identified. Functions that
+    vanished in the meantime are omitted. One unreadable function does not hide the others. Serial
+    numbers are only read in the named slots, since that takes time.
     """
     found: list[PciDevice] = []
     unidentified: list[str] = []
@@ -315,7 +315,7 @@ def read_devices(
         try:
             device = read_device(tree, name, names, locked.get(name), modules)
         except HostError as error:
-            warnings.warn(f"{name} is left out: {error}", stacklevel=2)
+            warnings.warn(f"{name} is omitted: {error}", stacklevel=2)
         else:
             found += [device] if device else []
             unidentified += [name] if device is None and _is_there(tree, name) else []
@@ -334,7 +334,7 @@ def _is_there(tree: HostTree, name: str) -> bool:
 
 
 class Locked(Value):
-    """What a function shows under its lock; or what the kernel has not returned from meanwhile."""
+    """Attributes of a function that are read under its lock, or what the kernel is stuck in."""
 
     driver_override: str | None
     sriov_numvfs: str | None
@@ -342,7 +342,7 @@ class Locked(Value):
 
 
 def _read_locked(tree: HostTree, addresses: Iterable[str]) -> dict[str, Locked]:
-    """Ask for all that is under locks in a child, which alone hangs where a lock is kept.
+    """Read all attributes under locks in a child, since a held lock makes the reader hang.
 
     A probe, a remove, a reset and a change of sriov_numvfs hold the lock of the device
     (really_probe and __device_release_driver in drivers/base/dd.c), with and without a driver.
@@ -369,7 +369,7 @@ class DriverModules:
         self._known: dict[str, str | None] = {}
 
     def of(self, driver: str | None) -> str | None:
-        """The module that holds a driver; None for a built-in one."""
+        """The module of a driver; None if it is built in."""
         if driver is None:
             return None
         if driver not in self._known:
@@ -384,9 +384,9 @@ def read_device(
     locked: Locked | None = None,
     modules: DriverModules | None = None,
 ) -> PciDevice | None:
-    """One function; None where it vanished meanwhile.
+    """One function; None if it vanished.
 
-    `locked` is what was read of it under its lock; without, it is read here.
+    `locked` contains the attributes read under its lock; without it, they are read here.
     """
     directory = paths.PCI_DEVICES / name
     modalias = tree.read(directory / "modalias") or None
@@ -424,7 +424,7 @@ def read_device(
 def read_identity(
     tree: HostTree, address: PciAddress, *, with_serial: bool = False
 ) -> DeviceIdentity | None:
-    """What is at an address now; None where there is nothing."""
+    """The identity of the device at an address; None if there is none."""
     directory = paths.pci_device(address)
     known = identifiers_of(tree, directory, tree.read(directory / "modalias"))
     if known is None:
@@ -440,7 +440,7 @@ def read_identity(
 def read_driver_state(
     tree: HostTree, address: PciAddress, *, with_pins: bool = False
 ) -> DriverState:
-    """Which driver has a function now, and its override; `with_pins` reset and D3cold too."""
+    """The driver and override of a function; `with_pins` also reset methods and D3cold."""
     directory = paths.pci_device(address)
     allowed = tree.read(directory / "d3cold_allowed") if with_pins else None
     return DriverState(
@@ -453,10 +453,10 @@ def read_driver_state(
 
 
 def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddress, ...]:
-    """The virtual functions of a physical one, by its links."""
+    """The virtual functions of a physical function, by its links."""
     return virtual_functions_of(Function(tree, paths.pci_device(address)))
 
 
 def answers(tree: HostTree, address: PciAddress) -> bool:
-    """Whether the configuration space still reads as something else than all ones."""
+    """Whether the configuration space reads as anything but all ones."""
     return is_alive(config_header(tree, paths.pci_device(address)))

@@ -1,7 +1,7 @@
-"""The kernel's own announcements of PCI functions, which reach udev at the same moment.
+"""The kernel's own events of new PCI functions, which udev receives at the same time.
 
-They come over netlink from kobject_uevent (lib/kobject_uevent.c); a function that is hot-plugged
-gets its driver a little later (pci_bus_add_device in drivers/pci/bus.c).
+They come over netlink from kobject_uevent (lib/kobject_uevent.c); a hot-plugged function gets its
+driver a little later (pci_bus_add_device in drivers/pci/bus.c).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _KOBJECT_UEVENT = 15
 _KERNEL = 0
 _SIZE = 1 << 14
 _BUFFER = 1 << 23
-"""Bytes; a scan of a bus announces all of its functions at once."""
+"""Bytes; a bus scan announces all of its functions at once."""
 
 
 class Arrival(Value):
-    """A function that the kernel has just found, as its announcement describes it."""
+    """A function that the kernel has just found, as described in its event."""
 
     address: PciAddress
     vendor_id: str
@@ -38,12 +38,12 @@ class Arrival(Value):
     bridge_path: str
 
     def is_of(self, device: DeviceIdentity) -> bool:
-        """Whether it is the device of an identity."""
+        """Whether it is the device with an identity."""
         return all(getattr(self, name) == getattr(device, name) for name in self.__struct_fields__)
 
 
 class HotplugEvents:
-    """Functions as they arrive; a context manager that takes real-time priority where it may."""
+    """New functions; a context manager that uses real-time priority if permitted."""
 
     def __init__(self, other: socket.socket) -> None:
         kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -64,7 +64,7 @@ class HotplugEvents:
         self._socket.close()
 
     def next(self) -> Arrival | None:
-        """Wait for the next one; None where something else came, here or on the other socket."""
+        """Wait for the next one; None if something else came, here or on the other socket."""
         ready, _, _ = select.select([self._socket, self._other], [], [])
         if self._socket not in ready:
             return None
@@ -76,9 +76,9 @@ class HotplugEvents:
 
 
 def parse_arrival(message: bytes) -> Arrival | None:
-    """What a message of the kernel says of a new function; None for all other messages.
+    """The new function in a message of the kernel; None for other messages.
 
-    Events that a person asked for (udevadm trigger) bring no new function: they have SYNTH_UUID.
+    Events requested by a person (udevadm trigger) announce no new function: they have SYNTH_UUID.
     """
     if not message.startswith(b"add@") or b"\0SUBSYSTEM=pci\0" not in message:
         return None

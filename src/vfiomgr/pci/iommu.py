@@ -1,4 +1,4 @@
-"""IOMMU groups, and what keeps a guest from owning one."""
+"""IOMMU groups, and what blocks their passthrough."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 HARMLESS_DRIVERS = frozenset({"pcieport", "pci-stub"})
-"""Drivers that do no DMA of their own (`driver_managed_dma`), and so never spoil a group."""
+"""Drivers without DMA of their own (`driver_managed_dma`), which never block a group."""
 
 
 class IommuGroup(Value):
@@ -35,43 +35,43 @@ class IommuGroup(Value):
 
     @property
     def has_pci_members(self) -> bool:
-        """Whether PCI functions are in it; a mediated device has a group of its own."""
+        """Whether it contains PCI functions; a mediated device has a group of its own."""
         return any(is_address(member) for member in self.members)
 
     @property
     def node(self) -> HostPath:
-        """What a guest opens to own the group."""
+        """The device node of the group."""
         return vfio_group_node(self.number, noiommu=self.is_noiommu)
 
     @property
     def is_noiommu(self) -> bool:
-        """A group of the unsafe no-IOMMU mode.
+        """Whether it is a group of the unsafe no-IOMMU mode.
 
         Groups of emulated devices have the same name (vfio_noiommu_group_alloc in
-        drivers/vfio/group.c), but no PCI function in them.
+        drivers/vfio/group.c), but contain no PCI function.
         """
         return self.name == "vfio-noiommu" and self.has_pci_members
 
 
 class IommuState(Value):
-    """Whether devices are isolated on this host, and the evidence."""
+    """Whether devices are isolated on this host, with evidence."""
 
     units: tuple[str, ...]
-    """IOMMUs that the kernel drives: the entries of /sys/class/iommu."""
+    """IOMMUs in use by the kernel: the entries of /sys/class/iommu."""
     firmware_tables: tuple[str, ...]
     """ACPI tables that describe an IOMMU: DMAR (Intel), IVRS (AMD), IORT (Arm)."""
     has_groups: bool
     is_known: bool = True
-    """False of a recording that lacks what would show it: no groups is no fact then."""
+    """False for a recording without the relevant files: the absence of groups proves nothing."""
 
     @property
     def is_on(self) -> bool:
-        """Groups exist only where an IOMMU isolates."""
+        """True if there are groups, since only an IOMMU creates them."""
         return self.has_groups
 
 
 class VfioState(Value):
-    """Parameters of VFIO's modules that decide what may be bound."""
+    """Parameters of VFIO's modules that restrict what can be bound."""
 
     is_noiommu_on: bool = False
     """enable_unsafe_noiommu_mode of vfio."""
@@ -80,19 +80,19 @@ class VfioState(Value):
 
 
 def is_blocking(device: PciDevice) -> bool:
-    """Whether a member keeps its group from being viable (vfio_iommu_group_set_container)."""
+    """Whether a member makes its group not viable (vfio_iommu_group_set_container)."""
     if device.driver is None or device.is_on_vfio or device.vfio_device is not None:
         return False
     return device.driver not in HARMLESS_DRIVERS
 
 
 def blockers(devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
-    """The members that keep a group from being viable."""
+    """The members that make a group not viable."""
     return tuple(device for device in devices if is_blocking(device))
 
 
 def acs_override_words(command_line: str | None) -> tuple[str, ...]:
-    """The words of a kernel command line with which a patched kernel pretends isolation."""
+    """The words on a kernel command line that make a patched kernel report false isolation."""
     words = (command_line or "").split()
     return tuple(word for word in words if word.startswith("pcie_acs_override="))
 
@@ -103,7 +103,7 @@ _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
 
 
 def read_groups(tree: HostTree) -> tuple[IommuGroup, ...]:
-    """All groups, sorted by number; numbers have gaps."""
+    """All groups, sorted by number; numbers may have gaps."""
     numbers = sorted(int(name) for name in tree.children(paths.IOMMU_GROUPS) if name.isdecimal())
     return tuple(_read_group(tree, number) for number in numbers)
 
@@ -121,15 +121,15 @@ def _read_group(tree: HostTree, number: int) -> IommuGroup:
 
 
 def _place(member: str) -> tuple[int, str]:
-    """Puts addresses in numeric order: only the domain, which comes first, varies in length."""
+    """The sort key for numeric order: only the domain, which is first, varies in length."""
     return len(member), member
 
 
 def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
-    """What the kernel and the firmware say about IOMMUs; the command line is no evidence.
+    """The state of IOMMUs according to kernel and firmware; the command line is no evidence.
 
-    A kernel that can drive an IOMMU has these directories also where it drives none
-    (iommu_init in drivers/iommu/iommu.c); a recording without both was made without them.
+    A kernel with IOMMU support has these directories even without an IOMMU (iommu_init in
+    drivers/iommu/iommu.c); a recording without both was made without them.
     """
     places = (paths.IOMMU_GROUPS, paths.IOMMU_UNITS)
     return IommuState(
@@ -141,7 +141,7 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
 
 
 def read_vfio_state(tree: HostTree) -> VfioState:
-    """The parameters of VFIO's modules, where they are loaded."""
+    """The parameters of VFIO's modules, if they are loaded."""
     return VfioState(
         is_noiommu_on=tree.read(_MODULES / "vfio/parameters/enable_unsafe_noiommu_mode") == "Y",
         is_denylist_off=tree.read(_MODULES / "vfio_pci/parameters/disable_denylist") == "Y",

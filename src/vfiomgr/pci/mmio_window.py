@@ -1,4 +1,4 @@
-"""The 64-bit window that large BARs need, and where it fits into the addresses of a guest."""
+"""The 64-bit window for large BARs, and its place in the address space of a guest."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 TCG_BITS = 40
-"""Of a CPU that QEMU itself emulates (TCG_PHYS_ADDR_BITS in target/i386/cpu.h)."""
+"""Address bits of a CPU emulated by QEMU (TCG_PHYS_ADDR_BITS in target/i386/cpu.h)."""
 DEFAULT_WINDOW = 32 * GIB
-"""Of q35 (pci-hole64-size), and of OVMF where it does not trust the width (PcdPciMmio64Size)."""
+"""The default of q35 (pci-hole64-size), and of OVMF with an unknown width (PcdPciMmio64Size)."""
 _BELOW_4G = {True: 2 * GIB, False: 3 * GIB}
-"""Of the memory, where there is so much, on q35 and on i440fx (pc_q35_init, pc_init1)."""
+"""Bytes of memory below 4 GiB on q35 and i440fx, if there is that much (pc_q35_init, pc_init1)."""
 _FITS_BELOW_4G = {True: 0xB0000000, False: 0xE0000000}
 _AMD_RESERVED = 0xFD_0000_0000
-"""AMD_HT_START (hw/i386/pc.c): memory whose window would reach it is moved to 1 TiB."""
+"""AMD_HT_START (hw/i386/pc.c): memory is moved to 1 TiB if its window would reach this address."""
 _TIB = 1 << 40
 _OF_EMULATED = MIB
-"""Of the window for an emulated device: virtio's BAR 4 in the least that a port passes on."""
+"""Bytes of the window per emulated device: BAR 4 of virtio in the smallest window of a port."""
 
 
 def bar_window(slots: Iterable[Sequence[PciDevice]], emulated: int = 0) -> int:
-    """The 64-bit window for the functions of each slot behind a bridge, in whole GiB.
+    """The 64-bit window for the functions of each slot behind a bridge, in GiB.
 
-    64-bit prefetchable BARs alone go there. A virtual function has its share of the BARs of its
-    physical one as its own; what that one has for its functions, QEMU shows to no guest, and a
-    resizable BAR goes as large as it is now (vfio_add_ext_cap in hw/vfio/pci.c). So many emulated
-    devices behind ports take some of it too, where the host's devices need one.
+    Only 64-bit prefetchable BARs count. A virtual function has its share of the physical function's
+    VF BARs as its own; QEMU hides those from guests, and a resizable BAR gets its present size at
+    most (vfio_add_ext_cap in hw/vfio/pci.c). Emulated devices behind ports use some of the window
+    too, if the host's devices need one.
     """
     end = 0
     for sizes in sorted(map(_large, slots), key=_largest, reverse=True):
@@ -41,7 +41,7 @@ def bar_window(slots: Iterable[Sequence[PciDevice]], emulated: int = 0) -> int:
 
 
 def _largest(sizes: Sequence[int]) -> int:
-    """The largest, which all of a unit are aligned to."""
+    """The largest BAR, to which all BARs of a unit are aligned."""
     return max(sizes, default=0)
 
 
@@ -55,24 +55,24 @@ def _large(slot: Iterable[PciDevice]) -> tuple[int, ...]:
 
 
 def large_bytes(slot: Iterable[PciDevice]) -> int:
-    """What the BARs of some functions take of the window, gaps apart."""
+    """The bytes of the window for some functions, without gaps."""
     return sum(_large(slot))
 
 
 def _aligned(number: int, to: int) -> int:
-    """Upward."""
+    """Align upward."""
     return -(-number // to) * to
 
 
 def _power_of_two(number: int) -> int:
-    """The next one up."""
+    """The next power of two."""
     return 1 << (number - 1).bit_length()
 
 
 def memory_end(memory: int, hole: int, *, is_q35: bool = True, is_amd: bool = False) -> int:
-    """Where memory ends and the 64-bit hole begins, as QEMU counts (pc_max_used_gpa).
+    """The end of memory and start of the 64-bit hole, as in QEMU (pc_max_used_gpa).
 
-    `is_amd` is of a host's CPU that the guest gets with KVM.
+    `is_amd` says that the guest has the AMD CPU of a host, with KVM.
     """
     above = memory - _BELOW_4G[is_q35] if memory >= _FITS_BELOW_4G[is_q35] else 0
     end = _aligned(4 * GIB + above, GIB)
@@ -82,12 +82,12 @@ def memory_end(memory: int, hole: int, *, is_q35: bool = True, is_amd: bool = Fa
 
 
 def fitting_window(needed: int, bits: int | None, end_of_memory: Callable[[int], int]) -> int:
-    """The window to write: a power of two where there is room for one, else what is needed.
+    """The window size: a power of two if it fits, otherwise the exact size.
 
-    `end_of_memory` tells where the memory ends before a window of some size.
+    `end_of_memory` returns the end of memory for a given window size.
 
     Raises:
-        NoRoom: the addresses above the memory are too few.
+        NoRoom: there are too few addresses above the memory.
 
     """
     sizes = (_power_of_two(needed), needed)
@@ -99,7 +99,7 @@ def fitting_window(needed: int, bits: int | None, end_of_memory: Callable[[int],
 
 
 class NoRoom(Exception):  # noqa: N818 - an answer for callers here
-    """A window would end beyond the last address."""
+    """A window that would end beyond the last address."""
 
     def __init__(self, end: int) -> None:
         super().__init__(end)

@@ -28,11 +28,11 @@ CLASS_BRIDGE = "06"
 CLASS_ACCELERATOR = "12"
 CLASS_VGA = "0300"
 CLASS_OTHER_BRIDGE = "0680"
-"""NVSwitches have this class; with an endpoint's header they are no bridges."""
+"""The class of NVSwitches, which have an endpoint's header and are not bridges."""
 
 HEADER_ENDPOINT = 0
 UNKNOWN_CALL = "a call on it"
-"""What a function is stuck in that another program does with it, perhaps for a moment only."""
+"""The placeholder for an operation of another program, which may be short."""
 
 _INTEL = "8086"
 _DENIED = frozenset(
@@ -42,14 +42,14 @@ _DENIED = frozenset(
 
 
 class PciAddress(tuple[int, int, int, int]):
-    """domain:bus:device.function; compared as numbers, the domain up to 32 bits wide."""
+    """domain:bus:device.function; compared numerically; the domain has up to 32 bits."""
 
     __slots__ = ()
     __match_args__ = ("domain", "bus", "device", "function")
     is_text_in_documents: ClassVar[bool] = True
 
     def __new__(cls, domain: int, bus: int, device: int, function: int) -> Self:
-        """The numbers as they are."""
+        """Create an address from numbers."""
         return super().__new__(cls, (domain, bus, device, function))
 
     def __getnewargs__(self) -> tuple[int, int, int, int]:
@@ -78,13 +78,13 @@ class PciAddress(tuple[int, int, int, int]):
 
     @classmethod
     def parse(cls, text: str, known: Iterable[PciAddress] = ()) -> Self:
-        """Read `0000:04:00.0` (any width of domain), or `04:00.0` where `known` leaves no doubt.
+        """Read `0000:04:00.0` (any width of domain), or `04:00.0` if it is unambiguous in `known`.
 
         libvirt's `pci_0000_04_00_0` is read too, and a path such as
         `/sys/bus/pci/devices/0000:04:00.0`.
 
         Raises:
-            UsageError: the text is no address, or a short one fits functions of several domains.
+            UsageError: the text is not an address, or a short one matches several domains.
 
         """
         lowered = _bare(text.strip().lower())
@@ -97,25 +97,25 @@ class PciAddress(tuple[int, int, int, int]):
             )
             if len(domains) > 1:
                 choices = ", ".join(str(cls(d, bus, device, function)) for d in domains)
-                message = f"{text!r} is ambiguous: it names {choices}"
-                raise UsageError(message, "give the address with its domain")
+                message = f"{text!r} is ambiguous: it matches {choices}"
+                raise UsageError(message, "write the address with its domain")
             return cls._checked(text, domains[0] if domains else 0, bus, device, function)
         message = f"{text!r} is not a PCI address"
         raise UsageError(
             message,
-            "write it as domain:bus:device.function in hexadecimal, e.g. 0000:04:00.0; "
-            "vfiomgr list --all shows them",
+            "use domain:bus:device.function in hexadecimal, e.g. 0000:04:00.0; "
+            "list the addresses of this host: vfiomgr list --all",
         )
 
     @classmethod
     def _checked(cls, text: str, domain: int, bus: int, device: int, function: int) -> Self:
         if device > _MAX_DEVICE:
             message = f"{text!r} is not a PCI address: a device number is at most 1f"
-            raise UsageError(message, "vfiomgr list --all shows the addresses of this host")
+            raise UsageError(message, "list the addresses of this host: vfiomgr list --all")
         return cls(domain, bus, device, function)
 
     def __str__(self) -> str:
-        """As the kernel writes it: at least four digits of domain."""
+        """The form of the kernel: at least four digits of domain."""
         return "{:04x}:{:02x}:{:02x}.{:x}".format(*self)
 
     def __repr__(self) -> str:
@@ -124,15 +124,15 @@ class PciAddress(tuple[int, int, int, int]):
 
     @property
     def slot(self) -> tuple[int, int, int]:
-        """What the functions of one slot have in common."""
+        """The part that all functions of a slot share."""
         return (self.domain, self.bus, self.device)
 
     @classmethod
     def from_document(cls, value: object) -> Self:
-        """Read what a document has.
+        """Read an address from a document.
 
         Raises:
-            ValueError: it is not the text of an address.
+            ValueError: the text is not an address.
 
         """
         try:
@@ -142,7 +142,7 @@ class PciAddress(tuple[int, int, int, int]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:  # noqa: ANN401 - pydantic's own hook
-        """In documents an address is a string."""
+        """Addresses are strings in documents."""
         from pydantic_core import core_schema  # noqa: PLC0415 - documents only
 
         def validate(value: object) -> PciAddress:
@@ -154,35 +154,35 @@ class PciAddress(tuple[int, int, int, int]):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _schema: object, _handler: object) -> dict[str, Any]:
-        """The form that `parse` reads."""
+        """The pattern that `parse` accepts."""
         return {"type": "string", "pattern": _WRITTEN}
 
 
 def _bare(text: str) -> str:
-    """An address as the kernel writes it, of one as libvirt writes it or of a path in sysfs."""
+    """The kernel's form of an address, from libvirt's form or a path in sysfs."""
     if match := _LIBVIRT.fullmatch(text):
         return "{}:{}:{}.{}".format(*match.groups())
     return text.rstrip("/").rsplit("/", 1)[-1] if text.startswith("/sys/") else text
 
 
 def identifiers_in(text: str) -> tuple[str, str] | None:
-    """The vendor and device ID of a text such as `10de:2235`; None if it is something else."""
+    """The vendor and device ID in a text such as `10de:2235`; None for other texts."""
     match = _IDENTIFIERS.fullmatch(text.strip().lower())
     return None if match is None else (match[1], match[2])
 
 
 def is_address(name: str) -> bool:
-    """Whether a name in sysfs is that of a PCI function."""
+    """Whether a name in sysfs is the address of a PCI function."""
     return _FULL.fullmatch(name) is not None
 
 
 def is_vfio_driver(name: str | None) -> bool:
-    """Whether a driver is vfio-pci or one of its variants; all have `vfio` in their names."""
+    """Whether a driver is vfio-pci or a variant of it; all have `vfio` in their names."""
     return name is not None and "vfio" in name
 
 
 class DeviceIdentity(Value):
-    """What makes a function the same one after a reboot or a hot-plug."""
+    """Identifies a function across reboots and hot-plug."""
 
     address: PciAddress
     vendor_id: str
@@ -191,16 +191,16 @@ class DeviceIdentity(Value):
     class_code: str
     bridge_path: str
     serial: str | None = None
-    """From the vital product data; None where there is none, or nobody could read it."""
+    """From the vital product data; None if there is none or it is not readable."""
 
     def is_same_as(self, other: DeviceIdentity) -> bool:
-        """Whether both are the same device; an unknown serial number speaks neither way."""
+        """Whether both are the same device; an unknown serial number matches any."""
         if self.serial is None or other.serial is None:
             return replace(self, serial=None) == replace(other, serial=None)
         return self == other
 
     def __str__(self) -> str:
-        """Address and identifiers."""
+        """Address and PCI IDs."""
         serial = f" serial {self.serial}" if self.serial else ""
         return f"{self.address} [{self.vendor_id}:{self.device_id} {self.subsystem_id}]{serial}"
 
@@ -219,7 +219,7 @@ class Bar(Value):
 
 
 class PciDevice(Value):
-    """One PCI function; identifiers are hexadecimal without prefix, as in pci.ids."""
+    """One PCI function; IDs are hexadecimal without prefix, as in pci.ids."""
 
     address: PciAddress
     name: str
@@ -245,9 +245,9 @@ class PciDevice(Value):
     sriov_drivers_autoprobe: bool | None
     is_boot_display: bool
     is_responsive: bool
-    """Whether the configuration space answers; a dead device reads as all ones."""
+    """Whether the configuration space is readable; a dead device reads as all ones."""
     vfio_device: str | None
-    """The name below `vfio-dev/`, e.g. `vfio0`, while a VFIO driver serves the function."""
+    """The name below `vfio-dev/`, e.g. `vfio0`, while a VFIO driver is bound."""
     vfio_cdev: bool
     """Whether `/dev/vfio/devices/<vfio_device>` exists."""
     reset_method: tuple[str, ...]
@@ -256,12 +256,12 @@ class PciDevice(Value):
     runtime_status: str | None
     d3cold_allowed: bool | None
     nodes: tuple[str, ...]
-    """What its host driver made below /dev, e.g. `/dev/dri/card0`, `/dev/nvidia0`."""
+    """The nodes of its host driver below /dev, e.g. `/dev/dri/card0`, `/dev/nvidia0`."""
     bars: tuple[Bar, ...]
     stuck: str | None = None
-    """What the kernel has not returned from, e.g. an unbind; its attributes are unknown then."""
+    """The operation that the kernel is stuck in, e.g. an unbind; attributes are then unknown."""
     serial: str | None = None
-    """From the vital product data, where somebody asked for it."""
+    """From the vital product data, if requested."""
     display_signs: tuple[str, ...] = ()
     """What shows that the console is on it."""
     vram: int | None = None
@@ -276,7 +276,7 @@ class PciDevice(Value):
 
     @property
     def identity(self) -> DeviceIdentity:
-        """What must still be true when a plan about this function is carried out."""
+        """The identity that must still match when a plan about this function is carried out."""
         return DeviceIdentity(
             self.address,
             self.vendor_id,
@@ -289,7 +289,7 @@ class PciDevice(Value):
 
     @property
     def is_bridge(self) -> bool:
-        """By header type, and by class where that is an endpoint's (host and ISA bridges)."""
+        """By header type, or by class for an endpoint's header (host and ISA bridges)."""
         if self.header_type not in (None, HEADER_ENDPOINT):
             return True
         return self.class_code.startswith(CLASS_BRIDGE) and not self.class_code.startswith(
@@ -298,17 +298,17 @@ class PciDevice(Value):
 
     @property
     def is_denied(self) -> bool:
-        """Whether vfio-pci denies it unless told otherwise (vfio_pci_dev_in_denylist)."""
+        """Whether vfio-pci denies it by default (vfio_pci_dev_in_denylist)."""
         return self.vendor_id == _INTEL and self.device_id in _DENIED
 
     @property
     def is_on_vfio(self) -> bool:
-        """Whether vfio-pci or one of its variant drivers has the function."""
+        """Whether it is bound to vfio-pci or one of its variants."""
         return is_vfio_driver(self.driver)
 
     @property
     def is_for_guests(self) -> bool:
-        """Whether its driver, VFIO's or a vendor's, offers the function to guests."""
+        """Whether its driver, VFIO's or a vendor's, offers it to guests."""
         return self.is_on_vfio or self.vfio_device is not None
 
     @property
@@ -319,7 +319,7 @@ class PciDevice(Value):
 
     @property
     def is_nvswitch(self) -> bool:
-        """NVIDIA's switch between GPUs, which is no GPU itself."""
+        """Whether it is an NVSwitch, which connects GPUs and is not a GPU."""
         is_other = self.class_code.startswith(CLASS_OTHER_BRIDGE)
         return is_other and self.vendor_id == "10de" and not self.is_bridge
 

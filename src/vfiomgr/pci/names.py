@@ -1,4 +1,4 @@
-"""Names of devices and classes: the udev database, pci.ids, the udev hwdb; whichever knows."""
+"""Names of devices and classes: from the udev database, pci.ids or the udev hwdb."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 _PCI_IDS = (HostPath("/usr/share/misc/pci.ids"), HostPath("/usr/share/hwdata/pci.ids"))
 _NEXT_ENTRY = re.compile(rb"\n(?![\t#])")
-"""Where the block of a vendor or a class ends."""
+"""The end of the block of a vendor or a class."""
 _UDEV_DATABASE = HostPath("/run/udev/data")
 
 
 class Names:
-    """Looks up names of what `tree` holds; identifiers are looked up on `machine`.
+    """Looks up names recorded in `tree`; PCI IDs are looked up on `machine`.
 
-    A recorded host carries what udev knew of it; pci.ids and the hwdb are of the machine that
-    runs vfiomgr, since they describe hardware and not a host.
+    A recorded host contains what udev knew; pci.ids and the hwdb come from the machine that runs
+    vfiomgr, since they describe hardware and not a host.
     """
 
     def __init__(self, tree: HostTree, machine: HostTree) -> None:
@@ -37,9 +37,10 @@ class Names:
         class_code: str,
         modalias: str | None = None,
     ) -> tuple[str, str]:
-        """Name of the device (vendor and model) and of its class; bare numbers where unknown.
+        """The names of the device (vendor and model) and of its class; numbers if unknown.
 
-        Functions of one modalias have one name: udev's hwdb and pci.ids know nothing else of them.
+        Functions with the same modalias have the same name, since udev's hwdb and pci.ids use no
+        more.
         """
         known = self._known.get(modalias) if modalias else None
         if known is None:
@@ -67,8 +68,8 @@ class Names:
     def _recorded(self, directory: HostPath) -> dict[str, str]:
         """Properties from a recording's uevent, or from the database of a running udevd.
 
-        The uevent of a kernel has no names, and is shown under the lock of the device
-        (uevent_show in drivers/base/core.c): a stuck device would make its reader hang.
+        The kernel's uevent has no names, and is read under the lock of the device (uevent_show in
+        drivers/base/core.c): a stuck device would make its reader hang.
         """
         if not self._tree.is_live:
             properties = _properties(self._tree.read(directory / "uevent"), "")
@@ -90,7 +91,7 @@ def _properties(text: str | None, prefix: str) -> dict[str, str]:
 
 
 class _Block(NamedTuple):
-    """One vendor or class of pci.ids: its name, and where its entries begin and end."""
+    """A vendor or class in pci.ids: its name, and the range of its entries."""
 
     name: str
     start: int
@@ -98,18 +99,18 @@ class _Block(NamedTuple):
 
 
 class PciIds:
-    """pci.ids (its format: the file's own head); searched, never parsed whole."""
+    """pci.ids (the format is described in the file); it is searched, not parsed entirely."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._blocks: dict[str, _Block | None] = {}
 
     def device(self, vendor_id: str, device_id: str) -> tuple[str | None, str | None]:
-        """Names of vendor and device."""
+        """The names of vendor and device."""
         return self._two_levels(vendor_id, device_id)
 
     def class_name(self, class_code: str) -> str | None:
-        """Name of the subclass, or of the base class."""
+        """The name of the subclass, or of the base class."""
         base, subclass = self._two_levels(f"C {class_code[:2]}", class_code[2:4])
         return subclass or base
 

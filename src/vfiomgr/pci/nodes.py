@@ -1,4 +1,4 @@
-"""The nodes below /dev that a host driver made for a PCI function."""
+"""The nodes below /dev that a host driver created for a PCI function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIRECTORIES = {
     "infiniband_verbs": (re.compile(r"uverbs\d+"), "/dev/infiniband"),
     "infiniband_mad": (re.compile(r"(umad|issm)\d+"), "/dev/infiniband"),
 }
-"""What a function's directory holds by class, and where udev puts it."""
+"""Subdirectories of a function by class, and where udev creates their nodes."""
 _OWNERS = frozenset({*_DIRECTORIES, "sound"})
 _SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
 _NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
@@ -27,7 +27,7 @@ _NVIDIA_GPUS = HostPath("/proc/driver/nvidia/gpus")
 
 
 def nodes_of(function: Function, driver: str | None) -> tuple[str, ...]:
-    """The nodes of a function that `driver` has."""
+    """The nodes of a function bound to `driver`."""
     nvidia = _nvidia_nodes(function.tree, function.directory.name) if driver == "nvidia" else ()
     if function.entries.isdisjoint(_OWNERS):
         return nvidia
@@ -49,7 +49,7 @@ def _of_sound(function: Function) -> Iterator[str]:
 
 
 def _nvidia_nodes(tree: HostTree, address: str) -> tuple[str, ...]:
-    """`/dev/nvidiaN`, whose number the driver tells; its control node where it does not."""
+    """`/dev/nvidiaN`, with the number from the driver; if unknown, the control node."""
     information = tree.read(_NVIDIA_GPUS / address / "information") or ""
     minor = _NVIDIA_MINOR.search(information)
     return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)

@@ -1,4 +1,4 @@
-"""NUMA nodes and processors of a host: where a guest's memory and CPUs can lie."""
+"""NUMA nodes and CPUs of a host, for the memory and CPUs of guests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HugepagePool(Value):
-    """The huge pages of one size on a node: how many there are, and how many nobody has."""
+    """The huge pages of one size on a node: the total, and the free ones."""
 
     page_bytes: int
     total: int
@@ -22,17 +22,17 @@ class HugepagePool(Value):
 
 
 class NumaNode(Value):
-    """`/sys/devices/system/node/node<number>`; one without CPUs or without memory is a node too."""
+    """`/sys/devices/system/node/node<number>`; it may have no CPUs or no memory."""
 
     number: int
     cpus: tuple[int, ...]
-    """Those that are online."""
+    """The online CPUs."""
     memory_bytes: int
     free_bytes: int
-    """Unused pages, and those that the page cache gives up."""
+    """Free memory, including reclaimable page cache."""
     hugepages: tuple[HugepagePool, ...] = ()
     distances: tuple[int, ...] = ()
-    """To the nodes that are online, by their numbers; 10 to itself (ACPI's SLIT)."""
+    """Distances to the online nodes, by number; 10 to itself (ACPI's SLIT)."""
 
     def pool(self, page_bytes: int) -> HugepagePool | None:
         """The pages of a size."""
@@ -40,17 +40,17 @@ class NumaNode(Value):
 
 
 class HostTopology(Value):
-    """Nodes and processors of a host."""
+    """The nodes and CPUs of a host."""
 
     nodes: tuple[NumaNode, ...]
-    """Sorted by number; empty where the kernel has no NUMA."""
+    """Sorted by number; empty if the kernel does not support NUMA."""
     boot_cpu_threads: tuple[int, ...] = ()
-    """The threads of the core of CPU 0, which serves the host's own interrupts and timers."""
+    """The threads of the core of CPU 0, which handles the host's interrupts and timers."""
     isolated_cpus: tuple[int, ...] = ()
-    """Between which the scheduler moves no thread (isolcpus=)."""
+    """CPUs excluded from the scheduler (isolcpus=)."""
 
     def node(self, number: int | None) -> NumaNode | None:
-        """The node of a number."""
+        """The node with this number."""
         return next((node for node in self.nodes if node.number == number), None)
 
 
@@ -61,11 +61,11 @@ _POOL = re.compile(r"hugepages-(\d+)kB")
 _MEMORY = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB")
 _KIB = 1024
 _GIVEN_UP = ("MemFree", "Inactive(file)", "SReclaimable")
-"""What a node can give: as MemAvailable of the whole host counts, which no node has."""
+"""Counters of available memory of a node, like MemAvailable, which only the host has."""
 
 
 def read_topology(tree: HostTree) -> HostTopology:
-    """The nodes with what is free on them now, and what concerns processors."""
+    """The nodes with their present free memory, and the CPUs."""
     names = filter(None, map(_NODE.fullmatch, tree.children(NODES)))
     online = parse_cpulist(tree.read(CPUS / "online"))
     nodes = [_read_node(tree, int(match[1]), frozenset(online)) for match in names]

@@ -1,4 +1,4 @@
-"""What a function was like before vfiomgr took it: what `unbind` gives back."""
+"""The original state of a function: what `unbind` restores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DriverState(Value):
-    """Which driver has a function, and why; None of the attributes below means: as it comes."""
+    """The driver of a function and the reason; None for an attribute means: the default."""
 
     driver: str | None
     driver_override: str | None
@@ -29,7 +29,7 @@ class DriverState(Value):
     d3cold_allowed: bool | None = None
 
     def is_met_by(self, other: DriverState) -> bool:
-        """Whether `other` is as this state wants it, in all that this one names."""
+        """Whether `other` matches this state in everything that this one specifies."""
         pairs = (
             (self.power_control, other.power_control),
             (self.reset_method, other.reset_method),
@@ -45,7 +45,7 @@ class DriverState(Value):
 
 
 class OriginalState(Value):
-    """The first state of a function; good for the boot and the device that it was recorded of."""
+    """The original state of a function; valid for the boot and the device it was recorded of."""
 
     device: DeviceIdentity
     state: DriverState
@@ -58,16 +58,16 @@ _LIMIT = 1 << 16
 
 
 class _UnreadableError(ValueError):
-    """A record that may hold a state, and does not tell it."""
+    """A record that is unreadable but may contain a state."""
 
 
 def origin_file(address: PciAddress | str) -> HostPath:
-    """Where the record of a function is."""
+    """The path of a function's record."""
     return _ORIGINS / f"{address}.json"
 
 
 def read_origins(tree: HostTree) -> tuple[OriginalState, ...]:
-    """All records; one that cannot be read hides no other."""
+    """All records; one unreadable record does not hide the others."""
     found: list[OriginalState] = []
     for name in tree.children(_ORIGINS):
         try:
@@ -81,7 +81,7 @@ def read_origins(tree: HostTree) -> tuple[OriginalState, ...]:
 
 
 def unreadable_origins(tree: HostTree) -> dict[str, str]:
-    """The functions whose records cannot be read, and why; what was never written is not one."""
+    """The functions with unreadable records, and why; an incomplete first write does not count."""
     found: dict[str, str] = {}
     for name in tree.children(_ORIGINS):
         try:
@@ -94,10 +94,10 @@ def unreadable_origins(tree: HostTree) -> dict[str, str]:
 
 
 def _read(tree: HostTree, name: str) -> OriginalState | None:
-    """One record; None where it is gone, closed to this user, or a temporary file.
+    """One record; None if it is gone, not readable for this user, or a temporary file.
 
     Raises:
-        _UnreadableError: it may hold the state of a function.
+        _UnreadableError: it may contain the state of a function.
         ValueError: it is something else.
 
     """
@@ -119,16 +119,16 @@ def _read(tree: HostTree, name: str) -> OriginalState | None:
     try:
         origin = _parse(data.decode())
     except (ValueError, KeyError, TypeError, AttributeError, VfiomgrError, RecursionError) as error:
-        message = f"it is not a record of vfiomgr ({type(error).__name__}: {error})"
+        message = f"not a record of vfiomgr ({type(error).__name__}: {error})"
         raise _UnreadableError(message) from None
     if origin_file(origin.device.address).name != name:
-        message = f"it is about {origin.device.address}"
+        message = f"it belongs to {origin.device.address}"
         raise _UnreadableError(message)
     return origin
 
 
 def write_origin(tree: HostTree, origin: OriginalState) -> None:
-    """Record a first state; it is good for this boot, so that no power cut can lose it."""
+    """Record an original state; it is only valid for this boot, so a power cut cannot lose it."""
     import json  # noqa: PLC0415 - slow to import, and lists need none
 
     tree.make_directory(_ORIGINS)
@@ -137,7 +137,7 @@ def write_origin(tree: HostTree, origin: OriginalState) -> None:
 
 
 def remove_origin(tree: HostTree, origin: OriginalState) -> None:
-    """Drop a record."""
+    """Remove a record."""
     tree.remove(origin_file(origin.device.address))
 
 
@@ -145,7 +145,7 @@ def _parse(text: str) -> OriginalState:
 
     document = parse_json(text)
     if document["api_version"] != API_VERSION:
-        message = f"api_version is {document['api_version']!r}"
+        message = f"unsupported api_version {document['api_version']!r}"
         raise ValueError(message)
     device, state = document["device"], document["state"]
     texts = (*device.values(), document["driver_module"], document["boot_id"])
@@ -153,7 +153,7 @@ def _parse(text: str) -> OriginalState:
         isinstance(value, bool if key == "d3cold_allowed" else str) or value is None
         for key, value in state.items()
     ):
-        message = "a value is of another type"
+        message = "a value has another type"
         raise TypeError(message)
     return OriginalState(
         device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),

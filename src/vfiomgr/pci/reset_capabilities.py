@@ -1,4 +1,4 @@
-"""How a function can be reset, and what its configuration space says about that."""
+"""The reset methods of a function, and what its configuration space says about them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ RESET_METHODS: tuple[ResetMethod, ...] = get_args(ResetMethod)
 """In the order in which the kernel tries them."""
 
 COMMON_RESETS: tuple[ResetMethod, ...] = ("flr", "pm", "bus")
-"""Those that a person may expect of any function; the others need firmware or special hardware."""
+"""Methods that people expect for any function; the others need firmware or special hardware."""
 
 Offer = Literal["yes", "no", "absent"]
-"""What a capability says of a reset; `absent` where the function lacks the capability itself."""
+"""The answer of a capability about a reset; `absent` if the function lacks the capability."""
 
 CONFIG_SIZE = 256
-"""Bytes of configuration space that hold the capabilities; only root reads more than 64."""
+"""Bytes of configuration space with the capabilities; only root can read more than 64."""
 
 _COMMAND = slice(0x04, 0x06)
 _STATUS, _HAS_CAPABILITIES = 0x06, 0x10
@@ -42,7 +42,7 @@ _POWER_MANAGEMENT, _PCI_EXPRESS, _ADVANCED_FEATURES = 0x01, 0x10, 0x13
 
 
 class ResetCapabilities(Value):
-    """What the configuration space of one function says (include/uapi/linux/pci_regs.h)."""
+    """Reset capabilities in a function's configuration space (include/uapi/linux/pci_regs.h)."""
 
     address: PciAddress
     flr: Offer
@@ -52,11 +52,11 @@ class ResetCapabilities(Value):
     pm: Offer
     """`no` with No_Soft_Reset: the function keeps its state from D3hot to D0."""
     kept: str
-    """What a reset must not change, as `kept_by_reset` gives it."""
+    """What a reset must not change, as returned by `kept_by_reset`."""
 
 
 def reset_capabilities(address: PciAddress, config: bytes) -> ResetCapabilities | None:
-    """Read the capabilities; None where they were not readable, or the function is dead."""
+    """Read the capabilities; None if they are not readable or the function is dead."""
     if len(config) < CONFIG_SIZE or config.count(0xFF) == len(config):
         return None
     places = dict(_capabilities(config))
@@ -79,7 +79,7 @@ def _offer(at: int | None, test: Callable[[int], bool]) -> Offer:
 
 
 def _capabilities(config: bytes) -> Iterator[tuple[int, int]]:
-    """Identifier and offset of each capability; a list that runs in a circle ends."""
+    """Identifier and offset of each capability; a circular list ends."""
     if not config[_STATUS] & _HAS_CAPABILITIES:
         return
     at = config[_FIRST_CAPABILITY] & ~3
@@ -96,9 +96,9 @@ def kept_by_reset(config: bytes) -> str:
 
 
 def read_config(tree: HostTree, address: PciAddress) -> bytes:
-    """The first 256 bytes, or the 64 that are not root's alone; empty where there is nothing.
+    """The first 256 bytes, or the 64 that any user can read; empty if there are none.
 
-    Reading wakes a function that is suspended (pci_read_config).
+    Reading wakes a suspended function (pci_read_config).
     """
     return tree.read_bytes(pci_device(address) / "config", CONFIG_SIZE) or b""
 
@@ -106,7 +106,7 @@ def read_config(tree: HostTree, address: PciAddress) -> bytes:
 def read_reset_capabilities(
     tree: HostTree, devices: Iterable[PciDevice]
 ) -> tuple[ResetCapabilities, ...]:
-    """What functions that are awake say of resets; those that sleep are left to sleep."""
+    """The reset capabilities of functions that are awake; sleeping ones are not read."""
     found = (
         reset_capabilities(device.address, read_config(tree, device.address))
         for device in devices
@@ -116,7 +116,7 @@ def read_reset_capabilities(
 
 
 def slot_with_power(tree: HostTree, address: PciAddress) -> str | None:
-    """The hot-plug slot whose power can be switched; its `address` has no function number."""
+    """The hot-plug slot with power control; its `address` has no function number."""
     wanted = str(address).rpartition(".")[0]
     for name in tree.children(PCI_SLOTS):
         slot = PCI_SLOTS / name

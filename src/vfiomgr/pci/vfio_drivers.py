@@ -1,4 +1,4 @@
-"""Variant drivers of VFIO: which one serves a function, by the aliases of the kernel's modules."""
+"""Variant drivers of VFIO, matched to functions by the aliases of kernel modules."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 PLAIN = "vfio-pci"
-"""The driver that serves any function."""
+"""The driver for any function."""
 _ALIAS = "vfio_pci:"
 _MODALIAS = "pci:"
 PLAIN_MODULE = "vfio_pci"
-"""Its module, whose own alias fits anything."""
+"""Its module, whose own alias matches everything."""
 _NAMES = {"xe_vfio_pci": "xe-vfio-pci"}
-"""Drivers that are not named as their modules (KBUILD_MODNAME in drivers/vfio/pci/*/main.c)."""
+"""Drivers with other names than their modules (KBUILD_MODNAME in drivers/vfio/pci/*/main.c)."""
 
 
 class VfioVariant(Value):
@@ -32,16 +32,16 @@ class VfioVariant(Value):
     """A pattern, e.g. `vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*`."""
     module: str
     driver: str | None
-    """The driver that the module brings; None until it is loaded, except where it is known."""
+    """The driver of the module; None until it is loaded, unless it is known."""
 
     @property
     def driver_name(self) -> str:
-        """The driver's name: as the kernel shows it, or as it will."""
+        """The driver's name: as the kernel shows it, or as expected."""
         return self.driver or _NAMES.get(self.module, self.module)
 
 
 def best_variant(variants: Iterable[VfioVariant], modalias: str | None) -> VfioVariant | None:
-    """The variant whose alias fits a function with the fewest wildcards."""
+    """The variant whose alias matches a function with the fewest wildcards."""
     if modalias is None or not modalias.startswith(_MODALIAS):
         return None
     wanted = _ALIAS + modalias.removeprefix(_MODALIAS)
@@ -58,7 +58,7 @@ _VFIO = "vfio"
 
 
 def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
-    """The variant drivers that this kernel has, loadable or built in (depmod(8), modules.alias)."""
+    """The variant drivers of this kernel, loadable or built in (depmod(8), modules.alias)."""
     loadable = "\n" + (_list(tree, "modules.alias") or "")
     built_in = _list(tree, "modules.builtin.modinfo") or ""
     found = _MODULE_ALIAS.findall(loadable)
@@ -71,7 +71,7 @@ def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
 
 
 def read_vfio_modules(tree: HostTree) -> tuple[str, ...] | None:
-    """The loadable modules with `vfio` in their names; None where depmod's list is not there."""
+    """The loadable modules with `vfio` in their names; None without depmod's list."""
     text = _list(tree, "modules.dep")
     if text is None:
         return None
@@ -90,7 +90,7 @@ def _list(tree: HostTree, name: str) -> str | None:
 
 
 def driver_of_module(tree: HostTree, module: str) -> str | None:
-    """The PCI driver of a module that is loaded or built in; names of the two may differ."""
+    """The PCI driver of a loaded or built-in module; their names may differ."""
     names = tree.children(_MODULES / module.replace("-", "_") / "drivers")
     drivers = [name.removeprefix(_DRIVER) for name in names if name.startswith(_DRIVER)]
     return drivers[0] if drivers else None

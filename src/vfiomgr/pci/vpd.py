@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress
 
 _LIMIT = 1024
-"""Bytes to read: four at a time take a while, and the serial number comes early."""
+"""Bytes to read: reading is slow (four at a time), and the serial number is near the start."""
 _LARGE = 0x80
 _READ_ONLY = 0x90
 _FIELD_HEADER = 3
@@ -22,7 +22,7 @@ _ASLEEP = "suspended"
 
 
 def read_serial(tree: HostTree, address: PciAddress) -> str | None:
-    """The serial number; None where the function has none, sleeps, or this user may not read it."""
+    """The serial number; None if there is none, the function sleeps, or reading is denied."""
     directory = pci_device(address)
     if tree.read(directory / "power/runtime_status") == _ASLEEP:
         return None
@@ -41,7 +41,7 @@ def serial_of(data: bytes) -> str | None:
 
 
 def _resources(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of each large resource, up to the first small one, which ends them."""
+    """Tag and content of each large resource, up to the first small one, which is the end."""
     position = 0
     while position + _FIELD_HEADER <= len(data) and data[position] & _LARGE:
         length = int.from_bytes(data[position + 1 : position + _FIELD_HEADER], "little")

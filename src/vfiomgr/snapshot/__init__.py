@@ -1,6 +1,6 @@
-"""A host at one moment, as one value that goes to JSON and back.
+"""A host at one moment, as one value that can be saved as JSON.
 
-`scan` reads what lists show, and `extra_facts` what a change or a check must know besides: users
-of devices (`users`), and what of the running host rests on them (`uses`). It imports the facts of
-every capability, which no other package may do.
+`scan` reads the facts for lists, and `extra_facts` further facts for changes and checks: users of
+devices (`users`), and what the running host uses them for (`uses`). It imports the facts of every
+capability, which no other package may do.
 """

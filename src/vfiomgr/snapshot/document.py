@@ -24,17 +24,17 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
     """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
 
     Raises:
-        InvalidDocument: neither of them, another kind of document, or fields that do not fit.
+        InvalidDocument: not JSON or YAML, another kind of document, or wrong fields.
 
     """
-    remedy = "make it anew with: vfiomgr snapshot > host.json"
+    remedy = "create a new one: vfiomgr snapshot > host.json"
     document = read_values(text, source, remedy)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
         raise InvalidDocument(message, remedy)
     version = document.pop("api_version", None)
     if version != API_VERSION:
-        message = f"{source}: api_version is {version!r}, this vfiomgr reads {API_VERSION!r}"
+        message = f"{source}: unsupported api_version {version!r}, expected {API_VERSION!r}"
         raise InvalidDocument(message, remedy)
     return _validated(document, text, source, remedy)
 

@@ -1,4 +1,4 @@
-"""What is around the devices of a host: who uses them, what is kept for the next boot."""
+"""Facts about the use of devices: their users, and the configuration for the next boot."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
     with_claims: bool,
     with_links: bool,
 ) -> HostSnapshot:
-    """The devices of a host, and what `vfiomgr.snapshot.scan.scan` was asked for besides."""
+    """The devices of a host, with the further facts requested from `vfiomgr.snapshot.scan.scan`."""
     host = _with_gpu_modes(host, tree) if with_gpu_modes else host
     return replace(
         host,

@@ -1,4 +1,4 @@
-"""All that a decision about a host needs, as one value."""
+"""All facts that a decision about a host needs, as one value."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from vfiomgr.definitions.model.vgpu import VgpuDefinition
     from vfiomgr.vgpu.model import VgpuType
 
-UNIDENTIFIED = "there is neither a modalias nor vendor, device and class"
-"""Why a function is left out: nothing shows what it is."""
+UNIDENTIFIED = "no modalias, and no vendor, device and class"
+"""The reason why a function is omitted: it cannot be identified."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -59,9 +59,9 @@ class DeviceUser(Value):
     pid: int
     command: str
     unit: str | None = None
-    """The unit of systemd that it runs in: `gdm.service`, `machine-qemu-3-win.scope`."""
+    """Its systemd unit: `gdm.service`, `machine-qemu-3-win.scope`."""
     functions: tuple[PciAddress, ...] = ()
-    """The PCI functions below the node, where the node is not one of their own: block devices."""
+    """The PCI functions below the node, if it belongs to several: block devices."""
     guest: str | None = None
     """What QEMU was told to call its guest: the domain of libvirt, the sandbox of Kata."""
     pod: str | None = None
@@ -78,17 +78,17 @@ class DeviceUser(Value):
 
 
 class HostUse(Value):
-    """Something of the host itself that would break without the function."""
+    """A use of the function by the host itself, which would break without it."""
 
     address: PciAddress
     kind: Literal["mounted-disk", "default-route", "network", "persistence-mode"]
     what: str
     lift: str = ""
-    """The command that ends this use; empty where none is known."""
+    """The command that ends this use; empty if unknown."""
 
 
 class NodeFact(Value):
-    """A node of VFIO and who may open it."""
+    """A node of VFIO, with its owner and mode."""
 
     path: str
     access: NodeAccess
@@ -109,57 +109,57 @@ class HostSnapshot(Value, dict=True):
     vgpus: tuple[Vgpu, ...]
     origins: tuple[OriginalState, ...] = ()
     host_uses: tuple[HostUse, ...] | None = ()
-    """None where the tree has no /proc to tell, as recordings have not."""
+    """None if the tree has no /proc, as in recordings."""
     users: tuple[DeviceUser, ...] | None = None
-    """Open device nodes; None where nobody looked (it takes a walk through /proc, as root)."""
+    """Open device nodes; None if not read (it requires root and a walk through /proc)."""
     vfio: VfioState = field(default_factory=VfioState)
     variants: tuple[VfioVariant, ...] = ()
-    """Variant drivers of VFIO that this kernel has; read together with the users."""
+    """Variant drivers of VFIO of this kernel; read together with the users."""
     readiness: Readiness | None = None
-    """What `vfiomgr check` judges; None where nobody asked for it."""
+    """The facts for `vfiomgr check`; None if not requested."""
     reset_capabilities: tuple[ResetCapabilities, ...] | None = None
-    """What configuration spaces say of resets; None where nobody looked (as root)."""
+    """The reset capabilities in configuration spaces; None if not read (requires root)."""
     files: tuple[TextFile, ...] = ()
-    """The files that vfiomgr keeps below /etc, and those of driverctl."""
+    """The files of vfiomgr below /etc, and those of driverctl."""
     nodes: tuple[NodeFact, ...] = ()
     initramfs: Initramfs | None = None
-    """None where none of the tools is there that vfiomgr knows."""
+    """None if no supported tool is installed."""
     has_systemd: bool = False
     gpu_modes: tuple[GpuMode, ...] = ()
-    """How GPUs divide their memory, where nvidia-smi was asked."""
+    """How GPUs divide their memory, if nvidia-smi was asked."""
     vgpu_marks: tuple[TextFile, ...] = ()
-    """What vfiomgr wrote down of the vGPUs that it made in this boot."""
+    """The records of vGPUs that vfiomgr created in this boot."""
     made_functions: tuple[str, ...] = ()
-    """Virtual functions that have the type which vfiomgr gave to them, and not a later one."""
+    """Virtual functions whose type was set by vfiomgr and not changed since."""
     wedged: tuple[WedgedFunction, ...] = ()
-    """Virtual functions that become no vGPU until all of their GPU are made anew."""
+    """Virtual functions that cannot become vGPUs until all those of the GPU are recreated."""
     has_sriov_manage: bool = False
-    """Whether NVIDIA's program that makes virtual functions is installed."""
+    """Whether NVIDIA's program that creates virtual functions is installed."""
     vfio_modules: tuple[str, ...] | None = None
-    """Modules with `vfio` in their names that this kernel has; read together with the users.
+    """Modules of this kernel with `vfio` in their names; read together with the users.
 
-    None where its lists are not there.
+    None without the module lists.
     """
     pci_unlisted: str | None = None
-    """Why its PCI functions could not be looked for; None where they could."""
+    """The reason why its PCI functions cannot be listed; None if they can."""
     pci_unidentified: tuple[str, ...] = ()
-    """Addresses of functions that are left out, since nothing shows what they are."""
+    """Addresses of functions that are omitted because they cannot be identified."""
     definitions: DefinitionFacts | None = None
-    """What is kept of vGPUs that are to be; None where nobody looked."""
+    """Definitions of vGPUs; None if not read."""
     gpu_partitions: tuple[GpuPartition, ...] = ()
-    """How GPUs in MIG mode are divided, where nvidia-smi was asked."""
+    """The partitions of GPUs in MIG mode, if nvidia-smi was asked."""
     quotas: tuple[GpuQuotas, ...] = ()
-    """Of GPUs whose drivers share them out among plain virtual functions."""
+    """Quotas of GPUs whose drivers share them among plain virtual functions."""
     topology: HostTopology | None = None
-    """NUMA nodes and processors; None where nobody looked."""
+    """NUMA nodes and CPUs; None if not read."""
     cpu_address_bits: int | None = None
-    """Width of the physical addresses of an x86 CPU; others do not tell."""
+    """The physical address width of an x86 CPU; None for other CPUs."""
     cdi_files: tuple[CdiFile, ...] = ()
-    """CDI specifications, whoever wrote them."""
+    """All CDI specifications, of any origin."""
     architecture: str | None = None
-    """Of the CPU, as libvirt names it: `x86_64`, `aarch64`; None where nothing tells."""
+    """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
     links: tuple[PciLink, ...] | None = None
-    """Links of PCI Express; None where nobody looked."""
+    """Links of PCI Express; None if not read."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -167,50 +167,50 @@ class HostSnapshot(Value, dict=True):
 
     @cached_property
     def persisted(self) -> tuple[PersistedBinding, ...]:
-        """What vfiomgr's rules say, sorted by address."""
+        """The bindings in vfiomgr's rules, sorted by address."""
         texts = [file.text for file in self.files if file.path.startswith(RULES)]
         found = [binding for binding in map(parse_rule, texts) if binding is not None]
         return tuple(sorted(found, key=lambda binding: binding.address))
 
     @cached_property
     def driverctl_overrides(self) -> tuple[DriverctlOverride, ...]:
-        """What driverctl keeps, sorted by address."""
+        """The overrides of driverctl, sorted by address."""
         files = [file for file in self.files if file.path.startswith(DRIVERCTL)]
         found = [entry for entry in map(parse_driverctl, files) if entry is not None]
         return tuple(sorted(found, key=lambda entry: entry.address))
 
     @property
     def defined(self) -> DefinitionFacts:
-        """What is kept of vGPUs that are to be; nothing where nobody looked."""
+        """Definitions of vGPUs; empty if not read."""
         return self.definitions or DefinitionFacts()
 
     @property
     def vgpu_definitions(self) -> tuple[VgpuDefinition, ...]:
-        """The mediated devices that are defined, by parent and UUID."""
+        """The defined mediated devices, by parent and UUID."""
         return self.defined.vgpus
 
     @property
     def vgpu_definition_problems(self) -> tuple[DefinitionProblem, ...]:
-        """Files that should define vGPUs, and do not."""
+        """Invalid definition files of vGPUs."""
         return self.defined.problems
 
     def in_persistence_mode(self, address: PciAddress) -> bool | None:
-        """Whether NVIDIA's driver keeps a GPU initialised; None where nobody asked it."""
+        """Whether a GPU is in NVIDIA's persistence mode; None if unknown."""
         uses = self.host_uses or ()
         if any((use.address, use.kind) == (address, "persistence-mode") for use in uses):
             return True
         return None if self.host_uses is None or self.users is None else False
 
     def binding(self, address: PciAddress) -> PersistedBinding | None:
-        """What vfiomgr's rule says about an address."""
+        """The binding in vfiomgr's rule for an address."""
         return next((b for b in self.persisted if b.address == address), None)
 
     def file(self, path: str) -> str | None:
-        """The text of a file that vfiomgr keeps."""
+        """The text of a file of vfiomgr."""
         return next((file.text for file in self.files if file.path == path), None)
 
     def access(self, path: str) -> NodeAccess | None:
-        """Who may open a node of VFIO."""
+        """Owner and mode of a node of VFIO."""
         return self._access_by_node.get(path)
 
     @cached_property
@@ -266,7 +266,7 @@ class HostSnapshot(Value, dict=True):
         return _gathered((origin.device.address, origin) for origin in self.origins)
 
     def device_named(self, name: str) -> PciDevice | None:
-        """The function that sysfs calls so; other members of groups are none."""
+        """The function with this name in sysfs; None for other members of groups."""
         return self._by_name.get(name)
 
     def device(self, address: PciAddress) -> PciDevice:
@@ -281,34 +281,36 @@ class HostSnapshot(Value, dict=True):
         except KeyError:
             if str(address) in self.pci_unidentified:
                 message = f"cannot identify {address}: {UNIDENTIFIED}"
-                hint = "record these files of it too, or look at it on the host: lspci -vv"
+                hint = (
+                    "add these files to the recording, or examine the device on the host: lspci -vv"
+                )
                 raise UnknownDevice(message, hint) from None
-            message = f"this host has no PCI device {address}"
+            message = f"no such PCI device: {address}"
             near = " or ".join(str(other) for other in self._near(address))
-            meant = f"is {near} meant? " if near else ""
-            hint = f"{meant}vfiomgr list --all shows the devices it has"
+            meant = f"did you mean {near}? " if near else ""
+            hint = f"{meant}list all devices: vfiomgr list --all"
             raise UnknownDevice(message, hint) from None
 
     def _near(self, address: PciAddress) -> list[PciAddress]:
-        """Functions of other domains at the same place; else the first one of the same slot."""
+        """Functions at the same place in other domains; else the first one of the same slot."""
         place = (address.bus, address.device, address.function)
         same = [a for a in self._by_address if (a.bus, a.device, a.function) == place]
         return same or [device.address for device in self._by_slot.get(address.slot, ())[:1]]
 
     def parse_address(self, text: str) -> PciAddress:
-        """Read an address as a user types it; the domain may be left out where it is plain.
+        """Read an address as typed by a user; the domain may be omitted if it is unambiguous.
 
-        PCI IDs such as `10de:2235` are read too, where one function has them.
+        PCI IDs such as `10de:2235` are accepted if only one function has them.
 
         Raises:
-            UsageError: it is no address, or names several functions.
+            UsageError: it is not an address, or matches several functions.
 
         """
         if identifiers_in(text) is None:
             return PciAddress.parse(text, self._by_address)
         first, *others = self.with_identifiers(text)
         if others:
-            message = f"{text} is ambiguous: it names {', '.join(map(str, (first, *others)))}"
+            message = f"{text} is ambiguous: it matches {', '.join(map(str, (first, *others)))}"
             raise UsageError(message, "give the address of one of them")
         return first
 
@@ -323,11 +325,11 @@ class HostSnapshot(Value, dict=True):
         found = tuple(d.address for d in self.devices if (d.vendor_id, d.device_id) == wanted)
         if not found:
             message = f"no such PCI device: {text}"
-            raise UnknownDevice(message, "vfiomgr list --all lists the devices of this host")
+            raise UnknownDevice(message, "list all devices: vfiomgr list --all")
         return found
 
     def matching(self, text: str) -> PciAddress:
-        """The function whose name contains `text`, such as `A40`; virtual ones do not count.
+        """The function whose name contains `text`, such as `A40`; virtual functions are excluded.
 
         Raises:
             UsageError: there is none, or there are several.
@@ -336,8 +338,8 @@ class HostSnapshot(Value, dict=True):
         low = text.lower()
         found = [d for d in self.devices if low in d.name.lower() and not d.physical_function]
         if not found:
-            message = f"no PCI device has a name like {text!r}"
-            raise UnknownDevice(message, "vfiomgr list --all lists the names of all devices")
+            message = f"no such PCI device: no name contains {text!r}"
+            raise UnknownDevice(message, "list all devices: vfiomgr list --all")
         if len(found) > 1:
             named = ", ".join(f"{d.address} ({d.name})" for d in found)
             message = f"{text!r} is ambiguous: it matches {named}"
@@ -345,7 +347,7 @@ class HostSnapshot(Value, dict=True):
         return found[0].address
 
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
-        """The functions that go to a guest together: no bridges; a virtual function goes alone."""
+        """The functions that are passed through together, no bridges; a virtual one is alone."""
         if device.physical_function is not None:
             return (device,)
         return tuple(
@@ -361,18 +363,18 @@ class HostSnapshot(Value, dict=True):
         return self._by_group.get(number, ())
 
     def is_viable(self, number: int) -> bool:
-        """Whether a guest could own an IOMMU group now: nothing in it is on a host driver."""
+        """Whether an IOMMU group can be passed through now: no member is on a host driver."""
         return not blockers(self.group_members(number))
 
     def origin(self, device: PciDevice) -> OriginalState | None:
-        """The first state of this very device in this very boot, where it was recorded."""
+        """The original state of this device in this boot, if it was recorded."""
         for origin in self._origins_by_address.get(device.address, ()):
             if origin.device.is_same_as(device.identity) and origin.boot_id == (self.boot_id or ""):
                 return origin
         return None
 
     def resets_of(self, device: PciDevice) -> ResetCapabilities | None:
-        """What the function's configuration space says of resets, where it could be read."""
+        """The reset capabilities of the function, if they were readable."""
         known = self.reset_capabilities or ()
         return next((found for found in known if found.address == device.address), None)
 
@@ -399,9 +401,9 @@ class HostSnapshot(Value, dict=True):
         return str(device.address) in self._vendor_functions
 
     def makes_vgpus(self, device: PciDevice) -> bool:
-        """Whether the driver of a virtual function makes a vGPU of it, which then goes to a guest.
+        """Whether the driver of a virtual function turns it into a vGPU for guests.
 
-        On a VFIO driver such a function has no memory of its GPU, and no guest can use it.
+        On a VFIO driver, such a function has no memory of its GPU and is useless for guests.
         """
         if device.physical_function is None or device.is_on_vfio:
             return False
@@ -409,7 +411,7 @@ class HostSnapshot(Value, dict=True):
         return any(p.name == name and p.family != "sriov-vf" for p in self.vgpu_parents)
 
     def is_ready_for_guests(self, device: PciDevice) -> bool:
-        """Whether a guest can open a function: on VFIO, or made a vGPU by the vendor's driver."""
+        """Whether a guest can open a function: it is on VFIO, or a vGPU of the vendor's driver."""
         if self.is_vendor_function(device):
             return self.vgpu(str(device.address)) is not None
         return device.is_on_vfio
@@ -419,34 +421,34 @@ class HostSnapshot(Value, dict=True):
         return self._vgpus_by_name.get(uuid.lower())
 
     def is_own(self, vgpu: Vgpu) -> bool:
-        """Whether vfiomgr made it; of a virtual function that came anew since, it did not."""
+        """Whether vfiomgr created it; False for a virtual function that was recreated since."""
         if vgpu.uuid is None and vgpu.name not in self.made_functions:
             return False
         file, text = mark_file(vgpu), mark_of(vgpu)
         return any((mark.path, mark.text) == (file, text) for mark in self.vgpu_marks)
 
     def gpu_mode(self, device: PciDevice) -> GpuMode | None:
-        """How a GPU divides its memory, where somebody asked and its driver answered."""
+        """How a GPU divides its memory, if its driver was asked and answered."""
         name = str(device.address)
         return next((mode for mode in self.gpu_modes if mode.gpu == name), None)
 
     def partition(self, gpu: str) -> GpuPartition | None:
-        """How a GPU in MIG mode is divided, where nvidia-smi was asked and told."""
+        """The partitions of a GPU in MIG mode, if nvidia-smi was asked and answered."""
         return next((known for known in self.gpu_partitions if known.gpu == gpu), None)
 
     def quotas_of(self, device: PciDevice) -> GpuQuotas | None:
-        """How a GPU is shared out among its virtual functions."""
+        """The quotas of a GPU's virtual functions."""
         name = str(device.address)
         return next((found for found in self.quotas if found.gpu == name), None)
 
     def virtual_functions(self, physical: DeviceIdentity) -> list[PciDevice]:
-        """The virtual functions of a physical one that are there, in their order."""
+        """The existing virtual functions of a physical function, in order."""
         device = self.device_named(str(physical.address))
         names = map(str, device.virtual_functions if device is not None else ())
         return [function for name in names if (function := self.device_named(name)) is not None]
 
     def function_quotas(self, device: PciDevice) -> FunctionQuotas | None:
-        """What a virtual function gets of its GPU."""
+        """The share of a virtual function in its GPU."""
         physical = self.device_named(str(device.physical_function))
         known = self.quotas_of(physical) if physical is not None else None
         if physical is None or known is None or device.address not in physical.virtual_functions:
@@ -454,11 +456,11 @@ class HostSnapshot(Value, dict=True):
         return known.function(physical.virtual_functions.index(device.address) + 1)
 
     def group(self, number: int | None) -> IommuGroup | None:
-        """The IOMMU group of a number."""
+        """The IOMMU group with this number."""
         return None if number is None else self._groups_by_number.get(number)
 
     def guest_nodes(self, holder: PciDevice | Vgpu) -> frozenset[str]:
-        """The nodes through which a guest holds a function or a vGPU: its group, its cdev."""
+        """The nodes through which a guest opens a function or a vGPU: its group, its cdev."""
         nodes: set[str] = set()
         group = self.group(holder.iommu_group)
         if group is not None and (not isinstance(holder, PciDevice) or holder.is_for_guests):
@@ -468,7 +470,7 @@ class HostSnapshot(Value, dict=True):
         return frozenset(nodes)
 
     def holders(self, holder: PciDevice | Vgpu) -> tuple[DeviceUser, ...]:
-        """The processes that have a function or a vGPU open, on the host or for a guest."""
+        """The processes that have a function or a vGPU open, on the host or in a guest."""
         if not isinstance(holder, PciDevice):
             return self.users_of(self.guest_nodes(holder))
         nodes = frozenset(holder.nodes) | self.guest_nodes(holder)
@@ -484,7 +486,7 @@ class HostSnapshot(Value, dict=True):
 
 
 def _gathered(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:
-    """Values by key, in the order in which they came."""
+    """Values by key, in the order of their occurrence."""
     found: dict[_Key, list[_Value]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

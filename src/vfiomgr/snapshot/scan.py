@@ -1,4 +1,4 @@
-"""From the files of a host to a snapshot of it."""
+"""Reads a host into a snapshot."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ def scan(  # noqa: PLR0913 - each is a question of its own, with a default
 ) -> HostSnapshot:
     """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
 
-    `with_users` adds what a change must know: open device nodes, by a walk through /proc, and
-    variant drivers, and `with_claims` whether the kernel has disks in use, for which it opens idle
-    ones for a moment; `with_readiness` what only a check of the host needs; `with_resets` the
-    capabilities of all functions that are awake; `with_gpu_modes` what nvidia-smi tells of vGPUs.
-    `with_links` reads the links of PCI Express. Serial numbers are read in the slots of
-    `serials_of`.
+    `with_users` adds what a change needs: open device nodes, from a walk through /proc, and variant
+    drivers; `with_claims` also tests whether the kernel uses disks, by opening idle ones briefly;
+    `with_readiness` adds the facts for a check of the host; `with_resets` the capabilities of all
+    functions that are awake; `with_gpu_modes` the vGPU modes from nvidia-smi; `with_links` the
+    links of PCI Express. Serial numbers are read in the slots of `serials_of`.
     """
     return with_surroundings(
         scan_devices(tree, machine, serials_of),
@@ -56,7 +55,7 @@ _ARCHITECTURES = (
     ("isa", "riscv64"),
     ("cpu", "ppc64le"),
 )
-"""By what /proc/cpuinfo has of one kind of CPU alone (arch/*/kernel: show_cpuinfo, c_show)."""
+"""Keys of /proc/cpuinfo that identify a kind of CPU (arch/*/kernel: show_cpuinfo, c_show)."""
 
 
 def scan_devices(
@@ -65,9 +64,9 @@ def scan_devices(
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
 ) -> HostSnapshot:
-    """Read what lists tell: functions, groups and vGPUs, and nothing of what is around them.
+    """Read the facts for lists: functions, groups and vGPUs, without their users.
 
-    With the slots that are `only` to be read there are no other functions in it.
+    With `only`, the result contains no other functions than those in these slots.
     """
     groups = iommu.read_groups(tree)
     found, unidentified = pci_facts.read_devices(tree, Names(tree, machine), serials_of, only)
@@ -99,22 +98,22 @@ def scan_devices(
 
 
 _SHOWN = 4
-"""Addresses that a warning names; a recording can lack the files of all functions."""
+"""Number of addresses in a warning; a recording can lack the files of all functions."""
 
 
 def _left_out(names: tuple[str, ...]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"cannot identify {', '.join(names[:_SHOWN])}{more}, left out: {UNIDENTIFIED}"
+    return f"cannot identify {', '.join(names[:_SHOWN])}{more}, omitted: {UNIDENTIFIED}"
 
 
 def _cpu(tree: HostTree) -> dict[str, str]:
-    """What /proc/cpuinfo says of the first processor."""
+    """The fields of the first processor in /proc/cpuinfo."""
     first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def _address_bits(cpu: dict[str, str]) -> int | None:
-    """Of `48 bits physical, 48 bits virtual` (show_cpuinfo in arch/x86/kernel/cpu/proc.c)."""
+    """From `48 bits physical, 48 bits virtual` (show_cpuinfo in arch/x86/kernel/cpu/proc.c)."""
     bits = cpu.get("address sizes", "").partition(" ")[0]
     return int(bits) if bits.isdecimal() else None

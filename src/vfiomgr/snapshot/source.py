@@ -1,4 +1,4 @@
-"""Where facts of a host come from: a tree, as it is now, or a snapshot that was taken of one."""
+"""The source of facts about a host: a tree as it is now, or a snapshot."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 _NVIDIA = "10de"
 _LONGEST_SNAPSHOT = 512 << 20
-"""Characters; a host of 16,384 functions takes a twentieth of it."""
-_ROOT_HINT = "--root takes a directory that looks like the root of a host"
+"""Characters; a host with 16,384 functions needs a twentieth of that."""
+_ROOT_HINT = "--root requires the root directory of a host"
 
 
 class HostSource:
-    """A host to read: the tree below `root`, or what the file `snapshot` says of one.
+    """A host to read: the tree below `root`, or the file `snapshot`.
 
-    A tree is read again for each question, a snapshot once.
+    A tree is read again for each question, a snapshot only once.
     """
 
     root: str = MACHINE
     snapshot: str | None = None
 
     def on_note(self, text: str) -> None:
-        """Take what a reader should know besides the answer: what was assumed, or left out."""
+        """Receive a note for the reader: an assumption or an omission."""
 
     def share_with(self, other: HostSource) -> None:
-        """Have another one read the same host, with what was read of a snapshot."""
+        """Let another source read the same host, with the snapshot that was already read."""
         shared = ("root", "snapshot", "tree", "files", "machine", "_loaded")
         vars(other).update({name: vars(self)[name] for name in shared if name in vars(self)})
 
@@ -57,30 +57,30 @@ class HostSource:
         """The tree to read and change.
 
         Raises:
-            UsageError: there is no host below the root.
+            UsageError: the root is not that of a host.
 
         """
         if not self._has_sys:
-            message = f"{self.root!r} holds no host: there is no directory sys in it"
+            message = f"not a host root: {self.root!r} (no sys/ directory)"
             raise UsageError(message, _ROOT_HINT)
         return HostTree(self.root)
 
     @cached_property
     def files(self) -> HostTree:
-        """The tree for those who are about files of the host alone: any directory, e.g. an image.
+        """The tree for changes of files only: any directory, e.g. an image.
 
         Raises:
-            UsageError: there is no such directory.
+            UsageError: the directory does not exist.
 
         """
         if not os.path.isdir(self.root):
-            message = f"{self.root!r} is no directory"
+            message = f"not a directory: {self.root!r}"
             raise UsageError(message, _ROOT_HINT)
         return HostTree(self.root)
 
     @cached_property
     def machine(self) -> HostTree:
-        """The machine that vfiomgr runs on, whose tables name hardware that `tree` does not."""
+        """The machine that runs vfiomgr, whose tables name hardware that `tree` does not."""
         return HostTree(MACHINE)
 
     def scan(  # noqa: PLR0913 - each is a question of its own, with a default
@@ -93,15 +93,15 @@ class HostSource:
         with_links: bool = False,
         serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     ) -> HostSnapshot:
-        """The facts of the host, of one moment; those of a snapshot are what it was made with.
+        """The facts of the host at one moment; for a snapshot, those it was made with.
 
-        `with_users` adds who holds devices (only root sees it), `with_readiness` what `check`
-        needs, `with_resets` what configuration spaces say of resets, `with_gpu_modes` what
-        nvidia-smi says of vGPUs, `with_links` the links of PCI Express; serial numbers are read in
-        the slots of `serials_of`.
+        `with_users` adds the users of devices (requires root), `with_readiness` the facts for
+        `check`, `with_resets` the reset capabilities, `with_gpu_modes` the vGPU modes from
+        nvidia-smi, `with_links` the links of PCI Express; serial numbers are read in the slots of
+        `serials_of`.
 
         Raises:
-            UsageError: there is no host below the root, or the snapshot cannot be read.
+            UsageError: the root is not that of a host, or the snapshot cannot be read.
             InvalidDocument: the snapshot is malformed.
             HostError: this machine's PCI devices cannot be listed.
 
@@ -121,21 +121,22 @@ class HostSource:
         return self._required(host)
 
     def scan_or_image(self) -> HostSnapshot:
-        """As `scan`, for those who are about files: of an image the devices are not known."""
+        """Like `scan`, for changes of files only: the devices of an image are unknown."""
         is_image = self.snapshot is None and self.root != MACHINE and not self._has_sys
         return scan(self.files, self.machine) if is_image else self.scan()
 
     def scan_devices(self) -> HostSnapshot:
-        """As `scan`, but from a tree nothing besides the devices, which takes a fraction of it."""
+        """Like `scan`, but a tree is only scanned for devices, which is much faster."""
         if self.snapshot is not None:
             return self._loaded
         return self._required(scan_devices(self.tree, self.machine))
 
     def slots_of(self, names: Iterable[str]) -> HostSnapshot:
-        """As `scan_devices`, where it can be with the functions alone that share a slot with these.
+        """Like `scan_devices`, but if possible only for the functions in these slots.
 
-        No names of vGPUs, nor of functions that are not there, which only the whole host explains.
-        NVIDIA's virtual functions are what their siblings on the driver are (host/vendor_vgpu.py).
+        For names of vGPUs and of absent functions, the entire host is scanned, since only that can
+        explain them. NVIDIA's virtual functions are judged by their siblings on the driver
+        (host/vendor_vgpu.py).
         """
         if self.snapshot is not None:
             return self._loaded
@@ -154,10 +155,10 @@ class HostSource:
     def with_vgpu_users(
         self, host: HostSnapshot, functions: tuple[PciDevice, ...] = ()
     ) -> HostSnapshot:
-        """With those who use its vGPUs alone: a look for all users takes many times as long.
+        """The host with the users of its vGPUs only, which is many times faster than all users.
 
-        It is taken where one of the virtual `functions` that are vGPUs has nodes of a host driver,
-        which a process can also have mapped without having them open.
+        All users are read if one of the virtual `functions` that are vGPUs has nodes of a host
+        driver: a process can have those mapped without having them open.
         """
         if self.snapshot is not None:
             return host
@@ -177,22 +178,22 @@ class HostSource:
         return replace(host, users=read_holders(self.tree, nodes))
 
     def require_live(self, why: str, remedy: str) -> None:
-        """Make sure that a tree is meant.
+        """Require a tree.
 
         Raises:
-            UsageError: a snapshot is.
+            UsageError: the source is a snapshot.
 
         """
         if self.snapshot is not None:
             raise UsageError(why, remedy)
 
     def addresses(self, texts: Iterable[str | PciAddress]) -> tuple[PciAddress, ...]:
-        """Addresses as users type them; the domain may be left out where it is plain.
+        """Addresses as typed by users; the domain may be omitted if it is unambiguous.
 
-        PCI IDs such as `10de:2235` stand for all functions that have them, which are noted.
+        PCI IDs such as `10de:2235` match all functions that have them, which are noted.
 
         Raises:
-            UsageError: a text is no address, or fits functions of several domains.
+            UsageError: a text is not an address, or matches several domains.
 
         """
         names = [name for text in texts for name in self._named(str(text))]
@@ -202,15 +203,15 @@ class HostSource:
         return tuple(PciAddress.parse(name, known) for name in names)
 
     def address(self, text: str | PciAddress) -> PciAddress:
-        """The address of one function, as a user types it.
+        """The address of one function, as typed by a user.
 
         Raises:
-            UsageError: as `addresses`, or the text names several functions.
+            UsageError: as in `addresses`, or the text matches several functions.
 
         """
         first, *others = self.addresses((text,))
         if others:
-            message = f"{text} is ambiguous: it names {', '.join(map(str, (first, *others)))}"
+            message = f"{text} is ambiguous: it matches {', '.join(map(str, (first, *others)))}"
             raise UsageError(message, "give the address of one of them")
         return first
 
@@ -236,25 +237,25 @@ class HostSource:
         return tuple(map(str, found))
 
     def _required(self, host: HostSnapshot) -> HostSnapshot:
-        """The same, where its functions could be listed: else all answers about it were wrong."""
+        """The same snapshot; without a list of functions, all answers would be wrong."""
         if host.pci_unlisted is None:
             return host
-        why = f"{PCI_DEVICES} cannot be listed: {host.pci_unlisted}"
+        why = f"cannot list {PCI_DEVICES}: {host.pci_unlisted}"
         if self.root != MACHINE:
-            message = f"{self.root!r} holds no host: {why}"
+            message = f"not a host root: {self.root!r} ({why})"
             raise UsageError(message, _ROOT_HINT)
-        remedy = "mount sysfs on /sys, or run vfiomgr where the host's own /sys is seen"
+        remedy = "mount sysfs on /sys, or run vfiomgr where the host's /sys is visible"
         raise HostError(why, remedy)
 
     @cached_property
     def _loaded(self) -> HostSnapshot:
         if self.root != MACHINE:
-            message = f"--snapshot {self.snapshot} and --root {self.root} name two different hosts"
-            raise UsageError(message, "pass one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
+            message = f"--snapshot {self.snapshot} and --root {self.root} name different hosts"
+            raise UsageError(message, "pass only one of them (VFIOMGR_SNAPSHOT, VFIOMGR_ROOT)")
         host = _load_snapshot(self.snapshot or "")
         if host.pci_unlisted is not None:
-            message = f"{self.snapshot} shows no host: {PCI_DEVICES}: {host.pci_unlisted}"
-            raise InvalidDocument(message, "make it on the host, with: vfiomgr snapshot")
+            message = f"cannot use the snapshot {self.snapshot}: {PCI_DEVICES}: {host.pci_unlisted}"
+            raise InvalidDocument(message, "create it on the host: vfiomgr snapshot > host.json")
         return host
 
 
@@ -265,12 +266,12 @@ def _load_snapshot(source: str) -> HostSnapshot:
             text = file.read(_LONGEST_SNAPSHOT + 1)
     except OSError as error:
         message = f"cannot read the snapshot {source}: {error.strerror}"
-        raise UsageError(message, "make one with: vfiomgr snapshot > host.json") from None
+        raise UsageError(message, "create one: vfiomgr snapshot > host.json") from None
     except UnicodeDecodeError:
-        message = f"{source}: neither JSON nor YAML, not even text"
-        raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json") from None
+        message = f"{source}: not JSON or YAML, and not text"
+        raise InvalidDocument(message, "create one: vfiomgr snapshot > host.json") from None
     if len(text) > _LONGEST_SNAPSHOT:
         most = _LONGEST_SNAPSHOT >> 20
         message = f"cannot read the snapshot {source}: it is larger than {most} MiB"
-        raise InvalidDocument(message, "make one with: vfiomgr snapshot > host.json")
+        raise InvalidDocument(message, "create one: vfiomgr snapshot > host.json")
     return read_snapshot(text, source)

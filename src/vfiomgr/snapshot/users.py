@@ -1,7 +1,7 @@
-"""Who uses a device: processes that have its nodes open or mapped, and the units they run in.
+"""Users of a device: processes that have its nodes open or mapped, and their units.
 
-Not seen: packet sockets, which the kernel takes from an interface that goes (packet_notifier), and
-what counts the users of a module, not of a device (/sys/module/MODULE/refcnt).
+Not visible: packet sockets, which the kernel removes with their interface (packet_notifier), and
+module reference counts, which are not per device (/sys/module/MODULE/refcnt).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _WATCHED = (
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """PROC_PID_INIT_INO (include/linux/proc_ns.h)."""
 _CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg")
-"""Classes whose nodes rest on functions in more than one way: partitions, LVM, RAID."""
+"""Classes whose nodes depend on functions in several ways: partitions, LVM, RAID."""
 _PLACES = {"bsg": "/dev/bsg/"}
-"""Where udev puts the nodes of a class, if not below /dev itself (bsg_devnode in block/bsg.c)."""
+"""The place of udev's nodes of a class, if not /dev itself (bsg_devnode in block/bsg.c)."""
 _NODES = "/dev/"
 _GONE = " (deleted)"
 
 
 def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
-    """Processes that use a watched node; None where some process cannot be looked into.
+    """Processes that use a watched node; None if some process cannot be examined.
 
-    The descriptors of other users' processes can be read by root alone; a recording has none.
+    Only root can read the descriptors of other users' processes; a recording has none.
     """
     descriptors = _all_descriptors(tree)
     if descriptors is None:
@@ -85,7 +85,7 @@ def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, .
 
 
 def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
-    """The files that each process has open; None where some process cannot be looked into."""
+    """The open files of each process; None if some process cannot be examined."""
     pids = [name for name in tree.children(_PROC) if name.isdecimal()]
     if not pids or not _shows_all(tree):
         return None
@@ -96,7 +96,7 @@ def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
 
 
 def _shows_all(tree: HostTree) -> bool:
-    """Whether /proc is the host's: in a PID namespace of its own it hides all other processes."""
+    """Whether /proc is the host's: in a PID namespace it hides all other processes."""
     try:
         namespace = os.stat(tree.locate(_PROC / "self/ns/pid")).st_ino
     except OSError:
@@ -105,7 +105,7 @@ def _shows_all(tree: HostTree) -> bool:
 
 
 class _DiskNode(Value):
-    """A node of a disk, a partition, a volume or a controller, and the functions below it."""
+    """A node of a disk, partition, volume or controller, and the functions below it."""
 
     node: str
     number: str
@@ -114,7 +114,7 @@ class _DiskNode(Value):
 
 
 def _nodes_of_disks(tree: HostTree) -> tuple[_DiskNode, ...]:
-    """The nodes that rest on functions in more than one way, or on a controller's."""
+    """The nodes that depend on functions in several ways, or on a controller's."""
     found: list[_DiskNode] = []
     for kind in _CLASSES:
         directory, place = HostPath("/sys/class") / kind, _PLACES.get(kind, _NODES)
@@ -128,7 +128,7 @@ def _nodes_of_disks(tree: HostTree) -> tuple[_DiskNode, ...]:
 
 
 def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
-    """Files by descriptor of a process; None of one without descriptors, as kernel threads are."""
+    """The open files of a process, by descriptor; None without any, as for kernel threads."""
     directory = _PROC / pid / "fd"
     try:
         names = os.listdir(tree.locate(directory / ""))
@@ -141,11 +141,11 @@ def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
 def _renamed(
     tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
 ) -> Mapping[str, Iterable[str | None]]:
-    """Nodes of disks that processes have open by other names: in a /dev of their own, anywhere.
+    """Disk nodes that processes have open under other names: in a /dev of their own, anywhere.
 
-    A guest of libvirt and a container have such a /dev. Which device it is, a child asks, since
-    the file may be on a server that does not answer. What is on a server is no node of a disk here,
-    and hundreds of guests may have their images there.
+    Guests of libvirt and containers have such a /dev. A child examines each file, which may be on a
+    server that does not answer. Files on servers are not disk nodes, and hundreds of guests may
+    have their images there.
     """
     by_number = {disk.number: disk.node for disk in disks}
     known, remote = frozenset(by_number.values()), remote_places(tree)
@@ -162,7 +162,7 @@ def _renamed(
     }
     found = bounded.ask_each(tree, questions)
     for pid in questions.keys() - found.keys():
-        text = f"process {pid} has a file open that does not answer; it is taken for no disk"
+        text = f"process {pid} has a file open that does not answer; it is assumed not to be a disk"
         warnings.warn(text, stacklevel=2)
     return found
 
@@ -182,24 +182,24 @@ def _devices_of(
 
 
 def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | None]]:
-    """Nodes below /dev that processes have mapped: a mapping needs no open descriptor.
+    """Nodes below /dev that processes have mapped, with or without an open descriptor.
 
-    A process that the kernel changes the memory of, perhaps for ever, keeps its maps locked
-    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child asks. One that gives no answer is
-    asked once more after all others: on a busy machine it may be amid a fork.
+    The kernel locks the maps of a process while it changes its memory, possibly forever
+    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child reads them. A process without an
+    answer is asked again after all others: on a busy machine it may be forking.
     """
     questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
     found = bounded.ask_each(tree, questions)
     silent = {pid: question for pid, question in questions.items() if pid not in found}
     found |= bounded.ask_each(tree, silent)
     for pid in silent.keys() - found.keys():
-        text = f"process {pid} does not tell what it has mapped, perhaps of a device"
-        warnings.warn(f"{text}; it is taken to map nothing", stacklevel=2)
+        text = f"cannot read the mappings of process {pid}, which may include a device"
+        warnings.warn(f"{text}; it is assumed not to map one", stacklevel=2)
     return found
 
 
 def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:
-    """The paths below /dev in a table of mappings, where the path is the last of six columns."""
+    """The paths below /dev in a table of mappings; the path is the last of six columns."""
     table, node = tree.read_whole(_PROC / pid / "maps") or b"", b" " + _NODES.encode()
     if node not in table:
         return ()
@@ -210,7 +210,7 @@ def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:
 def _described(
     tree: HostTree, used: Mapping[str, AbstractSet[str]], disks: Disks
 ) -> tuple[DeviceUser, ...]:
-    """Processes as users of each node that they use."""
+    """The processes that use each node."""
     guests = _guests(tree, [pid for pid, nodes in used.items() if any(map(_is_vfio, nodes))])
     return tuple(
         user
@@ -238,15 +238,15 @@ def _is_vfio(node: str) -> bool:
 def _guests(tree: HostTree, pids: Iterable[str]) -> dict[str, str | None]:
     """The names of the guests that processes run.
 
-    A command line is in the memory of its process, which may be locked for ever, as its table of
-    mappings (get_mm_cmdline in fs/proc/base.c), so a child asks.
+    The command line is in the memory of its process, which may be locked forever (get_mm_cmdline in
+    fs/proc/base.c), so a child reads it.
     """
     answers = bounded.ask(tree, {pid: partial(_guest, tree, pid) for pid in pids})
     return {pid: name for pid, (name,) in answers.items()}
 
 
 def _guest(tree: HostTree, pid: str) -> tuple[str | None]:
-    """Of `-name guest=win,debug-threads=on`, or `-name win`; a comma in a name is written twice."""
+    """The name in `-name guest=win,debug-threads=on` or `-name win`; `,,` stands for a comma."""
     words = (tree.read_whole(_PROC / pid / "cmdline") or b"").decode(errors="replace").split("\0")
     for option, value in pairwise(words):
         if option in ("-name", "--name"):
@@ -258,7 +258,7 @@ def _guest(tree: HostTree, pid: str) -> tuple[str | None]:
 
 
 def _unit(cgroups: str | None) -> str | None:
-    """The innermost unit of a process; a line is hierarchy:controllers:path (cgroups(7))."""
+    """The innermost unit of a process, from hierarchy:controllers:path (cgroups(7))."""
     for line in (cgroups or "").splitlines():
         path = line.split(":", 2)[-1]
         units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]

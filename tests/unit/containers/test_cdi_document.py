@@ -250,7 +250,12 @@ def test_go_merges_mappings_and_what_is_written_beside_counts() -> None:
         ("key-unknown", "cdiVersion: 0.5.0\nkind: a/b\nname: c\ndevices: []", 3, "name is no key"),
         ("key-case", "cdiversion: 0.5.0\nkind: a/b\ndevices: []", 1, "is written cdiVersion"),
         ("key-missing", "cdiVersion: 0.5.0\ndevices: []", 1, "has no kind"),
-        ("key-twice", "cdiVersion: 0.5.0\nkind: a/b\nkind: a/c\ndevices: []", 3, "'kind' twice"),
+        (
+            "key-twice",
+            "cdiVersion: 0.5.0\nkind: a/b\nkind: a/c\ndevices: []",
+            3,
+            "duplicate key 'kind'",
+        ),
         ("type-wrong", "cdiVersion: 0.5.0\nkind: a/b\ndevices: {}", 3, "devices is not a list"),
         ("type-wrong", "- cdiVersion: 0.5.0", 1, "is not keys with values"),
         ("unreadable", "cdiVersion: 0.5.0\n[a]: a/b\ndevices: []", 2, "as a key"),
@@ -297,7 +302,7 @@ def test_each_form_of_value_is_asked_for(device: str, path: str) -> None:
     ("text", "said"),
     [
         ("", "x.json:1: the file is empty"),
-        ("{\n", "x.json:2: neither JSON nor YAML"),
+        ("{\n", "x.json:2: not JSON or YAML"),
         ("kind: [\n", "x.json:2: a bracket or brace is not closed"),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_bundle_without_its_host_is_emptied_all_the_same(
     ("arguments", "status", "words"),
     [
         (("{bundle}/nix", GPU[0]), 2, "cannot read the bundle"),
-        (("{bundle}", "0000:99:00.0"), 2, "no PCI device"),
+        (("{bundle}", "0000:99:00.0"), 2, "no such PCI device"),
         (("{bundle}", "0000:00:01.0"), 4, "is a bridge"),
         (("{bundle}", GPU[0], "--cdi", "gpu"), 2, "no name of a CDI device"),
         (("{bundle}", *GPU, "--cdi", "a.b/gpu=d"), 2, "given 1 times, for 2 devices"),

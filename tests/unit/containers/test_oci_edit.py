@@ -307,7 +307,7 @@ def test_what_was_never_put_in_is_told() -> None:
     [
         ("", "1:1", "not JSON: expecting value"),
         ('{"ociVersion": "1.0.2",\n  "linux": {"devices": [}}', "2:25", "not JSON"),
-        ('{"a": NaN, "linux": {}}', "", "NaN is not JSON"),
+        ('{"a": NaN, "linux": {}}', "", "NaN is not valid in JSON"),
         ("[]", "1:1", "not an object"),
         ('\n {"x": 1}', "2:2", "no OCI configuration"),
         ('{"linux": []}', "1:11", "linux is not an object"),
@@ -325,7 +325,7 @@ def test_what_was_never_put_in_is_told() -> None:
         ('{"linux": {"resources": {"devices": [{"major": "1"}]}}}', "1:38", "the major of"),
         ('{"linux": {"devices": [{"path": "/a", "minor": true}]}}', "1:24", "the minor of"),
         ('{"linux": {}, "annotations": {"a": 1}}', "1:36", "the annotation a is no text"),
-        ('{"linux": {},\n "linux": {}}', "2:2", "the key 'linux' twice"),
+        ('{"linux": {},\n "linux": {}}', "2:2", "duplicate key 'linux'"),
         ('{"linux": {}, "annotations": {"io.vfiomgr.injected": "{}"}}', "1:54", "not what vfiomgr"),
         ('{"linux": {}, "annotations": {"io.vfiomgr.injected": "[1"}}', "1:54", "not what vfiomgr"),
         ("[" * 100000, "", "not JSON"),

@@ -1036,7 +1036,7 @@ def test_a_file_that_cannot_be_replaced_is_told_with_the_remedy(
     monkeypatch.setattr(kernel, "replace", busy)
     with pytest.raises(RolledBack) as error:
         install(kernel)
-    assert f"{MAIN} cannot be written: {os.strerror(number)}" in error.value.message
+    assert f"cannot write {MAIN}: {os.strerror(number)}" in error.value.message
     assert "defect" not in error.value.hint
     assert remedy in error.value.hint
     assert configuration(kernel) == before

@@ -61,7 +61,7 @@ def test_what_may_be_left_out_is_as_it_comes() -> None:
     ("changes", "reason"),
     [
         ({"version": "vfiomgr/v2"}, "version: Invalid enum value"),
-        ({"surprise": 1}, "surprise: there is no such field"),
+        ({"surprise": 1}, "surprise: unknown field"),
         ({"virtual_functions": "many"}, "virtual_functions: "),
         ({"virtual_functions": 0}, "1 vGPUs need more than 0 functions"),
         ({"gpu": {}}, "gpu.address: the field is missing"),

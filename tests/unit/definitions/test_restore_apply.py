@@ -169,7 +169,7 @@ def test_the_others_are_restored_where_one_fails(kernel: FakeKernel) -> None:
         OTHER: "restored",
         third: "restored",
     }
-    assert "the driver does not take this text" in (found[UUID].reason or "")
+    assert "the driver does not accept this text" in (found[UUID].reason or "")
     assert [vgpu.name for vgpu in api.scan(kernel).vgpus] == sorted([OTHER, third])
 
 
@@ -262,7 +262,7 @@ def test_only_attributes_of_the_vgpu_are_written(active: FakeKernel) -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.EINVAL, "does not take this text"), (errno.EADDRINUSE, "another vGPU has")],
+    [(errno.EINVAL, "does not accept this text"), (errno.EADDRINUSE, "another vGPU has")],
 )
 def test_an_attribute_that_is_rejected_is_explained(
     active: FakeKernel, number: int, words: str
@@ -277,7 +277,7 @@ def test_a_guest_keeps_parameters_from_being_changed(active: FakeKernel) -> None
     group = api.scan(active).vgpus[0].iommu_group
     assert group is not None
     active.guest_opens(group)
-    with pytest.raises(WriteFailed, match="does not let it be written now"):
+    with pytest.raises(WriteFailed, match="does not allow writing it now"):
         set_attribute(active, step(PARAMETERS, "a=1"))
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.fakes.nvidia.gpus import Manners
 
 GPU, ONE, TWO, THREE = "0000:21:00.0", "0000:21:00.4", "0000:21:00.5", "0000:21:00.6"
-WHAT_FITS = "vfiomgr vgpu types shows what still fits"
+WHAT_FITS = "show what still fits: vfiomgr vgpu types"
 
 
 def make(kernel: FakeKernel, parent: str, type_id: str, number: int) -> None:
@@ -45,7 +45,7 @@ def test_a_sample_driver_that_has_as_many_as_it_can(tmp_path: Path) -> None:
     kernel = samples_host(tmp_path)
     for number in range(4):
         make(kernel, "mdpy", "mdpy-vga", number)
-    with pytest.raises(WriteFailed, match="the parent has as many as it can") as refused:
+    with pytest.raises(WriteFailed, match="the parent has reached its maximum") as refused:
         make(kernel, "mdpy", "mdpy-vga", 4)
     assert refused.value.errno == errno.EUSERS
     assert WHAT_FITS in str(refused.value.hint)
@@ -73,7 +73,7 @@ def test_nvidia_refuses_all_mediated_devices_alike(tmp_path: Path) -> None:
         assert WHAT_FITS in str(refused.hint)
     make(kernel, TWO, "nvidia-565", 2)
     full = refusal(kernel, THREE, "nvidia-565")
-    assert (full.errno, "the memory is taken" in full.message) == (errno.EIO, True)
+    assert (full.errno, "the memory is used" in full.message) == (errno.EIO, True)
 
 
 def test_so_it_is_on_a_gpu_without_virtual_functions(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def refusal(kernel: FakeKernel, parent: str, type_id: str) -> WriteFailed:
 @pytest.mark.parametrize(
     ("manners", "size", "full"),
     [
-        pytest.param(SHIPPED, "its memory is taken, or another size runs", "memory", id="shipped"),
-        pytest.param(UPSTREAM, "does not make it beside what runs", "no room left", id="upstream"),
+        pytest.param(SHIPPED, "its memory is used, or another size runs", "memory", id="shipped"),
+        pytest.param(UPSTREAM, "not next to the running vGPUs", "no room left", id="upstream"),
     ],
 )
 def test_the_vendors_own_interface_is_told_in_either_manner(

@@ -49,7 +49,7 @@ def test_it_is_told_at_the_deadline_and_nothing_more_is_written(kernel: FakeKern
     error = wedge(kernel)
     assert error.exit_code == 5
     assert "the kernel has not returned from: 0000:01:00.0: nvidia -> vfio-pci" in error.message
-    assert "no holder is seen" in error.message
+    assert "with no visible user" in error.message
     assert "vfiomgr recover" in error.hint
     assert [path.rpartition("/")[2] for path, _ in kernel.writes] == ["driver_override", "unbind"]
     assert read_driver_state(kernel, AUDIO).driver == "snd_hda_intel"
@@ -68,7 +68,7 @@ def test_other_devices_can_still_be_changed(kernel: FakeKernel) -> None:
     notes: list[str] = []
     other = PciAddress.parse("10000:01:00.0")
     assert api.apply(Bind((other,)), tree=kernel, on_note=notes.append).is_changed
-    assert "an earlier run was left half done: bind 0000:01:00.0" in notes[0]
+    assert "an earlier operation was interrupted: bind 0000:01:00.0" in notes[0]
 
 
 @pytest.mark.parametrize("intent", [Bind((GPU,)), Unbind((GPU,))])
@@ -109,10 +109,10 @@ def test_recover_finishes_it_once_the_holder_is_gone(kernel: FakeKernel) -> None
 def test_a_forced_unbind_names_the_guest_that_it_waits_for(kernel: FakeKernel) -> None:
     api.apply(Bind((GPU,)), tree=kernel)
     kernel.guest_opens(10)
-    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4252\)"):
+    with pytest.raises(Refusal, match=r"is held by qemu-system-x86 \(PID 4252\)"):
         api.apply(Unbind((GPU,)), tree=kernel)
     intent = Unbind((GPU,), allow=frozenset({"in-use"}))
-    with pytest.raises(StuckInKernel, match=r"held by qemu-system-x86 \(PID 4252\)"):
+    with pytest.raises(StuckInKernel, match=r"in use by qemu-system-x86 \(PID 4252\)"):
         api.apply(intent, tree=kernel, deadline=1.0)
     kernel.guest_closes(10)
     assert len(api.recover(tree=kernel, finish=True)) == 1
@@ -142,7 +142,7 @@ def test_a_child_that_is_killed_in_a_step_is_rolled_back(kernel: FakeKernel) -> 
 
     mark = Path(kernel.root, "died")
     kernel.before_write = die_once
-    with pytest.raises(RolledBack, match="ended from outside"):
+    with pytest.raises(RolledBack, match="was killed"):
         api.apply(Bind((GPU,)), tree=kernel)
     assert read_driver_state(kernel, GPU) == before
     assert api.recover(tree=kernel) == ()

@@ -143,7 +143,7 @@ def test_a_child_that_is_killed_is_an_error() -> None:
         workers.start(0)
         error = workers.wait().error
         assert isinstance(error, HostError)
-        assert "ended from outside" in error.message
+        assert "was killed" in error.message
 
 
 def test_tasks_run_side_by_side(tmp_path: Path) -> None:

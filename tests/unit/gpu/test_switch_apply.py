@@ -106,7 +106,7 @@ def test_virtual_functions_come_and_go_by_the_vendors_program(tmp_path: Path) ->
 
 def test_without_the_program_the_refusal_of_the_driver_is_explained(tmp_path: Path) -> None:
     kernel = l40s_host(tmp_path, total_vfs=2, is_enabled=False, has_programs=False)
-    with pytest.raises(RolledBack, match="does not make virtual functions so") as caught:
+    with pytest.raises(RolledBack, match="does not create virtual functions this way") as caught:
         apply(kernel, SetVirtualFunctions(GPU, 2))
     assert "install NVIDIA's vGPU host driver" in caught.value.hint
 

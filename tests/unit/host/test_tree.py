@@ -249,8 +249,12 @@ def test_what_is_absent_reads_as_none(tmp_path: Path) -> None:
     ("command", "limit", "words"),
     [
         (("sh", "-c", "echo said; echo why >&2; exit 3"), 60, "ended with 3: said why"),
-        (("sleep", "60"), 0.2, "sleep 60 has not ended within 0.2 seconds, and was ended"),
-        (("/nonexistent/program",), 60, "cannot be run: No such file or directory"),
+        (("sleep", "60"), 0.2, "sleep 60 did not end within 0.2 seconds and was killed"),
+        (
+            ("/nonexistent/program",),
+            60,
+            "cannot run /nonexistent/program: No such file or directory",
+        ),
     ],
 )
 def test_a_program_that_fails_is_told_with_its_words(
@@ -258,7 +262,7 @@ def test_a_program_that_fails_is_told_with_its_words(
 ) -> None:
     with pytest.raises(HostError, match=words) as caught:
         HostTree(tmp_path).call(*command, limit=limit)
-    assert caught.value.hint == "run it by hand to see why"
+    assert caught.value.hint == "run it manually to see why"
     HostTree(tmp_path).call("true")
 
 
@@ -368,7 +372,7 @@ def test_programs_come_from_a_fixed_path_without_the_callers_environment(
     monkeypatch.setenv("CALLER", "1")
     tree = HostTree("/")
     assert tree.run(("vfiomgr-no-such-program",)) is None
-    with pytest.raises(ProgramFailed, match="cannot be run"):
+    with pytest.raises(ProgramFailed, match="cannot run"):
         tree.call("vfiomgr-no-such-program")
     with pytest.raises(HostError) as refused:
         tree.load_module("vfiomgr-no-such-module")

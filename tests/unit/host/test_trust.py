@@ -46,14 +46,14 @@ def test_what_root_alone_can_write_is_fine(root: Path) -> None:
 def test_a_directory_on_the_way_that_everyone_may_write_is_named(root: Path, place: str) -> None:
     (root / place).chmod(0o777)
     for path in (PROGRAM, "/usr/bin/tool"):
-        assert weak(root, path) == f"/{place} can be written by everyone"
+        assert weak(root, path) == f"/{place} is writable by everyone"
 
 
 def test_a_group_but_roots_may_not_write_either(root: Path) -> None:
     place = root / "opt/tool/lib/python3"
     place.chmod(0o775)
     os.chown(place, OWN, OTHER)
-    assert weak(root, PROGRAM) == f"/opt/tool/lib/python3 can be written by group {OTHER}"
+    assert weak(root, PROGRAM) == f"/opt/tool/lib/python3 is writable by group {OTHER}"
     os.chown(place, OWN, 0)
     assert weak(root, PROGRAM) is None
 
@@ -61,14 +61,14 @@ def test_a_group_but_roots_may_not_write_either(root: Path) -> None:
 @pytest.mark.parametrize("place", ["opt/tool", "opt/tool/lib/python3", "opt/tool/bin/python3"])
 def test_nobody_else_owns_a_directory_a_file_or_a_link(root: Path, place: str) -> None:
     os.chown(root / place, OTHER, 0, follow_symlinks=False)
-    assert weak(root, PROGRAM) == f"/{place} belongs to user {OTHER}, not to root"
+    assert weak(root, PROGRAM) == f"/{place} is owned by user {OTHER}, not by root"
 
 
 def test_a_sticky_directory_is_fine_on_the_way_and_not_at_the_end(root: Path) -> None:
     (root / "tmp/tool").mkdir()
     (root / "tmp/tool").chmod(0o755)
     assert weak(root, "/tmp/tool") is None  # noqa: S108 - of the tree
-    assert weak(root, "/tmp") == "/tmp can be written by everyone"  # noqa: S108
+    assert weak(root, "/tmp") == "/tmp is writable by everyone"  # noqa: S108
     os.chown(root / "tmp/tool", OTHER, 0)
     assert weak(root, "/tmp/tool") is not None  # noqa: S108
 

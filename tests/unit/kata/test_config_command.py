@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_written_is_told(run: Run, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     answer = run("kata", "config", "--output", str(tmp_path / "file/x.toml"))
     assert answer.status == 1
-    assert "cannot be written" in answer.stderr
+    assert "cannot write" in answer.stderr
 
 
 def test_a_drop_in_that_others_share_or_override_is_warned_about(

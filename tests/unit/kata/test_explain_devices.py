@@ -561,7 +561,7 @@ def test_several_pods_are_told_one_by_one(
     ("line", "status", "words"),
     [
         ("missing.yaml", 2, "cannot read the pod missing.yaml"),
-        ("0000:99:00.0", 2, "no PCI device"),
+        ("0000:99:00.0", 2, "no such PCI device"),
         ("gpu", 2, "'gpu' is not a PCI address"),
         ("a.io/b=c", 2, "no CDI specification of this host has a.io/b=c"),
         ("0000:41:00.0 --kata-version new", 2, "'new' is not a version"),

@@ -469,7 +469,7 @@ def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refus
     monkeypatch.setattr(HostTree, "replace", replace)
     answer = run("recover", "--root", str(root))
     assert answer.status == 4
-    assert "is no running host" in answer.stderr
+    assert "a recorded host cannot be changed" in answer.stderr
     assert "undone: give containerd 1.7.0 the handler kata-vfio" in answer.stderr
     assert not (root / RECORD.lstrip("/")).exists()
 
@@ -515,4 +515,4 @@ def test_without_rights_it_is_said_what_needs_them(
     monkeypatch.setattr(type(node), "is_machine", property(lambda _: True))
     answer = run("kata", "install")
     assert answer.status == 1
-    assert "changing files of the host's configuration needs root" in answer.stderr
+    assert "changing configuration files of the host requires root" in answer.stderr

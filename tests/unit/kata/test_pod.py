@@ -127,7 +127,7 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
         ("", "p.yaml:1:1: the file is empty"),
         ("---\n---\n", "p.yaml:1:1: the file is empty"),
         ("a: [", "p.yaml:1:5: a bracket or brace is not closed"),
-        ("kind: Pod\n\tspec: 1", "p.yaml:2:1: a tab cannot indent"),
+        ("kind: Pod\n\tspec: 1", "p.yaml:2:1: a tab cannot be used for indentation"),
         ("kind: ConfigMap", "p.yaml:1:1: no pod is in it: it holds ConfigMap"),
         (CLASS, "p.yaml:1:1: no pod is in it: it holds RuntimeClass"),
         ("- 1", "p.yaml:1:1: this is no object"),
@@ -152,7 +152,7 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
         (POD.replace('limits: {nvidia.com/pgpu: "2",', "limits: {"), "requested without a limit"),
         (POD.replace("limits: {a.io/x: 1}", "limits: 5"), "limits is no mapping"),
         (CLASS.replace("handler: kata-gpu", "x: y"), "a RuntimeClass without a handler"),
-        (POD + "kind: Pod\n", "the key 'kind' twice"),
+        (POD + "kind: Pod\n", "duplicate key 'kind'"),
     ],
 )
 def test_what_is_wrong_is_told_by_file_line_and_remedy(text: str, said: str) -> None:

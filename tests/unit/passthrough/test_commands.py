@@ -114,7 +114,7 @@ def test_without_rights_nothing_is_tried(
     monkeypatch.setattr("vfiomgr.engine.privileges.os.geteuid", lambda: 1000)
     answer = run("bind", "0000:01:00.0")
     assert answer.status == NeedsRoot.exit_code == 1
-    assert "needs root" in answer.stderr
+    assert "requires root" in answer.stderr
     assert "sudo" in answer.stderr
     assert kernel.operations == []
     assert run("bind", "0000:01:00.0", "--dry-run").status == 0
@@ -179,7 +179,7 @@ def test_an_override_is_asked_for_on_a_terminal(
     bind = ["bind", "0000:05:00.0", "--allow", "default-route"]
     refused = run(*bind)
     assert refused.status == 4
-    assert "the guard stands" in refused.stderr
+    assert "was not confirmed" in refused.stderr
     assert run(*bind, "--yes").status == 0
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) 
     refused = run("bind", "0000:02:00.0")
     assert refused.status == 4
     assert "is open in python3 (PID 812)" in refused.stderr
-    assert "held by       python3 (PID 812)" in run("show", "0000:02:00.0").stdout
+    assert "in use by        python3 (PID 812)" in run("show", "0000:02:00.0").stdout
 
 
 def test_an_adapter_whose_verbs_are_open_is_refused(run: Run, kernel: FakeKernel) -> None:

@@ -44,11 +44,11 @@ SCREEN = f"""
     [
         (f"{DEVICE}/boot_vga: 1", "boot_vga is 1"),
         (f"{DEVICE}/boot_display: 1", "boot_display is 1"),
-        ("proc/iomem: e0000000-e0ffffff : BOOTFB", "BOOTFB lies in its memory"),
-        (r"proc/iomem: d0-e0 : PCI Bus\n  e0000000-e0ffffff : efifb", "efifb lies in its memory"),
-        ("proc/iomem: efff0000-efffffff : simpledrm", "simpledrm lies in its memory"),
-        (CONSOLE, "the text console is on its fb2"),
-        (MASTER + SCREEN, "Xorg (PID 812) is DRM master of it"),
+        ("proc/iomem: e0000000-e0ffffff : BOOTFB", "BOOTFB is in its memory"),
+        (r"proc/iomem: d0-e0 : PCI Bus\n  e0000000-e0ffffff : efifb", "efifb is in its memory"),
+        ("proc/iomem: efff0000-efffffff : simpledrm", "simpledrm is in its memory"),
+        (CONSOLE, "the text console uses its fb2"),
+        (MASTER + SCREEN, "Xorg (PID 812) is its DRM master"),
     ],
 )
 def test_one_sign_is_enough(tmp_path: Path, files: str, sign: str) -> None:

@@ -41,17 +41,17 @@ def test_owners_are_found_in_the_hosts_own_tables(
 @pytest.mark.parametrize(
     ("text", "missing"),
     [
-        ("nobody-here", "user 'nobody-here'"),
-        ("", "names no user"),
-        (":", "names no user"),
-        (":kvm", "names no user"),
-        ("qemu:", "names no group"),
-        ("qemu:wheel", "group 'wheel'"),
-        ("odd", "user 'odd'"),
-        ("4294967295", "4294967295 is no number of a user: they go from 0 to 4294967294"),
-        ("-1", "-1 is no number of a user"),
-        ("qemu:4294967295", "4294967295 is no number of a group"),
-        ("9" * 5000, "is no number of a user"),
+        ("nobody-here", "no such user: 'nobody-here'"),
+        ("", "has no user"),
+        (":", "has no user"),
+        (":kvm", "has no user"),
+        ("qemu:", "has no group"),
+        ("qemu:wheel", "no such group: 'wheel'"),
+        ("odd", "no such user: 'odd'"),
+        ("4294967295", "4294967295 is not a user number: the range is 0 to 4294967294"),
+        ("-1", "-1 is not a user number"),
+        ("qemu:4294967295", "4294967295 is not a group number"),
+        ("9" * 5000, "is not a user number"),
     ],
 )
 def test_unknown_owners_are_refused(tmp_path: Path, text: str, missing: str) -> None:
@@ -62,11 +62,11 @@ def test_unknown_owners_are_refused(tmp_path: Path, text: str, missing: str) -> 
 
 def test_a_host_without_tables_and_a_snapshot_take_numbers_alone(tmp_path: Path) -> None:
     bare = tree_of(tmp_path, "etc/group: kvm:x:107:")
-    with pytest.raises(UsageError, match=f"/etc/passwd cannot be read below {tmp_path}") as caught:
+    with pytest.raises(UsageError, match=f"cannot read /etc/passwd below {tmp_path}") as caught:
         find_owner(bare, "qemu:kvm")
-    assert caught.value.hint == "give the number of the user"
+    assert caught.value.hint == "use the number of the user"
     assert find_owner(bare, "64055:kvm") == NodeOwner("64055:kvm", 64055, 107)
-    with pytest.raises(UsageError, match=r"a snapshot holds no accounts.*user 'root'"):
+    with pytest.raises(UsageError, match=r"user 'root': a snapshot contains no accounts"):
         find_owner(None, "root")
     assert find_owner(None, "64055:107") == NodeOwner("64055:107", 64055, 107)
 

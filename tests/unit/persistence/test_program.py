@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COMMAND = str(Path(sys.executable).with_name("vfiomgr"))
 START = "from vfiomgr.__main__ import start; start()"
 """What the installed command says."""
-HOME = "/home belongs to user 1000, not to root"
+HOME = "/home is owned by user 1000, not by root"
 
 
 @pytest.fixture(autouse=True)

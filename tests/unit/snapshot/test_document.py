@@ -116,9 +116,7 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
     part["colour"] = "red"
     text = json.dumps(document, indent=1)
     line = text[: text.index('"colour"')].count("\n") + 1
-    with pytest.raises(
-        InvalidDocument, match=rf"^host\.json:{line}:\d+: .*colour: there is no such"
-    ):
+    with pytest.raises(InvalidDocument, match=rf"^host\.json:{line}:\d+: .*colour: unknown field"):
         read_snapshot(text, "host.json")
 
 
@@ -131,7 +129,7 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
         ("kind: DeviceList", "not a document of kind HostSnapshot"),
         ("kind: HostSnapshot\napi_version: vfiomgr/v9", "vfiomgr/v9"),
         ("kind: [", r"host\.json:1:8: a bracket or brace is not closed"),
-        ("kind: a\nkind: b", "host.json:2:1: the key 'kind' twice"),
+        ("kind: a\nkind: b", "host.json:2:1: duplicate key 'kind'"),
         ("kind: 2026-02-30", "not a document of kind HostSnapshot"),
         ("kind: !!python/name:os.system", "host.json:1:7: the tag .*:python/name:os.system"),
         ("---\nkind: a\n---\nkind: b", "host.json:4:1: a second document begins here"),

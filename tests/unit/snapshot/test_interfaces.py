@@ -201,7 +201,7 @@ def test_a_kernel_that_lists_no_interfaces_is_waited_for_once(
     numbers = range(1, 60)
     tree_of(tmp_path, "\n".join(f"proc/{pid}/ns/net -> net:[{pid}]" for pid in numbers))
     begin = time.monotonic()
-    with pytest.warns(UserWarning, match="cannot see all network namespaces"):
+    with pytest.warns(UserWarning, match="cannot examine all network namespaces"):
         assert read_far_links(Machine(tmp_path)) == ()
     assert time.monotonic() - begin < 10
 

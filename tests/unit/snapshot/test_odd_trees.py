@@ -262,15 +262,13 @@ def test_what_has_no_identifiers_is_no_function(
     directory = host_root / "sys/bus/pci/devices" / GPU
     for attribute in ("modalias", "vendor"):
         damage(directory / attribute)
-    words = f"cannot identify {GPU}, left out: there is neither a modalias nor vendor, device and"
+    words = f"cannot identify {GPU}, omitted: no modalias, and no vendor, device and"
     with pytest.warns(UserWarning, match=words):
         host = scan(host_root)
     assert [str(device.address) for device in host.devices] == ["0000:02:00.0"]
     assert host.pci_unidentified == (GPU,)
     (line,) = [line for line in api.check(host).not_checked if "PCI functions" in line]
-    assert line == (
-        f"1 PCI functions, e.g. {GPU}: there is neither a modalias nor vendor, device and class"
-    )
+    assert line == (f"1 PCI functions, e.g. {GPU}: no modalias, and no vendor, device and class")
 
 
 def test_a_function_that_vanishes_meanwhile_is_not_told(host_root: Path) -> None:

@@ -117,7 +117,7 @@ def test_one_odd_function_hides_no_other(tmp_path: Path) -> None:
     (odd / "physfn").symlink_to("../nonsense")
     (devices / "0000:09:00.0").symlink_to("/")
     (devices / "0000:zz:00.0").symlink_to("nowhere")
-    with pytest.warns(UserWarning, match=r"cannot identify 0000:09:00\.0, left out"):
+    with pytest.warns(UserWarning, match=r"cannot identify 0000:09:00\.0, omitted"):
         host = scan(HostTree(kernel.root))
     assert len(host.devices) == before
     assert host.device(PciAddress.parse("0000:01:00.0")).numa_node is None

@@ -107,7 +107,7 @@ def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
             """,
         )
     monkeypatch.setattr(bounded, "DEADLINE", 0.3)
-    with pytest.warns(UserWarning, match="process 12 does not tell what it has mapped"):
+    with pytest.warns(UserWarning, match="cannot read the mappings of process 12"):
         users = read_users(Hanging(tmp_path))
     assert [user.pid for user in users or ()] == [11, 13]
 

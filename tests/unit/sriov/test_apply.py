@@ -113,7 +113,9 @@ def test_without_room_the_old_functions_are_back_on_their_drivers(kernel: FakeKe
     set_vfs(kernel, 2)
     api.apply(Bind((VF,)), tree=kernel)
     kernel.sriov.room[str(NIC)] = 2
-    with pytest.raises(RolledBack, match="too few bus numbers or too little address space") as why:
+    with pytest.raises(
+        RolledBack, match="too few bus numbers or too little MMIO address space"
+    ) as why:
         set_vfs(kernel, 4)
     assert "pci=realloc" in why.value.hint
     assert drivers(kernel) == ["vfio-pci", None]
@@ -133,17 +135,17 @@ def test_a_driver_that_makes_fewer_is_not_believed(kernel: FakeKernel) -> None:
     ("number", "words", "remedy"),
     [
         (errno.ERANGE, "no more than its sriov_totalvfs", "vfiomgr sriov list"),
-        (errno.ENOENT, "makes no virtual functions", "host driver first"),
-        (errno.EBUSY, "another number was set meanwhile", "run the command again"),
+        (errno.ENOENT, "does not support virtual functions", "host driver first"),
+        (errno.EBUSY, "another number was set in the meantime", "run the command again"),
         (errno.ENOSPC, "too few bus numbers", "pci=realloc"),
-        (errno.ENOMEM, "too little address space", "pci=realloc"),
+        (errno.ENOMEM, "too little MMIO address space", "pci=realloc"),
         (errno.EINVAL, "rejects this number", "see dmesg"),
-        (errno.EPERM, "the driver refuses", "out of use"),
-        (errno.EOPNOTSUPP, "switched off in the device's own firmware", "vendor's tool"),
-        (errno.EIO, "contradicts itself", "firmware"),
+        (errno.EPERM, "the driver refuses", "stop using"),
+        (errno.EOPNOTSUPP, "disabled in the device's firmware", "vendor's tool"),
+        (errno.EIO, "contradictory information", "firmware"),
         (errno.EAGAIN, "is busy", "try again"),
         (errno.ENODEV, "vanished", "vfiomgr list --all"),
-        (errno.EACCES, "root's rights are missing", "run as root"),
+        (errno.EACCES, "root privileges are missing", "run as root"),
     ],
 )
 def test_every_errno_is_explained(kernel: FakeKernel, number: int, words: str, remedy: str) -> None:
@@ -199,7 +201,7 @@ def test_only_recovery_ends_a_run_that_knows_how_autoprobe_was(kernel: FakeKerne
     for _ in range(2):
         notes: list[str] = []
         api.apply(SetVirtualFunctions(NIC, 2), tree=kernel, on_note=notes.append)
-        assert "left half done" in notes[0]
+        assert "was interrupted" in notes[0]
     assert drivers(kernel) == [None, None]
     assert len(api.recover(tree=kernel, finish=True)) == 1
     assert kernel.read(attribute("sriov_drivers_autoprobe")) == "1"

@@ -106,7 +106,7 @@ def test_all_commands_name_the_same_reset_methods(run: Run, kernel: FakeKernel) 
     gpu = kernel.functions.directory("0000:02:00.0")
     assert gpu is not None
     kernel.sysfs.put(gpu / "reset_method", "flr pm bus")
-    assert "  reset         flr, pm; bus: its bus" in run("show", "0000:02:00.0").stdout
+    assert "  reset            flr, pm; bus: its bus" in run("show", "0000:02:00.0").stdout
     planned = run("reset", "0000:02:00.0", "--dry-run").stdout
     assert planned.startswith("plan: reset 0000:02:00.0 by flr, pm\n")
     refused = run("reset", "0000:02:00.0", "--method", "bus", "--dry-run").stderr
@@ -117,10 +117,10 @@ def test_all_commands_name_the_same_reset_methods(run: Run, kernel: FakeKernel) 
 def test_show_tells_how_a_device_can_be_reset(run: Run) -> None:
     shown = run("show", "0000:02:00.0").stdout
     assert (
-        "  reset         flr; pm: keeps its state (NoSoftRst); "
+        "  reset            flr; pm: keeps its state (NoSoftRst); "
         "bus: its bus carries 0000:02:00.1 too\n"
     ) in shown
-    assert "  power         D0, control on, D3cold allowed\n" in shown
+    assert "  power            D0, control on, D3cold allowed\n" in shown
     run("bind", "0000:02:00.0", "--no-d3cold")
     bound = run("show", "0000:02:00.0").stdout
     assert "D3hot, control auto, D3cold not allowed" in bound

@@ -223,16 +223,16 @@ def test_nobody_takes_memory_from_a_guest_that_came_after_a_crash(
 @pytest.mark.parametrize(
     ("number", "words", "remedy"),
     [
-        (errno.EINVAL, "does not take this value", "vfiomgr sriov quota"),
-        (errno.ERANGE, "does not fit", "smaller"),
-        (errno.EPERM, "has no such quota", "leave this quota out"),
-        (errno.EIO, r"firmware \(GuC\) refuses", "ask for less"),
-        (errno.ENOSPC, "not so much free memory", "ask for less"),
+        (errno.EINVAL, "does not accept this value", "vfiomgr sriov quota"),
+        (errno.ERANGE, "too large", "smaller"),
+        (errno.EPERM, "does not have this quota", "omit this quota"),
+        (errno.EIO, r"firmware \(GuC\) refuses", "request less"),
+        (errno.ENOSPC, "that much free contiguous memory", "request less"),
         (errno.EUCLEAN, "differs between the tiles", "physical function"),
-        (errno.EOPNOTSUPP, "of a single function", "name the physical function"),
-        (errno.EACCES, "can only be read", "run as root"),
+        (errno.EOPNOTSUPP, "for a single function", "name the physical function"),
+        (errno.EACCES, "read-only", "run as root"),
         (errno.EBUSY, "is in use", "try again"),
-        (errno.ENOENT, "shows this quota no longer", "vfiomgr show"),
+        (errno.ENOENT, "no longer shows this quota", "vfiomgr show"),
         (errno.ENODEV, "vanished", "vfiomgr list --all"),
     ],
 )
@@ -250,13 +250,13 @@ def test_every_errno_is_explained(tmp_path: Path, number: int, words: str, remed
 
 def test_errors_of_i915_alone_are_explained() -> None:
     error = explained(write_failed(HostPath("/sys/x"), "1", errno.ESTALE), "quota", "x")
-    assert "shares out by itself only where no function has a quota" in error.message
+    assert "distributes automatically only if no function has a quota" in error.message
 
 
 def test_firmware_that_refuses_leaves_all_as_it_was(tmp_path: Path) -> None:
     kernel = xe_host(tmp_path, vram=8 * GIB)
     before = kernel.state()
-    with pytest.raises(RolledBack, match="functions would have more than there is"):
+    with pytest.raises(RolledBack, match="functions would exceed the available amount"):
         set_vfs(kernel, 3, VfQuota(memory=3 * GIB))
     assert kernel.state() == before
 

@@ -121,8 +121,8 @@ def test_types_of_one_gpu_are_asked_for_by_its_address(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("sriov", "set", GPU, "2", "--vf-memory", "much"), 2, "--vf-memory much is no size"),
-        (("sriov", "set", GPU, "2", "--exec-quantum", "4294967296"), 2, "is no whole number"),
+        (("sriov", "set", GPU, "2", "--vf-memory", "much"), 2, "--vf-memory much is not a size"),
+        (("sriov", "set", GPU, "2", "--exec-quantum", "4294967296"), 2, "is not a whole number"),
         (("sriov", "set", GPU, "2", "--priority", "urgent"), 2, "--priority"),
         (("sriov", "quota", GPU, "--physical"), 2, "--physical does nothing without a quota"),
         (("sriov", "set", GPU, "2", "--vf-memory", "20G"), 4, "2 times 20 GiB is 40 GiB"),

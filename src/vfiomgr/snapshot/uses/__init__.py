@@ -1,5 +1,5 @@
-"""What of the running host rests on a device: file systems, swap, addresses, bridges.
+"""The uses of devices by the running host: file systems, swap, addresses, bridges.
 
-Each use names the command that ends it. `disks` also asks the kernel, which knows of claims that
-no table shows; `far_links` finds interfaces in other network namespaces.
+Each use names the command that ends it. `disks` also asks the kernel, which knows claims that no
+table shows; `far_links` finds interfaces in other network namespaces.
 """

@@ -1,4 +1,4 @@
-"""Which PCI functions a block or network device rests on."""
+"""Finds the PCI functions below a block or network device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ BLOCK = HostPath("/sys/class/block")
 NETWORK = HostPath("/sys/class/net")
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVME_SUBSYSTEM = re.compile(r"/sys/devices/virtual/nvme-subsystem/[^/]+")
-"""Above the namespaces of NVMe with several paths; its links lead to the controllers."""
+"""The subsystems above NVMe namespaces with several paths; their links lead to the controllers."""
 _NVME = re.compile(r"nvme\d+")
 _NODES = "/dev/"
 
 
 def functions_below(tree: HostTree, device: HostPath) -> Iterator[PciAddress]:
-    """The PCI functions that a block or network device rests on, through bonds, LVM and RAID.
+    """The PCI functions below a block or network device, through bonds, LVM and RAID.
 
-    All of its path count: a disk behind a VMD controller goes with either.
+    All functions on its path count: a disk behind a VMD controller depends on both.
     """
     real = tree.resolve(device)
     for address in _ADDRESS.findall(real or ""):
@@ -35,7 +35,7 @@ def functions_below(tree: HostTree, device: HostPath) -> Iterator[PciAddress]:
 
 
 def _lower_devices(tree: HostTree, device: HostPath) -> Iterator[HostPath]:
-    """What a volume, a RAID, a loop device, a bond or a bridge is made of."""
+    """The devices below a volume, a RAID, a loop device, a bond or a bridge."""
     for name in tree.children(device / "slaves"):
         yield device / "slaves" / name
     for name in tree.children(device):
@@ -54,12 +54,12 @@ def _nvme_paths(tree: HostTree, real: str) -> Iterator[HostPath]:
 
 
 def block_device(tree: HostTree, node: str) -> Iterator[HostPath]:
-    """The block device of a node below /dev; nothing where there is no such node."""
+    """The block device of a node below /dev; None if there is no such node."""
     real = tree.resolve(HostPath(node))
     if real is not None:
         yield BLOCK / real.removeprefix(_NODES).replace("/", "!")
 
 
 def node_of(name: str) -> HostPath:
-    """The node that the kernel gives to a block device of this name in sysfs."""
+    """The kernel's node of the block device with this name in sysfs."""
     return HostPath(_NODES + name.replace("!", "/"))

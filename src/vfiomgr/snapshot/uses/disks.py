@@ -1,4 +1,4 @@
-"""What of the host rests on the disks of PCI functions: file systems, swap, volumes, exports."""
+"""Uses of disks of PCI functions: file systems, swap, volumes, exports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KIND: Final = "mounted-disk"
 
 
 def read_disk_uses(tree: HostTree, *, everywhere: bool) -> tuple[HostUse, ...]:
-    """What is on disks; `everywhere` looks into the mount namespaces of all processes, as root."""
+    """The uses of disks; `everywhere` reads the mount namespaces of all processes, as root."""
     direct = (*_mounted(tree, everywhere=everywhere), *_swaps(tree), *_exported(tree))
     uses = tuple(dict.fromkeys(direct))
     used = {use.address for use in uses}
@@ -50,7 +50,7 @@ def _mounted(tree: HostTree, *, everywhere: bool) -> Iterator[HostUse]:
 def _mounted_device(tree: HostTree, mount: Mount) -> Iterator[HostPath]:
     """The block device of a mount.
 
-    Its node in another namespace may be another device's here, so its number comes first there.
+    Its node in another namespace may be another device here, so its number is tried first there.
     """
     number = None if mount.number is None else _BLOCK_NUMBERS / mount.number
     has_number = number is not None and tree.exists(number)
@@ -70,7 +70,7 @@ def _swaps(tree: HostTree) -> Iterator[HostUse]:
 
 
 def _exported(tree: HostTree) -> Iterator[HostUse]:
-    """Disks that this kernel offers over NVMe-oF: it opens them without a claim (nvmet)."""
+    """Disks that this kernel exports over NVMe-oF, without a claim (nvmet)."""
     for subsystem in tree.children(_EXPORTS):
         namespaces = _EXPORTS / subsystem / "namespaces"
         for number in tree.children(namespaces):
@@ -85,7 +85,7 @@ def _exported(tree: HostTree) -> Iterator[HostUse]:
 
 
 def _volume_uses(tree: HostTree) -> Iterator[HostUse]:
-    """Disks and partitions that are part of a volume, a RAID or a pool, mounted or not."""
+    """Disks and partitions that belong to a volume, a RAID or a pool, mounted or not."""
     for pool in tree.children(_BTRFS):
         for name in tree.children(_BTRFS / pool / "devices"):
             for address in functions_below(tree, BLOCK / name):
@@ -101,31 +101,31 @@ def _volume_uses(tree: HostTree) -> Iterator[HostUse]:
 
 
 def _named(tree: HostTree, holder: str) -> str:
-    """A volume with the name that its tool gave it: `dm-0 (vg-root)`."""
+    """A volume with its own name: `dm-0 (vg-root)`."""
     name = tree.read(BLOCK / holder / "dm/name")
     return f"{holder} ({name})" if name else holder
 
 
 def _is_zfs_member(tree: HostTree, name: str) -> bool:
-    """By what udev knows; the kernel module of ZFS shows no holders."""
+    """According to udev; the kernel module of ZFS does not show holders."""
     number = tree.read(BLOCK / name / "dev") or ""
     known = tree.read_text(HostPath("/run/udev/data") / f"b{number}") or ""
     return "E:ID_FS_TYPE=zfs_member" in known.splitlines()
 
 
 def disks_below(tree: HostTree) -> dict[str, tuple[PciAddress, ...]]:
-    """The names of all block devices that rest on PCI functions, with these functions."""
+    """The names of all block devices above PCI functions, with these functions."""
     found = {name: tuple(functions_below(tree, BLOCK / name)) for name in tree.children(BLOCK)}
     return {name: addresses for name, addresses in found.items() if addresses}
 
 
 _PAUSES = (0.0, 0.02, 0.1)
-"""Seconds before each look: another vfiomgr that looks has a claim as well, for microseconds."""
+"""Seconds before each attempt: another vfiomgr that looks has a claim too, for microseconds."""
 _CLAIMED, _FREE = "claimed", "free"
 
 
 class _Answers(Value):
-    """What the kernel says of disks, by their names."""
+    """The kernel's answers about disks, by name."""
 
     claimed: frozenset[str]
     silent: frozenset[str]
@@ -133,9 +133,9 @@ class _Answers(Value):
 
 
 def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostUse]:
-    """Disks and partitions that are claimed, or give no answer, of functions that are not `known`.
+    """Disks and partitions that are claimed or do not answer, of functions that are not `known`.
 
-    Those of known users are not opened: an open with O_EXCL makes a mount at that moment fail.
+    Those with known users are not opened: an open with O_EXCL makes a concurrent mount fail.
     """
     disks = {
         name: functions
@@ -145,7 +145,7 @@ def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostU
     answers = _ask(tree, disks)
     if answers.unopened and tree.is_machine and os.geteuid() == 0:
         nodes = ", ".join(sorted(map(node_of, answers.unopened)))
-        warnings.warn(f"cannot see whether a disk is in use: cannot open {nodes}", stacklevel=2)
+        warnings.warn(f"cannot test whether disks are in use: cannot open {nodes}", stacklevel=2)
     for name, addresses in disks.items():
         what = _what(name, tree.children(BLOCK / name), answers)
         for address in addresses if what else ():
@@ -154,23 +154,23 @@ def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostU
 
 
 def _is_hidden(tree: HostTree, name: str) -> bool:
-    """Whether it has no node: a path of an NVMe disk with several (GENHD_FL_HIDDEN)."""
+    """Whether it has no node: a path of an NVMe disk with several paths (GENHD_FL_HIDDEN)."""
     return tree.read(BLOCK / name / "hidden") == "1"
 
 
 def _what(name: str, parts: Collection[str], answers: _Answers) -> str:
-    """What is to be said of a disk; nothing where a partition of it has the claim."""
+    """The description of a disk; empty if a partition of it has the claim."""
     if not answers.claimed.isdisjoint(parts):
         return ""
     if name in answers.claimed:
-        return f"{node_of(name)}, claimed by something that shows no mount, volume or swap here"
+        return f"{node_of(name)}, claimed by something without a visible mount, volume or swap"
     if name in answers.silent:
-        return f"{node_of(name)} does not answer, so whether it is in use cannot be seen"
+        return f"{node_of(name)} does not answer; whether it is in use is unknown"
     return ""
 
 
 def _ask(tree: HostTree, names: Iterable[str]) -> _Answers:
-    """Which are claimed as often as one looks, and which give no answer."""
+    """Which disks are claimed in every attempt, and which do not answer."""
     left = frozenset(names)
     silent, unopened = frozenset[str](), frozenset[str]()
     for pause in _PAUSES:

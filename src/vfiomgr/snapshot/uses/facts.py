@@ -1,4 +1,4 @@
-"""What of the host rests on PCI functions: file systems, swap, volumes, the network."""
+"""Uses of PCI functions by the host: file systems, swap, volumes, the network."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:
-    """What tables of the host tell at once; None where there is no /proc to tell."""
+    """The uses shown by tables of the host; None without /proc."""
     if not tree.children(PROC):
         return None
     return (*read_disk_uses(tree, everywhere=False), *read_network_uses(tree))
@@ -28,10 +28,10 @@ def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:
 def read_all_uses(
     tree: HostTree, devices: Iterable[PciDevice], *, with_claims: bool = True
 ) -> tuple[HostUse, ...] | None:
-    """As `read_host_uses`, for those who decide by it.
+    """Like `read_host_uses`, for decisions.
 
-    With the mounts of all namespaces, all interfaces that do something, and `with_claims` what the
-    kernel says of each disk that nobody is known to use.
+    It includes the mounts of all namespaces, all active interfaces, and `with_claims` the kernel's
+    claims on disks without known users.
     """
     if not tree.children(PROC):
         return None
@@ -42,9 +42,9 @@ def read_all_uses(
 
 
 def with_present_uses(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
-    """A host scanned for a change, with what rests on its functions by now.
+    """A scanned host with the present uses of its functions.
 
-    Persistence mode, which only a program tells, stays as it was found.
+    Persistence mode, which requires a program, is kept as found before.
     """
     found = None if host.host_uses is None else read_all_uses(tree, host.devices)
     if found is None:

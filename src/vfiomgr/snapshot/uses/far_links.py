@@ -1,8 +1,8 @@
-"""Network interfaces in other namespaces that rest on this host's functions or interfaces.
+"""Network interfaces in other namespaces that depend on functions or interfaces of this host.
 
-sysfs shows the interfaces of one namespace, and no link from an interface to one on top of it that
-is in another (netdev_adjacent_sysfs_add in net/core/dev.c): a container's macvlan, an adapter that
-was moved to a pod. Each namespace that a process has is asked, by a child that enters it.
+sysfs shows the interfaces of one namespace, and no link to an interface above in another one
+(netdev_adjacent_sysfs_add in net/core/dev.c): a container's macvlan, or an adapter that was moved
+to a pod. A child enters each namespace of a process and lists its interfaces.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _LINK = struct.Struct("=BxHiII")
 """ifinfomsg: family, type, index, flags, change."""
 _IFLA_IFNAME, _IFLA_LINK, _IFLA_LINKINFO = 3, 5, 18
 _IFLA_LINK_NETNSID, _IFLA_PARENT_DEV_NAME = 37, 56
-"""The parent's name is there since Linux 5.14 (include/uapi/linux/if_link.h)."""
+"""The parent's name is available since Linux 5.14 (include/uapi/linux/if_link.h)."""
 _INFO_KIND = 1
 _STACKED = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"})
-"""Kinds whose `link` is the index of what they are on top of; a veth's is that of its peer."""
+"""Kinds whose `link` is the index of the interface below; for a veth it is the peer."""
 _CLONE_NEWNET = 0x40000000
 _BETWEEN = "/"
-"""In no name of an interface, a device or a kind."""
+"""A separator that occurs in no name of an interface, a device or a kind."""
 
 
 class FarLink(Value):
-    """An interface in the network namespace of a process, and what it rests on."""
+    """An interface in the network namespace of a process, and what it depends on."""
 
     name: str
     device: str
-    """The name of its device, where it is an adapter's: `0000:05:00.0`, `virtio0`."""
+    """The name of an adapter's device: `0000:05:00.0`, `virtio0`."""
     kind: str
     lower: int
-    """The index of the interface of another namespace that it is on top of; 0 without one."""
+    """The index of the interface below in another namespace; 0 if there is none."""
     pid: int
     command: str
 
@@ -56,21 +56,21 @@ class FarLink(Value):
         return f"{self.name} in the network namespace of {self.command} (PID {self.pid})"
 
     def command_to(self, verb: str, words: str = "") -> str:
-        """A command of ip(8) on it; whoever is root in a container can call it `$(reboot)`."""
+        """An ip(8) command for it; quoted, since root in a container can call it `$(reboot)`."""
         return f"nsenter -t {self.pid} -n ip link {verb} {shlex.quote(self.name)}{words}"
 
 
 def read_far_links(tree: HostTree) -> tuple[FarLink, ...]:
-    """Adapters, and interfaces on top of others, in all network namespaces but the host's.
+    """Adapters, and interfaces above others, in all other network namespaces.
 
-    Only on the machine itself, as root: elsewhere nothing of them is known.
+    Only on the machine itself, as root; otherwise they are unknown.
     """
     if not (tree.is_machine and tree.can_hang):
         return ()  # the child that enters is forked for a tree that can hang
     questions = {pid: partial(_links_at, place) for pid, place in _places(tree)}
     answers = bounded.ask(tree, questions)
     if len(answers) < len(questions):  # one lock (RTNL) is that of all of them
-        text = "cannot see all network namespaces: the kernel does not list their interfaces"
+        text = "cannot examine all network namespaces: the kernel does not list their interfaces"
         warnings.warn(text, stacklevel=2)
     return tuple(
         FarLink(name, device, kind, int(lower), int(pid), tree.read(PROC / pid / "comm") or "?")
@@ -80,7 +80,7 @@ def read_far_links(tree: HostTree) -> tuple[FarLink, ...]:
 
 
 def _places(tree: HostTree) -> Iterator[tuple[str, str]]:
-    """A process of each other network namespace, and the file that is the namespace."""
+    """A process of each other network namespace, and the file of the namespace."""
     seen = {tree.link(PROC / "1/ns/net")}
     if None in seen:
         return
@@ -92,7 +92,7 @@ def _places(tree: HostTree) -> Iterator[tuple[str, str]]:
 
 
 def _links_at(place: str) -> Iterator[str]:
-    """Be in a namespace from now on, and say what is in it; of one that is gone, nothing."""
+    """Enter a namespace and list its interfaces; empty if it is gone."""
     import ctypes  # noqa: PLC0415 - slow, and few need it
 
     try:
@@ -109,10 +109,10 @@ def _links_at(place: str) -> Iterator[str]:
 
 
 def parse_link(body: bytes) -> Iterator[str]:
-    """Name, device, kind and lower index of a link, where it rests on something elsewhere.
+    """Name, device, kind and lower index of a link that depends on something elsewhere.
 
-    Each namespace counts its interfaces from 1, so the index of a lower one says nothing here
-    unless the kernel adds that it is in another namespace (rtnl_fill_link_netnsid).
+    Each namespace counts its interfaces from 1, so a lower index is only used if the kernel says
+    that it is in another namespace (rtnl_fill_link_netnsid).
     """
     parts = dict(attributes(body[_LINK.size :]))
     info = dict(attributes(parts.get(_IFLA_LINKINFO, b"")))

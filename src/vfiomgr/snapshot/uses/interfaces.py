@@ -1,4 +1,4 @@
-"""What of the host rests on the network interfaces of PCI functions."""
+"""Uses of network interfaces of PCI functions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _ZERO = "00000000"
 _UP = 1
 """IFF_UP (include/uapi/linux/if.h)."""
 _OF_LINK, _OF_GROUPS, _LOCAL = "fe8", "ff", 0x80000000
-"""IPv6 addresses that every interface gets by itself, and RTF_LOCAL (linux/ipv6_route.h)."""
+"""Automatic IPv6 addresses of interfaces, and RTF_LOCAL (linux/ipv6_route.h)."""
 _NETWORK_CLASS = "02"
 _ESTABLISHED = "01"
 _MOST = 3
-"""Addresses and routes of an interface that are named."""
+"""Number of addresses and routes of an interface that are named."""
 
 
 class _Tables(Value):
@@ -50,10 +50,10 @@ class _Tables(Value):
 def read_network_uses(
     tree: HostTree, functions: Iterable[PciDevice] | None = None
 ) -> Iterator[HostUse]:
-    """Interfaces of the default route; with `functions`, others that the host has in use, too.
+    """Interfaces of the default route; with `functions`, other interfaces in use too.
 
-    An interface of the default route is nothing else besides: whoever allows its loss knows that
-    its addresses go.
+    An interface of the default route is only reported as that: whoever allows its loss knows that
+    its addresses are lost too.
     """
     ipv4, ipv6 = _rows(tree, "net/route")[1:], _rows(tree, "net/ipv6_route")
     default = _default_interfaces(ipv4, ipv6)
@@ -86,9 +86,9 @@ def _uses(
 def _facts(
     tree: HostTree, interface: str, above: Sequence[str], tables: _Tables
 ) -> Iterator[tuple[str, str]]:
-    """What speaks for the use of an interface, each with the command that ends it.
+    """The uses of an interface, each with the command that ends it.
 
-    What an interface on top of it does ends for this one when the two are parted.
+    The uses of an interface above it end for this one when the two are separated.
     """
     master = tree.link_name(NETWORK / interface / "master")
     if master is not None:
@@ -107,7 +107,7 @@ def _facts(
 
 
 def _doings(tree: HostTree, interface: str, tables: _Tables) -> Iterator[str]:
-    """The addresses, routes and connections of one interface, without what each has by itself."""
+    """The addresses, routes and connections of one interface, without automatic ones."""
     from ipaddress import ip_interface  # noqa: PLC0415 - slow, and few need it
 
     addresses = {ip_interface(text).ip: text for text in tables.addresses.get(interface, ())}
@@ -121,7 +121,7 @@ def _doings(tree: HostTree, interface: str, tables: _Tables) -> Iterator[str]:
 
 
 def _listed(label: str, texts: Sequence[str]) -> Iterator[str]:
-    """Each with its label; of many, how many more there are."""
+    """Each item with its label; if there are many, the number of the rest."""
     different = tuple(dict.fromkeys(texts))
     yield from (f"{label} {text}" for text in different[:_MOST])
     if len(different) > _MOST:
@@ -135,13 +135,13 @@ def _is_up(tree: HostTree, interface: str) -> bool:
 
 
 def _uppers(tree: HostTree, interface: str) -> tuple[str, ...]:
-    """Bridges, bonds, VLANs and others on top (netdev_adjacent_sysfs_add in net/core/dev.c)."""
+    """Bridges, bonds, VLANs and others above (netdev_adjacent_sysfs_add in net/core/dev.c)."""
     names = tree.children(NETWORK / interface)
     return tuple(name.removeprefix("upper_") for name in names if name.startswith("upper_"))
 
 
 def _above(tree: HostTree, interface: str) -> tuple[str, ...]:
-    """All interfaces on top of one, the nearest first."""
+    """All interfaces above one, the nearest first."""
     found: dict[str, None] = {}
     left = [interface]
     while left:
@@ -157,9 +157,9 @@ def _above(tree: HostTree, interface: str) -> tuple[str, ...]:
 def _moved_away(
     tree: HostTree, functions: Iterable[PciDevice], far: Sequence[FarLink]
 ) -> Iterator[HostUse]:
-    """Functions whose interface somebody moved to another network namespace.
+    """Functions whose interface was moved to another network namespace.
 
-    The directory of their interfaces stays, and shows nothing in this namespace.
+    The directory of their interfaces still exists, but is empty in this namespace.
     """
     for device in functions:
         if not device.class_code.startswith(_NETWORK_CLASS) or device.driver is None:
@@ -182,7 +182,7 @@ def _moved(device: PciDevice, links: Sequence[FarLink]) -> HostUse:
 
 
 def _tables(tree: HostTree, ipv4: Rows, ipv6: Rows, names: Iterable[str]) -> _Tables:
-    """The tables; connections, of which there can be many, only where an address is asked about."""
+    """The tables; connections, possibly many, only if an address is asked about."""
     addresses, routes = _asked(tree) or (_written_addresses(tree), _written_routes(ipv4, ipv6))
     has_any = any(addresses.get(name) for name in names)
     connections = _connections(tree) if has_any else Counter[str]()
@@ -190,7 +190,7 @@ def _tables(tree: HostTree, ipv4: Rows, ipv6: Rows, names: Iterable[str]) -> _Ta
 
 
 def _asked(tree: HostTree) -> tuple[ByInterface, ByInterface] | None:
-    """By rtnetlink, which answers for the network namespace of this process."""
+    """From rtnetlink, for the network namespace of this process."""
     own = tree.link(PROC / "self/ns/net") if tree.is_machine else None
     if own is None or tree.link(PROC / "1/ns/net") not in (own, None):
         return None
@@ -213,7 +213,7 @@ def _rows(tree: HostTree, table: str) -> Rows:
 
 
 def _written_addresses(tree: HostTree) -> ByInterface:
-    """IPv6 addresses; /proc has none of IPv4 by interface, which show as routes."""
+    """IPv6 addresses; /proc lists no IPv4 addresses by interface, but routes show them."""
     found = defaultdict[str, list[str]](list)
     for row in _rows(tree, "net/if_inet6"):
         with suppress(ValueError, IndexError):  # a line that is no such row
@@ -222,7 +222,7 @@ def _written_addresses(tree: HostTree) -> ByInterface:
 
 
 def _written_routes(ipv4: Rows, ipv6: Rows) -> ByInterface:
-    """The routes of the main table, and those of IPv6 in all tables, without defaults."""
+    """The routes of the main table, and IPv6 routes of all tables, without default routes."""
     found = defaultdict[str, list[str]](list)
     for row in ipv4:
         with suppress(ValueError, IndexError):  # a line that is no such row
@@ -237,7 +237,7 @@ def _written_routes(ipv4: Rows, ipv6: Rows) -> ByInterface:
 
 
 def _connections(tree: HostTree) -> Counter[str]:
-    """Established TCP connections by their local address (proc_net_tcp.rst)."""
+    """Established TCP connections by local address (proc_net_tcp.rst)."""
     found: Counter[str] = Counter()
     for table, shown in (("net/tcp", _ipv4), ("net/tcp6", _tcp6)):
         for row in (line.split(None, 4) for line in host_lines(tree, table)[1:]):
@@ -248,7 +248,7 @@ def _connections(tree: HostTree) -> Counter[str]:
 
 
 def _ipv4(text: str) -> str:
-    """`0100007F`: the number in the machine's order of bytes, which all that matter share."""
+    """`0100007F`: the number in native byte order, little-endian on all relevant machines."""
     from ipaddress import IPv4Address  # noqa: PLC0415 - slow, and few need it
 
     return str(IPv4Address(bytes.fromhex(text)[::-1]))
@@ -261,7 +261,7 @@ def _ipv6(text: str) -> str:
 
 
 def _tcp6(text: str) -> str:
-    """Four such numbers; an IPv4 address in the guise of IPv6 as what it is."""
+    """Four such numbers; IPv4-mapped addresses become IPv4."""
     from ipaddress import IPv6Address  # noqa: PLC0415 - slow, and few need it
 
     data = bytes.fromhex(text)

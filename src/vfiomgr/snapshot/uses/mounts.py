@@ -1,4 +1,4 @@
-"""What is mounted, in the mount namespace of the host and in all others that processes have."""
+"""Mounts in the mount namespace of the host and in those of all processes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 PROC = HostPath("/proc")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _NUMBER, _MOUNT_POINT, _SEPARATOR = 2, 4, "-"
-"""Columns of mountinfo (proc(5)); optional ones end with a separator, then type and source."""
+"""Columns of mountinfo (proc(5)); after the optional fields and a separator: type and source."""
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "afs", "9p", "fuse"})
-"""Types of file systems, without what follows a dot; one of FUSE may be of any server."""
+"""Types of remote file systems, up to a dot; one of FUSE may be of any server."""
 
 
 class Mount(Value):
-    """A mounted file system; `holder` names a process where only its namespace has the mount."""
+    """A mounted file system; `holder` is a process if only its namespace has the mount."""
 
     source: str
     where: str
     number: str | None
-    """major:minor of its device; some file systems have a number that belongs to no device."""
+    """major:minor of its device; some file systems have a number without a device."""
     pid: int | None = None
     holder: str = ""
 
@@ -40,7 +40,7 @@ class Mount(Value):
 
     @property
     def lift(self) -> str:
-        """The command that ends it; none for the root of a file tree."""
+        """The command that unmounts it; empty for the root of a file tree."""
         if self.where == "/":
             return ""
         entering = f"nsenter -t {self.pid} -m " if self.pid else ""
@@ -48,13 +48,13 @@ class Mount(Value):
 
 
 def host_lines(tree: HostTree, name: str) -> list[str]:
-    """The lines of a table of the host: of PID 1, whose it is also inside of a container."""
+    """The lines of the host's table: that of PID 1, also inside a container."""
     texts = (tree.read_text(place / name) for place in (PROC / "1", PROC))
     return next((text for text in texts if text is not None), "").splitlines()
 
 
 def remote_places(tree: HostTree) -> tuple[str, ...]:
-    """Directories, with a slash behind, of file systems whose server may never answer; not `/`."""
+    """Mount points, with a trailing slash, whose server may never answer; not `/`."""
     found = []
     for line in host_lines(tree, "mountinfo"):
         fields, _, others = line.partition(f" {_SEPARATOR} ")
@@ -65,10 +65,10 @@ def remote_places(tree: HostTree) -> tuple[str, ...]:
 
 
 def read_mounts(tree: HostTree, *, everywhere: bool) -> Iterator[Mount]:
-    """The host's own mounts; `everywhere` adds those of devices that only another namespace has.
+    """The host's own mounts; `everywhere` adds devices mounted only in other namespaces.
 
-    A device can be mounted in a namespace of its own (containers, `unshare -m`, services with
-    PrivateMounts): PID 1 does not show it, and the kernel has it in use all the same.
+    A device can be mounted in a separate namespace (containers, `unshare -m`, services with
+    PrivateMounts): PID 1 does not show it, but the kernel uses it.
     """
     own = tuple(_own_mounts(tree))
     yield from own
@@ -90,7 +90,7 @@ def _own_mounts(tree: HostTree) -> Iterator[Mount]:
 
 
 def _other_mounts(tree: HostTree) -> Iterator[Mount]:
-    """What is mounted in all namespaces but the host's, one table for each namespace."""
+    """The mounts of all other namespaces, one table for each namespace."""
     seen = {tree.link(PROC / "1/ns/mnt")}
     if None in seen:
         return  # a recording, or a user who may not see it

@@ -1,6 +1,6 @@
-"""Dumps of rtnetlink: the little of it that says what network interfaces do.
+"""Dumps of rtnetlink, limited to what shows the use of network interfaces.
 
-It takes less than pyroute2, which would be one more dependency of a program that runs as root.
+It needs less than pyroute2, which would be another dependency of a program that runs as root.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _DUMP = 0x301
 _HEADER = struct.Struct("=IHHII")
 _ATTRIBUTE = struct.Struct("=HH")
 _NESTED = 0x3FFF
-"""Without NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
+"""The mask without NLA_F_NESTED and NLA_F_NET_BYTEORDER."""
 _ALIGN = 4
 _BUFFER = 1 << 16
 _PATIENCE = 2.0
 _MOST = 1 << 23
-"""Bytes of a dump: a router of the internet has a million routes, and a few of them do."""
+"""Maximum bytes of a dump: an internet router has a million routes, and a few are sufficient."""
 
 
 def dump(kind: int, size: int) -> Iterator[tuple[int, bytes]]:
     """The messages of a dump, as kind and body.
 
     Raises:
-        OSError: the kernel refuses it, or gives no answer.
+        OSError: the kernel refuses it or does not answer.
 
     """
     import socket  # noqa: PLC0415 - slow, and few need it
@@ -59,7 +59,7 @@ def dump(kind: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The messages of a datagram (netlink(7)); what is cut off ends them."""
+    """The messages of a datagram (netlink(7)), up to an incomplete one."""
     while len(data) >= _HEADER.size:
         length, kind, *_ = _HEADER.unpack_from(data)
         if not _HEADER.size <= length <= len(data):
@@ -79,12 +79,12 @@ def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def aligned(length: int) -> int:
-    """Where the next record begins."""
+    """The start of the next record."""
     return (length + _ALIGN - 1) // _ALIGN * _ALIGN
 
 
 def number(data: bytes | None) -> int | None:
-    """An attribute that is a number in the machine's order of bytes."""
+    """The number in an attribute, in native byte order."""
     return int.from_bytes(data, sys.byteorder) if data else None
 
 
@@ -103,14 +103,14 @@ _MOST_ROUTES = 4
 
 
 class Routing(Struct):
-    """By the index of an interface: `192.0.2.5/24`, and `10.0.0.0/8`, `default in table 100`."""
+    """By interface index: `192.0.2.5/24`, and `10.0.0.0/8`, `default in table 100`."""
 
     addresses: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
     routes: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
 def ask_routing(tree: HostTree) -> Routing | None:
-    """As `read_routing`, by a child: a driver that hangs may keep the lock of all interfaces."""
+    """Like `read_routing`, in a child: a hanging driver may hold the lock of all interfaces."""
     import json  # noqa: PLC0415 - `list` needs none
 
     (text,) = bounded.ask(tree, {"routing": _written_routing}).get("routing", (None,))
@@ -131,9 +131,9 @@ def _written_routing() -> tuple[str | None]:
 
 
 def read_routing() -> Routing | None:
-    """The addresses and routes in this process's network namespace; None where it may not ask.
+    """The addresses and routes in this process's network namespace; None if not permitted.
 
-    Routes that the kernel made of addresses are left out, like those of its local table.
+    Routes that the kernel derived from addresses are omitted, like those of its local table.
     """
     found = Routing()
     try:
@@ -149,7 +149,7 @@ def read_routing() -> Routing | None:
 
 
 def add_address(found: Routing, body: bytes) -> None:
-    """Note an address of an interface, IPv4 or IPv6."""
+    """Add an IPv4 or IPv6 address of an interface."""
     if len(body) < _ADDRESS.size:
         return
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
@@ -160,7 +160,7 @@ def add_address(found: Routing, body: bytes) -> None:
 
 
 def add_route(found: Routing, body: bytes) -> None:
-    """Note a route that somebody made, at the interfaces that it leads to."""
+    """Add a configured route to the interfaces it uses."""
     if len(body) < _ROUTE.size:
         return
     family, prefix, _, _, table, protocol, _, kind, flags = _ROUTE.unpack_from(body)
@@ -177,7 +177,7 @@ def add_route(found: Routing, body: bytes) -> None:
 
 
 def _hops(parts: dict[int, bytes]) -> Iterator[int]:
-    """The interfaces of a route with several ways."""
+    """The interfaces of a multipath route."""
     data = parts.get(_RTA_MULTIPATH, b"")
     while len(data) >= _HOP.size:
         length, _, _, index = _HOP.unpack_from(data)
