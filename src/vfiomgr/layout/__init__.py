@@ -1,10 +1,9 @@
-"""A host as a document: planned, applied, asserted, exported and reverted.
+"""Layouts: the state of a host as a document; planned, applied, asserted, exported, reverted.
 
-`schema` and `document` read the file, `select` gives each device to the first rule that selects
-it, and `compare` looks at the host in parts that can be changed by themselves: `functions`,
-`sriov`, `vgpus`, with `groups` for what several rules of one IOMMU group may not both want. What
-concerns functions that do not exist yet is planned once they do. `boot` installs a layout for
-every boot, `watch` keeps it.
+`schema` and `document` read the file, `select` assigns each device to the first rule that selects
+it, and `compare` splits the host into parts that can be changed separately: `functions`, `sriov`,
+`vgpus`; `groups` finds conflicts of rules about one IOMMU group. What concerns functions that do
+not exist yet is planned once they do. `boot` installs a layout for every boot, `watch` keeps it.
 """
 
 from typing import TYPE_CHECKING

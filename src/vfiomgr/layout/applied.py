@@ -1,4 +1,4 @@
-"""The runs that brought a host to a layout, as the journals tell of them."""
+"""The runs that applied layouts, as recorded in the journals."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _DONE = frozenset({"done", "superseded"})
-"""What was cut off counts where a later run finished it."""
+"""An interrupted run counts if a later run finished it."""
 
 
 class _Run(Value):
-    """A run that came to its end."""
+    """A completed run."""
 
     name: str
     request: dict[str, Any]
@@ -35,21 +35,21 @@ class _Run(Value):
 
     @property
     def layout(self) -> tuple[object, object]:
-        """What it brought the host to."""
+        """The layout that it applied."""
         return self.request["name"], self.request["layout"]
 
 
 def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -> RevertLayout:
-    """What takes back the layout that was applied last, with all later corrections of it.
+    """The request that undoes the last applied layout, with all its later corrections.
 
     Raises:
-        Refusal: none was applied since the host was started, or it is taken back already.
+        Refusal: no layout was applied since boot, or it is already reverted.
 
     """
     runs = _last_application(tree, boot_id)
     if not runs:
-        message = "no layout was applied since this host was started, or it is reverted already"
-        remedy = "vfiomgr unbind, sriov set and vgpu remove take back what else was done"
+        message = "no layout was applied since this host booted, or it is already reverted"
+        remedy = "undo other changes with vfiomgr unbind, sriov set and vgpu remove"
         raise refusal([blocker("no-layout-applied", "layout", message, remedy)])
     steps = of_several(_taken(tree, run) for run in runs)
     name = str(runs[0].request["name"])
@@ -59,28 +59,28 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -
 
 @checks(RevertLayout)
 def refuse_other_reversion(request: RevertLayout, tree: HostTree) -> None:
-    """Make sure that what is to be reverted is still what was applied last.
+    """Require that the layout to be reverted still is the last applied one.
 
     Raises:
-        Refusal: another process applied, or reverted, a layout meanwhile.
+        Refusal: another process applied or reverted a layout in the meantime.
 
     """
     if not request.is_same_as(reversion(tree, tree.read(BOOT_ID), request.allow)):
-        message = "another vfiomgr applied or reverted a layout meanwhile"
+        message = "another vfiomgr applied or reverted a layout in the meantime"
         raise refusal(
             [
                 blocker(
                     "layout-changed-meanwhile",
                     request.name,
                     message,
-                    "look at vfiomgr layout revert --dry-run, and run the command again",
+                    "check vfiomgr layout revert --dry-run, then run the command again",
                 )
             ]
         )
 
 
 def _taken(tree: HostTree, run: _Run) -> Iterator[Step]:
-    """The steps that a run took, which are not all where another one finished it."""
+    """The steps that a run took; only some of them if another run finished it."""
     told = read_unfinished(tree, run.name)
     return (told.steps[number] for number in told.begun)
 
@@ -100,7 +100,7 @@ def _last_application(tree: HostTree, boot_id: str | None) -> list[_Run]:
 
 
 def _ended(tree: HostTree) -> Iterator[_Run]:
-    """All runs about layouts that did what they were to do, the newest first."""
+    """All completed runs about layouts, the newest first."""
     for name in reversed(names(tree)):
         records = read_journal(tree, name)
         if not records:

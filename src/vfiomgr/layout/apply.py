@@ -1,4 +1,4 @@
-"""Brings a host to a layout part by part: one that fails keeps no other from it."""
+"""Applies a layout part by part: a failed part does not prevent the others."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 
 def apply_parts(request: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Result], ...]:
-    """Each device that differs, with what came of it; one that is missing has no name.
+    """Each device that differs, with the result; a missing device has no name.
 
-    What a guest can have only together, an IOMMU group of several rules, is changed together.
+    Parts that a guest can only have together (an IOMMU group of several rules) are changed
+    together.
     """
     results: dict[str, Result] = {}
     while True:
@@ -44,20 +45,18 @@ def apply_parts(request: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Re
 
 
 def _is_due(names: tuple[str, ...], request: ApplyLayout, tried: Iterable[str]) -> bool:
-    """Whether something of what is changed together is asked for, and was not tried yet."""
+    """Whether parts that are changed together were requested and not tried yet."""
     wanted = (name for name in names if not request.only or name in request.only)
     return any(name not in tried for name in wanted)
 
 
 def _judged(name: str, result: Result, compared: Comparison) -> Result:
-    """What came of a device, by what is there in the end: done is only what is as wanted."""
+    """The result for a device, judged by its final state."""
     left = compared.left_of(name)
     if not left or isinstance(result, VfiomgrError):
         return result
-    message = f"it was changed, and is not as wanted: {'; '.join(left)}"
-    return StillDiffers(
-        message, "find out who moves it: vfiomgr show, journalctl and dmesg may tell"
-    )
+    message = f"it was changed but still differs: {'; '.join(left)}"
+    return StillDiffers(message, "find out what moves it: vfiomgr show, journalctl, dmesg")
 
 
 def _result(request: ApplyLayout, work: ApplyContext) -> Result:
@@ -77,12 +76,12 @@ def watch_layout(
     tell: Callable[[WatchEvent], None],
     enforce: bool = False,
 ) -> None:
-    """Report drift from a layout as it comes and goes, until the process is interrupted.
+    """Report drift from a layout until the process is interrupted.
 
-    With `enforce`, correct it, by the rules of `Host.apply_each`.
+    With `enforce`, correct it as `Host.apply_each` does.
 
     Raises:
-        NeedsRoot: with `enforce`, the right to change the host is missing.
+        NeedsRoot: with `enforce`, the process may not change the host.
         RolledBack, RollbackIncomplete: a correction was interrupted.
 
     """

@@ -1,7 +1,7 @@
-"""A layout for every boot: its file, rules that act before drivers do, units; and all of it back.
+"""A layout for every boot: its file, early udev rules, units; and the removal of all of them.
 
-Rules are for functions that a layout gives to guests whole and that are there now. A virtual
-function comes without a host driver, from the very unit that makes it, and needs none.
+Functions that a layout passes through as they are now get udev rules. A virtual function needs
+none: the unit that creates it leaves it without a host driver.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ LOCK = "layout"
 
 
 class _Rules(Value):
-    """What rules of udev there are to be."""
+    """The udev rules to write."""
 
     wanted: dict[PciAddress, PersistedBinding]
     written: tuple[WrittenRule, ...]
-    """Those of them that are the layout's."""
+    """Those that belong to the layout."""
     targets: tuple[PciDevice, ...]
     with_settings: tuple[PciDevice, ...]
-    """Functions that get none, since no udev rule sets device settings."""
+    """Functions without rules, since udev rules cannot set device settings."""
 
 
 @plans(InstallLayout)
 def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
-    """Keep a layout that this host can have, and have it brought about at each boot.
+    """Install a layout that this host can have, so that it is applied at each boot.
 
     Raises:
         Refusal: the host cannot have it, or no unit could run vfiomgr.
@@ -101,13 +101,13 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
             *_service_notes(host, request, is_changed=bool(steps)),
             *_difference_notes(len(compared.differences)),
         ),
-        already=(f"the layout {name} is installed so already",) * (not steps),
+        already=(f"the layout {name} is already installed",) * (not steps),
     )
 
 
 @plans(UninstallLayout)
 def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
-    """Take back what `plan_install` wrote, and nothing that others wrote since."""
+    """Remove what `plan_install` wrote; later changes by others are kept."""
     before = _without_own_rules(host)
     installed = parse_record(host.file(RECORD))
     # A unit that went with the last rule comes back with it; another is left as it is.
@@ -136,9 +136,9 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
 
 
 def _records(host: HostSnapshot, name: str, written: tuple[WrittenRule, ...]) -> tuple[str, str]:
-    """What is recorded while rules are exchanged, those of before among it, and once they are.
+    """The record during the exchange of rules (with the former rules) and after it.
 
-    So a run that was cut off leaves no rule behind that nobody knows of.
+    So an interrupted run leaves no rule behind that no record names.
     """
     installed = parse_record(host.file(RECORD))
     old = () if installed is None else installed.rules
@@ -148,7 +148,7 @@ def _records(host: HostSnapshot, name: str, written: tuple[WrittenRule, ...]) ->
 
 
 def _without_own_rules(host: HostSnapshot) -> HostSnapshot:
-    """The host as if no layout had a word in its rules; one that others changed since is theirs."""
+    """The host without the layout's rules; a rule that others changed since is kept."""
     installed = parse_record(host.file(RECORD))
     own: dict[str, list[WrittenRule]] = {}
     for rule in () if installed is None else installed.rules:
@@ -166,7 +166,7 @@ def _others(files: Iterable[TextFile], own: dict[str, list[WrittenRule]]) -> Ite
 
 
 def _put_aside(host: HostSnapshot, own: dict[str, list[WrittenRule]]) -> Iterator[TextFile]:
-    """Rules removed for the device settings of the layout, and not written again since."""
+    """Rules removed because of the layout's device settings, and not written again since."""
     for path, rules in own.items():
         absence = next((rule for rule in rules if rule.is_absence), None)
         if absence is not None and absence.before is not None and host.file(path) is None:
@@ -201,7 +201,7 @@ def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> 
 
 
 def _has_settings(bind: Bind) -> bool:
-    """Whether a function must come from its host driver, whose device settings are restored."""
+    """Whether a function must leave its host driver for its device settings to be recorded."""
     return bind.reset_method is not None or bind.no_d3cold
 
 
@@ -212,20 +212,20 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
     """The texts of all units; none without systemd.
 
     Raises:
-        Refusal: vfiomgr is no command that a unit could run.
+        Refusal: vfiomgr is not a command that a unit can run.
 
     """
     if not host.has_systemd:
         return dict.fromkeys(SERVICES)
     if request.program is None:
-        message = "vfiomgr is no installed command here, so that no service can run it at boot"
+        message = "vfiomgr is not an installed command, so no service can run it at boot"
         raise refusal(
             [
                 blocker(
                     "not-installed",
                     "vfiomgr",
                     message,
-                    "install vfiomgr as its README says, and run that command",
+                    "install vfiomgr as described in its README, and run the installed command",
                 )
             ]
         )
@@ -238,7 +238,7 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
 
 
 def _kept_allowances(request: InstallLayout) -> tuple[str, ...]:
-    """Those that hold for each boot; who uses a device now is of now."""
+    """The overrides that apply at each boot; in-use only concerns the present."""
     return tuple(sorted(request.apply.allow - {"in-use"}))
 
 
@@ -255,59 +255,61 @@ def _service_notes(
     if not host.has_systemd:
         command = boot_command(request.apply.name, _kept_allowances(request))
         yield (
-            f"no systemd here: run `vfiomgr {command}` at boot, once the drivers are loaded and "
+            f"systemd not found: run `vfiomgr {command}` at boot, after the drivers are loaded and "
             "before anything uses the devices"
         )
         if request.enforce:
-            yield "no systemd here: keep `vfiomgr layout watch --enforce` running"
+            yield "systemd not found: keep `vfiomgr layout watch --enforce` running"
     elif request.enforce and is_changed:
-        yield f"the layout is kept from the next boot on; from now on: systemctl start {WATCH.name}"
+        yield f"drift is corrected from the next boot on; start now: systemctl start {WATCH.name}"
 
 
 def _settings_notes(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[str]:
     for device in devices:
         yield (
-            f"{device} gets no rule: what is pinned of it (reset_method, d3cold) is pinned when it "
-            "leaves its host driver, once that is loaded"
+            f"{device} gets no udev rule: its settings (reset_method, d3cold) are applied when "
+            "it leaves its host driver"
         )
         for entry in host.driverctl_overrides:
             if entry.address == device.address:
                 yield (
-                    f"driverctl has {device.address} on {entry.driver} before it can be pinned "
-                    f"({entry.file.path}): driverctl unset-override {device.address}"
+                    f"driverctl binds {device.address} to {entry.driver} before its settings can "
+                    f"be applied ({entry.file.path}): driverctl unset-override {device.address}"
                 )
 
 
 def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iterator[str]:
-    """Rules of `bind --persist` that give way."""
+    """Rules of `bind --persist` that the layout replaces."""
     for rule in written:
         if rule.before is not None and host.file(rule.path) == rule.before:
-            does = "goes" if rule.is_absence else "gives way to the layout's"
-            yield f"{rule.path}, which bind --persist wrote, {does}, until vfiomgr layout uninstall"
+            does = "is removed" if rule.is_absence else "is replaced by the layout's"
+            yield f"{rule.path} of bind --persist {does} until vfiomgr layout uninstall"
 
 
 def _difference_notes(differences: int) -> Iterator[str]:
     if differences:
         yield (
-            f"nothing moves now: the host differs from it in {counted(differences, 'thing')}; "
-            f"vfiomgr apply {FILE} ends that before the next boot"
+            f"no device is changed now; the host differs in {counted(differences, 'thing')}; "
+            f"apply the layout before the next boot: vfiomgr apply {FILE}"
         )
 
 
 def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterator[str]:
-    """What is not taken back, and why."""
+    """What is not removed, and why."""
     if installed is None:
         if host.file(RECORD) is not None:
             yield (
-                f"{RECORD} cannot be read: rules that were written for the layout stay; "
-                "vfiomgr persist list shows all, and vfiomgr persist remove takes them back"
+                f"cannot read {RECORD}: udev rules of the layout are kept; list them with "
+                "vfiomgr persist list, remove them with vfiomgr persist remove"
             )
         return
     for rule in installed.rules:
         now = host.file(rule.path)
         if now not in (None, rule.before) and not rule.is_as_written(now):
-            yield f"{rule.path} was changed since, and stays: vfiomgr persist remove takes it back"
+            yield (
+                f"{rule.path} was changed since and is kept; remove it with: vfiomgr persist remove"
+            )
 
 
 def _staying_notes() -> tuple[str, ...]:
-    return ("devices stay as they are; undo what was applied in this boot: vfiomgr layout revert",)
+    return ("devices are not changed; undo what was applied since boot: vfiomgr layout revert",)

@@ -1,9 +1,9 @@
-"""A layout against a host: what differs, and the plan that ends the difference.
+"""Compares a layout with a host: the differences, and the plan that resolves them.
 
-Each rule's devices are looked at in parts that can be changed by themselves: the functions of one
+The devices of each rule are compared in parts that can be changed separately: the functions of one
 slot or IOMMU group, a physical function with its virtual ones, the GPUs that share a rule's vGPUs.
-A part that is as wanted has no steps, whoever uses it. What concerns functions that do not exist
-yet is planned once they do; the parts' `deferred` tells of it beforehand.
+A part in the desired state has no steps, even if it is in use. What concerns functions that do not
+exist yet is planned once they do; `deferred` of the parts describes it.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 
 
 class Comparison(Value):
-    """A layout and a host: all parts, and what speaks against the layout as a whole."""
+    """The result of the comparison: all parts, and reasons against the entire layout."""
 
     parts: tuple[Change, ...]
     diagnostics: tuple[Diagnostic, ...]
     deferred: tuple[str, ...] = ()
-    """What rules say of virtual functions that are yet to be made."""
+    """What rules say about virtual functions that do not exist yet."""
     bundles: tuple[tuple[str, ...], ...] = ()
-    """The names of parts that differ; those together that are to be changed together."""
+    """The names of differing parts; names in one tuple are changed together."""
 
     @property
     def differences(self) -> tuple[Difference, ...]:
-        """What is not as wanted; a device that is missing is one as well."""
+        """All differences, including missing devices."""
         missing = (Difference("", "", "missing", o.summary) for o in self.diagnostics)
         return (*missing, *(d for part in self.parts for d in _told(part)))
 
     def left_of(self, name: str) -> tuple[str, ...]:
-        """What differs, in words, of all that stands under a device."""
+        """The remaining differences of a device, as text."""
         return tuple(str(d) for part in self.parts if part.name == name for d in _told(part))
 
 
 def _told(part: Change) -> Iterator[Difference]:
-    """What differs in a part; what is refused differs, whatever else is known of it."""
+    """The differences of a part; a refused part counts as different."""
     yield from part.differences
     if not part.differences:
         for diagnostic in part.diagnostics:
@@ -69,10 +69,10 @@ def _told(part: Change) -> Iterator[Difference]:
 def plan_layout(
     host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> Plan:
-    """The steps to a layout, refused whole where a part of it cannot be.
+    """The steps to a layout; refused as a whole if a part of it is refused.
 
     Raises:
-        Refusal: all that speaks against it, of all parts.
+        Refusal: all reasons against it, of all parts.
 
     """
     compared = compare(host, request, checkpoint)
@@ -85,10 +85,10 @@ def plan_of(
     compared: Comparison,
     checkpoint: LayoutCheckpoint | None = None,
 ) -> Plan:
-    """The same, where the two have been compared already.
+    """The steps to a layout that was already compared with the host.
 
     Raises:
-        Refusal: all that speaks against it, of all parts.
+        Refusal: all reasons against it, of all parts.
 
     """
     parts = [part for part in compared.parts if not request.only or part.name in request.only]
@@ -121,7 +121,7 @@ def _to_these(request: ApplyLayout) -> str:
 def compare(
     host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> Comparison:
-    """Look at all that a layout is about; nothing is refused here."""
+    """Compare everything that a layout concerns; nothing is refused here."""
     selection = select(host, request.layout)
     claims = selection.claims
     held = groups.holders(host, claims)
@@ -155,7 +155,7 @@ def _cases(
     held: Mapping[PciAddress, RuleMatch],
     checkpoint: LayoutCheckpoint | None = None,
 ) -> Iterator[RuleContext]:
-    """Each rule with what it has to know of the others."""
+    """Each rule, with what it needs to know of the others."""
     going = groups.going(host, claims)
     known = checkpoint or LayoutCheckpoint()
     for claim in claims:
@@ -172,7 +172,7 @@ def _divider(host: HostSnapshot, part: Change) -> str | None:
 def resolve(
     host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> LayoutCheckpoint:
-    """Find what only the host before the layout can tell."""
+    """Find the facts that exist only before the layout is applied."""
     checkpoint = checkpoint or LayoutCheckpoint()
     known = {function.address for function in checkpoint.functions}
     found = [
@@ -197,8 +197,11 @@ def _mixes(host: HostSnapshot, device: PciDevice) -> bool | None:
 
 def _already(right: int, parts: int) -> str:
     if right == parts:
-        return f"all of it is so already ({counted(parts, 'part')})"
-    return f"{right} of {counted(parts, 'part')} {'is' if right == 1 else 'are'} so already"
+        return f"everything is already in the desired state ({counted(parts, 'part')})"
+    return (
+        f"{right} of {counted(parts, 'part')} {'is' if right == 1 else 'are'} already in the "
+        "desired state"
+    )
 
 
 def _parts(case: RuleContext) -> Iterator[Change]:
@@ -220,7 +223,7 @@ def _parts(case: RuleContext) -> Iterator[Change]:
 
 
 def binds(host: HostSnapshot, request: ApplyLayout) -> Iterator[tuple[Bind, frozenset[PciAddress]]]:
-    """What a layout gives to guests whole, as requests of their own, and what is not theirs."""
+    """The bind requests of a layout's passthrough rules, each with the devices of other rules."""
     claims = select(host, request.layout).claims
     for case in _cases(host, request, claims, groups.holders(host, claims)):
         if isinstance(case.claim.rule, PassthroughRule):
@@ -234,7 +237,7 @@ def binds(host: HostSnapshot, request: ApplyLayout) -> Iterator[tuple[Bind, froz
 def _leftovers(
     host: HostSnapshot, checkpoint: LayoutCheckpoint, steps: Sequence[object]
 ) -> Iterator[ReplaceFile | SetAutoprobe]:
-    """Marks and settings that nothing else in the plan puts right."""
+    """Marks and settings that no other step of the plan restores."""
     written = {step.path for step in steps if isinstance(step, ReplaceFile)}
     there = {vgpu.name: vgpu for vgpu in host.vgpus}
     marks = {mark.path: mark.text for mark in host.vgpu_marks}

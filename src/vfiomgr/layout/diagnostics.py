@@ -42,7 +42,7 @@ _WILD = frozenset("*?[")
 def idle_rules(
     where: str, rules: Sequence[Rule | None], selects: Mapping[int, Located]
 ) -> Iterator[Diagnostic]:
-    """Addresses that are named twice, and rules of whose devices none is left; None is unread."""
+    """Repeated addresses, and rules whose devices all belong to earlier ones; None is unread."""
     named: dict[PciAddress, int] = {}
     seen = _Seen()
     for number, rule in enumerate(rules):
@@ -58,20 +58,20 @@ def idle_rules(
 
 
 class _Seen(Struct):
-    """The selectors of earlier rules; those with addresses by address, for there may be many."""
+    """The selectors of earlier rules; those with addresses are indexed, since there may be many."""
 
     others: list[tuple[int, Selector]] = field(default_factory=list)
     by_address: dict[PciAddress, list[tuple[int, Selector]]] = field(default_factory=dict)
 
     def add(self, number: int, select: Selector) -> None:
-        """A rule that was looked at."""
+        """Add a rule that was checked."""
         if not select.address:
             self.others.append((number, select))
         for address in select.address:
             self.by_address.setdefault(address, []).append((number, select))
 
     def before(self, select: Selector) -> list[tuple[int, Selector]]:
-        """Those that might cover a selector."""
+        """Earlier rules that may cover a selector."""
         return self.by_address.get(select.address[0], []) if select.address else self.others
 
 
@@ -80,8 +80,8 @@ def _covered(
 ) -> Iterator[Diagnostic]:
     for number, earlier in before:
         if covers(earlier, rule.select):
-            what = f"this rule never applies: rule {number + 1} ({earlier}) has all that it selects"
-            remedy = "put the narrower rule first, or take one of the two out"
+            what = f"this rule never applies: rule {number + 1} ({earlier}) selects all its devices"
+            remedy = "put the narrower rule first, or remove one of the two"
             yield flaw("layout-rule-idle", select.place, where, what, remedy)
             return
 
@@ -89,7 +89,7 @@ def _covered(
 def _repeated(
     select: Selector, named: dict[PciAddress, int], number: int
 ) -> Iterator[tuple[PciAddress, int]]:
-    """Addresses that stand alone and were named before; what narrows them may tell them apart."""
+    """Addresses that were named before and are not narrowed by other criteria."""
     for address in select.address if select.criteria == ("address",) else ():
         if address in named:
             yield address, named[address]
@@ -103,10 +103,8 @@ def _named_twice(
     written = [part for part in select.descendants() if _is_address(part, address)]
     place = written[-1].place if written else select.place
     if first == number:
-        return flaw(
-            "layout-address-twice", place, where, f"{address} stands here twice", "take one out"
-        )
-    what = f"rule {first + 1} has {address} already, so that this one never has it"
+        return flaw("layout-address-twice", place, where, f"{address} appears twice", "remove one")
+    what = f"rule {first + 1} already selects {address}, so this rule never gets it"
     return flaw(
         "layout-address-twice", place, where, what, "keep the address in one of the two rules"
     )
@@ -118,7 +116,7 @@ def _is_address(part: Located, address: PciAddress) -> bool:
 
 
 def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:
-    """UUIDs that two vGPUs of a layout are to have."""
+    """UUIDs that are given to two vGPUs of a layout."""
     seen: dict[str, int] = {}
     devices = layout.child("devices")
     for number, rule in enumerate(() if devices is None else devices.items or ()):
@@ -128,8 +126,8 @@ def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:
             for part in () if uuids is None else uuids.items or ():
                 key = part.text.lower()
                 if key in seen:
-                    what = f"a second vGPU with the UUID {part.text}"
-                    remedy = f"the one in line {seen[key]} has it: give each its own"
+                    what = f"a second vGPU has the UUID {part.text}"
+                    remedy = f"line {seen[key]} already uses it: give each its own"
                     yield flaw(
                         "layout-uuid-twice", part.place, f"{where}, rule {number + 1}", what, remedy
                     )
@@ -137,9 +135,9 @@ def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:
 
 
 def covers(earlier: Selector, later: Selector) -> bool:
-    """Whether each device that `later` selects is one that `earlier` selects, on any host.
+    """Whether `earlier` selects every device that `later` selects, on any host.
 
-    The console's display is selected by its address alone, so that no other criterion covers one.
+    Only its address selects the console's display, so no other criterion covers an address.
     """
     if bool(earlier.address) is not bool(later.address):
         return False
@@ -165,7 +163,7 @@ def _is_implied(name: str, earlier: Selector, later: Selector) -> bool:
 
 
 def _is_named(pattern: str, others: Iterable[str]) -> bool:
-    """Whether another pattern is the same, or means a name that has no wildcards itself."""
+    """Whether another pattern is the same, or matches a name without wildcards."""
     is_plain = not _WILD & set(pattern)
     lowered = [other.lower() for other in others]
     return any(o in (pattern, "*") or (is_plain and fnmatchcase(pattern, o)) for o in lowered)
@@ -176,7 +174,7 @@ def _within(prefixes: Iterable[str], wider: tuple[str, ...]) -> bool:
 
 
 def _all(values: Iterable[str], test: Callable[[str], bool]) -> bool:
-    """Whether there are some, and each passes."""
+    """Whether there are any, and all pass."""
     listed = list(values)
     return bool(listed) and all(map(test, listed))
 
@@ -189,40 +187,40 @@ RULES: dict[str, type[BaseModel]] = {
 }
 """The kinds of rules by their state."""
 _STATES = "host, passthrough, sriov or vgpu"
-_NUMBER = "write a whole number"
-_TRUTH = "write true or false"
-_ADDRESS = "write PCI addresses as domain:bus:device.function, e.g. 0000:41:00.0"
+_NUMBER = "use a whole number"
+_TRUTH = "use true or false"
+_ADDRESS = "use PCI addresses of the form domain:bus:device.function, e.g. 0000:41:00.0"
 _REMEDIES = {
     "version": f"write version: {VERSION}",
     "layouts": "write layouts by name, e.g. layouts: {gpus: {devices: […]}}",
-    "description": "write a text, in quotes where it looks like something else",
+    "description": "write a text, in quotes if it looks like another type",
     "devices": "write a list of rules, e.g. devices: [{select: all, state: passthrough}]",
-    "select": 'write all, or criteria, e.g. select: {class: "0302"}',
+    "select": 'use all, or criteria, e.g. select: {class: "0302"}',
     "state": f"write {_STATES}",
-    "at_least": "write a whole number from 0, e.g. at_least: 8",
-    "allow": f"write some of {', '.join(a for a in OVERRIDES if a not in UNKNOWABLE)}",
+    "at_least": "use a whole number from 0, e.g. at_least: 8",
+    "allow": f"use some of {', '.join(a for a in OVERRIDES if a not in UNKNOWABLE)}",
     "address": _ADDRESS,
     "physical_function": _ADDRESS,
-    "id": "write vendor:device with four hexadecimal digits each, e.g. 10de:2235 or 10de:*",
-    "class": f'write its first digits in quotes, e.g. "0302", or one of {", ".join(CLASS_NAMES)}',
-    "name": 'write a model in quotes, with * and ?, e.g. "*A40*"',
-    "numa_node": "write the number of a node, e.g. numa_node: 0",
+    "id": "use vendor:device with four hexadecimal digits each, e.g. 10de:2235 or 10de:*",
+    "class": f'use its first digits in quotes, e.g. "0302", or one of {", ".join(CLASS_NAMES)}',
+    "name": 'write a model name in quotes, with * and ?, e.g. "*A40*"',
+    "numa_node": "use the number of a node, e.g. numa_node: 0",
     "serial": 'write a serial number in quotes, e.g. "1322621053171"',
-    "parent": "write the name of a device, e.g. parent: mtty",
-    "all": "write all: true, or leave it out",
-    "driver": "write the name of a VFIO driver, e.g. driver: vfio-pci",
-    "reset_method": f"write one of {', '.join(RESET_METHODS)}",
-    "d3cold": "write d3cold: false, or leave it out",
-    "owner": "write USER or USER:GROUP, by name or number in quotes, e.g. libvirt-qemu:kvm",
+    "parent": "use the name of a device, e.g. parent: mtty",
+    "all": "use all: true, or remove the key",
+    "driver": "use the name of a VFIO driver, e.g. driver: vfio-pci",
+    "reset_method": f"use one of {', '.join(RESET_METHODS)}",
+    "d3cold": "use d3cold: false, or remove the key",
+    "owner": "use USER or USER:GROUP, names or quoted numbers, e.g. libvirt-qemu:kvm",
     "only": _TRUTH,
     "with_group": _TRUTH,
     "heterogeneous": _TRUTH,
     "mig": _TRUTH,
     "vgpus": "write a list, e.g. vgpus: [{type: A40-4Q, per_gpu: 4}]",
-    "strategy": "write pack or spread",
-    "type": 'write a name or an identifier, numbers in quotes, e.g. A40-4Q, nvidia-558 or "1148"',
-    "framebuffer": "write a size, e.g. 512M, 6G or a number of MiB",
-    "series": "write A, B, C or Q",
+    "strategy": "use pack or spread",
+    "type": 'use a name or an identifier, numbers in quotes, e.g. A40-4Q, nvidia-558 or "1148"',
+    "framebuffer": "use a size, e.g. 512M, 6G or a number of MiB",
+    "series": "use A, B, C or Q",
     "heads": f"{_NUMBER} from 1",
     "per_gpu": f"{_NUMBER} from 1, e.g. per_gpu: 4",
     "uuids": "write a list of UUIDs, e.g. f715f63c-0d00-4007-9c5a-b07b0c6c05de",
@@ -233,8 +231,8 @@ _REMEDIES = {
 }
 _NEEDED = frozenset({"version", "layouts", "devices", "select", "state"})
 _OF_STATE = {
-    ("sriov", "count"): "write a whole number from 0, or max, e.g. count: 4",
-    ("sriov", "functions"): "write any, passthrough or host",
+    ("sriov", "count"): "use a whole number from 0, or max, e.g. count: 4",
+    ("sriov", "functions"): "use any, passthrough or host",
     ("vgpu", "count"): f"{_NUMBER} from 1, e.g. count: 4",
     ("vgpu", "functions"): f"{_NUMBER} from 1, e.g. functions: 16",
 }
@@ -266,21 +264,21 @@ _OFTEN_MEANT = {
 
 
 def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
-    """The keys of a part of the document, as they are written."""
+    """The keys of a part of the document, as written."""
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
 ANY_RULE = tuple(dict.fromkeys(key for rule in RULES.values() for key in keys_of(rule)))
-"""The keys of a rule whose state is not known."""
+"""The keys of a rule without a known state."""
 
 
 def remedy_for(key: str, state: str | None) -> str:
-    """What belongs after a key."""
+    """The expected value of a key, as a remedy."""
     return _OF_STATE.get((state or "", key)) or _REMEDIES.get(key, "write a text")
 
 
 def shown(value: Located) -> str:
-    """A value as a person recognises it."""
+    """A value in recognizable form."""
     if value.items is not None:
         return "a list" if value.items else "an empty list"
     if value.members is not None:
@@ -290,9 +288,9 @@ def shown(value: Located) -> str:
 
 
 def unknown_key(key: str, model: type[BaseModel] | None, known: tuple[str, ...]) -> tuple[str, str]:
-    """What is wrong with a key that a part does not have; a key of another part is sent there.
+    """The error for an unknown key; a key of another part is sent there.
 
-    Without a model it is of a rule whose state nobody knows.
+    Without a model, it belongs to a rule without a known state.
     """
     what = f"unknown key {key!r}"
     near = _nearest(key, known)
@@ -300,15 +298,15 @@ def unknown_key(key: str, model: type[BaseModel] | None, known: tuple[str, ...])
         return f"{what} here", home
     if near is not None:
         return what, f"did you mean {near}?"
-    return what, f"there are {', '.join(known)}"
+    return what, f"valid keys: {', '.join(known)}"
 
 
 def _home(key: str, model: type[BaseModel] | None) -> str | None:
-    """Where a key belongs that is known elsewhere."""
+    """Where a key belongs that is valid elsewhere."""
     states = [state for state, rule in RULES.items() if key in keys_of(rule)]
     own = next((state for state, rule in RULES.items() if rule is model), None)
     if own is not None and states:
-        return f"{key} belongs to state: {' or '.join(states)}, and this is {own}"
+        return f"{key} belongs to state: {' or '.join(states)}, but this rule has {own}"
     for other, place in (
         (Selector, "write it in select"),
         (VgpuRequest, "write it in an entry of vgpus"),
@@ -334,20 +332,20 @@ def _nearest(text: str, known: Iterable[str]) -> str | None:
 
 
 def missing_key(key: str, state: str | None) -> tuple[str, str]:
-    """What is wrong where a key has to be."""
+    """The error for a missing key."""
     return f"{key} is missing", remedy_for(key, state)
 
 
 def no_value(key: str, state: str | None) -> tuple[str, str]:
-    """What is wrong with a key after which nothing stands."""
+    """The error for a key without a value."""
     remedy = remedy_for(key, state)
-    return f"{key} has no value", remedy if key in _NEEDED else f"{remedy}, or take it out"
+    return f"{key} has no value", remedy if key in _NEEDED else f"{remedy}, or remove the key"
 
 
 def wrong_value(
     key: str, value: Located, state: str | None, error: dict[str, Any]
 ) -> tuple[str, str]:
-    """What is wrong with a value, by pydantic's kind of error."""
+    """The error for a wrong value, by pydantic's kind of error."""
     kind, remedy = str(error["type"]), remedy_for(key, state)
     if isinstance(value.scalar, str):
         choice = _nearest_choice(key, value.scalar)
@@ -357,7 +355,7 @@ def wrong_value(
         return _refused(error["ctx"]["error"], key, value, remedy)
     if kind == "string_type" and value.scalar is not None:
         written = json.dumps(value.text, ensure_ascii=False)
-        what = f"{key} is {value.text}, which is read as {_kind(value.scalar)}"
+        what = f"{key} is {value.text}, which YAML reads as {_kind(value.scalar)}"
         return what, f"quote it: {key}: {written}"
     if kind in ("int_type", "int_parsing", "bool_type", "bool_parsing") and value.text:
         kinds = "a whole number" if kind.startswith("int") else "true or false"
@@ -367,7 +365,7 @@ def wrong_value(
 
 def _kind(scalar: object) -> str:
     return (
-        f"the truth value {str(scalar).lower()}"
+        f"the boolean {str(scalar).lower()}"
         if isinstance(scalar, bool)
         else (f"the number {scalar}")
     )
@@ -379,7 +377,7 @@ def _nearest_choice(key: str, text: str) -> str | None:
 
 
 def _refused(error: object, key: str, value: Located, remedy: str) -> tuple[str, str]:
-    """Why the model refuses a value, and what helps."""
+    """Why the model rejects a value, and the remedy."""
     if not isinstance(error, WrongValue):
         return str(error), remedy
     return error.what or f"{key} cannot be {shown(value)}", error.remedy or remedy

@@ -1,4 +1,4 @@
-"""Layouts as YAML that reads back as the same value."""
+"""Layout files: written as YAML, and read as YAML 1.2 or JSON."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
 
 _FIRST = ("select", "state", "at_least")
 _LAST = "vgpus"
-"""What a rule says first, and last; all else is between, in the order of the model."""
+"""The first and last keys of a rule; the others are between, in the order of the model."""
 _LISTS = frozenset({"devices", "vgpus", "uuids"})
-"""Keys whose values are lists even with one entry."""
+"""Keys whose values are always written as lists."""
 _BASE_60 = re.compile(r"[0-9a-f]+(:[0-9a-f]{1,2})+(\.[0-9]*)?")
-"""Addresses, some of which YAML 1.1 takes for numbers of base 60."""
+"""Addresses, some of which YAML 1.1 reads as numbers of base 60."""
 _TEXT = "tag:yaml.org,2002:str"
 
 
 def render_layouts(file: LayoutFile) -> str:
-    """The file as YAML, without what is said by saying nothing."""
+    """The file as YAML, without default values."""
     yaml = YAML()
     yaml.width = UNFOLDED
     yaml.allow_unicode = False  # like JSON: nothing reaches a terminal as it is
@@ -63,7 +63,7 @@ def render_layouts(file: LayoutFile) -> str:
 
 
 def document_of(file: LayoutFile) -> dict[str, Any]:
-    """The file as JSON has it, its keys in the order of people."""
+    """The file as JSON data, with keys in a readable order."""
     layouts = {_quoted(name): _layout(layout) for name, layout in file.layouts.items()}
     return {"version": file.version, "layouts": layouts}
 
@@ -85,7 +85,7 @@ def _select(document: dict[str, Any]) -> str | dict[str, Any]:
 
 
 def _plain(part: BaseModel) -> dict[str, Any]:
-    """The keys of a part that were not left at their defaults; one value stands for a list."""
+    """The keys of a part without defaults; a list of one becomes a single value."""
     found: dict[str, Any] = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
@@ -112,7 +112,7 @@ def _scalar(value: object) -> object:
 
 
 def _quoted(text: str) -> str:
-    """In quotes where YAML, also of version 1.1, would read something else than a text."""
+    """In quotes if YAML, including version 1.1, would read it as something else than text."""
     kind = str(Resolver().resolve(ScalarNode, text, (True, False)))
     if kind == _TEXT and text and not _BASE_60.fullmatch(text):
         return text
@@ -122,25 +122,25 @@ def _quoted(text: str) -> str:
 
 __all__ = ["choose_layout", "find_flaws", "read_layouts", "render_layouts"]
 
-_HINT = "docs/layout.md explains the format, and vfiomgr layout schema gives it to editors"
+_HINT = "see docs/layout.md for the format; print its schema with vfiomgr layout schema"
 _TOLD_ELSEWHERE = ("uuids are the same", "are to have the UUID")
-"""What the model says of UUIDs; `repeated_uuids` tells which, and where."""
+"""How the model reports UUIDs; `repeated_uuids` names them, with their places."""
 _OTHER_KINDS = {
     "HostSnapshot": "pass it with --snapshot FILE",
-    "LayoutPlan": "vfiomgr apply FILE carries it out",
+    "LayoutPlan": "apply it with: vfiomgr apply FILE",
 }
-"""Documents of vfiomgr that are no layouts, and what they are for."""
+"""Documents of vfiomgr that are not layouts, and how they are used."""
 _MOST_LINES = 40
-"""Of flaws that are told at once."""
+"""Maximum number of errors that are printed."""
 _DEVICES = 4
-"""So long is the path of a rule: layouts, a name, devices, a number."""
+"""Length of the path of a rule: layouts, a name, devices, a number."""
 
 
 def read_layouts(text: str, source: str) -> LayoutFile:
     """Read a file of layouts, YAML 1.2 or JSON; `source` names it in errors.
 
     Raises:
-        InvalidDocument: all that is wrong, each with its line and column, and what would be right.
+        InvalidDocument: all errors, each with line, column and remedy.
 
     """
     read, flaws = find_flaws(text)
@@ -151,33 +151,33 @@ def read_layouts(text: str, source: str) -> LayoutFile:
         raise InvalidDocument(lines[0], _HINT)
     if len(flaws) > _MOST_LINES:
         lines.append(f"and {len(flaws) - _MOST_LINES} more")
-    message = f"{source}: {len(flaws)} things are wrong"
+    message = f"{source}: {len(flaws)} errors"
     raise InvalidDocument(message, _HINT, tuple(lines))
 
 
 def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
-    """The layout of a name; the only one needs none.
+    """The layout with this name; without a name, the only one.
 
     Raises:
-        UsageError: there is none of that name, or none was named of several.
+        UsageError: no layout has this name, or the name is missing and there are several.
 
     """
     names = ", ".join(file.layouts)
     if name is None:
         if len(file.layouts) > 1:
-            message = f"which layout? The file has {names}"
-            raise UsageError(message, f"name one, e.g. --layout {next(iter(file.layouts))}")
+            message = f"missing option: --layout NAME (the file has {names})"
+            raise UsageError(message, f"pass one of them, e.g. --layout {next(iter(file.layouts))}")
         return next(iter(file.layouts.items()))
     if name not in file.layouts:
         near = difflib.get_close_matches(name, file.layouts, 1)
-        guess = f"did you mean {near[0]}?" if near else f"name one of {names}"
-        message = f"the file has no layout {name!r}, it has {names}"
+        guess = f"did you mean {near[0]}?" if near else f"use one of {names}"
+        message = f"no such layout in the file: {name!r} (it has {names})"
         raise UsageError(message, guess)
     return name, file.layouts[name]
 
 
 def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
-    """What a text says, and all that is wrong with it; the one or the other."""
+    """The content of a text, or all its errors."""
     try:
         document, flaws = read_located(text, _WORDING)
     except Unreadable as error:
@@ -190,7 +190,7 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
         )
     if document.members is None:
         remedy = f"begin with version: {VERSION}, and layouts by name below layouts"
-        what = f"a layout file is a mapping, and this is {shown(document)}"
+        what = f"a layout file is a mapping, but this is {shown(document)}"
         return None, (flaw("layout-other-document", document.place, "", what, remedy),)
     kind = document.members.get("kind")
     if kind is not None and "layouts" not in document.members:
@@ -200,7 +200,7 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
                 "layout-other-document",
                 kind.place,
                 "",
-                f"this is a {kind.text}, and no layout",
+                f"this is a {kind.text}, not a layout",
                 remedy,
             ),
         )
@@ -210,13 +210,13 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
 
 
 class _Checker(Struct):
-    """Looks for flaws of meaning in a document that is well-formed."""
+    """Looks for errors of meaning in a well-formed document."""
 
     document: Located
     read: LayoutFile | None = None
 
     def flaws(self) -> Iterator[Diagnostic]:
-        """All of them; `read` is there where there are none."""
+        """All errors; if there are none, `read` is set."""
         by_hand = list(self._by_hand())
         yield from (found for _, found in by_hand)
         told = [path for path, _ in by_hand]
@@ -233,7 +233,7 @@ class _Checker(Struct):
             yield from repeated_uuids(where, layout)
 
     def _errors(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Where pydantic finds something wrong, each place once."""
+        """Where pydantic finds errors, each place once."""
         try:
             text = json.dumps(self.document.value, default=str)
             self.read = LayoutFile.model_validate_json(text, strict=True)
@@ -282,7 +282,7 @@ class _Checker(Struct):
         return flaw("layout-value", here.place, _where(path), what, remedy)
 
     def _by_hand(self) -> Iterator[tuple[Path, Diagnostic]]:
-        """What pydantic would tell in other words, or not at all."""
+        """Errors that pydantic describes in other words, or not at all."""
         for path, part in _parts(self.document):
             state = self._state(path)
             if part.is_empty:
@@ -307,7 +307,7 @@ class _Checker(Struct):
     def _keys(
         path: Path, part: Located, model: type[BaseModel] | None
     ) -> Iterator[tuple[Path, Diagnostic]]:
-        """Keys that a part does not have; what a rule without a state has is looked for too."""
+        """Unknown keys; a rule without a state is checked too."""
         is_stateless = model is None and _key(path) == "a rule"
         known = keys_of(model) if model is not None else ANY_RULE if is_stateless else part.keys
         for key in part.keys:
@@ -330,7 +330,7 @@ class _Checker(Struct):
 
     @staticmethod
     def _rules(layout: Located) -> list[Rule | None]:
-        """The rules that are right in themselves, each at its place."""
+        """The rules that are valid by themselves, with their places."""
         devices = layout.child("devices")
         found: list[Rule | None] = []
         for item in () if devices is None else devices.items or ():
@@ -361,7 +361,7 @@ def _rule_adapter() -> TypeAdapter[Rule]:
 
 
 def _parts(part: Located, path: Path = ()) -> Iterator[tuple[Path, Located]]:
-    """All parts of a document with the paths to them."""
+    """All parts of a document, with their paths."""
     yield path, part
     for number, item in enumerate(part.items or ()):
         yield from _parts(item, (*path, number))
@@ -370,7 +370,7 @@ def _parts(part: Located, path: Path = ()) -> Iterator[tuple[Path, Located]]:
 
 
 def _model(path: Path, state: str | None) -> type[BaseModel] | None:
-    """What a part of the document has to be, where its keys are known."""
+    """The model of a part of the document, if its keys are known."""
     match path:
         case ():
             return LayoutFile
@@ -407,7 +407,7 @@ _WORDING = Wording(
 
 
 def _key(path: Path) -> str:
-    """The last key on a path, or what a part is called that has keys of its own."""
+    """The last key of a path, or the name of a part with keys of its own."""
     match path:
         case ("layouts", str()):
             return "a layout"

@@ -1,4 +1,4 @@
-"""A layout that says what a host is now, so that applying it changes nothing."""
+"""Exports the present state of a host as a layout; applying it there changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def export(host: HostSnapshot) -> Layout:
-    """What guests have of a host, and what is divided for them; the rest is the host's own."""
+    """The devices that are passed through or divided; the others stay with the host."""
     carrying = [gpu for gpu in gpus(host) if gpu.instances]
     divided = {gpu.name for gpu in carrying}
     rules = [
@@ -37,7 +37,7 @@ def export(host: HostSnapshot) -> Layout:
 
 
 def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iterator[_Rule]:
-    """Physical functions with virtual ones; those that are vGPUs are told of by their GPU."""
+    """Physical functions with virtual ones; those that are vGPUs belong to their GPU's rule."""
     if not device.sriov_numvfs:
         return
     if str(device.address) in divided:
@@ -61,7 +61,7 @@ def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iter
 
 
 def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
-    """A virtual function that a guest may have."""
+    """A virtual function that can be passed through."""
     return {
         "select": {"address": str(function.address)},
         "state": "passthrough",
@@ -74,7 +74,7 @@ def _fits_functions(settings: _Rule) -> bool:
 
 
 def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
-    """Whole slots where all of one is with guests in one way; else each function by itself."""
+    """Entire slots if all functions are passed through alike; otherwise single functions."""
     of_guests = [d for d in host.devices if d.is_on_vfio and d.physical_function is None]
     told: set[PciDevice] = set()
     for device in of_guests:
@@ -94,7 +94,7 @@ def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
 
 
 def _settings(host: HostSnapshot, device: PciDevice) -> _Rule:
-    """What of a function is not as `bind` would have it by itself."""
+    """The settings of a function that differ from the defaults of `bind`."""
     found: _Rule = {}
     if device.driver != PLAIN:
         found["driver"] = device.driver
@@ -113,7 +113,7 @@ def _settings(host: HostSnapshot, device: PciDevice) -> _Rule:
 
 
 def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
-    """All instances of a GPU, by type and parameters."""
+    """All vGPUs of a GPU, by type and parameters."""
     key = "parent" if gpu.device is None else "address"
     rule: _Rule = {"select": {key: gpu.name}, "state": "vgpu"}
     if gpu.device is not None and gpu.device.sriov_numvfs:
@@ -133,7 +133,7 @@ def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
 
 
 def _called(gpu: Gpu, kind: VgpuType) -> str:
-    """The short name of a type, where no other type of the GPU has it."""
+    """The short name of a type, if it is unique on the GPU."""
     name = kind.short_name
     return name if name and types_called(gpu.types, name) == [kind] else kind.id
 

@@ -1,4 +1,4 @@
-"""Functions that a rule gives to guests or to the host, whole; and what of them differs."""
+"""Functions that a rule passes through or gives to the host, and how they differ."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def bind_of(case: RuleContext, rule: PassthroughRule, batch: Iterable[PciDevice]) -> Bind:
-    """A rule's request for functions that move together, as a request of its own."""
+    """The bind request of a rule for functions that move together."""
     return Bind(
         tuple(device.address for device in batch),
         driver=rule.driver,
@@ -40,7 +40,7 @@ def bind_of(case: RuleContext, rule: PassthroughRule, batch: Iterable[PciDevice]
 
 
 def to_guests(case: RuleContext, bind: Bind) -> Change:
-    """Functions for guests; a GPU that is divided is made whole first."""
+    """Pass functions through; a divided GPU is made undivided first."""
     host = case.host
     devices = [host.device(address) for address in bind.addresses]
 
@@ -70,7 +70,7 @@ def to_guests(case: RuleContext, bind: Bind) -> Change:
 
 
 def to_host(case: RuleContext, batch: Sequence[PciDevice]) -> Change:
-    """Functions for the host; a GPU that is divided is made whole."""
+    """Return functions to the host; a divided GPU is made undivided."""
 
     def planned() -> Plan:
         plans: list[Plan] = []
@@ -97,7 +97,7 @@ def to_host(case: RuleContext, batch: Sequence[PciDevice]) -> Change:
 
 
 def virtual_to_guests(case: RuleContext, name: str, bind: Bind) -> Change:
-    """Virtual functions that move together, under the name of their physical one."""
+    """Pass virtual functions through together, under the name of their physical function."""
 
     def planned() -> Plan:
         return passthrough_plan.plan_bind(case.host, bind, case.going, case.others)
@@ -108,7 +108,7 @@ def virtual_to_guests(case: RuleContext, name: str, bind: Bind) -> Change:
 
 
 def virtual_to_host(case: RuleContext, name: str, batch: Sequence[PciDevice]) -> Change:
-    """The same, for the host's drivers."""
+    """Return virtual functions to the host drivers, under the name of their physical function."""
     back = Unbind(tuple(function.address for function in batch), allow=case.allow)
 
     def planned() -> Plan:
@@ -119,7 +119,7 @@ def virtual_to_host(case: RuleContext, name: str, batch: Sequence[PciDevice]) ->
 
 
 def _is_divided(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether it has virtual functions or vGPUs, or is kept by what made these."""
+    """Whether it has virtual functions or vGPUs, or is still set up for them."""
     if device.physical_function is not None or device.is_bridge or device.is_on_vfio:
         return False
     is_kept = host.in_persistence_mode(device.address) is True
@@ -127,17 +127,17 @@ def _is_divided(host: HostSnapshot, device: PciDevice) -> bool:
 
 
 def _has_to_be_made_whole(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether it is divided; GPU instances of a GPU that the host has are the host's own."""
+    """Whether it is divided; GPU instances of a GPU of the host belong to the host."""
     if device.physical_function is not None or device.is_bridge:
         return False
     return bool(device.sriov_numvfs) or bool(host.vgpus_of(str(device.address)))
 
 
 def _unpinned(host: HostSnapshot, bind: Bind, devices: Iterable[PciDevice]) -> Iterator[str]:
-    """Functions that guests can have already, and that nothing can be pinned of."""
+    """Functions already on VFIO whose settings cannot be pinned."""
     for device in devices:
         if device.is_on_vfio and host.origin(device) is None and reset.repin(device, bind):
-            yield f"{device} is on {device.driver} already{reset.unpinned(device, bind)}"
+            yield f"{device} is already on {device.driver}{reset.unpinned(device, bind)}"
 
 
 def _groups(devices: Iterable[PciDevice]) -> frozenset[int]:
@@ -150,15 +150,15 @@ def _groups(devices: Iterable[PciDevice]) -> frozenset[int]:
 def differences(
     host: HostSnapshot, devices: Iterable[PciDevice], wanted: str
 ) -> tuple[Difference, ...]:
-    """What is to be said of functions, if anything of them differs."""
+    """The differences of functions from the desired state."""
     return tuple(Difference(str(d.address), d.name, use_of(host, d), wanted) for d in devices)
 
 
 def _passing(case: RuleContext, bind: Bind) -> tuple[Difference, ...]:
-    """What differs of functions for guests, each in what differs alone.
+    """The differences of functions for guests.
 
-    A function of the same slot comes along without a word; one that differs by itself, and any
-    other member of the group, is told.
+    Other functions of the same slot are included silently; those with differences of their own, and
+    other members of the group, are listed.
     """
     host = case.host
     wanted = passthrough_plan.drivers_for(host, bind, case.others)
@@ -176,7 +176,7 @@ def _of_guest(
     is_named = device.address in bind.addresses
     goal = f"passthrough ({bind.driver or 'VFIO'}{_listed(_goals(bind, is_named=is_named))})"
     if not is_named:
-        goal += f", along with {host.device(bind.addresses[0]).address}"
+        goal += f", with {host.device(bind.addresses[0]).address}"
     if not device.is_on_vfio:
         yield Difference(str(device.address), device.name, use_of(host, device), goal)
         return
@@ -187,7 +187,7 @@ def _of_guest(
 
 
 def _goals(bind: Bind, *, is_named: bool) -> Iterator[str]:
-    """What is wanted of a function besides its driver."""
+    """The settings of a function besides its driver."""
     if bind.owner:
         yield f"owner {bind.owner.name}"
     if bind.reset_method and is_named:
@@ -197,7 +197,7 @@ def _goals(bind: Bind, *, is_named: bool) -> Iterator[str]:
 
 
 def _owner(host: HostSnapshot, bind: Bind, device: PciDevice) -> Iterator[str]:
-    """Who may open its nodes, where that is somebody else."""
+    """Its present owner, if that is a different one."""
     if bind.owner is not None:
         wanted = bind.owner.access
         others = [a for a in persistence_plan.accesses(host, device) if a != wanted]
@@ -209,7 +209,7 @@ def _named(access: NodeAccess) -> str:
 
 
 def _pins(bind: Bind, device: PciDevice) -> Iterator[str]:
-    """What would be pinned of it otherwise than it is."""
+    """The settings that differ from the pinned ones."""
     step = reset.repin(device, bind)
     if step is not None and step.before.reset_method != step.after.reset_method:
         yield f"reset_method {step.before.reset_method or 'none'}"

@@ -1,4 +1,4 @@
-"""IOMMU groups that rules of a layout share: a guest has all of a group, under one owner."""
+"""Rules of a layout that share IOMMU groups: a guest gets an entire group, with one owner."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 _REMEDY = (
-    "all of a group goes to one guest: give its functions one state, or move a device to a slot "
-    "that has a group of its own"
+    "an entire IOMMU group goes to one guest: give its functions one state, or move a device to a "
+    "slot with a group of its own"
 )
 
 
 class _Request(Value):
-    """What a rule wants of one function."""
+    """What a rule requests for one function."""
 
     claim: RuleMatch
     device: PciDevice
@@ -52,18 +52,18 @@ class _Request(Value):
 
     @property
     def owner(self) -> str | None:
-        """Who is to open its node besides root."""
+        """The owner of its node besides root."""
         return getattr(self.claim.rule, "owner", None) if self.is_for_guests else None
 
     @property
     def takes_group(self) -> bool:
-        """Whether all of the group comes along."""
+        """Whether the entire group is passed through."""
         rule = self.claim.rule
         return isinstance(rule, PassthroughRule) and rule.with_group
 
 
 def holders(host: HostSnapshot, claims: Iterable[RuleMatch]) -> dict[PciAddress, RuleMatch]:
-    """Which rule has each function: the one that selects it, else the first that takes it along."""
+    """The rule of each function: the first that selects it, or else the first that includes it."""
     claims = tuple(claims)
     found = {device.address: claim for claim in claims for device in claim.devices}
     for claim in claims:
@@ -73,7 +73,7 @@ def holders(host: HostSnapshot, claims: Iterable[RuleMatch]) -> dict[PciAddress,
 
 
 def going(host: HostSnapshot, claims: Iterable[RuleMatch]) -> frozenset[PciAddress]:
-    """All functions that rules give to guests, with those that come along."""
+    """All functions that rules pass through, including companions."""
     found: set[PciAddress] = set()
     for claim in claims:
         match claim.rule:
@@ -85,7 +85,7 @@ def going(host: HostSnapshot, claims: Iterable[RuleMatch]) -> frozenset[PciAddre
 
 
 def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
-    """What goes to guests with a rule's devices: the rest of their slots, of their groups."""
+    """Functions passed through with a rule's devices: the rest of their slots and groups."""
     rule = claim.rule
     if not isinstance(rule, PassthroughRule):
         return
@@ -101,7 +101,7 @@ def _along(host: HostSnapshot, claim: RuleMatch) -> Iterator[PciDevice]:
 def clashes(
     host: HostSnapshot, request: ApplyLayout, claims: Sequence[RuleMatch], held: Holders
 ) -> dict[int, Diagnostic]:
-    """By group, that two rules want it otherwise, so that neither could stay as it is wanted."""
+    """By group: two rules with contradicting requests."""
     by_group: dict[int, list[_Request]] = {}
     for one in _requests(host, claims, held) if len(claims) > 1 else ():
         if one.device.iommu_group is not None and not one.device.is_bridge:
@@ -163,28 +163,28 @@ def _in_two_states(
     if one.is_for_guests is other.is_for_guests:
         return None
     guest, kept = (one, other) if one.is_for_guests else (other, one)
-    is_to_be = f"{kept.device} is to be {kept.claim.rule.state} by {kept.claim.label}"
+    is_to_be = f"{kept.device} is {kept.claim.rule.state} in {kept.claim.label}"
     if guest.takes_group:
-        along = f"would go along with IOMMU group {number} by {guest.claim.label}"
+        along = f"{guest.claim.label} includes it with IOMMU group {number}"
         return blocker(
             "layout-group-split",
             kept.device,
-            f"{is_to_be}, and {along}, which says with_group",
+            f"{is_to_be}, but {along} (with_group)",
             _REMEDY,
         )
     if _will_block(host, kept.device):
-        goes = f"{guest.device} of the same IOMMU group {number} is to be passthrough"
+        goes = f"{guest.device} of the same IOMMU group {number} is passthrough"
         return blocker(
             "layout-group-split",
             kept.device,
-            f"{is_to_be}, and {goes} by {guest.claim.label}",
+            f"{is_to_be}, but {goes} in {guest.claim.label}",
             _REMEDY,
         )
     return None
 
 
 def _will_block(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether a function that the host has keeps guests from its group; without a driver, none."""
+    """Whether a function of the host blocks passthrough of its group, by its driver."""
     if not device.is_on_vfio:
         return bool(blockers([device]))
     origin = host.origin(device)
@@ -194,7 +194,7 @@ def _will_block(host: HostSnapshot, device: PciDevice) -> bool:
 def _of_two_owners(
     number: int, one: _Request, other: _Request, access: Mapping[str, NodeAccess]
 ) -> Diagnostic | None:
-    """One node of a group has one owner; the other rule would take it back at its next turn."""
+    """The node of a group has one owner; two rules would change it back and forth."""
     if one.owner is None or other.owner is None:
         return None
     if access.get(one.owner, one.owner) == access.get(other.owner, other.owner):
@@ -203,15 +203,15 @@ def _of_two_owners(
     return blocker(
         "layout-group-owners",
         number,
-        f"IOMMU group {number} has one node: {', and '.join(told)}",
-        "give all functions of the group one owner, or say it in one of the rules alone",
+        f"IOMMU group {number} has only one node: {', but '.join(told)}",
+        "give all functions of the group one owner, or set owner in only one of the rules",
     )
 
 
 def judged(
     host: HostSnapshot, parts: Sequence[Change], clashing: Mapping[int, Diagnostic]
 ) -> tuple[Change, ...]:
-    """The parts, refused where rules clash, or where a guest could not have a group after all."""
+    """The parts, refused if rules clash or if a guest could not have a group after all."""
     found = [_refused(part, _of_groups(part, clashing)) for part in parts]
     incomplete = {
         number: part
@@ -235,15 +235,15 @@ def _refused(part: Change, diagnostics: Iterable[Diagnostic]) -> Change:
 
 
 def _waiting(part: Change, incomplete: Mapping[int, Change]) -> Change:
-    """A part that gives a group to guests of which another part, which is refused, has the rest."""
+    """A part that passes through a group whose rest belongs to a refused part."""
     if not part.is_for_guests or part.diagnostics or not part.differences:
         return part
     against = [
         blocker(
             "layout-group-refused",
             number,
-            f"IOMMU group {number} goes to a guest whole, and {incomplete[number].name} of it "
-            "is refused",
+            f"IOMMU group {number} can only be passed through entirely, and its part "
+            f"{incomplete[number].name} is refused",
             incomplete[number].diagnostics[0].hint,
         )
         for number in sorted(part.groups & incomplete.keys())
@@ -252,7 +252,7 @@ def _waiting(part: Change, incomplete: Mapping[int, Change]) -> Change:
 
 
 def bundles(host: HostSnapshot, parts: Iterable[Change]) -> tuple[tuple[str, ...], ...]:
-    """The names of parts that are changed in one run: what a guest can have only together."""
+    """The names of parts that are changed in one run: what a guest can only have together."""
 
     def bonds(part: Change) -> Iterator[Hashable]:
         yield part.name
@@ -264,11 +264,11 @@ def bundles(host: HostSnapshot, parts: Iterable[Change]) -> tuple[tuple[str, ...
 
 
 _PROGRAMS = "NVIDIA's programs"
-"""They are run one after the other: they share state of the driver."""
+"""They run one after the other, since they share state of the driver."""
 
 
 def in_parallel_groups(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """All steps with a number for each; a module is loaded once, before all else."""
+    """All steps with a number for each; modules are loaded once, before everything else."""
     moving = [part for part in parts if part.plan.steps]
     all_steps = [step for part in moving for step in part.plan.steps]
     steps: list[Step] = list(dict.fromkeys(s for s in all_steps if isinstance(s, LoadModule)))
@@ -281,7 +281,7 @@ def in_parallel_groups(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple
 
 
 def _bonds(part: Change) -> frozenset[str]:
-    """Its locks, and one that all have who run programs of NVIDIA's."""
+    """Its locks, and a common one for all that run programs of NVIDIA's."""
     programs = RunSriovManage | SetGpuInstances | SetHeterogeneous | SetMig | SetPersistence
     has_programs = any(isinstance(step, programs) for step in part.plan.steps)
     return frozenset({*part.plan.locks, *({_PROGRAMS} if has_programs else ())})

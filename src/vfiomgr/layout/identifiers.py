@@ -1,7 +1,7 @@
-"""Rules of layouts from the identifiers that vfio-pci is told to take (`ids=`).
+"""Rules of layouts from the PCI IDs configured for vfio-pci (`ids=`).
 
-An identifier means all boards of a model. Where vfio-pci has some of them and host drivers have
-others, which of them are meant for guests is a question that only the administrator can answer.
+An ID matches all boards of a model. If vfio-pci has some of them and host drivers have others, only
+the administrator can say which ones are meant for guests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 Boards = frozenset[PciAddress] | Literal["all"]
-"""Which of the boards that share an ID go to guests: a function of each."""
+"""The boards with a shared ID that go to guests: a function of each."""
 
 SOURCE = "vfio-pci.ids"
 _COMMAND_LINE_IDS = re.compile(r"\bvfio[-_]pci\.ids=(\S+)")
@@ -31,12 +31,12 @@ _IDS = re.compile(r"\bids=(\S+)")
 _HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,8}")
 _ANY = 0xFFFFFFFF
 _PARTS = 2
-"""Vendor and device; vfio-pci reads four more."""
+"""Vendor and device; vfio-pci accepts four more."""
 _MOST_PARTS = 6
 
 
 class _Entry(Value):
-    """vendor:device[:subvendor[:subdevice[:class[:class_mask]]]], as vfio_pci_fill_ids reads it."""
+    """vendor:device[:subvendor[:subdevice[:class[:class_mask]]]] (vfio_pci_fill_ids)."""
 
     source: str
     text: str
@@ -49,16 +49,16 @@ class _Entry(Value):
 
     @property
     def is_plain(self) -> bool:
-        """Whether a layout can say all of it by `id`."""
+        """Whether the criterion `id` of a layout can express all of it."""
         return self.subvendor == self.subdevice == _ANY and not self.class_mask
 
     @property
     def identifier(self) -> str:
-        """vendor:device as layouts write it."""
+        """vendor:device in the form of layouts."""
         return f"{self.vendor:04x}:{'*' if self.device == _ANY else f'{self.device:04x}'}"
 
     def means(self, device: PciDevice) -> bool:
-        """Whether vfio-pci would take a function (pci_match_one_device in drivers/pci/pci.h)."""
+        """Whether vfio-pci would match a function (pci_match_one_device in drivers/pci/pci.h)."""
         wanted = (self.vendor, self.device, self.subvendor, self.subdevice)
         found = (device.vendor_id, device.device_id, *device.subsystem_id.split(":"))
         pairs = zip(wanted, found, strict=False)
@@ -74,11 +74,11 @@ class _Entry(Value):
 def identifier_rules(
     host: HostSnapshot, taken: dict[PciAddress, str], left: list[str], boards: Boards
 ) -> tuple[PassthroughRule, ...]:
-    """The rules, whose functions are added to `taken`; what is not carried over to `left`.
+    """The rules; their functions are added to `taken`, what is not carried over to `left`.
 
     Raises:
-        Refusal: boards share an ID, and nobody said which of them go to guests.
-        UsageError: a board is none of those.
+        Refusal: boards share an ID, and the choice between them is missing.
+        UsageError: a board is not one of those.
 
     """
     entries = [e for where, text in _listed(host, left) if (e := _entry(where, text, left))]
@@ -88,7 +88,7 @@ def identifier_rules(
 
 
 class _Identified:
-    """What the identifiers of a host mean."""
+    """The matches of the PCI IDs on a host."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Identified:
         self._entries = entries
 
     def _meant(self, entry: _Entry) -> list[PciDevice]:
-        """Functions that a rule can select: the console's display only goes by its address."""
+        """Functions that a rule can select; only its address selects the console's display."""
         return [
             d
             for d in self._host.devices
@@ -113,7 +113,7 @@ class _Identified:
         ]
 
     def chosen(self, boards: Boards) -> list[PciDevice] | None:
-        """The functions that go to guests; None for all that the identifiers mean."""
+        """The functions that go to guests; None for all matches."""
         meant = {entry: self._meant(entry) for entry in self._entries}
         shared = {entry: found for entry, found in meant.items() if len(_slots(found)) > 1}
         if boards == "all":
@@ -126,9 +126,7 @@ class _Identified:
         unnamed.difference_update(address.slot for address in boards)
         functions = {d.address: d for found in meant.values() for d in found}
         staying = [d for d in functions.values() if d.address.slot in unnamed]
-        self._left += [
-            f"{SOURCE}: {d} is left out, since --board does not name it" for d in staying
-        ]
+        self._left += [f"{SOURCE}: {d} is omitted, since --board does not name it" for d in staying]
         return [d for d in functions.values() if d not in staying]
 
     def _refuse_others(
@@ -137,12 +135,12 @@ class _Identified:
         known = {d.address.slot: d.address for meant in shared.values() for d in reversed(meant)}
         for address in boards:
             if address.slot not in known:
-                message = f"{address} is none of the boards that share an ID of vfio-pci"
+                message = f"{address} is not one of the boards that share an ID of vfio-pci"
                 names = ", ".join(map(str, sorted(known.values())))
-                raise UsageError(message, f"these are: {names or 'none'}")
+                raise UsageError(message, f"those are: {names or 'none'}")
 
     def _questions(self, shared: dict[_Entry, list[PciDevice]]) -> Iterator[Diagnostic]:
-        """One for each ID of which vfio-pci does not have all boards."""
+        """One question for each ID of which vfio-pci does not have all boards."""
         open_ones = {e: m for e, m in shared.items() if not all(d.is_on_vfio for d in m)}
         slots = {d.address.slot: d.address for m in open_ones.values() for d in reversed(m)}
         options = " ".join(f"--board {address}" for address in sorted(slots.values()))
@@ -151,14 +149,14 @@ class _Identified:
             yield blocker(
                 "import-ambiguous-ids",
                 entry.source,
-                f"{entry.source}: vfio-pci.ids={entry.text} means {len(_slots(meant))} boards: "
-                f"{names}",
+                f"{entry.source}: vfio-pci.ids={entry.text} matches {len(_slots(meant))} "
+                f"boards: {names}",
                 f"name the boards for guests: vfiomgr layout import {options}; or take all of "
                 "them: vfiomgr layout import --board all",
             )
 
     def rules(self, chosen: list[PciDevice] | None) -> Iterator[PassthroughRule]:
-        """By `id` where that says what is meant, and by address otherwise."""
+        """By `id` if that expresses what is meant, otherwise by address."""
         by_id = [e for e in self._entries if e.is_plain and chosen is None]
         for entry in self._entries:
             self._tell_of(entry)
@@ -183,7 +181,7 @@ class _Identified:
             return
         ids = tuple(dict.fromkeys(entry.identifier for entry in by_id))
         if not meant:
-            why = f"no other device has {' or '.join(ids)} now, so the rule says at_least: 0"
+            why = f"no other device has {' or '.join(ids)} now, so the rule has at_least: 0"
             self._left.append(f"{SOURCE}: {why}")
         yield PassthroughRule(
             select=Selector(id=ids),
@@ -199,16 +197,16 @@ class _Identified:
                 continue
             if device.is_boot_display:
                 self._left.append(
-                    f"{SOURCE}: {device} is the console's display, which no identifier "
-                    "selects: add a rule with its address, and allow: boot-display"
+                    f"{SOURCE}: {device} is the console's display, which only its address "
+                    "selects: add a rule with the address and allow: boot-display"
                 )
             elif device.physical_function is not None:
                 self._left.append(
-                    f"{SOURCE}: {device} is a virtual function: select those with "
+                    f"{SOURCE}: {device} is a virtual function: select it with "
                     f"physical_function: {device.physical_function}"
                 )
         if not entry.is_plain and not self._meant(entry):
-            self._left.append(f"{entry.source}: vfio-pci.ids={entry.text}: no device is meant now")
+            self._left.append(f"{entry.source}: vfio-pci.ids={entry.text}: no device matches now")
 
 
 def _slots(devices: Sequence[PciDevice]) -> set[tuple[int, int, int]]:
@@ -245,7 +243,7 @@ def _alone(
 ) -> Callable[[PciDevice], bool]:
     """Which functions go without the rest of their slots.
 
-    Where a slot has no rest, both are the same, and what others need is said for it too.
+    If a slot has no other function, both are the same, and the more general form is used.
     """
     ordered = sorted(devices, key=lambda d: d.address)
     slots = groupby(ordered, key=lambda d: d.address.slot)
@@ -262,7 +260,7 @@ def _alone(
 def _staying(
     host: HostSnapshot, devices: Sequence[PciDevice], taken: Container[PciAddress]
 ) -> list[PciDevice]:
-    """The other functions of slots, of which nothing is said."""
+    """The other functions of the slots, which are not mentioned."""
     own = {device.address for device in devices}
     rest = {o.address: o for d in devices for o in host.slot(d) if o.address not in own}
     return [device for address, device in sorted(rest.items()) if address not in taken]
@@ -277,8 +275,8 @@ def is_alone(
 ) -> bool:
     """Whether functions go without the rest of their slot.
 
-    The tool that is imported leaves the others where they are. Where these keep the IOMMU group
-    from going to any guest, such a layout could not be applied, and the entire slot goes.
+    The imported tool leaves the others where they are. If these prevent passthrough of the IOMMU
+    group, such a layout could not be applied, and the entire slot goes.
     """
     staying = _staying(host, devices, taken)
     if not staying:
@@ -289,13 +287,13 @@ def is_alone(
     if in_the_way:
         held = ", ".join(f"{d.address} is on {d.driver}" for d in in_the_way)
         left.append(
-            f"{source}: the guest also gets {text} of the same slot: while {held}, no guest can "
-            f"have IOMMU group {in_the_way[0].iommu_group}"
+            f"{source}: the guest also gets {text} of the same slot: IOMMU group "
+            f"{in_the_way[0].iommu_group} cannot be passed through while {held}"
         )
         return False
     left.append(
-        f"{source}: {text} of the same slot stays with the host, by `only: true`; without it, "
-        "the whole slot goes to the guest"
+        f"{source}: {text} of the same slot stays with the host (`only: true`); without it, "
+        "the entire slot goes to the guest"
     )
     return True
 
@@ -304,12 +302,12 @@ def is_alone(
 
 
 def _listed(host: HostSnapshot, left: list[str]) -> Iterator[tuple[str, str]]:
-    """Where an entry stands, and the entry."""
+    """Each entry with its source."""
     for ids in _COMMAND_LINE_IDS.findall(host.kernel_command_line or ""):
         yield from (("the kernel command line", entry) for entry in ids.split(",") if entry)
     readiness = host.readiness
     if readiness is None:
-        left.append("modprobe.d: the snapshot does not hold it")
+        left.append("modprobe.d: not contained in the snapshot")
         return
     for setting in readiness.settings("options", "vfio_pci"):
         for ids in _IDS.findall(setting.arguments):
@@ -321,10 +319,10 @@ def _entry(source: str, text: str, left: list[str]) -> _Entry | None:
     parts = text.lower().split(":")[:_MOST_PARTS]
     what = f"{source}: vfio-pci.ids={text}"
     if len(parts) < _PARTS or not all(map(_HEXADECIMAL.fullmatch, parts)):
-        left.append(f"{what}: this is no vendor:device, and vfio-pci does not read it")
+        left.append(f"{what}: not vendor:device, so vfio-pci ignores it")
         return None
     numbers = [int(part, 16) for part in parts]
     if numbers[0] == _ANY:
-        left.append(f"{what}: it means every vendor: select the devices by class")
+        left.append(f"{what}: it matches every vendor: select the devices by class")
         return None
     return _Entry(source, text, *numbers)

@@ -1,7 +1,7 @@
-"""Layouts from what other tools keep, and what of it no layout can say.
+"""Layouts from the configuration of other tools, and what a layout cannot express.
 
-driverctl and `vfio-pci.ids=` move single functions, and so do the rules made of them: `only` where
-a slot has others. mdevctl names the device that makes a vGPU; a rule names its GPU.
+driverctl and `vfio-pci.ids=` move single functions, and so do the rules made from them: `only` if a
+slot has others. mdevctl names the parent device of a vGPU; a rule names its GPU.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 _NAME = "imported"
 _SECOND_NAME = "imported-host"
-"""Where a vgpu-config has the first one."""
+"""The position of the first one in a vgpu-config."""
 
 
 class Import(Struct):
-    """What is carried over, and for each item that is not, why."""
+    """What is carried over, and why other items are not."""
 
     layouts: dict[str, Layout] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     diagnostics: tuple[Diagnostic, ...] = ()
-    """What would keep the host's own layout from being applied as the host is now."""
+    """What would prevent applying the host's own layout now."""
 
     @property
     def file(self) -> LayoutFile | None:
-        """The layouts as one file; None where there is nothing."""
+        """The layouts as one file; None if there are none."""
         if not self.layouts:
             return None
         return LayoutFile(version=VERSION, layouts=self.layouts)
@@ -63,13 +63,13 @@ class Import(Struct):
 def import_layouts(
     host: HostSnapshot | None, configs: VgpuConfigs | None, boards: Boards = frozenset()
 ) -> Import:
-    """A layout for each vgpu-config, and one for what the host itself is told to be.
+    """A layout for each vgpu-config, and one for the configuration of the host itself.
 
-    Without a host there are vgpu-configs alone.
+    Without a host there are only the vgpu-configs.
 
     Raises:
         Refusal: boards share an ID of vfio-pci, and `boards` does not say which go to guests.
-        UsageError: a board is none of those.
+        UsageError: a board is not one of those.
 
     """
     found = Import()
@@ -91,7 +91,7 @@ def _diagnostics(host: HostSnapshot, request: ApplyLayout) -> tuple[Diagnostic, 
 
 
 class _HostRules:
-    """Rules of what driverctl, the identifiers of vfio-pci, and mdevctl say on a host."""
+    """Rules from driverctl, the PCI IDs of vfio-pci, and mdevctl on a host."""
 
     def __init__(self, host: HostSnapshot, left: list[str], boards: Boards) -> None:
         self._host = host
@@ -100,7 +100,7 @@ class _HostRules:
         self._taken: dict[PciAddress, str] = {}
 
     def rules(self) -> Iterator[Rule]:
-        """Those of addresses first: they are narrower."""
+        """The rules with addresses first, since they are narrower."""
         yield from self._of_driverctl()
         of_identifiers = identifier_rules(self._host, self._taken, self._left, self._boards)
         yield from self._of_mdevctl()
@@ -111,15 +111,18 @@ class _HostRules:
         for entry in self._host.driverctl_overrides:
             where = f"driverctl, {entry.file.path}"
             if not is_vfio_driver(entry.driver):
-                why = "layouts choose drivers for guests; state: host gives a device the one it had"
-                self._left.append(f"{where}: {entry.driver} is no VFIO driver: {why}")
+                why = (
+                    "layouts only choose drivers for guests; state: host restores the original "
+                    "driver"
+                )
+                self._left.append(f"{where}: {entry.driver} is not a VFIO driver: {why}")
             elif entry.address not in self._taken:
                 self._taken[entry.address] = "driverctl"
                 kept.setdefault((entry.driver, entry.address.slot), []).append(entry.address)
         read = {entry.file.path for entry in self._host.driverctl_overrides}
         for file in self._host.files:
             if file.path.startswith(f"{DRIVERCTL}/") and file.path not in read:
-                self._left.append(f"driverctl, {file.path}: it names no PCI function and driver")
+                self._left.append(f"driverctl, {file.path}: not a PCI function with a driver")
         for (driver, _), addresses in kept.items():
             yield self._of_functions(driver, addresses)
 
@@ -127,7 +130,7 @@ class _HostRules:
         present = [d for d in self._host.devices if d.address in addresses]
         if not present:
             text = ", ".join(map(str, addresses))
-            self._left.append(f"driverctl: {text} is not there now, so its rule says at_least: 0")
+            self._left.append(f"driverctl: {text} is not present now, so its rule has at_least: 0")
         return PassthroughRule(
             select=Selector(address=tuple(addresses)),
             state="passthrough",
@@ -144,7 +147,7 @@ class _HostRules:
         for definition in defined:
             if definition.uuid in once:
                 other = once[definition.uuid].parent
-                why = f"{other} makes this UUID already, and a layout names each once"
+                why = f"{other} already uses this UUID, and a layout may name each only once"
                 self._left.append(f"mdevctl, {definition.path}: {why}")
             once.setdefault(definition.uuid, definition)
         ordered = sorted(once.values(), key=lambda d: (_order(self._gpu(d.parent)), d.uuid))
@@ -153,19 +156,19 @@ class _HostRules:
             if isinstance(gpu, PciAddress) and gpu in self._taken:
                 holder = self._taken[gpu]
                 for definition in definitions:
-                    why = f"{holder} gives {gpu} to guests whole, so that it makes no vGPUs"
+                    why = f"{holder} passes {gpu} through, so it cannot create vGPUs"
                     self._left.append(f"mdevctl, {definition.path}: {why}")
                 continue
             yield self._of_gpu(gpu, definitions)
 
     def _starts_by_itself(self, definition: VgpuDefinition) -> bool:
         if not definition.autostart:
-            why = "it starts by hand (start: manual), and what a layout names is always there"
+            why = "it is started manually (start: manual), but a layout starts all its vGPUs"
             self._left.append(f"mdevctl, {definition.path}: {why}")
         return definition.autostart
 
     def _gpu(self, parent: str) -> PciAddress | str:
-        """The GPU of a parent: itself, or the physical function; a name where it is no function."""
+        """The GPU of a parent: itself, or the physical function; a name if it is not a function."""
         try:
             address = PciAddress.parse(parent)
         except UsageError:
@@ -179,11 +182,11 @@ class _HostRules:
             key = (definition.type_id, tuple(self._parameters(definition)))
             kinds.setdefault(key, []).append(definition.uuid)
             if isinstance(gpu, PciAddress) and definition.parent != str(gpu):
-                why = f"the place on {gpu} is chosen anew, perhaps not {definition.parent}"
+                why = f"the place on {gpu} is chosen again, possibly not {definition.parent}"
                 self._left.append(f"mdevctl, {definition.path}: {why}")
         is_there = isinstance(gpu, str) or self._host.device_named(str(gpu)) is not None
         if not is_there:
-            self._left.append(f"mdevctl: {gpu} is not there now, so its rule says at_least: 0")
+            self._left.append(f"mdevctl: {gpu} is not present now, so its rule has at_least: 0")
         return VgpuRule(
             select=Selector(address=(gpu,)) if isinstance(gpu, PciAddress) else _named(gpu),
             state="vgpu",
@@ -200,18 +203,18 @@ class _HostRules:
         )
 
     def _parameters(self, definition: VgpuDefinition) -> Iterator[tuple[str, str]]:
-        """What is in the last `vgpu_params`; other attributes are told."""
+        """The parameters in the last `vgpu_params`; other attributes are reported."""
         given = dict(definition.attributes)
         for name in given:
             if name != PARAMETERS:
-                why = "layouts set vgpu_params alone"
+                why = "layouts only set vgpu_params"
                 self._left.append(f"mdevctl, {definition.path}: the attribute {name}: {why}")
         for pair in given.get(PARAMETERS, "").split(","):
             name, equals, value = (part.strip() for part in pair.partition("="))
             if name and equals:
                 yield name, value
             elif pair.strip():
-                why = "it is no name=value"
+                why = "not name=value"
                 self._left.append(f"mdevctl, {definition.path}: {pair.strip()!r}: {why}")
 
 

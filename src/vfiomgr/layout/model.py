@@ -1,8 +1,7 @@
-"""Layout: the wanted state of a host, as a document.
+"""Layout: the desired state of a host, as a document.
 
-A file holds several layouts by name; a layout holds rules; a rule selects devices and says what
-they are to be. The first rule that selects a device has it; devices that no rule selects are left
-alone.
+A file contains layouts by name; a layout contains rules; a rule selects devices and says what state
+they should have. A device belongs to the first rule that selects it; other devices are left alone.
 Attribute docstrings are the descriptions of the JSON schema.
 """
 
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 VERSION: Literal["vfiomgr/v1"] = "vfiomgr/v1"
 
 UNKNOWABLE: frozenset[Override] = frozenset({"in-use"})
-"""Guards that depend on the moment: the command line overrides them, and no file."""
+"""Overrides that depend on the moment: allowed on the command line, but not in a file."""
 
 
 class _Document(BaseModel):
@@ -55,24 +54,24 @@ class _Document(BaseModel):
 
 
 class Selector(_Document):
-    """Which devices are meant: those that meet all criteria; of several values, one of them."""
+    """Selects the devices that meet all criteria; of several values, one must match."""
 
     address: Addresses = ()
-    """PCI addresses, e.g. 0000:41:00.0. Only so is the console's display selected."""
+    """PCI addresses, e.g. 0000:41:00.0. The console's display can only be selected this way."""
     id: Ids = ()
     """vendor:device in hexadecimal, e.g. 10de:2235, or 10de:* for all of a vendor."""
     classes: Classes = Field(default=(), alias="class")
     """The class: its first digits as a string, e.g. "0302", or a name, e.g. display."""
     name: Names = ()
-    """The model, with * and ?, whatever the case: "*A40*"."""
+    """The model name, with * and ?, case-insensitive: "*A40*"."""
     numa_node: Numbers = ()
-    """The NUMA node that the device is at."""
+    """The NUMA node of the device."""
     serial: Names = ()
     """The serial number in the vital product data."""
     physical_function: Addresses = ()
-    """Virtual functions of these physical ones."""
+    """The virtual functions of these physical functions."""
     parent: Names = ()
-    """Devices that make vGPUs and are no PCI functions, e.g. mtty."""
+    """Devices that create vGPUs and are not PCI functions, e.g. mtty."""
     all: Literal[True] | None = None
     """All GPUs and accelerators."""
 
@@ -90,7 +89,7 @@ class Selector(_Document):
             if not value[0].isdecimal() and value not in CLASS_NAMES and not is_hex(value):
                 names = ", ".join(sorted(CLASS_NAMES))
                 refuse_value(
-                    f"{value!r} is no class", f"write its digits, e.g. '0302', or one of {names}"
+                    f"{value!r} is not a class", f"use its digits, e.g. '0302', or one of {names}"
                 )
         return values
 
@@ -100,23 +99,23 @@ class Selector(_Document):
             refuse_value("a selector needs a criterion, e.g. address, id, class, or all")
         if self.parent and len(self.criteria) > 1:
             refuse_value(
-                "parent stands alone: what it names has no PCI address, class or model",
-                "take parent out, or all others",
+                "parent cannot be combined: its devices have no PCI address, class or model",
+                "remove parent, or all other criteria",
             )
         return self
 
     @property
     def criteria(self) -> tuple[str, ...]:
-        """The names of those that are given."""
+        """The names of the given criteria."""
         return tuple(name for name in type(self).model_fields if getattr(self, name))
 
     @property
     def class_prefixes(self) -> tuple[str, ...]:
-        """What the codes of the classes begin with."""
+        """The prefixes of the class codes."""
         return tuple(CLASS_NAMES.get(value, value) for value in self.classes)
 
     def fits_name(self, name: str) -> bool:
-        """Whether a model's name is meant."""
+        """Whether a model name matches."""
         return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in self.name)
 
     def __str__(self) -> str:
@@ -132,48 +131,48 @@ def _criterion(name: str, value: object) -> str:
 
 
 class _Rule(_Document):
-    """Devices and what they are to be."""
+    """Devices and the state that they should have."""
 
     select: Selector
-    """Which devices."""
+    """The devices."""
     at_least: Annotated[int, Field(ge=0)] = 1
-    """So many devices must be there, or nothing is done. 0 where there may be none."""
+    """The number of devices that must be present, or nothing is done; 0 if there may be none."""
     allow: Annotated[tuple[Override, ...], ONE_OR_MANY] = ()
-    """Guards to override for these devices."""
+    """Safety checks to override for these devices."""
 
     @field_validator("allow")
     @classmethod
     def _not_in_use(cls, values: tuple[Override, ...]) -> tuple[Override, ...]:
         for value in UNKNOWABLE.intersection(values):
             refuse_value(
-                f"a file cannot know that a device in use may be taken: apply --allow {value}",
-                f"take it out, and say so when applying: --allow {value}",
+                f"a file cannot allow changes to devices in use: apply --allow {value}",
+                f"remove it, and pass it when applying: --allow {value}",
             )
         return values
 
 
 class HostRule(_Rule):
-    """Whole devices for the host: on the drivers that they had, without virtual functions."""
+    """Undivided devices for the host: on their original drivers, without virtual functions."""
 
     state: Literal["host"]
 
 
 class PassthroughRule(_Rule):
-    """Whole devices for guests, each with the other functions of its slot."""
+    """Undivided devices for guests, each with the other functions of its slot."""
 
     state: Literal["passthrough"]
     driver: Text | None = None
-    """A VFIO driver; else the variant of VFIO that fits the device best."""
+    """A VFIO driver; by default the VFIO variant that fits the device best."""
     reset_method: ResetMethod | None = None
-    """Reset the devices by this method alone."""
+    """Reset the devices only by this method."""
     d3cold: Literal[False] | None = None
     """false keeps the devices out of D3cold."""
     owner: Owner | None = None
     """USER or USER:GROUP that may open their nodes besides root."""
     only: bool = False
-    """Leave the other functions of the slot where they are."""
+    """Leave the other functions of the slot on their drivers."""
     with_group: bool = False
-    """Take foreign members of the IOMMU groups too."""
+    """Include foreign members of the IOMMU groups."""
 
 
 class SriovRule(_Rule):
@@ -181,9 +180,9 @@ class SriovRule(_Rule):
 
     state: Literal["sriov"]
     count: Annotated[int, Field(ge=0)] | Literal["max"]
-    """How many virtual functions each has."""
+    """The number of virtual functions of each device."""
     functions: Literal["any", "passthrough", "host"] = "any"
-    """Who has the virtual functions; with any, that is left to others."""
+    """Who gets the virtual functions; any leaves that open."""
     driver: Text | None = None
     """With passthrough: a VFIO driver for the virtual functions."""
     owner: Owner | None = None
@@ -194,49 +193,49 @@ class SriovRule(_Rule):
         given = [name for name in ("driver", "owner") if getattr(self, name) is not None]
         if given and self.functions != "passthrough":
             refuse_value(
-                f"{given[0]} is about functions that go to guests: functions: passthrough",
-                "add functions: passthrough, or take the key out",
+                f"{given[0]} requires functions: passthrough",
+                "add functions: passthrough, or remove the key",
             )
         return self
 
 
 class VgpuRequest(_Document):
-    """vGPUs of one kind: by their type, or by what is needed."""
+    """vGPUs of one kind: by type, or by requirements."""
 
     type: Text | None = None
     """By name (A40-4Q, NVIDIA A40-4Q) or identifier (nvidia-558, 1148)."""
     framebuffer: Mebibytes | None = None
-    """So much memory or more: 6G, 512M."""
+    """Minimum amount of memory: 6G, 512M."""
     series: Annotated[str, StringConstraints(pattern="^[ABCQ]$")] | None = None
-    """NVIDIA's letter: A, B, C or Q."""
+    """NVIDIA's series: A, B, C or Q."""
     heads: Annotated[int, Field(ge=1)] | None = None
-    """So many displays or more."""
+    """Minimum number of displays."""
     count: Annotated[int, Field(ge=1)] | None = None
-    """So many on all devices of the rule together, placed by its strategy."""
+    """The number on all devices of the rule together, placed by its strategy."""
     per_gpu: Annotated[int, Field(ge=1)] | None = None
-    """So many on each device of the rule."""
+    """The number on each device of the rule."""
     uuids: tuple[Uuid, ...] = ()
-    """Names for mediated devices; else names that stay the same on this host."""
+    """Names for mediated devices; by default names that stay the same on this host."""
     parameters: dict[Text, Parameter] | None = None
-    """The driver's parameters (vgpu_params), all of them; else as the driver sets them."""
+    """The driver's parameters (vgpu_params), all of them; by default those of the driver."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> VgpuRequest:
         need = (self.framebuffer, self.series, self.heads)
         if (self.type is None) is all(part is None for part in need):
             refuse_value(
-                "say either type, or what is needed: framebuffer, series, heads",
-                "write e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}",
+                "give either type, or requirements: framebuffer, series, heads",
+                "e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}",
             )
         if (self.count is None) is (self.per_gpu is None):
             refuse_value(
-                "say how many: either count (in all) or per_gpu (on each)",
-                "write e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together",
+                "give a number: either count (in total) or per_gpu (on each)",
+                "e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together",
             )
         if self.uuids and self.count != len(self.uuids):
             refuse_value(
-                f"{len(self.uuids)} uuids need a count of {len(self.uuids)}",
-                "write that count, or as many uuids",
+                f"{len(self.uuids)} uuids require a count of {len(self.uuids)}",
+                "use that count, or that many uuids",
             )
         if len(set(self.uuids)) < len(self.uuids):
             refuse_value("two uuids are the same")
@@ -253,41 +252,41 @@ class VgpuRequest(_Document):
 
 
 class VgpuRule(_Rule):
-    """GPUs that are divided into vGPUs, and which."""
+    """GPUs that are divided into vGPUs, and the vGPUs."""
 
     state: Literal["vgpu"]
     vgpus: tuple[VgpuRequest, ...] = ()
-    """The vGPUs; others that vfiomgr made there are removed."""
+    """The vGPUs; others that vfiomgr created there are removed."""
     strategy: Strategy = "pack"
-    """Fill one GPU after the other, or give each the same number."""
+    """Fill one GPU after the other, or distribute evenly."""
     heterogeneous: bool | None = None
-    """Whether vGPUs of different sizes share a GPU; else as it is."""
+    """Whether vGPUs of different sizes may share a GPU; by default unchanged."""
     mig: bool | None = None
-    """Whether the GPUs are divided into GPU instances (MIG); else as it is."""
+    """Whether the GPUs are divided into GPU instances (MIG); by default unchanged."""
     functions: Annotated[int, Field(ge=1)] | None = None
-    """So many virtual functions; else all that a GPU makes, or as many as it has."""
+    """The number of virtual functions; by default all that a GPU supports, or its present ones."""
 
 
 Rule = Annotated[HostRule | PassthroughRule | SriovRule | VgpuRule, Field(discriminator="state")]
 
 
 class Layout(_Document):
-    """What a host is to be."""
+    """The desired state of a host."""
 
     description: str | None = None
-    """For people."""
+    """A description for people."""
     devices: tuple[Rule, ...]
     """The rules; the first that selects a device has it."""
 
     @property
     def owners(self) -> tuple[str, ...]:
-        """All that are to have nodes of devices."""
+        """All owners of device nodes."""
         named = (getattr(rule, "owner", None) for rule in self.devices)
         return tuple(dict.fromkeys(owner for owner in named if owner is not None))
 
     @property
     def selects_by_serial(self) -> bool:
-        """Whether serial numbers have to be read, which takes a while."""
+        """Whether serial numbers must be read, which takes a while."""
         return any(rule.select.serial for rule in self.devices)
 
     @model_validator(mode="after")

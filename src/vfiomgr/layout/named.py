@@ -1,4 +1,4 @@
-"""The request to apply a layout that is in a file."""
+"""The request to apply a layout from a file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 
 
 class ApplyLayout(Value):
-    """Bring the host to a layout of `file`; devices already in the desired state are left alone."""
+    """Apply a layout of `file`; devices already in the desired state are left alone."""
 
     file: str | os.PathLike[str]
     """A layout file in YAML or JSON."""
     layout: str | None = None
-    """Which one, where the file has several."""
+    """The name of the layout, if the file has several."""
     allow: frozenset[Override] = frozenset()
-    """Safety checks to override; a refusal names them."""
+    """Safety checks to override; the error message names them."""
 
     def request(self, host: HostSource) -> requests.ApplyLayout:
         """The request for a host.
 
         Raises:
-            UsageError: the file cannot be read, or names an account that the host does not have.
-            InvalidDocument: it has no such layout, or a malformed one.
+            UsageError: the file cannot be read, or an account does not exist on the host.
+            InvalidDocument: the layout does not exist or is malformed.
 
         """
         path = os.fspath(self.file)
@@ -45,7 +45,7 @@ class ApplyLayout(Value):
 def layout_of_text(
     host: HostSource, text: str, source: str, name: str | None, allow: frozenset[Override]
 ) -> requests.ApplyLayout:
-    """The request for a layout of a text, with what of this host it takes."""
+    """The request for a layout in a text, with the facts of this host that it needs."""
     chosen, layout = choose_layout(read_layouts(text, source), name)
     tree = None if host.snapshot is not None else host.tree
     return layout_request(tree, chosen, layout, allow=allow)
@@ -58,10 +58,10 @@ def layout_request(
     *,
     allow: frozenset[Override] = frozenset(),
 ) -> requests.ApplyLayout:
-    """The request for a layout, with what of the host it takes: accounts, and what names come from.
+    """The request for a layout, with the facts of the host that it needs: accounts, machine ID.
 
     Raises:
-        UsageError: the host has no such account; without a tree, one is not a number.
+        UsageError: an account does not exist on the host; without a tree, it is not a number.
 
     """
     from hashlib import sha256  # noqa: PLC0415 - slow to import

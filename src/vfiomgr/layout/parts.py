@@ -1,4 +1,4 @@
-"""A part of a layout that can be changed by itself: what differs, and what would end that."""
+"""A part of a layout that can be changed separately: its differences, and how to resolve them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _EMPTY = Plan("", ())
 
 
 class Difference(Value):
-    """Something that is not as a layout wants it."""
+    """A difference between a layout and the host."""
 
     device: str
-    """An address, or the name of what makes vGPUs; empty where a device is missing."""
+    """An address, or the name of a vGPU parent; empty for a missing device."""
     name: str
     """Its model."""
     found: str
@@ -47,24 +47,24 @@ class Difference(Value):
 
 
 class Change(Value):
-    """What belongs together of a layout, on a host as it is."""
+    """Changes that belong together, for a host as it is."""
 
     name: str
-    """The device that it stands under; several parts may stand under one."""
+    """The device that it is listed under; several parts may share one."""
     plan: Plan = _EMPTY
-    """What is to be done first; empty where all is as wanted, or the part is refused."""
+    """What is done first; empty if nothing differs or the part is refused."""
     differences: tuple[Difference, ...] = ()
     diagnostics: tuple[Diagnostic, ...] = ()
     deferred: tuple[str, ...] = ()
-    """What is planned once that is done."""
+    """What is planned after that."""
     groups: frozenset[int] = frozenset()
-    """The IOMMU groups of the functions that it is about."""
+    """The IOMMU groups of its functions."""
     is_for_guests: bool = False
-    """Whether it gives these functions to guests."""
+    """Whether it passes these functions through."""
 
     @property
     def is_met(self) -> bool:
-        """Whether it is as wanted, and nothing speaks against that."""
+        """Whether it is in the desired state without objections."""
         return not self.differences and not self.diagnostics
 
 
@@ -76,9 +76,9 @@ class RuleContext(Value):
     checkpoint: LayoutCheckpoint
     claim: RuleMatch
     others: frozenset[PciAddress] = frozenset()
-    """The functions that other rules select, or have with those."""
+    """The functions of other rules, including their companions."""
     going: frozenset[PciAddress] = frozenset()
-    """All functions that some rule gives to guests: none of them keeps a group from another."""
+    """All functions that some rule passes through: none of them blocks a group for another."""
 
     def is_shared(self, device: PciDevice) -> bool:
         """Whether another rule has a function of the same slot."""
@@ -86,13 +86,13 @@ class RuleContext(Value):
 
     @property
     def allow(self) -> frozenset[Override]:
-        """What its user, and its rule, override."""
+        """The safety checks that the user or the rule overrides."""
         return self.request.allow | frozenset(self.claim.rule.allow)
 
     def found(
         self, address: PciAddress, *, with_mode: bool = False, with_instances: bool = False
     ) -> SwitchCheckpoint:
-        """What an interrupted run had found of a function; nothing where there was none."""
+        """The state of a function before an interrupted run; empty if there was none."""
         found = next((b for b in self.checkpoint.functions if b.address == address), None)
         if found is None:
             return SwitchCheckpoint()
@@ -103,7 +103,7 @@ class RuleContext(Value):
         )
 
     def _instances(self, found: FunctionBefore) -> tuple[InstancePlace, ...] | None:
-        """The GPU instances to go back to, where that run has put some of them away."""
+        """The GPU instances to restore, if that run removed some of them."""
         partition = self.host.partition(str(found.address))
         if partition is None or set(partition.places) == set(found.instances):
             return None
@@ -112,10 +112,10 @@ class RuleContext(Value):
         return found.instances if kept else None
 
     def owner(self, name: str | None) -> NodeOwner | None:
-        """Who is meant by a name of the layout.
+        """The owner with this name in the layout.
 
         Raises:
-            UsageError: nobody looked it up.
+            UsageError: the name was not looked up.
 
         """
         if name is None:
@@ -123,12 +123,12 @@ class RuleContext(Value):
         for owner in self.request.owners:
             if owner.name == name:
                 return owner
-        message = f"nobody looked up who {name!r} is"
-        raise UsageError(message, "vfiomgr.layout.named.layout_request does that")
+        message = f"the account {name!r} was not looked up"
+        raise UsageError(message, "use vfiomgr.layout.named.layout_request")
 
 
 def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Difference, ...]) -> Change:
-    """A part by its plan: one with steps, or one that is refused, tells the differences."""
+    """A part by its plan: with steps, or refused with its differences."""
     try:
         plan = planned()
     except (Refusal, UsageError) as error:
@@ -138,7 +138,7 @@ def attempt(name: str, planned: Callable[[], Plan], differences: tuple[Differenc
 
 
 def use_of(host: HostSnapshot, device: PciDevice) -> str:
-    """Who has a function now: `host (nvidia, 4 virtual functions)`."""
+    """The present use of a function: `host (nvidia, 4 virtual functions)`."""
     parts = [device.driver or "no driver"]
     functions = len(device.virtual_functions)
     parts += [counted(functions, "virtual function")] if functions else []

@@ -1,4 +1,4 @@
-"""Requests about layouts: apply, revert, install, uninstall."""
+"""Requests about layouts: apply, revert, install and uninstall."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFERRED = {"Layout": "vfiomgr.layout.model"}
 
 
 class FunctionBefore(Value):
-    """What a run found of a function that makes virtual ones."""
+    """The state of a physical function before a run."""
 
     address: PciAddress
     autoprobe: bool | None
@@ -32,29 +32,29 @@ class FunctionBefore(Value):
 
 
 class LayoutCheckpoint(Checkpoint):
-    """What a run found of the devices of a layout, and which vGPUs it changed."""
+    """The state of a layout's devices before a run, and the vGPUs that the run changed."""
 
     begun: tuple[str, ...] = ()
-    """The vGPUs that it had made, or removed."""
+    """The vGPUs that it had created or removed."""
     functions: tuple[FunctionBefore, ...] = ()
 
     def resumed(self, begun: Iterable[str]) -> LayoutCheckpoint:
-        """The checkpoint with the vGPUs that were made or removed already."""
+        """The checkpoint with the vGPUs that were already created or removed."""
         return replace(self, begun=tuple(dict.fromkeys((*self.begun, *begun))))
 
 
 class ApplyLayout(Request, Value):
-    """Bring the host to a layout; what is so already is not touched."""
+    """Apply a layout; devices already in the desired state are left alone."""
 
     name: str
     layout: Layout
     owners: tuple[NodeOwner, ...] = ()
-    """Who those are that the layout gives nodes to."""
+    """The owners of device nodes in the layout, looked up."""
     seed: str = ""
-    """What the names of vGPUs that the layout does not name are made from."""
+    """The machine ID, from which the names of unnamed vGPUs are derived."""
     allow: frozenset[Override] = frozenset()
     only: tuple[str, ...] = ()
-    """These parts alone, by the device that they stand under."""
+    """Only these parts, by the device that they are listed under."""
     kind: ClassVar[str] = "apply-layout"
     deferred_types: ClassVar[dict[str, str]] = _DEFERRED
     checkpoint = LayoutCheckpoint
@@ -63,7 +63,7 @@ class ApplyLayout(Request, Value):
 
     @property
     def needs_resets(self) -> bool:
-        """A rule may choose a reset method."""
+        """True, since a rule may choose a reset method."""
         return True
 
     @property
@@ -73,34 +73,34 @@ class ApplyLayout(Request, Value):
 
 
 class RevertLayout(Request, Value):
-    """Take back what applying a layout did."""
+    """Undo an applied layout."""
 
     name: str
     steps: tuple[Step, ...]
-    """What was done, in its order."""
+    """The steps that were taken, in order."""
     runs: tuple[str, ...]
-    """The journals that tell of it."""
+    """The journals that recorded them."""
     allow: frozenset[Override] = frozenset()
     locks: tuple[str, ...] = ()
-    """What those runs held."""
+    """The requests of those runs."""
     kind: ClassVar[str] = "revert-layout"
 
     def is_same_as(self, other: RevertLayout) -> bool:
-        """Whether both take the same runs back."""
+        """Whether both undo the same runs."""
         return self.runs == other.runs
 
 
 class InstallLayout(Request, Value):
-    """Keep a layout, and have the host brought to it at each boot; nothing moves now."""
+    """Install a layout to be applied at each boot; no device is changed now."""
 
     apply: ApplyLayout
     text: str
-    """The file that it stands in, whole."""
+    """The entire file."""
     enforce: bool = False
-    """Have it kept after the boot, too."""
+    """Also correct drift after the boot."""
     update_initramfs: bool = False
     program: str | None = None
-    """Where vfiomgr itself is, for the services."""
+    """The path of vfiomgr, for the services."""
     kind: ClassVar[str] = "install-layout"
     deferred_types: ClassVar[dict[str, str]] = _DEFERRED
 
@@ -108,7 +108,7 @@ class InstallLayout(Request, Value):
 
     @property
     def needs_resets(self) -> bool:
-        """A rule may choose a reset method."""
+        """True, since a rule may choose a reset method."""
         return True
 
     @property
@@ -118,9 +118,9 @@ class InstallLayout(Request, Value):
 
 
 class UninstallLayout(Request, Value):
-    """Take back what installing a layout wrote; nothing moves now."""
+    """Remove an installed layout; no device is changed."""
 
     update_initramfs: bool = False
     program: str | None = None
-    """Where vfiomgr itself is, for the service of rules that are there again."""
+    """The path of vfiomgr, for the service of restored rules."""
     kind: ClassVar[str] = "uninstall-layout"

@@ -1,4 +1,4 @@
-"""Taking back what applying a layout did: its steps undone in reverse."""
+"""Undoes an applied layout: its steps in reverse."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 @plans(RevertLayout)
 def plan_revert(host: HostSnapshot, request: RevertLayout) -> Plan:
-    """Undo all steps of a layout's runs, the last first.
+    """Undo all steps of a layout's runs, newest first.
 
     Raises:
-        Refusal: somebody holds what would be moved.
+        Refusal: a device to be moved is in use.
 
     """
     numbers = range(len(request.steps))
@@ -46,10 +46,10 @@ def plan_revert(host: HostSnapshot, request: RevertLayout) -> Plan:
 
 
 def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
-    """The steps of runs, the oldest first, that undone in reverse lead to before all of them.
+    """The steps of runs (oldest first) whose inverses lead to the state before all of them.
 
-    What an earlier run changed leads back to before that one; how a later run found it, perhaps
-    half-way, is of no interest.
+    What an earlier run changed is restored to the state before that run; the state that a later run
+    found in between does not matter.
     """
     found: list[Step] = []
     changed: set[tuple[object, ...]] = set()
@@ -64,7 +64,7 @@ def of_several(runs: Iterable[Iterable[Step]]) -> tuple[Step, ...]:
 
 
 def _letting_go(host: HostSnapshot, steps: Sequence[Step]) -> Iterator[Step]:
-    """Persistence mode, which may have come since by other means, ends before it would matter."""
+    """Persistence mode, which may have been enabled since, is disabled before it matters."""
     held = list(kept_from_leaving(host, steps))
     for step in steps:
         if step in held:
@@ -73,10 +73,10 @@ def _letting_go(host: HostSnapshot, steps: Sequence[Step]) -> Iterator[Step]:
 
 
 def _ways_to_guests(run: Sequence[Step], makers: set[str | None]) -> list[Step]:
-    """How a run took functions back from guests that had made virtual ones before.
+    """How a run returned functions from guests that had created virtual ones before.
 
-    Only a host driver makes those, so the function had one then, and has it again. Somebody took
-    it to a guest between the two runs, and undoing the second one would lead there.
+    Only a host driver creates virtual functions, so the function had one then, and has it again.
+    Somebody passed it through between the two runs, and undoing the second one would do that again.
     """
     back = {step.subject for step in run if isinstance(step, DropOriginalState)} & makers
     moves = DropOriginalState | ChangeDriver

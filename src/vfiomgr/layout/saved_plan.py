@@ -1,4 +1,4 @@
-"""A plan for a layout that was written down to be looked at, and is applied later."""
+"""A plan for a layout that was saved for review and is applied later."""
 
 from __future__ import annotations
 
@@ -18,37 +18,40 @@ if TYPE_CHECKING:
 
 KIND = "LayoutPlan"
 _FOR_PEOPLE = frozenset({"description", "commands"})
-_REMEDY = "make it anew with: vfiomgr plan FILE --output PLAN"
+_REMEDY = "create a new one: vfiomgr plan FILE --output PLAN"
 
 
 class ReviewedPlan(Value):
-    """What was to be done, and the steps that it took on the host as it was."""
+    """A request and the steps that were planned for it."""
 
     request: ApplyLayout
     steps: tuple[Step, ...]
 
 
 class _Written(Value):
-    """What the document says, whatever request it is about."""
+    """The content of the document, for any request."""
 
     request: Request
     steps: tuple[Step, ...]
 
 
 def is_plan(document: object) -> bool:
-    """Whether a document is one of these, and no layout file."""
+    """Whether a document is a saved plan and not a layout file."""
     return isinstance(document, dict) and document.get("kind") == KIND
 
 
 def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
-    """Read what `vfiomgr plan --output` wrote.
+    """Read a plan written by `vfiomgr plan --output`.
 
     Raises:
         InvalidDocument: another version wrote it, or it is damaged.
 
     """
     if document.get("api_version") != API_VERSION:
-        message = f"{source}: api_version is {document.get('api_version')!r}, not {API_VERSION!r}"
+        message = (
+            f"{source}: unsupported api_version {document.get('api_version')!r}, expected "
+            f"{API_VERSION!r}"
+        )
         raise InvalidDocument(message, _REMEDY)
     document = current(dict(document))
     told = document.get("steps")
@@ -59,13 +62,13 @@ def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
         message = f"{source}: not a plan of this version: {error}"
         raise InvalidDocument(message, _REMEDY) from None
     if not isinstance(plan.request, ApplyLayout):
-        message = f"{source}: not a plan of a layout, but of {plan.request.kind}"
+        message = f"{source}: a plan of {plan.request.kind}, not of a layout"
         raise InvalidDocument(message, _REMEDY)
     return ReviewedPlan(plan.request, plan.steps)
 
 
 def _inert(step: object) -> object:
-    """A step without what it says to people."""
+    """A step without its descriptions for people."""
     if not isinstance(step, dict):
         return step
     return {key: value for key, value in step.items() if key not in _FOR_PEOPLE}

@@ -1,4 +1,4 @@
-"""The JSON schema of layouts, for editors and for those who write layouts by program."""
+"""The JSON schema of layouts, for editors and generators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NULL = {"type": "null"}
 
 
 def layout_schema() -> dict[str, Any]:
-    """What a layout file may be; the reader refuses some of it that no schema can know."""
+    """The schema of layout files; the reader also rejects what no schema can express."""
     schema = LayoutFile.model_json_schema()
     parts = schema["$defs"]
     parts["VgpuRequest"] |= _vgpu_request_rules()
@@ -31,7 +31,7 @@ def layout_schema() -> dict[str, Any]:
 
 
 def _without_null(part: Any) -> Any:  # noqa: ANN401 - as JSON has it
-    """The same without null, which no key takes, and without what says so only in other words."""
+    """The schema without null, which no key accepts, and without redundant parts."""
     if isinstance(part, list):
         return [_without_null(item) for item in part]
     if not isinstance(part, dict):
@@ -48,7 +48,7 @@ def _without_null(part: Any) -> Any:  # noqa: ANN401 - as JSON has it
 
 
 def _allow(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without the guards that a file cannot override."""
+    """The schema without overrides that a file cannot contain."""
     one = {"enum": [allowance for allowance in OVERRIDES if allowance not in UNKNOWABLE]}
     return {**schema, "anyOf": [one, {"type": "array", "items": one}]}
 
@@ -72,7 +72,7 @@ def _sriov_rules() -> dict[str, Any]:
 
 
 def _selector(schema: dict[str, Any]) -> dict[str, Any]:
-    """`all`, or criteria; lists of them are not empty."""
+    """`all`, or criteria; their lists are not empty."""
     for criterion in schema["properties"].values():
         for choice in criterion.get("anyOf", ()):
             if choice.get("type") == "array":

@@ -1,4 +1,4 @@
-"""Which devices the rules of a layout are about: the first rule that selects a device has it."""
+"""Assigns devices to the rules of a layout: the first rule that selects a device has it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class RuleMatch(Value):
-    """A rule, and what it has."""
+    """A rule and its devices."""
 
     number: int
-    """Its place in the layout, from 1."""
+    """Its position in the layout, from 1."""
     rule: Rule
     devices: tuple[PciDevice, ...]
     parents: tuple[str, ...] = ()
-    """Those that make vGPUs and are no PCI functions."""
+    """Parents of vGPUs that are not PCI functions."""
     rest: tuple[PciDevice, ...] = ()
-    """Other functions of the slots, which go back to the host with them."""
+    """Other functions of the slots, which return to the host with them."""
 
     @property
     def label(self) -> str:
@@ -39,16 +39,16 @@ class RuleMatch(Value):
 
 
 class Selection(Value):
-    """What all rules have, and what speaks against the layout as a whole."""
+    """The devices of all rules, and reasons against the entire layout."""
 
     claims: tuple[RuleMatch, ...]
     diagnostics: tuple[tuple[RuleMatch, Diagnostic], ...]
     shortages: tuple[tuple[RuleMatch, Diagnostic], ...]
-    """Rules with fewer devices than they want, of those that are there now."""
+    """Rules with fewer devices than required, of those present now."""
 
 
 def select(host: HostSnapshot, layout: Layout) -> Selection:
-    """Give each device to the first rule that selects it, with the rest of its slot."""
+    """Assign each device to the first rule that selects it, with the rest of its slot."""
     taken: dict[PciAddress, RuleMatch] = {}
     taken_parents: set[str] = set()
     claims: list[RuleMatch] = []
@@ -71,7 +71,7 @@ def select(host: HostSnapshot, layout: Layout) -> Selection:
 
 
 def _disposed_of(claim: RuleMatch) -> Iterator[PciAddress]:
-    """The virtual functions of which a rule about their physical ones says who has them."""
+    """The virtual functions whose user is set by a rule about their physical functions."""
     if isinstance(claim.rule, SriovRule) and claim.rule.functions != "any":
         for device in claim.devices:
             yield from device.virtual_functions
@@ -80,7 +80,7 @@ def _disposed_of(claim: RuleMatch) -> Iterator[PciAddress]:
 def _with_rest(
     host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
 ) -> RuleMatch:
-    """A claim of the host with the rest of its slots, as far as no rule at all is about it."""
+    """A claim of the host with the rest of its slots, unless other rules select them."""
     if not isinstance(claim.rule, HostRule):
         return claim
     rest = (d for d in _slots(host, claim) if d not in claim.devices and d.address not in taken)
@@ -88,7 +88,7 @@ def _with_rest(
 
 
 def _slots(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
-    """All functions of the slots of a claim's devices."""
+    """All functions in the slots of a claim's devices."""
     found = {other.address: other for device in claim.devices for other in host.slot(device)}
     return list(found.values())
 
@@ -98,7 +98,7 @@ def _matching(host: HostSnapshot, selector: Selector) -> Iterator[PciDevice]:
 
 
 def _is_selected(device: PciDevice, selector: Selector) -> bool:
-    """All criteria hold; what no address names is no bridge, no display and no virtual function."""
+    """Whether all criteria match; bridges, displays and virtual functions require an address."""
     if selector.parent:
         return False
     if not selector.address:
@@ -122,13 +122,13 @@ def _is_selected(device: PciDevice, selector: Selector) -> bool:
 
 
 def _parents(host: HostSnapshot, selector: Selector) -> Iterator[str]:
-    """Devices that make vGPUs, by name: the kernel's own samples, for one."""
+    """Parents of vGPUs by name, including the kernel's sample devices."""
     names = (parent.name for parent in host.vgpu_parents if host.device_named(parent.name) is None)
     return (name for name in dict.fromkeys(names) if name in selector.parent)
 
 
 def _companions(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
-    """The other functions of slots that go to guests whole."""
+    """The other functions of slots that are passed through."""
     rule = claim.rule
     if not isinstance(rule, PassthroughRule) or rule.only:
         return []
@@ -138,16 +138,16 @@ def _companions(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
 def _conflicts(
     claim: RuleMatch, companions: Iterable[PciDevice], taken: dict[PciAddress, RuleMatch]
 ) -> Iterator[Diagnostic]:
-    """Functions of one slot that two rules want in different states."""
+    """Functions of one slot in two rules with different states."""
     for device in companions:
         other = taken.get(device.address)
         if other is not None and other.rule.state != claim.rule.state:
             yield blocker(
                 "layout-slot-split",
                 device,
-                f"{device} is to be {other.rule.state} by {other.label}, and would go along with "
-                f"its slot by {claim.label}, which is {claim.rule.state}",
-                "give the functions of one slot one state, or say only: true",
+                f"{device} is {other.rule.state} in {other.label}, but "
+                f"{claim.label} includes it as {claim.rule.state} with its slot",
+                "give the functions of one slot one state, or set only: true",
             )
 
 
@@ -163,8 +163,8 @@ def _too_few(
     yield blocker(
         "layout-too-few",
         claim.label,
-        f"{claim.label} wants at least {wanted} {'device' if wanted == 1 else 'devices'}, and this "
-        f"host has {found or 'none'}{there}",
+        f"{claim.label} requires at least {wanted} {'device' if wanted == 1 else 'devices'}, but "
+        f"this host has {found or 'none'}{there}",
         _remedy_for_few(host, claim.rule.select, taken),
     )
 
@@ -173,42 +173,46 @@ def _remedy_for_few(
     host: HostSnapshot, selector: Selector, taken: dict[PciAddress, RuleMatch]
 ) -> str:
     lost = [
-        f"{d.address} is what {taken[d.address].label} has"
+        f"{d.address} belongs to {taken[d.address].label}"
         for d in _matching(host, selector)
         if d.address in taken
     ]
     if lost:
-        return f"{'; '.join(lost)}: the first rule that selects a device has it, with its slot"
+        return (
+            f"{'; '.join(lost)}: a device belongs to the first rule that selects it, with its slot"
+        )
     hidden = [
         str(d)
         for d in host.devices
         if not selector.address and d.is_boot_display and _is_selected_otherwise(d, selector)
     ]
     if hidden:
-        return f"{', '.join(hidden)} is the console's display: only address selects that"
-    return "look for what is missing with vfiomgr list --all, or say at_least: 0 if it may be"
+        return f"{', '.join(hidden)} is the console's display: only address selects it"
+    return (
+        "look for the missing device with vfiomgr list --all, or set at_least: 0 if it is optional"
+    )
 
 
 def _is_selected_otherwise(device: PciDevice, selector: Selector) -> bool:
-    """Whether a display would be selected, were the console not on it."""
+    """Whether a device would be selected if it were not the console's display."""
     named = selector.model_copy(update={"address": (device.address,)})
     return _is_selected(device, named)
 
 
 def _unfit(claim: RuleMatch) -> Iterator[Diagnostic]:
-    """Rules about parents that are no PCI functions, and are about something else than vGPUs."""
+    """Rules with parents that are not PCI functions, in another state than vgpu."""
     if claim.rule.select.parent and not isinstance(claim.rule, VgpuRule):
         yield blocker(
             "layout-not-pci",
             claim.label,
-            f"{claim.label} selects {' and '.join(claim.rule.select.parent)} by parent, which are "
-            f"no PCI functions, and cannot be {claim.rule.state}",
-            "select PCI functions by address, id or class; parent goes with state: vgpu",
+            f"{claim.label} selects {' and '.join(claim.rule.select.parent)} by parent, which "
+            f"are not PCI functions and cannot be {claim.rule.state}",
+            "select PCI functions by address, id or class; parent requires state: vgpu",
         )
 
 
 def moving_together(devices: Iterable[PciDevice]) -> list[list[PciDevice]]:
-    """Functions in batches: those of one slot, and those of one IOMMU group, move together."""
+    """Functions in batches: those of one slot and those of one IOMMU group move together."""
     return components(devices, _bonds)
 
 

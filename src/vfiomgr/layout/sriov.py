@@ -1,4 +1,4 @@
-"""Virtual functions that a layout is yet to make, and the rules that are about them."""
+"""Virtual functions that a layout will create, and the rules about them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _FIRST_RULE = "put this rule first, since the first rule that selects a device has it"
 Pending = dict[str, int]
-"""How many virtual functions each physical one will have, of those that are to get others."""
+"""The planned number of virtual functions, for physical functions whose number changes."""
 
 
 def numbers(parts: Iterable[Change]) -> Pending:
-    """What plans make of physical functions; of the new virtual ones nothing is known yet."""
+    """The planned numbers of virtual functions, which do not exist yet."""
     return {
         str(step.device.address): step.after
         for part in parts
@@ -45,7 +45,7 @@ def numbers(parts: Iterable[Change]) -> Pending:
 
 
 def is_awaited(host: HostSnapshot, claim: RuleMatch, pending: Pending) -> bool:
-    """Whether a rule may be about virtual functions that are yet to be made."""
+    """Whether a rule may concern virtual functions that do not exist yet."""
     select = claim.rule.select
     if not pending.keys().isdisjoint(map(str, select.physical_function)):
         return True
@@ -53,9 +53,9 @@ def is_awaited(host: HostSnapshot, claim: RuleMatch, pending: Pending) -> bool:
 
 
 def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], pending: Pending) -> Diagnostic | None:
-    """That a rule's physical functions will have fewer virtual ones than it wants.
+    """The diagnostic for a rule that will have fewer virtual functions than it requires.
 
-    Which addresses, classes and models these will have is not known; only how many there may be.
+    Their addresses, classes and models are not known yet; only their maximum number is.
     """
     select, wanted = claim.rule.select, claim.rule.at_least
     if not select.physical_function:
@@ -67,17 +67,17 @@ def shortage(claim: RuleMatch, claims: Sequence[RuleMatch], pending: Pending) ->
     if most >= wanted:
         return None
     told = [_told(a, owners[a], _maker(a, claims), counts[a], pending) for a in counts]
-    remedy = "have more made there" if any(a is None for a in owners.values()) else _FIRST_RULE
+    remedy = "increase their number" if any(a is None for a in owners.values()) else _FIRST_RULE
     return blocker(
         "layout-too-few",
         claim.label,
-        f"{claim.label} wants at least {counted(wanted, 'device')}, and {', '.join(told)}",
-        f"{remedy}, or say at_least: {most}",
+        f"{claim.label} requires at least {counted(wanted, 'device')}, but {', '.join(told)}",
+        f"{remedy}, or set at_least: {most}",
     )
 
 
 def _owner_of_all(physical: PciAddress, earlier: Iterable[RuleMatch]) -> RuleMatch | None:
-    """The rule that has all virtual functions of a physical one, whatever they are."""
+    """The rule that has all virtual functions of a physical function, whatever they are."""
     for claim in earlier:
         select = claim.rule.select
         is_all = select.criteria == ("physical_function",) and physical in select.physical_function
@@ -100,7 +100,7 @@ def _count(claim: RuleMatch, physical: PciAddress, pending: Pending) -> int:
 
 
 def _maker(physical: PciAddress, claims: Iterable[RuleMatch]) -> str:
-    """By which rule a physical function gets others."""
+    """The rule that changes the number of a physical function's virtual functions."""
     makers = (claim.label for claim in claims if _is_of(physical, claim))
     return next((f" by {label}" for label in makers), "")
 
@@ -109,14 +109,14 @@ def _told(
     physical: PciAddress, owner: RuleMatch | None, maker: str, count: int, pending: Pending
 ) -> str:
     if owner is not None:
-        return f"those of {physical} are what {owner.label} has"
+        return f"those of {physical} belong to {owner.label}"
     if str(physical) in pending:
-        return f"{physical} is to have {counted(count, 'virtual function')}{maker}"
+        return f"{physical} will have {counted(count, 'virtual function')}{maker}"
     return f"{physical} has {counted(count, 'virtual function')}"
 
 
 def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Change]:
-    """A physical function with its number, and then what is to become of the virtual ones."""
+    """A physical function with its number, and then the users of its virtual functions."""
     count = device.sriov_totalvfs or 1 if rule.count == "max" else rule.count
     wanted = counted(count, "virtual function")
     name = str(device.address)
@@ -152,7 +152,7 @@ def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Cha
 
 
 def _virtual(case: RuleContext, rule: SriovRule, physical: PciDevice) -> Iterator[Change]:
-    """The virtual functions, but for those that another rule has."""
+    """The virtual functions, except those of other rules."""
     name = str(physical.address)
     present = (case.host.device(a) for a in physical.virtual_functions if a not in case.others)
     for batch in moving_together(present):

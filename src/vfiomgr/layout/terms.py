@@ -1,7 +1,7 @@
-"""What commands call an option, in the words of a layout.
+"""The keys of a layout for the options of commands.
 
 A layout is planned by the planners of `bind`, `unbind`, `vgpu` and `sriov`, whose remedies name the
-options of these commands. Who applies a layout edits its rules, which have keys.
+options of these commands. In a layout, the keys of its rules are named instead.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from vfiomgr.layout.parts import Change
 
 _KEYS: dict[OptionName, str] = {
-    "allow": "say allow: {}",
-    "not-driver": "leave out driver",
+    "allow": "set allow: {}",
+    "not-driver": "remove driver",
     "heterogeneous": "with heterogeneous: true",
-    "not-heterogeneous": "leave out heterogeneous: true",
-    "not-uuid": "leave it out of uuids",
+    "not-heterogeneous": "remove heterogeneous: true",
+    "not-uuid": "remove it from uuids",
     "type": "type: {}",
 }
 _KEYS_OF_PASSTHROUGH: dict[OptionName, str] = {
-    "only": "leave it out with only: true",
-    "not-only": "leave out only: true",
-    "with-group": "say with_group: true to take them too",
+    "only": "exclude it with only: true",
+    "not-only": "remove only: true",
+    "with-group": "set with_group: true to include them",
 }
 _KEYS_OF_OTHERS: dict[OptionName, str] = {
     "with-group": "select them in a passthrough rule too",
@@ -37,16 +37,16 @@ _KEYS_OF_OTHERS: dict[OptionName, str] = {
 _IN_PASSING = (
     (
         re.compile(r"--with-group gives them back too\b"),
-        "a host rule that selects them gives them back too",
+        "a host rule that selects them returns them too",
     ),
-    (re.compile(r"\bvfiomgr vgpu mode \S+ --mig\b"), "say mig: true"),
-    (re.compile(r"\bvfiomgr vgpu mode \S+ --no-mig\b"), "say mig: false"),
+    (re.compile(r"\bvfiomgr vgpu mode \S+ --mig\b"), "set mig: true"),
+    (re.compile(r"\bvfiomgr vgpu mode \S+ --no-mig\b"), "set mig: false"),
 )
-"""Options in notes, and in the reasons of each GPU that has no room, which are one text."""
+"""Options in notes and in the reasons why GPUs have no room, which are one text."""
 
 
 def in_terms_of(rule: Rule, part: Change) -> Change:
-    """A part of a rule, with what it says in the words of its layout."""
+    """A part of a rule, with its texts in the words of the layout."""
     notes = tuple(say(note) for note in part.plan.notes)
     return replace(
         part,
@@ -62,7 +62,7 @@ def _translated(rule: Rule, diagnostic: Diagnostic) -> Diagnostic:
 
 
 def words(rule: Rule, option: Option) -> str | None:
-    """The key of a rule for an option; None where a rule of its state has no such key."""
+    """The key of a rule for an option; None if a rule of its state has no such key."""
     if (option.name, option.value) == ("allow", "in-use"):  # no file can know it
         return "apply with --allow in-use"
     own = _KEYS_OF_PASSTHROUGH if rule.state == "passthrough" else _KEYS_OF_OTHERS
@@ -71,7 +71,7 @@ def words(rule: Rule, option: Option) -> str | None:
 
 
 def say(text: str) -> str:
-    """A text with the keys of a rule for the options that it names in passing."""
+    """A text with the keys of a rule for the options that it mentions."""
     for pattern, key in _IN_PASSING:
         text = pattern.sub(key, text)
     return text

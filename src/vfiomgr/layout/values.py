@@ -1,4 +1,4 @@
-"""What the fields of a layout take: each way of writing a value, and what it is read as."""
+"""The value types of layout fields: how they are written and how they are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"([0-9]+)([MGT])(?:I?B)?")
 
 
 class WrongValue(ValueError):  # noqa: N818 - said of a document
-    """A value that the model refuses: what is wrong with it, and the remedy where one is known."""
+    """A value that the model rejects: what is wrong with it, and the remedy if there is one."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__("; ".join(filter(None, (what, remedy))))
@@ -31,7 +31,7 @@ class WrongValue(ValueError):  # noqa: N818 - said of a document
 
 
 def refuse_value(what: str, remedy: str = "") -> NoReturn:
-    """Refuse a value; without `what` the diagnostic says that it cannot be so.
+    """Reject a value; without `what`, the diagnostic only says that it is invalid.
 
     Raises:
         WrongValue: always.
@@ -41,12 +41,12 @@ def refuse_value(what: str, remedy: str = "") -> NoReturn:
 
 
 def is_hex(text: str) -> bool:
-    """Whether all are digits as sysfs writes them."""
+    """Whether all are hexadecimal digits as in sysfs."""
     return all(digit in "0123456789abcdef" for digit in text)
 
 
 def _as_list(value: object) -> object:
-    """One value stands for a list of one."""
+    """A single value becomes a list of one."""
     if isinstance(value, list | tuple) and not isinstance(value, PciAddress):
         return tuple(value)
     return (value,)
@@ -59,28 +59,28 @@ def _as_mebibytes(value: object) -> object:
     size = _SIZE.fullmatch(value.strip().upper())
     if size:
         return int(size[1]) * _MEBIBYTES[size[2]]
-    refuse_value("", "write a size as 512M, 6G or a number of MiB")
+    refuse_value("", "use a size such as 512M, 6G or a number of MiB")
 
 
 def _as_text(value: object) -> object:
-    """Numbers and truth values in parameters are what their text is."""
+    """Numbers and booleans in parameters become text."""
     if isinstance(value, bool):
         return str(int(value))
     return str(value) if isinstance(value, int | float) else value
 
 
 def _as_lower(value: object) -> object:
-    """Hexadecimal digits may be written large."""
+    """Hexadecimal digits may be upper case."""
     return value.lower() if isinstance(value, str) else value
 
 
 def _as_class(value: object) -> object:
-    """As the above, and names stay as they are."""
+    """Class codes in lower case; names are unchanged."""
     return value.lower() if isinstance(value, str) and is_hex(value.lower()) else value
 
 
 class _OneOrMany(Value):
-    """A list, or one value that stands for a list of one."""
+    """A list, or a single value that becomes a list of one."""
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -95,7 +95,7 @@ class _OneOrMany(Value):
 
 
 ONE_OR_MANY = _OneOrMany()
-"""Of a field that is a tuple."""
+"""The type for a field that is a tuple."""
 Text = Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
 Names = Annotated[tuple[Text, ...], ONE_OR_MANY]
 _Id = Annotated[

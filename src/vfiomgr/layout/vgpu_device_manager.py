@@ -1,4 +1,4 @@
-"""Configurations of NVIDIA's vGPU Device Manager (version v1), as its api/spec/v1 reads them."""
+"""Configurations of NVIDIA's vGPU Device Manager (version v1), as parsed by its api/spec/v1."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 _VERSION = "v1"
 _CONFIGS = "vgpu-configs"
 _KEYS = frozenset({"devices", "device-filter", "vgpu-devices"})
-_REMEDY = "give the file that vgpu-device-manager reads; of a ConfigMap, what is below config.yaml"
+_REMEDY = (
+    "pass the file that vgpu-device-manager reads; for a ConfigMap, the part below config.yaml"
+)
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F_]+|[1-9][0-9_]*")
 _HEXADECIMAL = "0x"
 _VENDOR_BITS = 16
@@ -30,30 +32,30 @@ _IDENTIFIER_BITS = 32
 
 
 class GpuConfig(Value):
-    """Some GPUs of a node, and the vGPUs that each of them is to have."""
+    """Some GPUs of a node, and the vGPUs of each."""
 
     place: str
-    """`A40-4Q, entry 1`."""
+    """`A40-4Q, entry 1`, the place of the entry."""
     indices: tuple[int, ...] | None
-    """Numbers among all NVIDIA GPUs of the node, by address; None for all."""
+    """Indices among all NVIDIA GPUs of the node, by address; None for all."""
     filters: tuple[str, ...]
-    """Device and vendor as one number, `0x223510DE`; none for any."""
+    """Device and vendor as one number, `0x223510DE`; None for any."""
     vgpus: dict[str, int]
-    """How many of each type, on each of the GPUs."""
+    """The number of each type on each GPU."""
 
 
 class VgpuConfigs(Value):
-    """A whole file."""
+    """The content of a file."""
 
     configs: dict[str, tuple[GpuConfig, ...]]
-    """By name. Of entries that are about the same GPU the last one holds."""
+    """The configurations by name. If several entries concern a GPU, the last one applies."""
 
 
 def read_vgpu_configs(text: str, source: str) -> VgpuConfigs:
     """Read a configuration file.
 
     Raises:
-        InvalidDocument: it is none that vgpu-device-manager would take.
+        InvalidDocument: vgpu-device-manager would not accept it.
 
     """
     document = read_values(text, source, _REMEDY)
@@ -65,7 +67,7 @@ def read_vgpu_configs(text: str, source: str) -> VgpuConfigs:
 
 
 def identifier_of(text: str) -> str | None:
-    """vendor:device of a filter; None where it is no number, and then it means no GPU."""
+    """vendor:device of a filter; None if it is not a number, which matches no GPU."""
     if not _NUMBER.fullmatch(text):
         return None
     is_hexadecimal = text.lower().startswith(_HEXADECIMAL)
@@ -80,7 +82,7 @@ def _configs(document: object) -> Iterator[tuple[str, tuple[GpuConfig, ...]]]:
     found = _mapping(document, "the file")
     version = found.get("version")
     if version != _VERSION:
-        _reject(f"version is {version!r}, and vgpu-device-manager has {_VERSION!r} alone")
+        _reject(f"unsupported version {version!r}, vgpu-device-manager only reads {_VERSION!r}")
     unknown = sorted(map(str, set(found) - {"version", _CONFIGS}))
     if unknown:
         _reject(f"unexpected keys: {', '.join(unknown)}")
@@ -89,14 +91,14 @@ def _configs(document: object) -> Iterator[tuple[str, tuple[GpuConfig, ...]]]:
         _reject(f"{_CONFIGS} is empty")
     for name, entries in configs.items():
         if not isinstance(entries, list) or not entries:
-            _reject(f"{name}: it is no list of entries")
+            _reject(f"{name}: not a list of entries")
         numbered = enumerate(entries, start=1)
         yield str(name), tuple(_entry(entry, f"{name}, entry {n}") for n, entry in numbered)
 
 
 def _entry(entry: object, place: str) -> GpuConfig:
     if isinstance(entry, str):
-        _reject(f"{place}: {entry!r} is of the form before v1, which does not say how many")
+        _reject(f"{place}: {entry!r} has the format before v1, which does not give the number")
     found = _mapping(entry, place)
     unknown = sorted(map(str, set(found) - _KEYS))
     if unknown:
@@ -116,27 +118,27 @@ def _indices(devices: object, place: str) -> tuple[int, ...] | None:
     if devices == "all":
         return None
     if not isinstance(devices, list) or not all(type(index) is int for index in devices):
-        _reject(f"{place}: devices is {devices!r}, neither all nor a list of numbers")
+        _reject(f"{place}: devices is {devices!r}, expected all or a list of numbers")
     return tuple(devices)
 
 
 def _filters(found: object, place: str) -> tuple[str, ...]:
     listed = [found] if isinstance(found, str) else found or []
     if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
-        _reject(f"{place}: device-filter is {found!r}, and no text or list of texts")
+        _reject(f"{place}: device-filter is {found!r}, expected a text or a list of texts")
     return tuple(one for one in listed if one)
 
 
 def _vgpus(found: object, place: str) -> Iterator[tuple[str, int]]:
     for name, count in _mapping(found, f"{place}, vgpu-devices").items():
         if type(count) is not int or count <= 0:
-            _reject(f"{place}: {count!r} is no number of {name}")
+            _reject(f"{place}: {count!r} is not a number of {name}")
         yield str(name), count
 
 
 def _mapping(value: object, what: str) -> dict[Any, Any]:
     if not isinstance(value, dict):
-        _reject(f"{what}: it is no mapping")
+        _reject(f"{what}: not a mapping")
     return value
 
 
@@ -146,7 +148,7 @@ def _reject(why: str) -> NoReturn:
 
 _NVIDIA = "10de"
 _GPU_CLASSES = ("0300", "0302")
-"""What NVIDIA's own tools take for a GPU (go-nvlib, pkg/nvpci)."""
+"""The classes that NVIDIA's own tools treat as GPUs (go-nvlib, pkg/nvpci)."""
 
 
 def layouts_of(
@@ -169,14 +171,14 @@ class _Rules:
         self._named: set[PciAddress] = set()
 
     def rules(self, entries: tuple[GpuConfig, ...]) -> Iterator[VgpuRule]:
-        """The last entry first; those that it leaves nothing are told."""
+        """The rules, the last entry first; entries without remaining GPUs are reported."""
         for index in reversed(range(len(entries))):
             entry = entries[index]
             select = self._selector(entry)
             if select is None:
                 continue
             if self._is_overruled(select):
-                self._tell(entry, "a later entry has all of its GPUs, so that it never held")
+                self._tell(entry, "a later entry covers all of its GPUs, so it never applies")
                 continue
             self._before.append(select)
             self._named.update(select.address)
@@ -203,7 +205,7 @@ class _Rules:
             return _selector_of(identifiers or (f"{_NVIDIA}:*",))
         addresses = tuple(self._addresses(entry, identifiers))
         if not addresses:
-            self._tell(entry, "no GPU of this host is left that it means")
+            self._tell(entry, "no GPU of this host remains for it")
             return None
         return Selector(address=addresses)
 
@@ -212,28 +214,30 @@ class _Rules:
         for text in entry.filters:
             identifier = identifier_of(text)
             if identifier is None:
-                self._tell(entry, f"the device-filter {text!r} is no number, and means no GPU")
+                self._tell(entry, f"the device-filter {text!r} is not a number and matches no GPU")
             elif identifier not in found:
                 found.append(identifier)
         return tuple(found)
 
     def _addresses(self, entry: GpuConfig, identifiers: tuple[str, ...]) -> Iterator[PciAddress]:
-        """The GPUs of the indices, which count all of the node."""
+        """The GPUs of the indices, which count all GPUs of the node."""
         if self._gpus is None:
-            self._tell(entry, "its indices mean GPUs of a host: import it there")
+            self._tell(entry, "its indices refer to GPUs of a host: import it there")
             return
         for index in dict.fromkeys(entry.indices or ()):
             if not 0 <= index < len(self._gpus):
-                have = f"this host has {len(self._gpus)} GPUs of NVIDIA"
-                self._tell(entry, f"there is no GPU {index}: {have}")
+                have = f"this host has {len(self._gpus)} NVIDIA GPUs"
+                self._tell(entry, f"GPU {index} not found: {have}")
                 continue
             gpu = self._gpus[index]
             if identifiers and f"{gpu.vendor_id}:{gpu.device_id}" not in identifiers:
-                self._tell(entry, f"GPU {index}, {gpu}, is none of its device-filter")
+                self._tell(entry, f"GPU {index}, {gpu}, does not match its device-filter")
             elif gpu.address in self._named:
-                self._tell(entry, f"GPU {index}, {gpu.address}, is in a later entry, which holds")
+                self._tell(
+                    entry, f"GPU {index}, {gpu.address}, belongs to a later entry, which applies"
+                )
             else:
-                self._tell(entry, f"GPU {index} is {gpu.address} here: another host differs")
+                self._tell(entry, f"GPU {index} is {gpu.address} on this host; other hosts differ")
                 yield gpu.address
 
     def _tell_of_display(self, entry: GpuConfig, identifiers: tuple[str, ...]) -> None:
@@ -245,10 +249,13 @@ class _Rules:
 
     def _tell_of_types(self, entry: GpuConfig) -> None:
         if any(map(lives_in_gpu_instance, entry.vgpus)):
-            why = "its types need MIG, which mig-parted sets there: add mig: true to set it here"
+            why = (
+                "its types require MIG, which mig-parted enables there; to enable it here, add "
+                "mig: true"
+            )
             self._tell(entry, why)
         elif len(entry.vgpus) > 1:
-            why = "types of several sizes on one GPU need heterogeneous: true, if it is not set"
+            why = "types of several sizes on one GPU require heterogeneous: true, if it is not set"
             self._tell(entry, why)
 
     def _tell(self, entry: GpuConfig, what: str) -> None:
@@ -260,7 +267,7 @@ def _selector_of(identifiers: tuple[str, ...]) -> Selector:
 
 
 def _gpus(host: HostSnapshot) -> Iterator[PciDevice]:
-    """NVIDIA's physical GPUs by address: what indices count."""
+    """NVIDIA's physical GPUs by address, in the order of the indices."""
     for device in sorted(host.devices, key=lambda known: known.address):
         is_gpu = device.vendor_id == _NVIDIA and device.class_code.startswith(_GPU_CLASSES)
         if is_gpu and device.physical_function is None:

@@ -1,4 +1,4 @@
-"""The drivers' parameters of vGPUs, as the requests of a layout have them."""
+"""How the vGPUs of a layout's rule are distributed: which stay, and which are missing."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 
 def found_on(host: HostSnapshot, one: Vgpu) -> str | None:
-    """What a vGPU has; None where its driver takes none."""
+    """The parameters of a vGPU; None if its driver does not support any."""
     return dict(host.defined.attributes_of(one.name)).get(PARAMETERS)
 
 
 def are_others(found: str, request: VgpuRequest) -> bool:
-    """Whether a vGPU has others than it is to have, whatever their order and white space."""
+    """Whether parameters differ from the requested ones, ignoring order and white space."""
     return _pairs(found) != _pairs(_text(request))
 
 
 def setting(name: str, before: str | None, request: VgpuRequest) -> SetVgpuAttribute:
-    """The step that gives a vGPU what a request says."""
+    """The step that sets the requested parameters of a vGPU."""
     directory = (PCI_DEVICES if ":" in name else MDEV_DEVICES) / name
     return SetVgpuAttribute(name, directory, PARAMETERS, before, _text(request))
 
 
 def plan_kept(case: RuleContext, kept: Kept) -> Plan:
-    """Parameters of those that stay; a guest sees new ones when it starts.
+    """Set the parameters of vGPUs that stay; a guest sees new ones when it starts.
 
     Raises:
-        Refusal: a driver takes none, or a guest has the vGPU.
+        Refusal: a driver does not support any, or a guest uses the vGPU.
 
     """
     steps: list[SetVgpuAttribute] = []
@@ -67,8 +67,8 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
                 blocker(
                     "vgpu-no-parameters",
                     one,
-                    f"the driver of {one} takes no parameters: it has no {PARAMETERS}",
-                    "leave parameters out, or load the vendor's vGPU driver",
+                    f"the driver of {one} does not support parameters: {PARAMETERS} not found",
+                    "remove parameters, or load the vendor's vGPU driver",
                 )
             )
         elif are_others(found, request):
@@ -80,7 +80,7 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
 
 
 def differences(host: HostSnapshot, kept: Kept) -> Iterator[Difference]:
-    """What those that stay have otherwise."""
+    """The parameters that differ for vGPUs that stay."""
     for request, one in kept:
         if request.parameters is None:
             continue
@@ -99,11 +99,11 @@ def _pairs(text: str) -> frozenset[str]:
 
 
 _NAMES = uuids.UUID("5f0c2d8e-6a51-4c0b-9a57-2f6f3f1f8f4e")
-"""The name space of the names that layouts give."""
+"""The name space of vGPU names made by layouts."""
 
 
 class Lacking(Value):
-    """A request that is not met, the GPUs that may serve it, and how many of it are there."""
+    """An unmet request, its candidate GPUs, and how many of its vGPUs exist."""
 
     request: VgpuRequest
     scope: tuple[Gpu, ...]
@@ -111,16 +111,16 @@ class Lacking(Value):
 
 
 class Shares(Struct):
-    """What is there, and what is to be."""
+    """The existing and the requested vGPUs."""
 
     kept: list[tuple[VgpuRequest, Vgpu]] = field(default_factory=list)
     missing: list[tuple[Lacking, tuple[str, ...]]] = field(default_factory=list)
-    """What is not met, with the names of the vGPUs that are to be made for it."""
+    """Unmet requests, with the names of the vGPUs to create for them."""
     surplus: list[Vgpu] = field(default_factory=list)
 
 
 def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Shares:
-    """Who stays: those that are named first, then those that guests have, then vfiomgr's own."""
+    """Which vGPUs stay: named ones first, then those in use by guests, then vfiomgr's own."""
     shares = Shares()
     left = {gpu.name: _by_worth(case.host, gpu) for gpu in known}
     named = {uuid for request in rule.vgpus for uuid in request.uuids}
@@ -149,7 +149,7 @@ def shared_out(case: RuleContext, rule: VgpuRule, known: Sequence[Gpu]) -> Share
 
 
 def creation(request: VgpuRequest, names: tuple[str, ...] = ()) -> CreateVgpu:
-    """A request as a request of its own."""
+    """The creation request for an unmet request."""
     return CreateVgpu(
         names,
         type=request.type,
@@ -160,7 +160,7 @@ def creation(request: VgpuRequest, names: tuple[str, ...] = ()) -> CreateVgpu:
 
 
 def _by_choice(request: VgpuRequest) -> tuple[bool, bool, bool, bool, int]:
-    """Those that few vGPUs can meet come first."""
+    """Requests that only few vGPUs can meet come first."""
     return (
         not request.uuids,
         request.parameters is None,
@@ -182,7 +182,7 @@ def _by_worth(host: HostSnapshot, gpu: Gpu) -> list[Vgpu]:
 
 
 def _names(case: RuleContext, lacking: Lacking, count: int, shares: Shares) -> tuple[str, ...]:
-    """The request's own names for new ones, or the first free ones of an endless row."""
+    """The names for new vGPUs: those of the request, or the first free generated ones."""
     request = lacking.request
     taken = {one.name for one in case.host.vgpus}
     taken.update(name for _, names in shares.missing for name in names)
@@ -199,7 +199,7 @@ _ENDLESS = 1 << 20
 def impossible(
     case: RuleContext, rule: VgpuRule, known: Sequence[Gpu], shares: Shares
 ) -> Iterator[Diagnostic]:
-    """All that speaks against a rule's vGPUs, whatever is there of them."""
+    """All reasons against a rule's vGPUs, independent of the existing ones."""
     yield from _foreign(case, shares)
     for lacking, _ in shares.missing:
         yield from _unmeetable(case, lacking)
@@ -209,12 +209,12 @@ def impossible(
 
 
 def _serving(gpu: Gpu, request: VgpuRequest) -> list[VgpuType]:
-    """The types of a GPU that would meet a request."""
+    """The types of a GPU that meet a request."""
     return serving(gpu, creation(request))
 
 
 def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
-    """A request for more than its GPUs could ever carry, or for what none of them makes."""
+    """A request that exceeds its GPUs, or that none of them supports."""
     request = lacking.request
     kinds = {gpu.name: _serving(gpu, request) for gpu in lacking.scope}
     if lacking.scope and all(gpu.types for gpu in lacking.scope) and not any(kinds.values()):
@@ -222,10 +222,10 @@ def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
         yield blocker(
             "vgpu-type-unavailable",
             names,
-            f"{names} makes no {request}"
+            f"{names} does not support {request}"
             if len(kinds) == 1
-            else f"none of {names} makes {request}",
-            "vfiomgr vgpu types shows what each makes",
+            else f"none of {names} supports {request}",
+            "show the types of each: vfiomgr vgpu types",
         )
     most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
     count = request.count or request.per_gpu or 0
@@ -233,13 +233,16 @@ def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
         yield blocker(
             "vgpu-no-room",
             case.claim.label,
-            f"{case.claim.label} wants {count} x {request}, and its GPUs carry {sum(most)}",
-            "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+            (
+                f"{case.claim.label} requests {count} x {request}, but its GPUs have room for "
+                f"{sum(most)}"
+            ),
+            "request fewer or smaller ones; show what fits: vfiomgr vgpu types",
         )
 
 
 def _most(gpu: Gpu, kind: VgpuType) -> int:
-    """How many of a type a GPU carries with nothing else; very many where nothing says."""
+    """How many of a type fit on an otherwise empty GPU; a very large number if unknown."""
     functions = sum(parent.is_virtual_function for parent in gpu.parents)
     limits = [functions] if functions else []
     limits += [kind.max_instances] if kind.max_instances is not None else []
@@ -254,9 +257,9 @@ def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
         yield blocker(
             "foreign-vgpus",
             case.claim.label,
-            f"{case.claim.label} wants no such vGPUs, and vfiomgr did not make them: "
+            f"{case.claim.label} does not include these vGPUs, and vfiomgr did not create them: "
             + ", ".join(names),
-            "put them into the layout, or remove them if nobody needs them: vfiomgr vgpu remove "
+            "add them to the layout, or remove them if they are not needed: vfiomgr vgpu remove "
             + " ".join(names),
         )
 
@@ -272,14 +275,14 @@ def _taken_names(
             yield blocker(
                 "vgpu-elsewhere",
                 there,
-                f"{there} is on {there.parent}, and the layout wants it on "
+                f"{there} is on {there.parent}, but the layout places it on "
                 + " or ".join(gpu.name for gpu in known),
-                f"choose another UUID, or vfiomgr vgpu remove {name} first",
+                f"choose another UUID, or first run vfiomgr vgpu remove {name}",
             )
 
 
 def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
-    """What each GPU is to carry by itself, against what its types say."""
+    """The vGPUs per GPU that exceed what its types allow."""
     requests = [request for request in rule.vgpus if request.per_gpu is not None]
     kinds = [
         (request.per_gpu or 0, kind) for request in requests for kind in _serving(gpu, request)[:1]
@@ -291,7 +294,7 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
             "vgpu-no-room",
             gpu,
             f"{gpu} has {len(functions)} virtual functions, too few for {total} vGPUs",
-            "ask for fewer, or for more functions in the rule",
+            "request fewer vGPUs, or more functions in the rule",
         )
     memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)
     if gpu.framebuffer is not None and memory > gpu.framebuffer:
@@ -299,13 +302,13 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
             "vgpu-no-room",
             gpu,
             f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
-            "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+            "request fewer or smaller ones; show what fits: vfiomgr vgpu types",
         )
     for count, kind in kinds:
         if kind.max_instances is not None and count > kind.max_instances:
             yield blocker(
                 "vgpu-no-room",
                 gpu,
-                f"{gpu} carries at most {kind.max_instances} {kind}, not {count}",
-                "ask for fewer or smaller ones; vfiomgr vgpu types shows what fits",
+                f"{gpu} has room for at most {kind.max_instances} {kind}, not {count}",
+                "request fewer or smaller ones; show what fits: vfiomgr vgpu types",
             )

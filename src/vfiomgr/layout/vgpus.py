@@ -1,4 +1,4 @@
-"""The GPUs of a rule and the vGPUs that they are to carry: which stay, which go, which are made."""
+"""The GPUs of a rule and their vGPUs: which stay, which are removed, which are created."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
-    """Each GPU made ready, and then, of all together, their vGPUs."""
+    """Each GPU prepared, and then the vGPUs of all together."""
     numbers = (device.iommu_group for device in case.claim.devices)
     groups = frozenset(number for number in numbers if number is not None)
     yield from (replace(part, groups=groups) for part in _parts(case, rule))
@@ -54,7 +54,7 @@ def _parts(case: RuleContext, rule: VgpuRule) -> Iterator[Change]:
 
 
 def _told(request: VgpuRequest) -> str:
-    """`4 x A40-4Q`, with `on each` where that is meant."""
+    """`4 x A40-4Q`, with `on each` for per_gpu."""
     return f"{request.count or request.per_gpu} x {request}{' on each' if request.per_gpu else ''}"
 
 
@@ -143,7 +143,7 @@ def _without_surplus(case: RuleContext, shares: Shares) -> Plan:
 
 
 def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
-    """The new ones, each batch on its GPUs as the batches before leave them."""
+    """Create the missing ones; each batch is placed after the previous ones."""
     plans: list[Plan] = []
     made: list[Vgpu] = []
     by_gpu = _by_gpu(host)
@@ -165,7 +165,7 @@ def _with_missing(host: HostSnapshot, rule: VgpuRule, shares: Shares) -> Plan:
 
 
 class _Whole(Struct):
-    """A GPU with all that belongs to it."""
+    """A GPU with all its functions and vGPUs."""
 
     devices: list[PciDevice] = field(default_factory=list)
     parents: list[VgpuParent] = field(default_factory=list)
@@ -184,7 +184,7 @@ def _by_gpu(host: HostSnapshot) -> dict[str, _Whole]:
 
 
 def _narrowed(host: HostSnapshot, gpus_alone: Sequence[_Whole]) -> HostSnapshot:
-    """The host as if it had these GPUs alone."""
+    """The host reduced to these GPUs."""
     return replace(
         host,
         devices=tuple(device for whole in gpus_alone for device in whole.devices),

@@ -1,6 +1,6 @@
-"""Looks whether a host stays as a layout wants it, tells what comes and goes, and puts it right.
+"""Watches whether a host matches a layout, reports drift, and corrects it.
 
-`passthrough/watch.py` is something else: it has persisted functions before their host drivers do.
+`passthrough/watch.py` is different: it binds persisted functions before their host drivers do.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     Correct = Callable[[ApplyLayout, str], Outcome | VfiomgrError | None]
 
 QUIET = 0.25
-"""Seconds without an event, after which a look is worth its while."""
+"""Seconds without an event before the host is compared."""
 STORM = 3.0
-"""Seconds of events without a pause, after which a look is due all the same."""
+"""Seconds of continuous events after which the host is compared anyway."""
 GLANCE = 2.0
-"""Seconds until a layout that was written anew counts."""
+"""Seconds until a changed layout file is noticed."""
 IDLE = 300.0
-"""Seconds until a look without any event: who owns a node changes without one."""
+"""Seconds between comparisons without events: the owner of a node changes without one."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 900.0
-"""Seconds until something is tried again; twice as long each time."""
+"""Seconds until a retry; doubled each time."""
 _CALM = 600.0
-"""Seconds after which a device that is moved again was not moved in a fight."""
+"""Seconds after which another change of a device is treated as new drift."""
 
 
 class WatchEvent(Value):
-    """A difference that came, that went, that was ended here, or that could not be."""
+    """A difference that appeared, was resolved or corrected, or could not be corrected."""
 
     event: Literal["drift", "resolved", "corrected", "failed"]
     device: str = ""
-    """Empty where a device is missing, or where it is about no device at all."""
+    """Empty for a missing device, or if no device is concerned."""
     name: str = ""
     found: str = ""
     wanted: str = ""
     message: str = ""
-    """Of what failed: why."""
+    """For a failure: the reason."""
     remedy: str = ""
 
     def __str__(self) -> str:
@@ -60,17 +60,17 @@ class WatchEvent(Value):
 
 
 class Changes(Protocol):
-    """Where events come from."""
+    """A source of events."""
 
     def wait(self, seconds: float) -> bool:
-        """Whether one comes within some seconds; returns with the first."""
+        """Whether an event occurs within some seconds; returns with the first."""
 
 
 class LayoutSource(Protocol):
-    """Where the layout comes from, which may change while it is watched."""
+    """The source of a layout, which may change while it is watched."""
 
     def read(self) -> ApplyLayout:
-        """The layout as it is now.
+        """The current layout.
 
         Raises:
             VfiomgrError: there is none.
@@ -82,40 +82,40 @@ class LayoutSource(Protocol):
 
 
 class _Case(Value):
-    """All that stands under one device and differs."""
+    """All differences listed under one device."""
 
     differences: tuple[Difference, ...]
     diagnostics: tuple[Diagnostic, ...]
 
 
 class _Attempt(Value):
-    """The last time that something was put right, or was not."""
+    """The last attempt to correct a difference."""
 
     at: float
     count: int
     failed: _Case | None
-    """What was left; None where it was put right."""
+    """What was left; None after a success."""
 
     @property
     def pause(self) -> float:
-        """Seconds until the next one."""
+        """Seconds until the next attempt."""
         return float(min(_FIRST_PAUSE * 2 ** (self.count - 1), _LONGEST_PAUSE))
 
     def wait(self, case: _Case, now: float) -> float:
-        """Seconds until it may be tried again; at once where what failed has changed."""
+        """Seconds until a retry; 0 if the failure has changed."""
         if self.failed is not None and self.failed != case:
             return 0.0
         return max(0.0, self.at + self.pause - now)
 
     def is_history(self, case: _Case, now: float) -> bool:
-        """Whether it says nothing of the next one."""
+        """Whether it no longer affects the next attempt."""
         if self.failed is not None:
             return self.failed != case
         return now - self.at > _CALM + self.pause
 
 
 class LayoutWatch:
-    """What was told, and what was tried; without `correct` nothing is."""
+    """What was reported and tried; without `correct`, nothing is tried."""
 
     def __init__(
         self,
@@ -134,14 +134,14 @@ class LayoutWatch:
         self._known: dict[tuple[str, str], Difference] = {}
         self._attempts: dict[str, _Attempt] = {}
         self._failures: dict[str, str] = {}
-        """What was told last of each device that cannot be put right."""
+        """The last report for each device that cannot be corrected."""
 
     def is_stale(self) -> bool:
         """Whether the layout has changed."""
         return self._source.is_stale()
 
     def look(self) -> float:
-        """Compare, tell and put right; the seconds after which another look is due."""
+        """Compare, report and correct; returns the seconds until the next comparison."""
         self._read_again()
         try:
             return self._look()
@@ -158,7 +158,7 @@ class LayoutWatch:
             self._request = self._source.read()
         except VfiomgrError as error:
             details = "; ".join((error.message, *error.details))
-            self._tell_failure("", f"{details}; the layout before stays in force", error.hint)
+            self._tell_failure("", f"{details}; the previous layout is still used", error.hint)
 
     def _look(self) -> float:
         compared = self._compare(self._request)
@@ -174,7 +174,7 @@ class LayoutWatch:
         return min(waits, default=IDLE)
 
     def _is_due(self, name: str, case: _Case) -> bool:
-        """Whether to try now; what is refused, or was moved again too soon, is told."""
+        """Whether to try now; refusals and repeated changes are reported."""
         if case.diagnostics:
             reasons = "; ".join(diagnostic.summary for diagnostic in case.diagnostics)
             remedies = dict.fromkeys(diagnostic.hint for diagnostic in case.diagnostics)
@@ -183,8 +183,10 @@ class LayoutWatch:
         attempt = self._attempts.get(name)
         wait = 0.0 if attempt is None else attempt.wait(case, self.clock())
         if attempt is not None and attempt.failed is None and wait:
-            again = f"it was moved again after it was put right, which waits {attempt.pause:.0f} s"
-            self._tell_failure(name, again, "find out who moves it; journalctl and dmesg may tell")
+            again = (
+                f"it changed again after it was corrected; next attempt in {attempt.pause:.0f} s"
+            )
+            self._tell_failure(name, again, "find out what changes it: journalctl, dmesg")
         return not wait
 
     def _put_right(
@@ -205,7 +207,7 @@ class LayoutWatch:
         return after
 
     def _held_back(self, cases: Mapping[str, _Case]) -> list[tuple[str, _Case]]:
-        """What is tried again by itself; a refusal waits for what it is about."""
+        """Pending retries; a refusal waits until its cause changes."""
         return [(n, c) for n, c in cases.items() if n in self._attempts and not c.diagnostics]
 
     def _forget(self, cases: Mapping[str, _Case]) -> None:
@@ -230,7 +232,7 @@ class LayoutWatch:
         self._known = now
 
     def _tell_failure(self, name: str, message: str, remedy: str) -> None:
-        """Tell it once, until it is another or the device was right in between."""
+        """Report a failure once, until it changes or the device was correct in between."""
         if self._failures.get(name) == message:
             return
         self._failures[name] = message
@@ -238,13 +240,13 @@ class LayoutWatch:
 
 
 def follow(watch: LayoutWatch, changes: Changes) -> None:
-    """Look whenever something has happened, and it is quiet again; until the process is ended."""
+    """Compare after each burst of events, until the process is interrupted."""
     while True:
         await_reason(watch, changes, watch.look())
 
 
 def await_reason(watch: LayoutWatch, changes: Changes, seconds: float) -> None:
-    """Return when there is a reason to look: events, another layout, or the time."""
+    """Wait for a reason to compare: events, another layout, or the time."""
     end = watch.clock() + seconds
     while (left := end - watch.clock()) > 0 and not watch.is_stale():
         if changes.wait(min(left, GLANCE)):
@@ -255,7 +257,7 @@ def await_reason(watch: LayoutWatch, changes: Changes, seconds: float) -> None:
 
 
 def _cases(compared: Comparison) -> dict[str, _Case]:
-    """What differs, by the device that it stands under."""
+    """The differences, by the device that they are listed under."""
     found: dict[str, _Case] = {}
     for part in compared.parts:
         if not part.is_met:

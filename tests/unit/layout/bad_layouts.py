@@ -34,8 +34,8 @@ _STATES = "write host, passthrough, sriov or vgpu"
 _RULE = "layout gpus, rule 1"
 _REQUEST = "layout gpus, rule 1, entry 1 of vgpus"
 _CLASSES = "display, vga, 3d, network, ethernet, nvme, storage, audio, usb, accelerator, infiniband"
-_ADDRESS = "write PCI addresses as domain:bus:device.function, e.g. 0000:41:00.0"
-_SELECT = 'write all, or criteria, e.g. select: {class: "0302"}'
+_ADDRESS = "use PCI addresses of the form domain:bus:device.function, e.g. 0000:41:00.0"
+_SELECT = 'use all, or criteria, e.g. select: {class: "0302"}'
 _BEGIN = "begin with version: vfiomgr/v1"
 
 BAD = (
@@ -57,12 +57,15 @@ BAD = (
         "a list",
         "- version: vfiomgr/v1\n",
         (
-            f"1:1: a layout file is a mapping, and this is a list; {_BEGIN}, and layouts by name "
+            f"1:1: a layout file is a mapping, but this is a list; {_BEGIN}, and layouts by name "
             "below layouts"
         ),
     ),
     Bad(
-        "a tab", _HEAD + "\t- x\n", "5:1: a tab cannot indent; indent with spaces", by_schema=False
+        "a tab",
+        _HEAD + "\t- x\n",
+        "5:1: a tab cannot be used for indentation; indent with spaces",
+        by_schema=False,
     ),
     Bad(
         "two documents",
@@ -97,37 +100,40 @@ BAD = (
     Bad(
         "a wrong indentation",
         rules("select: all\n       state: host"),
-        "6:8: the indentation fits nothing above it; give parts of one mapping one indentation",
+        (
+            "6:8: the indentation does not match any line above; use the same indentation for all "
+            "keys of a mapping"
+        ),
         by_schema=False,
     ),
     Bad(
         "nested without end",
         "version: " + "[" * 5000,
-        "1:110: it is nested deeper than 100 levels; a layout needs no more than ten levels",
+        "1:110: it is nested deeper than 100 levels; a layout needs at most ten levels",
         by_schema=False,
     ),
     Bad(
         "an alias that contains itself",
         "version: &v [*v]\n",
-        "1:10: an alias contains itself; write out what is meant",
+        "1:10: an alias contains itself; write the value instead of the alias",
         by_schema=False,
     ),
     Bad(
         "merge keys",
         rules("&r {select: all, state: host}", "{<<: *r, select: {id: '10de:*'}, state: host}"),
-        "6:10: layout gpus, rule 2: << merges mappings in YAML 1.1 alone; write the keys out",
+        "6:10: layout gpus, rule 2: << merges mappings only in YAML 1.1; write the keys out",
         by_schema=False,
     ),
     Bad(
         "a key twice",
         rules("select: all\n        state: host\n        state: sriov"),
-        "7:9: layout gpus, rule 1: the key 'state' twice; it stands in line 6 already: keep one",
+        "7:9: layout gpus, rule 1: duplicate key 'state'; line 6 already has it: keep one",
         by_schema=False,
     ),
     Bad(
         "a tag",
         rules("select: all\n        state: !now host"),
-        "6:16: layout gpus, rule 1: the tag !now; leave it out: layouts have none",
+        "6:16: layout gpus, rule 1: the tag !now; remove it: layouts do not use any",
         by_schema=False,
     ),
     # the top
@@ -171,8 +177,8 @@ BAD = (
         "a number as description",
         "version: vfiomgr/v1\nlayouts: {gpus: {description: 2026, devices: []}}\n",
         (
-            "2:31: layout gpus: description is 2026, which is read as the number 2026; quote it: "
-            'description: "2026"'
+            "2:31: layout gpus: description is 2026, which YAML reads as the number 2026; quote "
+            'it: description: "2026"'
         ),
     ),
     Bad(
@@ -208,7 +214,7 @@ BAD = (
         rules("select: all\n        state: host\n        driver: vfio-pci"),
         (
             f"7:9: {_RULE}: unknown key 'driver' here; driver belongs to state: passthrough or "
-            "sriov, and this is host"
+            "sriov, but this rule has host"
         ),
     ),
     Bad(
@@ -220,25 +226,25 @@ BAD = (
         "a key without a value",
         rules("select: all\n        state: passthrough\n        driver:"),
         (
-            f"7:9: {_RULE}: driver has no value; write the name of a VFIO driver, e.g. driver: "
-            "vfio-pci, or take it out"
+            f"7:9: {_RULE}: driver has no value; use the name of a VFIO driver, e.g. driver: "
+            "vfio-pci, or remove the key"
         ),
     ),
     Bad(
         "a text for a truth value",
         rules("select: all\n        state: passthrough\n        only: yes"),
-        f'7:15: {_RULE}: only is "yes", which is not true or false; write true or false',
+        f'7:15: {_RULE}: only is "yes", which is not true or false; use true or false',
     ),
     Bad(
         "d3cold: true",
         rules("select: all\n        state: passthrough\n        d3cold: true"),
-        f"7:17: {_RULE}: d3cold cannot be true; write d3cold: false, or leave it out",
+        f"7:17: {_RULE}: d3cold cannot be true; use d3cold: false, or remove the key",
     ),
     Bad(
         "an unknown reset",
         rules("select: all\n        state: passthrough\n        reset_method: frl"),
         (
-            f'7:23: {_RULE}: reset_method cannot be "frl"; write one of device_specific, acpi, '
+            f'7:23: {_RULE}: reset_method cannot be "frl"; use one of device_specific, acpi, '
             "flr, af_flr, pm, bus, cxl_bus"
         ),
     ),
@@ -246,15 +252,15 @@ BAD = (
         "an owner of three parts",
         rules("select: all\n        state: passthrough\n        owner: a:b:c"),
         (
-            f'7:16: {_RULE}: owner cannot be "a:b:c"; write USER or USER:GROUP, by name or number '
-            "in quotes, e.g. libvirt-qemu:kvm"
+            f'7:16: {_RULE}: owner cannot be "a:b:c"; use USER or USER:GROUP, names or quoted '
+            "numbers, e.g. libvirt-qemu:kvm"
         ),
     ),
     Bad(
         "a number as owner",
         rules("select: all\n        state: passthrough\n        owner: 1000"),
         (
-            f"7:16: {_RULE}: owner is 1000, which is read as the number 1000; quote it: owner: "
+            f"7:16: {_RULE}: owner is 1000, which YAML reads as the number 1000; quote it: owner: "
             '"1000"'
         ),
     ),
@@ -262,7 +268,7 @@ BAD = (
         "a broken number",
         rules("select: all\n        state: host\n        at_least: 1.5"),
         (
-            f"7:19: {_RULE}: at_least is 1.5, which is not a whole number; write a whole number "
+            f"7:19: {_RULE}: at_least is 1.5, which is not a whole number; use a whole number "
             "from 0, e.g. at_least: 8"
         ),
     ),
@@ -270,15 +276,15 @@ BAD = (
         "what the moment decides",
         rules("select: all\n        state: host\n        allow: in-use"),
         (
-            f"7:16: {_RULE}: a file cannot know that a device in use may be taken: apply --allow "
-            "in-use; take it out, and say so when applying: --allow in-use"
+            f"7:16: {_RULE}: a file cannot allow changes to devices in use: apply --allow "
+            "in-use; remove it, and pass it when applying: --allow in-use"
         ),
     ),
     Bad(
         "an unknown guard",
         rules("select: all\n        state: host\n        allow: [boot_display]"),
         (
-            f'7:17: {_RULE}: allow is "boot_display"; did you mean boot-display? write some of '
+            f'7:17: {_RULE}: allow is "boot_display"; did you mean boot-display? use some of '
             "boot-display, mounted-disk, vgpu-function, default-route"
         ),
     ),
@@ -286,13 +292,16 @@ BAD = (
     Bad(
         "a class that YAML reads as a number",
         rules("select: {class: 0302}\n        state: host"),
-        (f'5:25: {_RULE}: class is 0302, which is read as the number 302; quote it: class: "0302"'),
+        (
+            f"5:25: {_RULE}: class is 0302, which YAML reads as the number 302; quote it: "
+            'class: "0302"'
+        ),
     ),
     Bad(
         "an unknown class",
         rules("select: {class: dsplay}\n        state: host"),
         (
-            f'5:25: {_RULE}: class is "dsplay"; did you mean display? write its first digits in '
+            f'5:25: {_RULE}: class is "dsplay"; did you mean display? use its first digits in '
             f'quotes, e.g. "0302", or one of {_CLASSES}'
         ),
     ),
@@ -306,14 +315,14 @@ BAD = (
         rules("select: {address: 0000:41:20.0}\n        state: host"),
         (
             f"5:27: {_RULE}: '0000:41:20.0' is not a PCI address: a device number is at most 1f; "
-            "write PCI addresses as domain:bus:device.function, e.g. 0000:41:00.0"
+            "use PCI addresses of the form domain:bus:device.function, e.g. 0000:41:00.0"
         ),
     ),
     Bad(
         "a bad identifier",
         rules("select: {id: 10de}\n        state: host"),
         (
-            f'5:22: {_RULE}: id cannot be "10de"; write vendor:device with four hexadecimal '
+            f'5:22: {_RULE}: id cannot be "10de"; use vendor:device with four hexadecimal '
             "digits each, e.g. 10de:2235 or 10de:*"
         ),
     ),
@@ -334,8 +343,8 @@ BAD = (
         "a parent with others",
         rules("select: {parent: mtty, class: display}\n        state: vgpu"),
         (
-            f"5:17: {_RULE}: parent stands alone: what it names has no PCI address, class or "
-            "model; take parent out, or all others"
+            f"5:17: {_RULE}: parent cannot be combined: its devices have no PCI address, class or "
+            "model; remove parent, or all other criteria"
         ),
     ),
     Bad(
@@ -352,13 +361,13 @@ BAD = (
     Bad(
         "sriov without a count",
         rules("select: all\n        state: sriov"),
-        f"5:9: {_RULE}: count is missing; write a whole number from 0, or max, e.g. count: 4",
+        f"5:9: {_RULE}: count is missing; use a whole number from 0, or max, e.g. count: 4",
     ),
     Bad(
         "a count that is none",
         rules("select: all\n        state: sriov\n        count: four"),
         (
-            f'7:16: {_RULE}: count is "four", which is not a whole number; write a whole number '
+            f'7:16: {_RULE}: count is "four", which is not a whole number; use a whole number '
             "from 0, or max, e.g. count: 4"
         ),
     ),
@@ -366,15 +375,15 @@ BAD = (
         "an owner of what no guest has",
         rules("select: all\n        state: sriov\n        count: 4\n        owner: kvm"),
         (
-            f"5:9: {_RULE}: owner is about functions that go to guests: functions: passthrough; "
-            "add functions: passthrough, or take the key out"
+            f"5:9: {_RULE}: owner requires functions: passthrough; "
+            "add functions: passthrough, or remove the key"
         ),
     ),
     Bad(
         "neither count nor per_gpu",
         wanted("type: A40-4Q"),
         (
-            f"8:13: {_REQUEST}: say how many: either count (in all) or per_gpu (on each); write "
+            f"8:13: {_REQUEST}: give a number: either count (in total) or per_gpu (on each); "
             "e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together"
         ),
     ),
@@ -382,7 +391,7 @@ BAD = (
         "both count and per_gpu",
         wanted("{type: A40-4Q, count: 4, per_gpu: 4}"),
         (
-            f"8:13: {_REQUEST}: say how many: either count (in all) or per_gpu (on each); write "
+            f"8:13: {_REQUEST}: give a number: either count (in total) or per_gpu (on each); "
             "e.g. {type: A40-4Q, per_gpu: 4}, or count: 8 for all together"
         ),
     ),
@@ -390,34 +399,37 @@ BAD = (
         "neither type nor need",
         wanted("count: 4"),
         (
-            f"8:13: {_REQUEST}: say either type, or what is needed: framebuffer, series, heads; "
-            "write e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"
+            f"8:13: {_REQUEST}: give either type, or requirements: framebuffer, series, heads; "
+            "e.g. {type: A40-4Q, per_gpu: 4} or {framebuffer: 6G, per_gpu: 4}"
         ),
     ),
     Bad(
         "a number as type",
         wanted("{type: 1148, count: 1}"),
-        f'8:20: {_REQUEST}: type is 1148, which is read as the number 1148; quote it: type: "1148"',
+        (
+            f"8:20: {_REQUEST}: type is 1148, which YAML reads as the number 1148; quote it: "
+            'type: "1148"'
+        ),
     ),
     Bad(
         "a size without a unit that is known",
         wanted("{framebuffer: 6X, count: 1}"),
         (
-            f'8:27: {_REQUEST}: framebuffer cannot be "6X"; write a size as 512M, 6G or a '
+            f'8:27: {_REQUEST}: framebuffer cannot be "6X"; use a size such as 512M, 6G or a '
             "number of MiB"
         ),
     ),
     Bad(
         "more uuids than vGPUs",
         wanted(f"{{type: A, count: 2, uuids: [{_UUID}]}}"),
-        f"8:13: {_REQUEST}: 1 uuids need a count of 1; write that count, or as many uuids",
+        f"8:13: {_REQUEST}: 1 uuids require a count of 1; use that count, or that many uuids",
         by_schema=False,
     ),
     Bad(
         "a uuid twice",
         wanted(f"{{type: A, count: 2, uuids: [{_UUID}, {_UUID.upper()}]}}"),
         (
-            f"8:79: {_RULE}: a second vGPU with the UUID {_UUID.upper()}; the one in line 8 has "
+            f"8:79: {_RULE}: a second vGPU has the UUID {_UUID.upper()}; line 8 already uses "
             "it: give each its own"
         ),
         by_schema=False,
@@ -438,15 +450,15 @@ BAD = (
             "{select: {address: [0000:42:00.0, '41:00.0']}, state: host}",
         ),
         (
-            "6:43: layout gpus, rule 2: rule 1 has 0000:41:00.0 already, so that this one never "
-            "has it; keep the address in one of the two rules"
+            "6:43: layout gpus, rule 2: rule 1 already selects 0000:41:00.0, so this rule never "
+            "gets it; keep the address in one of the two rules"
         ),
         by_schema=False,
     ),
     Bad(
         "an address twice in one rule",
         rules("{select: {address: [0000:41:00.0, 0000:41:00.0]}, state: host}"),
-        f"5:43: {_RULE}: 0000:41:00.0 stands here twice; take one out",
+        f"5:43: {_RULE}: 0000:41:00.0 appears twice; remove one",
         by_schema=False,
     ),
     Bad(
@@ -454,8 +466,8 @@ BAD = (
         rules("{select: all, state: host}", "{select: {class: 3d}, state: passthrough}"),
         (
             "6:18: layout gpus, rule 2: this rule never applies: rule 1 (all GPUs and "
-            "accelerators) has all that it selects; put the narrower rule first, or take one of "
-            "the two out"
+            "accelerators) selects all its devices; put the narrower rule first, or remove one of "
+            "the two"
         ),
         by_schema=False,
     ),
@@ -470,8 +482,8 @@ BAD = (
         "JSON that is cut off",
         '{"version": "vfiomgr/v1",\n "layouts": {',
         (
-            "2:14: neither JSON nor YAML: expecting property name enclosed in double quotes; mend "
-            "it there, or just before"
+            "2:14: not JSON or YAML: expecting property name enclosed in double quotes; correct "
+            "it there or just before"
         ),
         by_schema=False,
     ),
@@ -484,13 +496,13 @@ BAD = (
             "          - {type: A, count: 0}",
         ),
         (
-            f"5:25: {_RULE}: class is 0302, which is read as the number 302; quote it: class: "
+            f"5:25: {_RULE}: class is 0302, which YAML reads as the number 302; quote it: class: "
             '"0302"\n'
             f"5:31: {_RULE}: unknown key 'seriall'; did you mean serial?\n"
             f"7:9: {_RULE}: unknown key 'onyl'; did you mean only?\n"
-            '10:19: layout gpus, rule 2: strategy is "packed"; did you mean pack? write pack '
+            '10:19: layout gpus, rule 2: strategy is "packed"; did you mean pack? use pack '
             "or spread\n"
-            "12:30: layout gpus, rule 2, entry 1 of vgpus: count cannot be 0; write a whole number "
+            "12:30: layout gpus, rule 2, entry 1 of vgpus: count cannot be 0; use a whole number "
             "from 1, e.g. count: 4"
         ),
     ),

@@ -72,7 +72,7 @@ def test_all_is_written_nothing_moves_and_all_is_taken_back(tmp_path: Path) -> N
     kernel = host(tmp_path)
     before, at_first = etc(kernel), drivers(kernel, GPU, AUDIO)
     outcome = api.apply(installing(), tree=kernel)
-    assert any("nothing moves now: the host differs" in note for note in outcome.plan.notes)
+    assert any("no device is changed now; the host differs" in note for note in outcome.plan.notes)
     assert set(etc(kernel)) - set(before) == {
         FILE,
         RECORD,
@@ -90,7 +90,7 @@ def test_all_is_written_nothing_moves_and_all_is_taken_back(tmp_path: Path) -> N
     assert kernel.exists(SWEPT), "the service that is started now moves nothing"
     assert drivers(kernel, GPU, AUDIO) == at_first
     taken = api.apply(UninstallLayout(), tree=kernel)
-    assert any("devices stay as they are" in note for note in taken.plan.notes)
+    assert any("devices are not changed" in note for note in taken.plan.notes)
     assert etc(kernel) == before
     again = api.apply(UninstallLayout(), tree=kernel)
     assert (again.is_changed, again.plan.already) == (False, ("no layout is installed",))
@@ -100,7 +100,7 @@ def test_a_second_time_changes_the_difference_alone(tmp_path: Path) -> None:
     kernel = host(tmp_path, installing())
     again = api.apply(installing(), tree=kernel)
     assert not again.is_changed
-    assert again.plan.already == ("the layout whole is installed so already",)
+    assert again.plan.already == ("the layout whole is already installed",)
     assert changed(kernel, installing(enforce=True)) == [WATCH.name, WANTED.name]
     assert set(changed(kernel, installing(*WHOLE[1:], name="rest"))) == {
         RECORD.name,
@@ -144,14 +144,14 @@ def test_a_rule_that_is_changed_or_removed_since_is_left_so(tmp_path: Path) -> N
     assert kernel.read_text(rule_file(GPU)) == kept
     assert kernel.read_text(rule_file(AUDIO)) is None
     assert kernel.exists(UNIT)
-    assert any("was changed since, and stays" in note for note in outcome.plan.notes)
+    assert any("was changed since and is kept" in note for note in outcome.plan.notes)
 
 
 def test_what_is_pinned_gets_no_rule(tmp_path: Path) -> None:
     kernel = host(tmp_path)
     outcome = api.apply(installing({**WHOLE[0], "d3cold": False}), tree=kernel)
     assert api.scan(kernel).persisted == ()
-    assert sum("gets no rule" in note for note in outcome.plan.notes) == 2
+    assert sum("gets no udev rule" in note for note in outcome.plan.notes) == 2
 
 
 PINNED = {**WHOLE[0], "d3cold": False}
@@ -165,14 +165,14 @@ def test_a_rule_of_bind_is_put_aside_for_what_a_layout_pins(tmp_path: Path) -> N
     assert api.scan(kernel).persisted == (), "a rule would have it before it can be pinned"
     told = [note for note in outcome.plan.notes if "bind --persist" in note]
     assert told == [
-        f"{rule_file(a)}, which bind --persist wrote, goes, until vfiomgr layout uninstall"
+        f"{rule_file(a)} of bind --persist is removed until vfiomgr layout uninstall"
         for a in (GPU, AUDIO)
     ]
     assert not api.apply(installing(PINNED), tree=kernel).is_changed
     api.apply(TAKEN_BACK, tree=kernel)
     assert etc(kernel) == before
     outcome = api.apply(installing(), tree=kernel)
-    assert sum("gives way to the layout's" in note for note in outcome.plan.notes) == 2
+    assert sum("is replaced by the layout's" in note for note in outcome.plan.notes) == 2
 
 
 def test_a_rule_that_was_put_aside_goes_to_the_layout_that_follows(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_without_systemd_it_is_said_what_to_run(tmp_path: Path) -> None:
 
 def test_a_module_of_python_cannot_be_run_by_a_unit(tmp_path: Path) -> None:
     kernel = host(tmp_path)
-    with pytest.raises(Refusal, match="no installed command"):
+    with pytest.raises(Refusal, match="not an installed command"):
         api.apply(replace(installing(), program=None), tree=kernel)
 
 
@@ -289,7 +289,7 @@ def test_a_record_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     kernel = host(tmp_path, installing())
     put(kernel, RECORD, "{}\n")
     outcome = api.apply(UninstallLayout(), tree=kernel)
-    assert any("vfiomgr persist list shows all" in note for note in outcome.plan.notes)
+    assert any("list them with vfiomgr persist list" in note for note in outcome.plan.notes)
     assert not kernel.exists(FILE)
     assert kernel.exists(rule_file(GPU))
 

@@ -38,7 +38,7 @@ def test_a_layout_is_installed_once_and_taken_back(
     }
     assert rule == "layout"
     again = run("layout", "install", file).stdout
-    assert again.endswith("the layout lab is installed so already\nnothing to do\n")
+    assert again.endswith("the layout lab is already installed\nnothing to do\n")
     told = json.loads(run("layout", "uninstall", "--format", "json").stdout)
     assert (told["kind"], told["changed"]) == ("Outcome", True)
     assert not kernel.exists(FILE)

@@ -133,14 +133,14 @@ def test_functions_that_are_asked_for_and_not_made_are_refused_beforehand(tmp_pa
     kernel = mixed(tmp_path)
     with pytest.raises(Refusal) as caught:
         planned(kernel, sriov(2), of_nic(3))
-    asked = f"rule 2 (physical_function {NIC}) wants at least 3 devices"
-    made = f"{NIC} is to have 2 virtual functions by rule 1 (address {NIC})"
-    assert caught.value.message == f"{asked}, and {made}"
-    assert caught.value.hint == "have more made there, or say at_least: 2"
+    asked = f"rule 2 (physical_function {NIC}) requires at least 3 devices"
+    made = f"{NIC} will have 2 virtual functions by rule 1 (address {NIC})"
+    assert caught.value.message == f"{asked}, but {made}"
+    assert caught.value.hint == "increase their number, or set at_least: 2"
     message = refused(kernel, sriov(2, functions="passthrough"), of_nic(1))
-    assert f"those of {NIC} are what rule 1 (address {NIC}) has" in message
+    assert f"those of {NIC} belong to rule 1 (address {NIC})" in message
     message = refused(kernel, sriov(4), of_nic(1), of_nic(1))
-    assert f"those of {NIC} are what rule 2 (physical_function {NIC}) has" in message
+    assert f"those of {NIC} belong to rule 2 (physical_function {NIC})" in message
     for rules in ((sriov(2), of_nic(2)), (sriov(2), of_nic(0)), (sriov(4), of_nic(3, numa_node=0))):
         assert planned(kernel, *rules).deferred
 
@@ -148,7 +148,7 @@ def test_functions_that_are_asked_for_and_not_made_are_refused_beforehand(tmp_pa
 def test_functions_that_are_taken_away_are_none_for_another_rule(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
     api.apply(SetVirtualFunctions(PciAddress.parse(NIC), 2), tree=kernel)
-    assert "is to have 0 virtual functions" in refused(kernel, sriov(0), of_nic(1))
+    assert "will have 0 virtual functions" in refused(kernel, sriov(0), of_nic(1))
     assert planned(kernel, of_nic(2)).steps, "those that are there and stay count"
 
 
@@ -187,7 +187,7 @@ def test_a_function_that_was_left_behind_is_told_by_itself(tmp_path: Path) -> No
     audio = PciAddress.parse("0000:01:00.1")
     api.apply(Unbind((audio,), only=True, allow=frozenset({"in-use"})), tree=kernel)
     assert words(kernel, {"select": {"address": GPU}, "state": "passthrough"}) == [
-        f"{audio}: host (snd_hda_intel) -> passthrough (VFIO), along with {GPU}"
+        f"{audio}: host (snd_hda_intel) -> passthrough (VFIO), with {GPU}"
     ]
 
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_pinned_is_told() -> None:
     assert plan.is_empty
     (note,) = plan.notes
     assert note.startswith(
-        f"{bound} is on vfio-pci already, but not by vfiomgr, so it is not pinned"
+        f"{bound} is already on vfio-pci, but not by vfiomgr, so it is not pinned"
     )
     del rule["d3cold"]
     assert plan_layout(host_of(bound), layout(rule)).notes == ()
@@ -234,7 +234,7 @@ def test_no_function_is_taken_twice(tmp_path: Path) -> None:
         ({"type": "A40-24Q", "per_gpu": 3}, "49152 MiB, too few for vGPUs of 73728 MiB"),
         ({"type": "A40-1B", "per_gpu": 9}, "8 virtual functions, too few for 9 vGPUs"),
         ({"type": "A40-9Q", "count": 1}, "A40-9Q"),
-        ({"type": "A40-48Q", "count": 3}, "its GPUs carry 2"),
+        ({"type": "A40-48Q", "count": 3}, "its GPUs have room for 2"),
     ],
 )
 def test_what_cannot_be_is_refused_beforehand(

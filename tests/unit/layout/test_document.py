@@ -40,7 +40,7 @@ def test_each_flaw_is_told_with_its_place_and_its_remedy(bad: Bad) -> None:
 
 def test_several_flaws_are_counted_and_one_stands_for_itself() -> None:
     several = next(bad for bad in BAD if bad.name == "several")
-    with pytest.raises(InvalidDocument, match=r"^host.yaml: 5 things are wrong$") as caught:
+    with pytest.raises(InvalidDocument, match=r"^host.yaml: 5 errors$") as caught:
         read_layouts(several.text, "host.yaml")
     assert "vfiomgr layout schema" in caught.value.hint
     assert caught.value.exit_code == 65
@@ -104,7 +104,7 @@ def test_aliases_mean_what_they_name() -> None:
 def test_aliases_of_aliases_end_before_memory_does() -> None:
     levels = "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
     _, flaws = find_flaws(f"version: vfiomgr/v1\nlayouts:\n  - &a0 [x]\n{levels}")
-    assert [flaw.summary for flaw in flaws] == ["too much for a layout"]
+    assert [flaw.summary for flaw in flaws] == ["too large for a layout"]
 
 
 @pytest.mark.parametrize("text", ["\N{ZERO WIDTH NO-BREAK SPACE}{", "version: \x07", "\x00"])
@@ -187,16 +187,16 @@ def test_of_several_layouts_one_is_named(two: LayoutFile) -> None:
     assert choose_layout(two, "night")[0] == "night"
     with pytest.raises(UsageError, match="day, night") as caught:
         choose_layout(two, None)
-    assert caught.value.hint == "name one, e.g. --layout day"
+    assert caught.value.hint == "pass one of them, e.g. --layout day"
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("nigth", "did you mean night?"), ("x", "name one of day, night")]
+    ("name", "hint"), [("nigth", "did you mean night?"), ("x", "use one of day, night")]
 )
 def test_an_unknown_layout_is_answered_with_those_that_are_there(
     two: LayoutFile, name: str, hint: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"no layout '{name}', it has day, night") as caught:
+    with pytest.raises(UsageError, match=rf"'{name}' \(it has day, night\)") as caught:
         choose_layout(two, name)
     assert caught.value.hint == hint
 
@@ -225,7 +225,7 @@ def test_the_file_that_the_documentation_begins_with_is_good() -> None:
     ("kind", "remedy"),
     [
         ("HostSnapshot", "pass it with --snapshot FILE"),
-        ("LayoutPlan", "vfiomgr apply FILE carries it out"),
+        ("LayoutPlan", "apply it with: vfiomgr apply FILE"),
         ("Pod", "a layout begins with version: vfiomgr/v1"),
     ],
 )
@@ -233,14 +233,14 @@ def test_another_document_is_called_by_its_name(kind: str, remedy: str) -> None:
     text = json.dumps({"api_version": "vfiomgr/v1", "kind": kind, "devices": [{}] * 50})
     with pytest.raises(InvalidDocument) as caught:
         read_layouts(text, "x.json")
-    assert f"this is a {kind}, and no layout; {remedy}" in caught.value.message
+    assert f"this is a {kind}, not a layout; {remedy}" in caught.value.message
     assert caught.value.details == ()
 
 
 def test_of_very_many_flaws_the_first_are_told() -> None:
     rules = "".join(f"      - {{select: {{id: x{number}}}, state: host}}\n" for number in range(99))
     text = f"version: vfiomgr/v1\nlayouts:\n  a:\n    devices:\n{rules}"
-    with pytest.raises(InvalidDocument, match="99 things are wrong") as caught:
+    with pytest.raises(InvalidDocument, match="99 errors") as caught:
         read_layouts(text, "host.yaml")
     assert caught.value.details[-1] == "and 59 more"
     assert len(caught.value.details) == 41

@@ -97,7 +97,10 @@ def test_a_filter_that_is_no_number_means_no_gpu() -> None:
     found = configs("  a:\n  - {device-filter: A40, devices: all, vgpu-devices: {A40-4Q: 1}}\n")
     assert found.layouts["a"].devices == ()
     assert found.left == [
-        "vgpu-device-manager, a, entry 1: the device-filter 'A40' is no number, and means no GPU"
+        (
+            "vgpu-device-manager, a, entry 1: "
+            "the device-filter 'A40' is not a number and matches no GPU"
+        )
     ]
 
 
@@ -108,9 +111,12 @@ def test_indices_count_all_gpus_of_the_node_by_address() -> None:
     (rule,) = found.layouts["a"].devices
     assert list(map(str, rule.select.address)) == ["0000:43:00.0"]
     assert [left.partition(": ")[2] for left in found.left] == [
-        "GPU 2 is 0000:43:00.0 here: another host differs",
-        "GPU 1, 0000:42:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), is none of its device-filter",
-        "there is no GPU 7: this host has 3 GPUs of NVIDIA",
+        "GPU 2 is 0000:43:00.0 on this host; other hosts differ",
+        (
+            "GPU 1, 0000:42:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), "
+            "does not match its device-filter"
+        ),
+        "GPU 7 not found: this host has 3 NVIDIA GPUs",
     ]
 
 
@@ -146,9 +152,8 @@ def test_of_entries_about_one_gpu_the_last_holds() -> None:
         "c": ["A40-8Q", "A40-4Q"],
     }
     assert [len(r.select.address) for r in found.layouts["overlap"].devices] == [2, 1]
-    assert (
-        "vgpu-device-manager, b, entry 1: a later entry has all of its GPUs, so that it never"
-        in ("".join(found.left))
+    assert "vgpu-device-manager, b, entry 1: a later entry covers all of its GPUs, so it never" in (
+        "".join(found.left)
     )
     yaml_of(found)
 
@@ -170,16 +175,19 @@ def test_a_console_on_a_gpu_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("version: v2\nvgpu-configs: {}", "version is 'v2'"),
-        ("- a", "the file: it is no mapping"),
+        ("version: v2\nvgpu-configs: {}", "unsupported version 'v2'"),
+        ("- a", "the file: not a mapping"),
         ("version: v1\nvgpu-configs: {}", "vgpu-configs is empty"),
-        ("version: v1\nvgpu-configs: {a: []}", "a: it is no list of entries"),
-        ("version: v1\nvgpu-configs: {a: [A40-4Q]}", "of the form before v1"),
+        ("version: v1\nvgpu-configs: {a: []}", "a: not a list of entries"),
+        ("version: v1\nvgpu-configs: {a: [A40-4Q]}", "the format before v1"),
         ("version: v1\nvgpu-configs: {a: [{devices: all}]}", "vgpu-devices is missing"),
-        ("version: v1\nvgpu-configs: {a: [{devices: some, vgpu-devices: {}}]}", "neither all nor"),
+        (
+            "version: v1\nvgpu-configs: {a: [{devices: some, vgpu-devices: {}}]}",
+            "expected all or a list",
+        ),
         (
             "version: v1\nvgpu-configs: {a: [{devices: all, vgpu-devices: {A: 0}}]}",
-            "0 is no number",
+            "0 is not a number",
         ),
         ("version: v1\nvgpu-configs: {a: [{devices: all, vgpus: {}}]}", "unexpected keys: vgpus"),
         ("version: v1\nconfigs: {}", "unexpected keys: configs"),
@@ -236,7 +244,7 @@ def test_driverctl_moves_single_functions_and_so_does_the_layout() -> None:
         "driverctl",
         "driverctl",
     ]
-    assert "nvidia is no VFIO driver" in found.left[0]
+    assert "nvidia is not a VFIO driver" in found.left[0]
     assert "0000:43:00.1 of the same slot stays with the host" in found.left[2]
 
 
@@ -254,10 +262,10 @@ def test_a_slot_of_which_driverctl_has_all_goes_whole() -> None:
         ("vfio-pci.ids=10de:2235,10de:22ba", ("10de:2235", "10de:22ba"), []),
         ("vfio_pci.ids=0x10DE:2235", ("10de:2235",), ["0000:43:00.1 of the same slot"]),
         ("vfio-pci.ids=10de:ffffffff", ("10de:*",), []),
-        ("vfio-pci.ids=10de:2235:10df", (), ["no device is meant now"]),
+        ("vfio-pci.ids=10de:2235:10df", (), ["no device matches now"]),
         ("vfio-pci.ids=10de:20b5:ffffffff:ffffffff:0:0", ("10de:20b5",), []),
-        ("vfio-pci.ids=ffffffff:2235", (), ["it means every vendor"]),
-        ("vfio-pci.ids=10de", (), ["this is no vendor:device"]),
+        ("vfio-pci.ids=ffffffff:2235", (), ["it matches every vendor"]),
+        ("vfio-pci.ids=10de", (), ["not vendor:device"]),
         ("vfio-pci.ids=1002:66af", ("1002:66af",), ["no other device has 1002:66af now"]),
     ],
 )
@@ -299,9 +307,9 @@ TWO_IDS = "vfio-pci.ids=10de:1e84,10de:10f8"
         (
             _slot_of_four(*FOUR),
             False,
-            "gets 0000:43:00.2, 0000:43:00.3 of the same slot: while 0000:43:00.2 is on xhci_hcd, ",
+            "gets 0000:43:00.2, 0000:43:00.3 of the same slot: IOMMU group 43 cannot",
         ),
-        (_slot_of_four(*FOUR, group=None), True, "stays with the host, by `only: true`"),
+        (_slot_of_four(*FOUR, group=None), True, "stays with the host (`only: true`)"),
         (_slot_of_four("vfio-pci", "vfio-pci", None, None), True, "stays with the host"),
         (_slot_of_four("vfio-pci", "vfio-pci", None, "pci-stub"), True, "stays with the host"),
     ],
@@ -366,7 +374,7 @@ def test_boards_that_share_an_id_are_named_and_asked_for() -> None:
         _of_host(host, frozenset())
     (question,) = caught.value.diagnostics
     for part in (
-        "vfio-pci.ids=10de:2235 means 2 boards",
+        "vfio-pci.ids=10de:2235 matches 2 boards",
         "0000:41:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), subsystem 1458:1111, on vfio-pci",
         "0000:42:00.0 (NVIDIA Corporation GA107GL [A2 / A16]), subsystem 1043:2222, on nvidia",
     ):
@@ -412,10 +420,10 @@ def test_the_console_and_functions_of_one_slot_are_no_boards_to_ask_for() -> Non
 def test_a_board_that_shares_no_id_is_none_of_the_question() -> None:
     host = replace(host_of(*TWINS), kernel_command_line=TWIN_IDS)
     with pytest.raises(
-        UsageError, match=r"0000:43:00\.0 is none of the boards that share"
+        UsageError, match=r"0000:43:00\.0 is not one of the boards that share"
     ) as caught:
         _of_host(host, frozenset({PciAddress.parse("0000:43:00.0")}))
-    assert caught.value.hint == "these are: 0000:41:00.0, 0000:42:00.0"
+    assert caught.value.hint == "those are: 0000:41:00.0, 0000:42:00.0"
 
 
 @pytest.mark.parametrize(
@@ -452,7 +460,7 @@ def test_virtual_functions_are_not_selected_by_an_identifier() -> None:
     found = _of_host(replace(host, kernel_command_line="vfio-pci.ids=10de:2237"))
     (rule,) = found.layouts["imported"].devices
     assert rule.at_least == 0
-    assert "select those with physical_function: 0000:43:00.0" in found.left[0]
+    assert "select it with physical_function: 0000:43:00.0" in found.left[0]
 
 
 def test_identifiers_do_not_select_the_console() -> None:
@@ -512,11 +520,11 @@ def test_definitions_of_mdevctl_become_wishes_of_their_gpu() -> None:
     )
     told = "\n".join(found.left)
     for part in (
-        f"{UUIDS[3]}: it starts by hand",
+        f"{UUIDS[3]}: it is started manually",
         f"{UUIDS[4]}: no JSON",
-        f"0000:42:00.0/{UUIDS[0]}: 0000:41:00.4 makes this UUID already",
-        "the place on 0000:41:00.0 is chosen anew, perhaps not 0000:41:00.4",
-        "the attribute power/control: layouts set vgpu_params alone",
+        f"0000:42:00.0/{UUIDS[0]}: 0000:41:00.4 already uses this UUID",
+        "the place on 0000:41:00.0 is chosen again, possibly not 0000:41:00.4",
+        "the attribute power/control: layouts only set vgpu_params",
     ):
         assert part in told
     assert len(found.left) == 5
@@ -527,7 +535,7 @@ def test_a_gpu_that_goes_to_guests_whole_makes_no_vgpus() -> None:
     host = replace(HOST, files=_driverctl(x41_00_0="vfio-pci"), definitions=facts)
     found = _of_host(host)
     assert [rule.state for rule in found.layouts["imported"].devices] == ["passthrough"]
-    assert "driverctl gives 0000:41:00.0 to guests whole" in found.left[-1]
+    assert "driverctl passes 0000:41:00.0 through" in found.left[-1]
 
 
 def test_a_host_without_any_of_it_has_no_layout() -> None:

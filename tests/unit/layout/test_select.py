@@ -77,32 +77,32 @@ def test_functions_of_one_slot_cannot_be_in_two_states() -> None:
     ((claim, diagnostic),) = chosen(audio, passthrough({"name": "*A40"})).diagnostics
     assert claim.number == 2
     assert diagnostic.summary.startswith(str(AUDIO))
-    assert "is to be host by rule 1 (class audio)" in diagnostic.summary
+    assert "is host in rule 1 (class audio)" in diagnostic.summary
     assert not chosen(audio, passthrough({"name": "*A40"}, only=True)).diagnostics
 
 
 def test_too_few_devices_are_told_with_those_that_are_there() -> None:
     ((_, diagnostic),) = chosen(passthrough({"class": "0302"}, at_least=8)).shortages
-    assert "wants at least 8 devices, and this host has 2: 0000:02:00.0" in diagnostic.summary
+    assert "requires at least 8 devices, but this host has 2: 0000:02:00.0" in diagnostic.summary
     ((_, diagnostic),) = chosen(passthrough({"name": "*GH200*"}, at_least=1)).shortages
-    assert "rule 1 (name *GH200*) wants at least 1 device, and this host has none" in str(
+    assert "rule 1 (name *GH200*) requires at least 1 device, but this host has none" in str(
         diagnostic.summary
     )
     ((_, diagnostic),) = chosen(
         passthrough({"id": "8086:25b6", "class": "0302"}, at_least=1)
     ).shortages
-    assert "is the console's display: only address selects that" in diagnostic.remedy
+    assert "is the console's display: only address selects it" in diagnostic.remedy
 
 
 def test_a_device_that_another_rule_has_is_told() -> None:
     rules = (passthrough({"name": "*A40"}), passthrough({"address": "0000:02:00.1"}, at_least=1))
     ((_, diagnostic),) = chosen(*rules).shortages
-    assert diagnostic.remedy.startswith("0000:02:00.1 is what rule 1 (name *A40) has")
+    assert diagnostic.remedy.startswith("0000:02:00.1 belongs to rule 1 (name *A40)")
 
 
 def test_a_parent_that_is_no_function_carries_vgpus_and_nothing_else() -> None:
     ((_, diagnostic),) = chosen(passthrough({"parent": "mtty"})).diagnostics
-    assert "no PCI functions, and cannot be passthrough" in diagnostic.summary
+    assert "not PCI functions and cannot be passthrough" in diagnostic.summary
 
 
 def test_slots_and_groups_move_together() -> None:

@@ -72,26 +72,26 @@ A40 = {"select": {"class": "0302"}, "state": "vgpu"}
 @pytest.mark.parametrize(
     ("host", "wanted", "part"),
     [
-        (host_of(GPU, AUDIO), passing("0000:04:00.0", only=True), "leave out only: true, or"),
-        (host_of(GPU, NIC), passing("0000:04:00.0"), "say with_group: true to take them too, or"),
-        (host_of(CONSOLE), passing("0000:08:00.0"), "say allow: boot-display"),
-        (MOUNTED, passing("0000:07:00.0"), "leave it out with only: true, or say allow: mounted"),
-        (ROUTED, passing("0000:06:00.0"), "or say allow: default-route"),
-        (host_of(GPU), passing("0000:04:00.0", driver="nvidia"), "leave out driver to get vfio"),
+        (host_of(GPU, AUDIO), passing("0000:04:00.0", only=True), "remove only: true, or"),
+        (host_of(GPU, NIC), passing("0000:04:00.0"), "set with_group: true to include them, or"),
+        (host_of(CONSOLE), passing("0000:08:00.0"), "set allow: boot-display"),
+        (MOUNTED, passing("0000:07:00.0"), "exclude it with only: true, or set allow: mounted"),
+        (ROUTED, passing("0000:06:00.0"), "or set allow: default-route"),
+        (host_of(GPU), passing("0000:04:00.0", driver="nvidia"), "remove driver to get vfio"),
         (
             add_divided_gpu(vgpu_host(), 1, types=(describe_type("nvidia-1"),)),
             {**A40, "vgpus": [{"type": "A40-4Q", "count": 1}]},
-            "makes no A40-4Q",
+            "does not support A40-4Q",
         ),
         (
             vgpu_host((A40_TYPES[0],)),
             {**A40, "vgpus": [{"type": "A40-48Q", "count": 1}]},
-            "vfiomgr did not make them",
+            "vfiomgr did not create them",
         ),
         (
             host_of(replace(GPU, driver="vfio-pci"), replace(NIC, driver="vfio-pci")),
             {"select": {"address": "0000:04:00.0"}, "state": "host"},
-            "a host rule that selects them gives them back too",
+            "a host rule that selects them returns them too",
         ),
     ],
 )
@@ -110,8 +110,8 @@ DISK_HELD = blocker("mounted-disk", DISK, "held", "unmount it", LEAVE_IT_OUT, al
     ("fields", "diagnostic", "said"),
     [
         ({}, blocker("x", "", "", "stop it", allow("in-use")), "stop it, or apply with --allow in"),
-        ({}, DISK_HELD, "unmount it, or leave it out with only: true, or say allow: mounted-disk"),
-        ({"state": "sriov", "count": 2}, DISK_HELD, "unmount it, or say allow: mounted-disk"),
+        ({}, DISK_HELD, "unmount it, or exclude it with only: true, or set allow: mounted-disk"),
+        ({"state": "sriov", "count": 2}, DISK_HELD, "unmount it, or set allow: mounted-disk"),
     ],
 )
 def test_a_remedy_has_the_keys_of_the_rule(
@@ -131,7 +131,7 @@ def test_a_passthrough_rule_has_a_key_for_each_option(name: OptionName) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("MIG is off: vfiomgr vgpu mode 0000:41:00.0 --mig", "MIG is off: say mig: true"),
+        ("MIG is off: vfiomgr vgpu mode 0000:41:00.0 --mig", "MIG is off: set mig: true"),
         (
             "vfiomgr vgpu create --parent 0000:41:00.4 --type TYPE",
             "vfiomgr vgpu create --parent 0000:41:00.4 --type TYPE",

@@ -31,7 +31,7 @@ DRIFT = Difference(str(GPU), "A40", "host (nvidia)", "passthrough (VFIO)")
 MOVED = Difference(str(GPU), "A40", "host (nouveau)", "passthrough (VFIO)")
 OTHER = Difference(str(NIC), "", "host (igb)", "2 virtual functions")
 HELD = blocker("held-by-guest", GPU, "it is held by qemu (PID 4711)", "shut the guest down")
-SEVEN = blocker("layout-too-few", "", "at least 8 devices, and this host has 7", "")
+SEVEN = blocker("layout-too-few", "", "at least 8 devices, but this host has 7", "")
 DONE = api.Outcome(Plan("", ()), is_changed=True)
 FAILURE = RolledBack("the kernel said no", "see dmesg")
 
@@ -228,7 +228,7 @@ def test_another_layout_counts_and_a_broken_one_does_not() -> None:
     story.stale = True
     watch.look()
     assert story.compared == ["new", "new"]
-    assert "the layout before stays in force" in story.told[0].message
+    assert "the previous layout is still used" in story.told[0].message
 
 
 def test_an_interrupted_correction_ends_the_watch() -> None:

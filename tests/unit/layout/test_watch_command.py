@@ -51,7 +51,7 @@ def test_a_watch_tells_lines_and_documents(run: Run, file: str, ending: Ending) 
     lines = run("watch", file)
     assert (lines.status, lines.stderr) == (
         0,
-        "watching for differences from the layout lab\n",
+        "watching for drift from layout 'lab'\n",
     )
     (line,) = lines.stdout.splitlines()
     moment, event, address, *_ = line.split()
@@ -114,4 +114,4 @@ def test_another_host_tells_nothing(run: Run, file: str, tmp_path: Path) -> None
     snapshot.write_text(run("snapshot").stdout)
     refused = run("--snapshot", str(snapshot), "watch", file)
     assert refused.status == 2
-    assert "leave out --root and --snapshot" in refused.stderr
+    assert "remove --root and --snapshot" in refused.stderr

@@ -23,4 +23,4 @@ _FORMER = {"validate": ("vfiomgr.layout.commands.files", "validate")}
 
 @click.group("layout", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def layout() -> None:
-    """Plan, apply and revert layouts, the files that describe a host."""
+    """Plan, apply and revert layouts, files that describe a host."""

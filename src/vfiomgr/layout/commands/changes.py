@@ -1,4 +1,4 @@
-"""Layout files as users name them: a path, or - for what is piped in."""
+"""`vfiomgr layout plan`, `apply`, `assert`, `export` and `revert`."""
 
 from __future__ import annotations
 
@@ -52,27 +52,29 @@ def read_layout_file(path: str) -> LayoutFile:
 
     Raises:
         UsageError: it cannot be read.
-        InvalidDocument: it holds no layouts, and why.
+        InvalidDocument: it is not a layout file, and why.
 
     """
     return read_layouts(text_of(path, "a layout file"), source_of(path))
 
 
 _DRIFT = 3
-"""Exit status of `assert` where something differs."""
+"""Exit status of `assert` if the host differs."""
 _FAILED, _INCOMPLETE = 1, RollbackIncomplete.exit_code
 
 
 def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The file, which of its layouts, and the guards to override."""
+    """Arguments and options: the file, the layout in it, and the safety checks to override."""
     for decorate in (
         click.option(
             "--allow",
             multiple=True,
             type=click.Choice(OVERRIDES),
-            help="Override a guard; a refusal names the one.",
+            help="Override a safety check (the error message names it).",
         ),
-        click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several."),
+        click.option(
+            "--layout", "name", metavar="NAME", help="Name of the layout, if FILE has several."
+        ),
         click.argument("file"),
     ):
         function = decorate(function)
@@ -87,14 +89,14 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     cls=RenamedOption,
     former=("--out",),
     metavar="PLAN",
-    help="Write the plan to a file that `apply` takes.",
+    help="Write the plan to a file, for `apply`.",
 )
 @session_options(*READING)
 @pass_session
 def plan(
     session: Session, *, file: str, name: str | None, allow: tuple[Override, ...], out: str | None
 ) -> None:
-    """Show what differs from the layout in FILE, and the steps that would end it.
+    """Show how the host differs from FILE and what `apply` would do.
 
     \b
     Examples:
@@ -122,7 +124,7 @@ def plan(
 
 @click.command("apply")
 @of_layout
-@click.option("--keep-going", is_flag=True, help="Do what can be done, whatever else fails.")
+@click.option("--keep-going", is_flag=True, help="Apply as much as possible, even if a part fails.")
 @session_options(*CHANGING)
 @pass_session
 def apply(
@@ -133,10 +135,10 @@ def apply(
     allow: tuple[Override, ...],
     keep_going: bool,
 ) -> int:
-    """Bring the host to the layout in FILE, or carry out a plan that was written with --output.
+    """Apply the layout in FILE, or a plan saved with --output.
 
-    What is so already is not touched, whoever uses it. All of it is done, or nothing: a layout that
-    cannot be is refused before anything is, and a failure rolls all back.
+    Devices already in the desired state are left alone. The layout is applied entirely or not at
+    all: it is refused if it cannot be applied, and rolled back if a step fails.
 
     \b
     Examples:
@@ -149,7 +151,7 @@ def apply(
     reviewed = _reviewed(text, source_of(file))
     if reviewed is not None and (name is not None or keep_going or allow):
         option = "--layout" if name else "--keep-going" if keep_going else "--allow"
-        forbid_together("a plan", option, "a plan was made for all that it says, and no more")
+        forbid_together("a plan", option, "a saved plan already contains these choices")
     if reviewed is None:
         request = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     else:
@@ -165,7 +167,7 @@ def apply(
         return _apply_each(session, request)
     with followed(session) as host:
         outcome = host.apply(request, reviewed=reviewed.steps if reviewed else None)
-    done = [f"the host is as the layout {request.name} wants it"] if outcome.is_changed else []
+    done = [f"host matches layout '{request.name}'"] if outcome.is_changed else []
     print_outcome(session, outcome, done, layout=request.name)
     if outcome.is_changed and session.format == "table":
         note("undo with: vfiomgr layout revert")
@@ -177,7 +179,9 @@ def apply(
 @session_options(*READING)
 @pass_session
 def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Override, ...]) -> int:
-    """Exit with 3 where the host differs from the layout in FILE, and say in what.
+    """Exit with status 3 if the host differs from FILE.
+
+    The differences are printed.
 
     \b
     Examples:
@@ -197,16 +201,18 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
     elif differences:
         _print_differences(compared)
     else:
-        say(f"the host is as the layout {request.name} wants it")
+        say(f"host matches layout '{request.name}'")
     return _DRIFT if differences else 0
 
 
 @click.command("export")
-@click.option("--name", default="exported", help="What to call the layout.  [default: exported]")
+@click.option("--name", default="exported", help="Name of the layout.  [default: exported]")
 @session_options(*READING)
 @pass_session
 def export(session: Session, *, name: str) -> None:
-    """Print a layout that says what the host is now: applied here, it changes nothing.
+    """Print the present state of this host as a layout.
+
+    Applied on this host, the layout changes nothing.
 
     \b
     Examples:
@@ -220,7 +226,7 @@ def export(session: Session, *, name: str) -> None:
     else:
         print_text(render_layouts(file))
     if not file.layouts[name].devices:
-        note("nothing of this host is given to guests or divided for them: the layout is empty")
+        note("no device of this host is passed through or divided: the layout is empty")
 
 
 @click.command("revert")
@@ -228,14 +234,14 @@ def export(session: Session, *, name: str) -> None:
     "--allow",
     multiple=True,
     type=click.Choice(REVERSIBLE),
-    help="Override a guard; a refusal names the one.",
+    help="Override a safety check (the error message names it).",
 )
 @session_options(*CHANGING)
 @pass_session
 def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
-    """Undo the layout that was applied last, with all later corrections of it.
+    """Undo the last applied layout and its later corrections.
 
-    The host is again as it was before that layout. Another `revert` undoes the one before.
+    The host returns to the state before that layout. Another `revert` undoes the layout before it.
 
     \b
     Examples:
@@ -247,20 +253,20 @@ def revert(session: Session, *, allow: tuple[Override, ...]) -> None:
         try:
             request = reversion(session.tree, session.tree.read(BOOT_ID), frozenset(allow))
         except PermissionError:
-            message = "the journal can be read by root alone"
-            raise HostError(message, "run it as root, e.g. with sudo") from None
+            message = "cannot read the journal: requires root"
+            raise HostError(message, "run the command as root, e.g. with sudo") from None
         print_plan(session, host_of(session).plan(request))
         return
     with followed(session) as host:
         outcome = host.revert_layout(allow)
-    print_outcome(session, outcome, ["the host is as it was before the layout"])
+    print_outcome(session, outcome, ["the host is in the state before the layout"])
 
 
 # ---- what they share
 
 
 def _reviewed(text: str, source: str) -> ReviewedPlan | None:
-    """The plan that a text is, where it is one."""
+    """The saved plan in a text, if it is one."""
     if not text.lstrip().startswith("{"):
         return None
     try:

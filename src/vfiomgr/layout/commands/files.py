@@ -1,4 +1,4 @@
-"""`vfiomgr layout install` and `uninstall`: a layout for every boot, and no more."""
+"""`vfiomgr layout install`, `uninstall`, `schema`, `import` and `check layout`."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 @click.command("install")
 @click.argument("file")
-@click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several.")
+@click.option("--layout", "name", metavar="NAME", help="Name of the layout, if FILE has several.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(OVERRIDES),
-    help="Override a guard, at each boot; in-use holds for now alone.",
+    help="Override a safety check at each boot; in-use: only now.",
 )
 @click.option(
-    "--enforce", is_flag=True, help="Also correct drift from boot on (layout watch --enforce)."
+    "--enforce", is_flag=True, help="Also correct drift after the boot (layout watch --enforce)."
 )
 @update_initramfs_option
 @session_options(*CHANGING)
@@ -62,12 +62,12 @@ def install(
     enforce: bool,
     update_initramfs: bool,
 ) -> None:
-    """Have this host brought to a layout at each boot; nothing moves now.
+    """Install a layout, to apply it at each boot.
 
-    Written are /etc/vfiomgr/layout.yaml, rules of udev for functions that go to guests whole, so
-    that no host driver gets them first, and vfiomgr-layout.service, which runs `vfiomgr apply`
+    No device is changed now. The command writes /etc/vfiomgr/layout.yaml, udev rules that keep host
+    drivers from functions for passthrough, and vfiomgr-layout.service, which runs `vfiomgr apply`
     before display managers, libvirt, kubelet and container runtimes start. A layout that this host
-    cannot have is refused. Installed again, only what differs is changed.
+    cannot have is refused. A repeated installation only updates what differs.
 
     \b
     Examples:
@@ -92,9 +92,9 @@ def install(
 @session_options(*CHANGING)
 @pass_session
 def uninstall(session: Session, *, update_initramfs: bool) -> None:
-    """Take back what `vfiomgr layout install` wrote: file, rules, units. Devices stay as they are.
+    """Uninstall the layout: remove its file, udev rules and units.
 
-    Rules that `bind --persist` had written before are there again.
+    Devices are not changed. Rules that `bind --persist` had written before are restored.
 
     \b
     Examples:
@@ -108,7 +108,7 @@ def uninstall(session: Session, *, update_initramfs: bool) -> None:
 
 
 def _program_if_trusted(session: Session) -> str | None:
-    """For the unit of rules that come back; a layout can be uninstalled without one."""
+    """The path for the unit of restored rules; a layout can be uninstalled without one."""
     try:
         return program_for_units(session)
     except Refusal as refusal:
@@ -129,7 +129,7 @@ def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: ob
 @session_options("format")
 @pass_session
 def schema(session: Session) -> None:
-    """Print the JSON schema of layout files (draft 2020-12), for editors and generators.
+    """Print the JSON schema of layout files (draft 2020-12).
 
     \b
     Examples:
@@ -148,11 +148,11 @@ def schema(session: Session) -> None:
 @session_options(*READING)
 @click.pass_context
 def validate(context: click.Context, files: tuple[str, ...]) -> None:
-    """Check layout files; no host is needed. - reads from a pipe.
+    """Check layout files; no host is needed.
 
-    Each flaw is one line: file, line, column, what is wrong, and what would be right.
+    Each error is one line: file, line, column, error and remedy. - reads from a pipe.
 
-    Exit status: 0 where all are layouts, 65 where one is not.
+    Exit status: 0 if all files are valid, 65 if one is not.
 
     \b
     Examples:
@@ -172,7 +172,7 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
 
 
 def _validated(path: str) -> dict[str, Any]:
-    """What there is to say about one file."""
+    """The result for one file."""
     source = source_of(path)
     try:
         file, flaws = find_flaws(text_of(path, "the layout file"))
@@ -198,7 +198,7 @@ def _validated(path: str) -> dict[str, Any]:
 
 
 def _counts(file: LayoutFile | None) -> Iterator[dict[str, Any]]:
-    """The layouts of a file, and how many rules each has."""
+    """The layouts of a file, and the number of rules in each."""
     for name, layout in () if file is None else file.layouts.items():
         yield {"name": name, "rules": len(layout.devices)}
 
@@ -225,26 +225,26 @@ def _rules(count: int) -> str:
     "--vgpu-device-manager",
     "configuration",
     metavar="FILE",
-    help="Also the configuration of NVIDIA's vGPU Device Manager; - reads from a pipe.",
+    help="Import a vGPU Device Manager configuration too; - reads from a pipe.",
 )
 @click.option(
     "--board",
     "boards",
     metavar="ADDRESS|all",
     multiple=True,
-    help="Which of several boards with one ID of vfio-pci go to guests.",
+    help="Boards for guests, if several share an ID of vfio-pci.",
 )
 @session_options(*READING)
 @pass_session
 def import_(session: Session, configuration: str | None, boards: tuple[str, ...]) -> None:
-    """Print a layout file of what other tools keep; nothing is changed.
+    """Print a layout made from the configuration of other tools.
 
-    Of the host: /etc/driverctl.d, /etc/mdevctl.d, and the identifiers of vfio-pci on the kernel's
-    command line and in modprobe.d, as one layout. Of the vGPU Device Manager: a layout for each of
-    its configurations. What could not be carried over, and why, is told on stderr, item by item.
+    From the host: /etc/driverctl.d, /etc/mdevctl.d, and the PCI IDs of vfio-pci on the kernel
+    command line and in modprobe.d, as one layout. From the vGPU Device Manager: a layout for each
+    of its configurations. Items that could not be imported are listed on stderr with the reason.
 
-    Identifiers of vfio-pci that mean several boards, of which host drivers have some, are refused
-    until --board names the boards for guests.
+    PCI IDs that match several boards, some of which are on host drivers, are refused unless --board
+    names the boards for guests.
 
     \b
     Examples:
@@ -257,13 +257,15 @@ def import_(session: Session, configuration: str | None, boards: tuple[str, ...]
     host = _host(session, configs)
     found = import_layouts(host, configs, _boards(host, boards))
     for text in found.left:
-        note(f"not as it was: {text}")
+        note(f"not imported exactly: {text}")
     for diagnostic in found.diagnostics:
-        note(f"`vfiomgr apply` would refuse it now: {diagnostic.summary}; {diagnostic.hint}")
+        note(f"`vfiomgr apply` would refuse this now: {diagnostic.summary}; {diagnostic.hint}")
     file = found.file
     if file is None:
-        message = "there is nothing to import: no driver or vGPU is set for this host"
-        raise HostError(message, "--vgpu-device-manager FILE reads a configuration; see --help")
+        message = "nothing to import: no driver or vGPU is configured on this host"
+        raise HostError(
+            message, "to import a configuration file, pass --vgpu-device-manager FILE; see --help"
+        )
     if session.format == "json":
         print_text(json.dumps(document_of(file), indent=2) + "\n")
     else:
@@ -282,11 +284,11 @@ def _configs(path: str) -> VgpuConfigs:
 
 
 def _host(session: Session, configs: VgpuConfigs | None) -> HostSnapshot | None:
-    """The host; a configuration file alone does without one."""
+    """The host; a configuration file can be imported without one."""
     try:
         return session.scan(with_readiness=True)
     except (HostError, UsageError) as error:
         if configs is None or session.snapshot is not None:
             raise
-        note(f"the host is left out: {error.message}")
+        note(f"the host is not imported: {error.message}")
         return None

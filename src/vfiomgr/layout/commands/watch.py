@@ -1,4 +1,4 @@
-"""`vfiomgr layout watch`: whether a host stays as a layout wants it."""
+"""`vfiomgr layout watch`: report and correct drift from a layout."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _Stamp = tuple[int, int, int]
 
 @click.command("watch")
 @click.argument("file", required=False)
-@click.option("--layout", "name", metavar="NAME", help="Which one, where FILE has several.")
-@click.option("--enforce", is_flag=True, help="Put right what differs.")
+@click.option("--layout", "name", metavar="NAME", help="Name of the layout, if FILE has several.")
+@click.option("--enforce", is_flag=True, help="Correct drift.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(OVERRIDES),
-    help="Override a guard; what is told of a failure names the one.",
+    help="Override a safety check (a failure message names it).",
 )
 @session_options(*CHANGING)
 @pass_session
@@ -53,12 +53,12 @@ def watch(
     enforce: bool,
     allow: tuple[Override, ...],
 ) -> None:
-    """Tell what differs from a layout as it comes and goes; runs until it is ended.
+    """Report drift from a layout until interrupted.
 
-    Without FILE, the layout that is installed. A line, or with --format json a document, for each
-    of: drift, resolved (by somebody else), corrected (here, with --enforce), failed. What a guest
-    holds is never taken from it. Without --enforce it needs no root. (`vfiomgr persist watch` is
-    the service of `bind --persist`.)
+    Without FILE, the installed layout is watched. Each event is a line, or with --format json a
+    document: drift, resolved (by others), corrected (by --enforce) or failed. Devices in use by
+    guests are never moved. Only --enforce requires root. (`vfiomgr persist watch` is the service of
+    `bind --persist`.)
 
     \b
     Examples:
@@ -67,12 +67,12 @@ def watch(
       vfiomgr layout watch --enforce
     """
     if session.snapshot is not None or session.tree.root != session.machine.root:
-        message = "only this machine tells of what happens to its devices"
-        raise UsageError(message, "leave out --root and --snapshot")
+        message = "cannot watch another host: only this machine reports events of its devices"
+        raise UsageError(message, "remove --root and --snapshot")
     source = _FollowedLayout(session, file, name, frozenset(allow))
     try:
         changes = DeviceChanges(session.tree)  # before the first look, so that nothing is missed
-        note(f"watching for differences from the layout {source.read().name}")
+        note(f"watching for drift from layout '{source.read().name}'")
         watch_layout(
             host_of(session, on_note=once(note), on_step=None),
             source,
@@ -89,7 +89,7 @@ def watch(
 
 
 class _FollowedLayout:
-    """The layout in a file, which may be written anew meanwhile."""
+    """The layout in a file that may change."""
 
     def __init__(
         self, session: Session, file: str | None, name: str | None, allow: frozenset[Override]
@@ -105,17 +105,19 @@ class _FollowedLayout:
         self._piped = text_of(file, "a layout file") if file == STANDARD_INPUT else None
 
     def read(self) -> ApplyLayout:
-        """The layout as it is now.
+        """The current layout.
 
         Raises:
-            UsageError: it is not there.
-            InvalidDocument: what is there is no layout.
+            UsageError: the file does not exist.
+            InvalidDocument: it is not a layout file.
 
         """
         self._stamp = self._stamp_now()
         if self._is_installed and self._stamp is None:
-            message = f"no layout is installed: there is no {FILE}"
-            raise UsageError(message, "name a file, or run: vfiomgr layout install FILE")
+            message = f"no layout is installed: {FILE} not found"
+            raise UsageError(
+                message, "pass a file, or install a layout: vfiomgr layout install FILE"
+            )
         text = self._piped
         if text is None:
             text = text_of(self._file, "a layout file")
@@ -125,11 +127,11 @@ class _FollowedLayout:
         return request
 
     def is_stale(self) -> bool:
-        """Whether the file is another one than was read."""
+        """Whether the file has changed since it was read."""
         return self._piped is None and self._stamp_now() != self._stamp
 
     def _installed_name(self) -> str | None:
-        """Which layout of the installed file it is."""
+        """The layout of the installed file that is in use."""
         if not self._is_installed:
             return None
         installed = parse_record(self._session.tree.read_text(RECORD))
@@ -144,7 +146,7 @@ class _FollowedLayout:
 
 
 def _teller(session: Session, source: _FollowedLayout) -> Callable[[WatchEvent], None]:
-    """What prints an event, at once, for people or for programs."""
+    """A function that prints each event immediately, for people or for programs."""
 
     def tell(event: WatchEvent) -> None:
         now = datetime.now(UTC)
