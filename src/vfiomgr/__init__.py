@@ -1,8 +1,8 @@
 """vfiomgr: assign PCI devices and vGPUs to virtual machines and containers.
 
-The Python interface is what this module names: a `Host`, requests such as `Bind`, the errors, and
-the modules `cdi`, `kata`, `libvirt`, `oci` and `runtimes`. All of it is imported when it is used.
-docs/python.md is a tutorial.
+The public names of this module are the Python interface: `Host`, requests such as `Bind`, the
+errors, and the modules `cdi`, `kata`, `libvirt`, `oci` and `runtimes`. They are imported on first
+use. docs/python.md is a tutorial.
 """
 
 from importlib import import_module
@@ -67,12 +67,12 @@ _PLACES = {
     "Reset": "passthrough.named",
     "Unbind": "passthrough.named",
 }
-"""The module of each name, where it is not a module itself, nor an error."""
+"""The module of each name that is neither a module itself nor an error."""
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import what is used for the first time (PEP 562): a command needs little of it."""
+        """Import a name on first use (PEP 562), since a command needs few of them."""
         if name not in __all__:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)

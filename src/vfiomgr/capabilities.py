@@ -1,4 +1,4 @@
-"""The capabilities of vfiomgr itself; importing this module makes them known to the engine."""
+"""The built-in capabilities of vfiomgr; importing this module registers them with the engine."""
 
 from __future__ import annotations
 

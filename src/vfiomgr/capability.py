@@ -1,6 +1,6 @@
-"""Capabilities: the packages that bring steps, requests, diagnostics and commands.
+"""Capabilities: packages that provide steps, requests, diagnostics and commands.
 
-A capability names the modules that the engine is to import when it needs them. `values` hold the
+A capability names the modules that the engine imports when it needs them. `values` hold the
 classes of requests and steps, `plans` plan the requests, `applies` perform the steps, and `hooks`
 take part in every change; they register their functions with the decorators of
 `vfiomgr.engine.registry`. `vfiomgr.capabilities` lists those of vfiomgr itself.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Capability(NamedTuple):
-    """A package, and the modules in it that are imported when they are needed."""
+    """A package, and the modules in it that are imported on demand."""
 
     package: str
     """Its dotted name: `vfiomgr.passthrough`. Modules are named relative to it."""
@@ -24,19 +24,19 @@ class Capability(NamedTuple):
     applies: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
     commands: Mapping[str, str] = {}
-    """Commands that it adds to `vfiomgr`, each with the module that has a function of its name."""
+    """Commands that it adds to `vfiomgr`; each module has a function of the command's name."""
 
 
 _KNOWN: dict[str, Capability] = {}
 
 
 def register(*capabilities: Capability) -> None:
-    """Make capabilities known; one of the same package is replaced."""
+    """Register capabilities; one of the same package is replaced."""
     _KNOWN.update((capability.package, capability) for capability in capabilities)
 
 
 def registered() -> tuple[Capability, ...]:
-    """All capabilities, in the order in which they were registered."""
+    """All capabilities in the order of registration."""
     return tuple(_KNOWN.values())
 
 

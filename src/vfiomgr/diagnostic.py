@@ -1,4 +1,4 @@
-"""What a check or a refusal says: the rule, what it found, and the ways out."""
+"""The content of a check or a refusal: the rule, what it found, and the remedies."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 Severity = Literal["blocker", "warning", "info", "ok"]
-"""A blocker keeps devices from a guest, or a request from a plan; a warning, some or not safely."""
+"""A blocker prevents passthrough or a plan; a warning affects some devices, or safety."""
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
-"""The gravest first."""
+"""The most severe first."""
 
 Override = Literal["boot-display", "in-use", "mounted-disk", "vgpu-function", "default-route"]
-"""The guards that a user may override, by the value of `--allow`."""
+"""The safety checks that a user may override, by the value of `--allow`."""
 
 OVERRIDES: tuple[Override, ...] = get_args(Override)
 REVERSIBLE: tuple[Override, ...] = ("in-use", "mounted-disk", "default-route")
-"""Those of them that may speak against undoing a run."""
+"""The safety checks that can apply when a run is undone."""
 
 OptionName = Literal[
     "allow",
@@ -42,9 +42,9 @@ OptionName = Literal[
 
 
 class Option(Value):
-    """An option that a remedy names: what it is, and how it is typed on the command line.
+    """An option in a remedy: its name, and how it is typed on the command line.
 
-    Other interfaces have other words for it, as a layout has keys.
+    Other interfaces use other words for it; a layout has keys.
     """
 
     name: OptionName
@@ -54,13 +54,13 @@ class Option(Value):
 
 
 class Remedy(Value):
-    """One way out; where it takes an option, that stands between `text` and `then`."""
+    """One remedy; if it takes an option, the option stands between `text` and `then`."""
 
     text: str
     option: Option | None = None
     then: str = ""
     joint: str = ", or "
-    """What stands between the remedy before it and this one."""
+    """The text between the previous remedy and this one."""
 
     def __str__(self) -> str:
         """As it is typed on the command line."""
@@ -75,7 +75,7 @@ class Position(Value, order=True):
 
 
 def allow(override: Override, before: str = "", then: str = "", joint: str = ", or ") -> Remedy:
-    """To override the guard that found it."""
+    """The remedy to override the safety check."""
     words = f"pass --allow {override}"
     return Remedy(before, Option("allow", words, override), then, joint)
 
@@ -84,46 +84,46 @@ LEAVE_IT_OUT = Remedy("", Option("only", "leave it out with --function-only"))
 
 
 class Diagnostic(Value):
-    """One finding of a rule; several may be of one rule."""
+    """One finding of a rule; a rule can have several."""
 
     rule: str
-    """Its identifier, which docs/rules.md and `vfiomgr explain` have."""
+    """Its identifier in docs/rules.md and `vfiomgr explain`."""
     severity: Severity
     subject: str
-    """What it is about: a device, a file, a domain; empty for the host."""
+    """The device, file or domain that it concerns; empty for the host."""
     summary: str
     evidence: tuple[str, ...] = ()
-    """What was read, and where: a reader can look again."""
+    """What was read, and where, so that a reader can verify it."""
     why: str = ""
     """Why it matters."""
     remedies: tuple[Remedy, ...] = ()
     override: Override | None = None
-    """The value of `--allow` that lifts it."""
+    """The value of `--allow` that overrides it."""
     place: Position | None = None
-    """Where in a document it is."""
+    """Its position in a document."""
 
     @property
     def remedy(self) -> str:
-        """All ways out in one sentence; empty where nothing is to be done."""
+        """All remedies in one sentence; empty if nothing needs to be done."""
         first, *others = self.remedies or (Remedy(""),)
         return str(first) + "".join(f"{other.joint}{other}" for other in others)
 
     @property
     def line(self) -> int:
-        """Of its document; the first where nothing shows it."""
+        """The line in its document; 1 if unknown."""
         return 1 if self.place is None else self.place.line
 
     @property
     def hint(self) -> str:
-        """The ways out of a refusal, after what they all depend on."""
+        """The remedies of a refusal, after the reason that they share."""
         return f"{self.why}: {self.remedy}" if self.why else self.remedy
 
     def without(self, *options: OptionName) -> Diagnostic:
-        """The same without the ways out that take such an option."""
+        """The diagnostic without remedies that use one of these options."""
         return self.in_words(lambda o: None if o.name in options else o.words)
 
     def in_words(self, words: Callable[[Option], str | None]) -> Diagnostic:
-        """The same with other words for options; a way out goes where there are none."""
+        """The diagnostic with other words for options; remedies without such words are removed."""
         return replace(self, remedies=tuple(_in_words(self.remedies, words)))
 
 
@@ -139,7 +139,7 @@ def _in_words(
 
 
 def as_remedies(remedies: Iterable[str | Remedy]) -> tuple[Remedy, ...]:
-    """Those that say something."""
+    """The remedies that are not empty."""
     found = (Remedy(one) if isinstance(one, str) else one for one in remedies)
     return tuple(one for one in found if str(one))
 
@@ -153,7 +153,7 @@ def finding(  # noqa: PLR0913 - a field each
     *remedies: str | Remedy,
     subject: object = "",
 ) -> Diagnostic:
-    """What a check found."""
+    """A finding of a check."""
     return Diagnostic(rule, severity, str(subject), summary, evidence, why, as_remedies(remedies))
 
 
@@ -165,19 +165,19 @@ def blocker(
     why: str = "",
     override: Override | None = None,
 ) -> Diagnostic:
-    """What speaks against a plan."""
+    """A reason against a plan."""
     ways = as_remedies(remedies)
     return Diagnostic(rule, "blocker", str(subject), summary, (), why, ways, override)
 
 
 def flaw(rule: str, place: Position, where: str, summary: str, remedy: str = "") -> Diagnostic:
-    """What cannot stay in a document; `where` is the part of it, in its own words."""
+    """An error in a document; `where` is the part of it, in the document's own words."""
     ways = as_remedies((remedy,))
     return Diagnostic(rule, "blocker", where, summary, remedies=ways, place=place)
 
 
 def by_place(diagnostic: Diagnostic) -> tuple[Position, str, str, str]:
-    """The order of a document."""
+    """The sort key for the order in a document."""
     place = diagnostic.place or Position()
     return (place, diagnostic.subject, diagnostic.summary, diagnostic.remedy)
 
@@ -191,7 +191,7 @@ def in_document(diagnostic: Diagnostic) -> str:
 
 
 def refuse_if_any(diagnostics: Iterable[Diagnostic], allowed: frozenset[Override]) -> None:
-    """Raise one refusal that holds all diagnostics which are not overridden.
+    """Raise one refusal with all diagnostics that are not overridden.
 
     Raises:
         Refusal: one line of summaries, one line of remedies.
@@ -203,7 +203,7 @@ def refuse_if_any(diagnostics: Iterable[Diagnostic], allowed: frozenset[Override
 
 
 def refusal(diagnostics: Iterable[Diagnostic]) -> Refusal:
-    """One refusal for all of them; what is said twice is said once."""
+    """One refusal for all diagnostics, without duplicates."""
     told = {(d.summary, d.hint): d for d in reversed(list(diagnostics))}
     kept = tuple(reversed(told.values()))
     summaries = dict.fromkeys(d.summary for d in kept)
@@ -222,30 +222,30 @@ def refuse(rule: str, subject: object, summary: str, *remedies: str | Remedy) ->
 
 
 def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:
-    """What an error was raised for; of one without diagnostics, its own message."""
+    """The diagnostics of an error; if it has none, one made from its message."""
     if isinstance(error, Refusal) and error.diagnostics:
         return error.diagnostics
     return (blocker("refused", "", error.message, error.remedy),)
 
 
 class Rule(Value):
-    """What docs/rules.md and `vfiomgr explain` say of an identifier."""
+    """A rule as described in docs/rules.md and by `vfiomgr explain`."""
 
     name: str
     section: str
     meaning: str
     remedy: str
-    """What lifts it."""
+    """How to resolve it."""
 
 
 _DECLARED: dict[tuple[str, str], Rule] = {}
 
 
 def declare(*rules: Rule) -> None:
-    """Add rules; those of vfiomgr itself are in the files rules.toml of its packages."""
+    """Add rules; those of vfiomgr itself are in the rules.toml files of its packages."""
     _DECLARED.update({(rule.section, rule.name): rule for rule in rules})
 
 
 def declared() -> tuple[Rule, ...]:
-    """All rules that were declared, by section and name."""
+    """All declared rules, by section and name."""
     return tuple(rule for _, rule in sorted(_DECLARED.items()))

@@ -2,20 +2,20 @@
 
 VfiomgrError
 ├── UsageError             2   the request cannot be understood
-│   └── UnknownDevice      2   it names a device that this host does not have
+│   └── UnknownDevice      2   it names a device that does not exist
 ├── InvalidDocument       65   an input document is malformed
-├── Refusal                4   a guard refuses; the hint names what would lift it
-├── HostError              1   the host did not do what was asked
+├── Refusal                4   a safety check refuses; the hint says how to resolve it
+├── HostError              1   the host did not do what was requested
 │   ├── WriteFailed        1   a kernel attribute rejected a write
 │   ├── ProgramFailed      1   a program of the host ended with an error
-│   ├── StillDiffers       1   all was done that was to be, and something differs all the same
-│   ├── LibvirtFailed      1   libvirt did not do what was asked
-│   ├── LibvirtSilent      1   libvirt has not answered until a deadline
-│   └── NeedsRoot          1   the right to change the host is missing
+│   ├── StillDiffers       1   all steps succeeded, but the host still differs
+│   ├── LibvirtFailed      1   libvirt did not do what was requested
+│   ├── LibvirtSilent      1   libvirt did not answer before the deadline
+│   └── NeedsRoot          1   the process may not change the host
 ├── RolledBack             1   a run failed; everything is as it was before
-└── RollbackIncomplete     5   a run failed, and so did part of undoing it
+└── RollbackIncomplete     5   a run failed, and so did part of the rollback
     ├── StuckInKernel      5   the kernel did not return from a step
-    └── GuestKeepsDevice   5   a running guest has not released a device
+    └── GuestKeepsDevice   5   a running guest did not release a device
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class VfiomgrError(Exception):
-    """Anything that a user is told about; `exit_code` is the process's exit status."""
+    """Any error that is reported to a user; `exit_code` is the exit status of the process."""
 
     exit_code = 1
     details: tuple[str, ...] = ()
-    """What the message sums up, where that is several things: a line for each."""
+    """If the message summarizes several things: one line for each."""
 
     def __init__(self, message: str, hint: str | Remedy = "") -> None:
         super().__init__(message)
@@ -47,11 +47,11 @@ class UsageError(VfiomgrError):
 
 
 class UnknownDevice(UsageError):
-    """No device of this host answers to the name."""
+    """No device of this host has this name."""
 
 
 class InvalidDocument(VfiomgrError):
-    """An input document is malformed; the message names the place, or the details do."""
+    """An input document is malformed; the message or the details give the place."""
 
     exit_code = 65
 
@@ -61,9 +61,9 @@ class InvalidDocument(VfiomgrError):
 
 
 class Refusal(VfiomgrError):
-    """A guard refuses the request; nothing was changed.
+    """A safety check refuses the request; nothing was changed.
 
-    `diagnostics` are what the message and the hint were joined from, where guards found them.
+    `diagnostics` are the findings that the message and the hint were made from.
     """
 
     exit_code = 4
@@ -76,16 +76,16 @@ class Refusal(VfiomgrError):
 
 
 class HostError(VfiomgrError):
-    """The host did not do what was asked of it."""
+    """The host did not do what was requested."""
 
 
 class NeedsRoot(HostError):
-    """The right to change the host is missing."""
+    """The process may not change the host."""
 
     def __init__(self, what: str = "changing devices") -> None:
         super().__init__(
-            f"{what} needs root",
-            "run the same command as root, e.g. with sudo; --dry-run shows the plan without it",
+            f"{what} requires root",
+            "run the command as root, e.g. with sudo; --dry-run shows the plan without root",
         )
 
 
@@ -100,7 +100,7 @@ class WriteFailed(HostError):
 
 
 class ProgramFailed(HostError):
-    """A program of the host failed; `status` is its exit status, None where it did not end."""
+    """A program of the host failed; `status` is its exit status, None if it did not end."""
 
     def __init__(self, message: str, hint: str, *, status: int | None, said: str) -> None:
         super().__init__(message, hint)
@@ -109,7 +109,7 @@ class ProgramFailed(HostError):
 
 
 class LibvirtFailed(HostError):
-    """Libvirt did not do what was asked; `code` is its virErrorNumber."""
+    """Libvirt did not do what was requested; `code` is its virErrorNumber."""
 
     def __init__(self, message: str, hint: str = "", *, code: int = 0) -> None:
         super().__init__(message, hint)
@@ -117,15 +117,15 @@ class LibvirtFailed(HostError):
 
 
 class LibvirtSilent(HostError):
-    """Libvirt has not answered until a deadline; what it was asked for it may do later."""
+    """Libvirt did not answer before the deadline; it may still carry out the request."""
 
 
 class StillDiffers(HostError):
-    """A part of a layout was brought about and is not as it is wanted; the message says in what."""
+    """A part of a layout was applied but still differs; the message says how."""
 
 
 class RolledBack(VfiomgrError):
-    """A run failed and every step that it had taken was undone."""
+    """A run failed and all its steps were undone."""
 
 
 class RollbackIncomplete(VfiomgrError):
@@ -135,9 +135,9 @@ class RollbackIncomplete(VfiomgrError):
 
 
 class StuckInKernel(RollbackIncomplete):
-    """The kernel has not returned from a step; `devices` are what it is about.
+    """The kernel has not returned from a step; `devices` are the devices concerned.
 
-    The process `pid`, which waits in it, keeps the `locks` of those devices.
+    The process `pid`, which waits in the kernel, keeps the `locks` of those devices.
     """
 
     def __init__(
@@ -156,4 +156,4 @@ class StuckInKernel(RollbackIncomplete):
 
 
 class GuestKeepsDevice(RollbackIncomplete):
-    """A running guest was asked to release a device, and has not until the deadline."""
+    """A running guest did not release a device before the deadline."""

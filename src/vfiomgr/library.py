@@ -1,4 +1,4 @@
-"""The Python interface: a host, what it has, and changes of it.
+"""The Python interface: a host, its devices, and changes to it.
 
     import vfiomgr
 
@@ -6,7 +6,7 @@
     print(host.plan(vfiomgr.Bind("04:00.0")))
     host.bind("04:00.0")
 
-Whatever a command of vfiomgr does, it does through this.
+All commands of vfiomgr use this interface.
 """
 
 from __future__ import annotations
@@ -65,31 +65,31 @@ if TYPE_CHECKING:
 
 
 class NamedRequest(Protocol):
-    """A request whose devices, sizes and files are named as on the command line."""
+    """A request with devices, sizes and files written as on the command line."""
 
     def request(self, host: HostSource) -> Request:
-        """The request for a host, on which short addresses and accounts are looked up."""
+        """The request for a host, which resolves short addresses and accounts."""
 
 
 class Reports(TypedDict, total=False):
-    """Functions that are called while a host is read or changed; all of them may be left out."""
+    """Callbacks for reading and changing a host; each is optional."""
 
     on_note: Callable[[str], None] | None
-    """With what a reader should know: what was assumed, left out, or is waited for."""
+    """Called with notes for the reader: assumptions, omissions, waiting."""
     on_step: Callable[[Step], None] | None
-    """With each step as it begins."""
+    """Called with each step as it begins."""
     on_plan: Callable[[Plan], None] | None
-    """With each plan that is run: one may follow from another."""
+    """Called with each plan that is run; a plan can lead to another one."""
 
 
 class Host(HostSource):
     """A host: this machine, another root than /, or (`from_snapshot`) a recorded one.
 
-    Each question reads the host again; `scan` gives all answers of one moment.
+    Each property reads the host again; `scan` returns a consistent state.
 
-    `on_note`, `on_step` and `on_plan` are called with what they are named by (`Reports`).
-    `deadline` is how many seconds one step may take; None for the usual time (60, for an initramfs
-    900).
+    `on_note`, `on_step` and `on_plan` are described in `Reports`.
+    `deadline` is the time limit for one step in seconds; None for the default (60; for an
+    initramfs 900).
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Host(HostSource):
 
     @classmethod
     def from_snapshot(cls, snapshot: str | os.PathLike[str], **reports: Unpack[Reports]) -> Self:
-        """The host that a file made by `vfiomgr snapshot` describes; it is read, not changed.
+        """The host that a file written by `vfiomgr snapshot` describes; read-only.
 
         Raises:
             UsageError: the file cannot be read.
-            InvalidDocument: it holds no snapshot.
+            InvalidDocument: it is not a snapshot.
 
         """
         host = cls(**reports)
@@ -122,7 +122,7 @@ class Host(HostSource):
         return host
 
     def on_note(self, text: str) -> None:
-        """Pass on what a reader should know."""
+        """Pass a note to `on_note`."""
         report = self._reports.get("on_note")
         if report is not None:
             report(text)
@@ -136,7 +136,7 @@ class Host(HostSource):
 
     @property
     def gpus(self) -> tuple[PciDevice, ...]:
-        """The GPUs and accelerators, virtual functions of them included, sorted by address."""
+        """The GPUs and accelerators, including their virtual functions, sorted by address."""
         return tuple(device for device in self.devices if device.is_graphics_or_accelerator)
 
     @property
@@ -150,10 +150,10 @@ class Host(HostSource):
         return self.scan_devices().vgpus
 
     def device(self, address: str | PciAddress) -> PciDevice:
-        """The PCI function at an address; `04:00.0` will do where it is unambiguous.
+        """The PCI function at an address; a short one such as `04:00.0` must be unambiguous.
 
         Raises:
-            UsageError: the text is no address, or is ambiguous.
+            UsageError: the text is not an address, or is ambiguous.
             UnknownDevice: there is no such function.
 
         """
@@ -178,9 +178,9 @@ class Host(HostSource):
     # ---- what is changed
 
     def plan(self, request: Request | NamedRequest, *, only_files: bool = False) -> Plan:
-        """The steps from the host as it is to what the request asks for; nothing is changed.
+        """The steps that fulfil a request on the host as it is; nothing is changed.
 
-        With `only_files` no device has a part in it, so that an image will do.
+        With `only_files` no devices are involved, so an image is sufficient.
 
         Raises:
             Refusal: a safety check forbids it.
@@ -203,15 +203,15 @@ class Host(HostSource):
     ) -> Outcome:
         """Plan a request on the host as it is, and run the plan: all of it, or nothing.
 
-        With `reviewed`, the plan must have these very steps: `host.plan(request).steps`. With
-        `only_files` no device has a part in it, so that an image will do.
+        With `reviewed`, the plan must have exactly these steps: `host.plan(request).steps`. With
+        `only_files` no devices are involved, so an image is sufficient.
 
         Raises:
             Refusal: a safety check forbids it; nothing was changed.
-            UsageError: as `plan`, or the host is a recorded one; nothing was changed.
-            NeedsRoot: the right to change the host is missing; nothing was changed.
+            UsageError: as in `plan`, or the host is a recorded one; nothing was changed.
+            NeedsRoot: the process may not change the host; nothing was changed.
             RolledBack: a step failed; everything is as it was before.
-            RollbackIncomplete: a step failed, and undoing it, too; the message says what is left.
+            RollbackIncomplete: a step and its rollback failed; the message says what is left.
             StuckInKernel: the kernel did not return from a step within the deadline.
 
         """
@@ -230,7 +230,7 @@ class Host(HostSource):
         return self.apply(Bind(*devices, **options))
 
     def unbind(self, *devices: str | PciAddress, **options: Unpack[UnbindOptions]) -> Outcome:
-        """Give devices back to the drivers that they had.
+        """Return devices to their original drivers.
 
         Raises:
             VfiomgrError: as `apply`.
@@ -269,7 +269,7 @@ class Host(HostSource):
         parent: str | None = None,
         allow: Iterable[Override] = (),
     ) -> VgpuOutcome:
-        """Remove vGPUs by UUID or address, or `every` one that vfiomgr made (on `parent`).
+        """Remove vGPUs by UUID or address; with `every`, all that vfiomgr made (on `parent`).
 
         Raises:
             VfiomgrError: as `apply`.
@@ -283,7 +283,7 @@ class Host(HostSource):
         layout: str | None = None,
         allow: Iterable[Override] = (),
     ) -> Outcome:
-        """Bring the host to a layout of a file (`layout` names it where there are several).
+        """Apply a layout of a file; `layout` is its name if the file has several.
 
         Raises:
             InvalidDocument: the file has no such layout, or a malformed one.
@@ -295,22 +295,22 @@ class Host(HostSource):
     def apply_each(
         self, request: layout_requests.ApplyLayout
     ) -> tuple[tuple[str, Outcome | VfiomgrError], ...]:
-        """As `apply`, of what can be done of a layout: one part that fails keeps no other from it.
+        """Apply the parts of a layout independently: if one fails, the others are still applied.
 
-        Each device that differs, with what came of it; one that is missing has no name.
+        Returns each device that differs, with the result; a missing device has no name.
 
         Raises:
-            NeedsRoot: the right to change the host is missing; nothing was changed.
+            NeedsRoot: the process may not change the host; nothing was changed.
 
         """
         with self.changing() as work:
             return layouts.apply_parts(request, work)
 
     def revert_layout(self, allow: Iterable[Override] = ()) -> Outcome:
-        """Undo the layout that was applied last, with all later corrections of it.
+        """Revert the last applied layout, including its later corrections.
 
         Raises:
-            Refusal: there is none, or a device that would be moved is in use.
+            Refusal: no layout was applied, or a device to be moved is in use.
             VfiomgrError: as `apply`.
 
         """
@@ -321,28 +321,28 @@ class Host(HostSource):
     def recover(
         self, *, finish: bool = False, allow: Iterable[Override] = ()
     ) -> tuple[CutOff, ...]:
-        """Roll back interrupted operations, the latest first, or `finish` them; which they were.
+        """Roll back interrupted operations, newest first, or `finish` them; returns them.
 
         Raises:
-            Refusal: the kernel has still not returned, or a safety check forbids it.
+            Refusal: the kernel has not returned yet, or a safety check forbids it.
             InvalidDocument: a journal cannot be read.
             VfiomgrError: as `apply`.
 
         """
-        self.require_live("a snapshot holds no journal", "run vfiomgr recover on the host itself")
+        self.require_live("a snapshot has no journal", "run vfiomgr recover on the host itself")
         overridden = chosen("--allow", allow, REVERSIBLE)
         with self.changing(only_files=not self.files.is_live) as work:
             return recovery.recover(work, overridden, finish=finish)
 
     def interrupted(self) -> Survey:
-        """The interrupted operations that `recover` ends; unreadable journals are noted, too.
+        """The interrupted operations that `recover` handles; unreadable journals are noted too.
 
         Raises:
             UsageError: the host is a recorded one.
             NeedsRoot: this user may not read the journals.
 
         """
-        self.require_live("a snapshot holds no journal", "run vfiomgr recover on the host itself")
+        self.require_live("a snapshot has no journal", "run vfiomgr recover on the host itself")
         try:
             left = survey(self.files, self.files.read(BOOT_ID))
         except PermissionError:
@@ -356,10 +356,10 @@ class Host(HostSource):
 
     @contextmanager
     def changing(self, *, only_files: bool = False) -> Iterator[ApplyContext]:
-        """Several changes that belong together; `apply` makes one of its own.
+        """Context for several changes that belong together; `apply` makes a single one.
 
         Raises:
-            NeedsRoot: the right to change the host is missing.
+            NeedsRoot: the process may not change the host.
 
         """
         work = ApplyContext(self.files if only_files else self.tree, **self.options)
@@ -368,7 +368,7 @@ class Host(HostSource):
 
     @property
     def options(self) -> Options:
-        """How changes are made, and who is told of them."""
+        """How changes are made, and the callbacks for them."""
         options: Options = {
             "machine": self.machine,
             "on_note": self.on_note,
@@ -381,7 +381,7 @@ class Host(HostSource):
         return options
 
     def request(self, request: Request | NamedRequest) -> Request:
-        """The request with what this host says of its names: addresses, accounts, files.
+        """The request with its names resolved on this host: addresses, accounts, files.
 
         Raises:
             UsageError: a name cannot be read, or options contradict each other.
@@ -390,7 +390,7 @@ class Host(HostSource):
         return request if isinstance(request, Request) else request.request(self)
 
     def facts_for(self, request: Request) -> HostSnapshot:
-        """The facts that a request is planned on."""
+        """The facts needed to plan a request."""
         slots: frozenset[tuple[int, int, int]] = frozenset()
         if self.snapshot is None and request.needs_serials:
             slots = slots_with_serials(self.tree, request)
@@ -403,30 +403,33 @@ class Host(HostSource):
 
 
 def tell_of_cut_off_runs(host: HostSource) -> None:
-    """Note which earlier runs were left half done, where this user may read the journal."""
+    """Note interrupted operations, if this user may read the journal."""
     if host.snapshot is not None:
         return
     boot_id = host.files.read(BOOT_ID)
     with suppress(PermissionError):
         left = survey(host.files, boot_id)
         for run in left.cut_off:
-            host.on_note(f"left half done: {run.summary}, in: {run.step}; vfiomgr recover ends it")
+            host.on_note(
+                f"interrupted operation: {run.summary}, in step: {run.step}; to roll it back: "
+                "vfiomgr recover"
+            )
         for text in unusable(left):
             host.on_note(text)
 
 
 def not_checked(host: HostSnapshot, request: Request) -> tuple[str, ...]:
-    """What a plan for this host could not look at, and what is missing for it."""
+    """What a plan for this host could not check, and what is missing for it."""
     return tuple(_not_checked(host, request))
 
 
 def _not_checked(host: HostSnapshot, request: Request) -> Iterator[str]:
     if host.users is None:
-        yield "who holds the devices: only root of a running host sees it"
+        yield "processes that use the devices: requires root on a running host"
         if host.host_uses is not None:
             yield "mounts in other namespaces and disks in exclusive use: requires root"
     if host.host_uses is None:
-        yield "mounted file systems and the default route: this host has no /proc"
+        yield "mounted file systems and the default route: no /proc on this host"
     driver = request.driver if isinstance(request, passthrough_requests.Bind) else None
     if driver is not None and host.vfio_modules is None:
-        yield f"whether there is a driver {driver}: this host has no lists of modules"
+        yield f"whether driver {driver} exists: no module lists on this host"

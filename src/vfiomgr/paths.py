@@ -37,7 +37,7 @@ class HostPath(str):
 
 
 MACHINE = "/"
-"""The root of the machine that vfiomgr runs on; nothing below the command line supplies it."""
+"""The root of the machine that vfiomgr runs on; only the command line supplies it."""
 PCI_DEVICES = HostPath("/sys/bus/pci/devices")
 PCI_DRIVERS = HostPath("/sys/bus/pci/drivers")
 PCI_SLOTS = HostPath("/sys/bus/pci/slots")
@@ -61,7 +61,7 @@ def pci_device(address: PciAddress) -> HostPath:
 
 
 def vfio_group_node(group: int, *, noiommu: bool = False) -> HostPath:
-    """The device node that a guest opens to own an IOMMU group."""
+    """The device node of an IOMMU group, which gives access to its devices."""
     return VFIO_NODES / (f"noiommu-{group}" if noiommu else str(group))
 
 
@@ -69,5 +69,5 @@ SCRIPT = HostPath("/etc/libvirt/hooks/qemu.d/50-vfiomgr")
 
 
 def echo(text: str, target: str) -> str:
-    """The shell command that writes a text to a file of the kernel."""
+    """The shell command that writes a text to a kernel file."""
     return f"echo {text or chr(39) * 2} > {target}"

@@ -1,4 +1,4 @@
-"""Packages whose public names are imported when they are used (PEP 562): a command needs few."""
+"""Packages that import their public names on first use (PEP 562), since a command needs few."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def importing(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package: each public name with the module below it that has it."""
+    """The `__getattr__` of a package; `places` maps each public name to its module."""
 
     def find(name: str) -> object:
         if name not in places:

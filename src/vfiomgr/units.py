@@ -1,4 +1,4 @@
-"""Numbers as people and programs write them: lists such as `0-3,8`, quantities, sizes."""
+"""Numbers in text: lists such as `0-3,8`, quantities and sizes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MIB, GIB = 1 << 20, 1 << 30
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _LIMIT = 1 << 20
-"""More CPUs than any kernel counts (NR_CPUS): a longer range is a mistake, or malice."""
+"""More CPUs than any kernel supports (NR_CPUS); a longer range is a mistake or an attack."""
 
 
 def parse_cpulist(text: str | None) -> tuple[int, ...]:
-    """The numbers of `0-3,8`, sorted; what is no range is left out (bitmap_parselist in lib)."""
+    """The numbers of `0-3,8`, sorted; invalid parts are ignored (bitmap_parselist in lib)."""
     return tuple(sorted(set(_numbers(text or ""))))
 
 
@@ -57,7 +57,7 @@ _BINARY = "KMGTPE"
 
 
 def parse_quantity(text: str) -> Fraction | None:
-    """What a quantity means: `16Gi`, `500m`, `1e3`, `0.5`; None where the text is none."""
+    """The value of a quantity such as `16Gi`, `500m`, `1e3` or `0.5`; None if it is not one."""
     from fractions import Fraction  # noqa: PLC0415 - slow, and few need it
 
     match = _QUANTITY.fullmatch(text)
@@ -80,7 +80,7 @@ def whole(quantity: Fraction) -> int:
 
 
 def size(count: int) -> str:
-    """A size in GiB or MiB, as exactly as people read it."""
+    """A size in GiB or MiB, rounded for people."""
     if count % GIB == 0 or count >= 100 * GIB:
         return f"{count // GIB} GiB"
     return f"{count / GIB:.1f} GiB" if count > GIB else f"{count // MIB} MiB"
@@ -90,14 +90,14 @@ _SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
 
 
 def mebibytes(option: str, text: str) -> int:
-    """A size of memory in MiB, as `6G` or `6144M`.
+    """A memory size such as `6G` or `6144M`, in MiB.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a size.
 
     """
     found = _SIZE.fullmatch(text.strip())
     if not found or not int(found[1]):
-        message = f"{option} {text} is no size"
+        message = f"{option} {text} is not a size"
         raise UsageError(message, f"write a number with a unit, e.g. {option} 6G or {option} 6144M")
     return int(found[1]) * (GIB // MIB if found[3] else 1)

@@ -1,4 +1,4 @@
-"""Options that contradict each other, or have no meaning: told alike to shells and to Python."""
+"""Options that contradict each other or have no effect: the same errors for shell and Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Word = TypeVar("_Word", bound=str)
 
 
 def forbid_together(one: str, other: str, why: str) -> NoReturn:
-    """Refuse two options that cannot both be meant.
+    """Reject two options that contradict each other.
 
     Raises:
         UsageError: always.
@@ -24,7 +24,7 @@ def forbid_together(one: str, other: str, why: str) -> NoReturn:
 
 
 def forbid_alone(option: str, without: str, why: str) -> NoReturn:
-    """Refuse an option that does nothing without another one.
+    """Reject an option that has no effect without another one.
 
     Raises:
         UsageError: always.
@@ -35,23 +35,23 @@ def forbid_alone(option: str, without: str, why: str) -> NoReturn:
 
 
 def require_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
-    """Make sure that a word is one of a few, or is left out.
+    """Require a word to be one of some choices, or omitted.
 
     Raises:
-        UsageError: it is another one.
+        UsageError: it is another word.
 
     """
     if value is not None and value not in choices:
         known = ", ".join(map(repr, choices))
         message = f"{option}: {value!r} is not {'one of ' * (len(choices) > 1)}{known}"
-        raise UsageError(message, "write one of them")
+        raise UsageError(message, "use one of them")
 
 
 def chosen(option: str, values: Iterable[_Word], choices: Sequence[_Word]) -> frozenset[_Word]:
-    """Some of a few words.
+    """The given words, each of which must be one of some choices.
 
     Raises:
-        UsageError: one is another word.
+        UsageError: one of them is another word.
 
     """
     found = tuple(values)
@@ -61,7 +61,7 @@ def chosen(option: str, values: Iterable[_Word], choices: Sequence[_Word]) -> fr
 
 
 def require_whole(option: str, value: int | None, least: int, most: int | None = None) -> None:
-    """Make sure that a whole number is in its range, or is left out.
+    """Require a whole number to be in its range, or omitted.
 
     Raises:
         UsageError: it is not.
@@ -69,5 +69,5 @@ def require_whole(option: str, value: int | None, least: int, most: int | None =
     """
     if value is not None and not least <= value <= (value if most is None else most):
         upward = "up" if most is None else f"to {most}"
-        message = f"{option}: {str(value)!r} is no whole number from {least} {upward}"
-        raise UsageError(message, "write another number")
+        message = f"{option}: {str(value)!r} is not a whole number from {least} {upward}"
+        raise UsageError(message, "use a number in this range")

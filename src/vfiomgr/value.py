@@ -1,6 +1,6 @@
-"""What values are made of: structs of msgspec, which cost little to import, make and compare.
+"""The base of values: msgspec structs, which are cheap to import, create and compare.
 
-They are read from JSON by `vfiomgr.documents.jsonable`. pydantic remains for what people write.
+`vfiomgr.documents.jsonable` reads them from JSON. pydantic is used for files that people write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A frozen value: equal to another one of its class whose fields are equal, and hashable.
+    """A frozen, hashable value; values of one class with equal fields are equal.
 
     A class with a `cached_property` needs the option `dict=True`.
     """

@@ -13,7 +13,7 @@ _MILLION, _THOUSAND = 1_000_000, 1_000
 
 
 class Version(Value, order=True):
-    """Of a program: compared number by number."""
+    """The version of a program; its numbers are compared in order."""
 
     major: int
     minor: int
@@ -21,10 +21,10 @@ class Version(Value, order=True):
 
     @classmethod
     def parse(cls, text: str, example: str = "9.0.0") -> Self:
-        """Read `9.0`, `v9.0.0` or `9.0.0-4+deb12u2`; who wrote it otherwise is shown an example.
+        """Read `9.0`, `v9.0.0` or `9.0.0-4+deb12u2`; the error shows an example.
 
         Raises:
-            UsageError: it does not begin so.
+            UsageError: it does not begin with a version.
 
         """
         match = _NUMBERS.match(text)
@@ -35,7 +35,7 @@ class Version(Value, order=True):
 
     @classmethod
     def from_number(cls, number: int) -> Self:
-        """From major * 1,000,000 + minor * 1,000 + micro, as virConnectGetLibVersion gives it."""
+        """Read major * 1,000,000 + minor * 1,000 + micro, the form of virConnectGetLibVersion."""
         return cls(number // _MILLION, number // _THOUSAND % _THOUSAND, number % _THOUSAND)
 
     def __str__(self) -> str:

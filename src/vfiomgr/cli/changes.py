@@ -1,4 +1,4 @@
-"""What all commands that change the host share: plan or apply a request, say what came of it."""
+"""Shared by all commands that change the host: plan or apply a request, and print the result."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 update_initramfs_option = click.option(
     "--update-initramfs",
     is_flag=True,
-    help="Make the initramfs anew where rules that change are in it.",
+    help="Rebuild the initramfs if its udev rules change.",
 )
 
 
 def plan_or_apply(
     session: Session, request: Request | NamedRequest, *, only_files: bool = False
 ) -> Outcome | None:
-    """Print the plan of a request with --dry-run (and return None); apply it otherwise.
+    """Apply a request; with --dry-run, print its plan and return None.
 
-    With `only_files` it needs no devices, so that an image will do.
+    With `only_files` the request needs no devices, so an image is sufficient.
     """
     if session.dry_run:
         print_plan(session, host_of(session).plan(request, only_files=only_files))
@@ -59,7 +59,7 @@ def followed(session: Session, *, tells_steps: bool = True) -> Iterator[Host]:
 
 
 def host_of(session: Session, **reports: Unpack[Reports]) -> Host:
-    """The host of a session; steps of changes are told to whoever watches."""
+    """The host of a session; steps are printed on a terminal and with -v."""
     is_watched = session.verbose or sys.stderr.isatty()
     usual: Reports = {"on_note": note, "on_step": tell_step if is_watched else None}
     usual.update(reports)
@@ -69,21 +69,21 @@ def host_of(session: Session, **reports: Unpack[Reports]) -> Host:
 
 
 def tell_step(step: Step) -> None:
-    """A line for a step as it begins."""
+    """Print a step as it begins."""
     note(f"  {step.describe()}")
 
 
 def confirm(session: Session, question: str) -> None:
-    """Ask a person before a guard is overridden; without a terminal the flag is the answer."""
+    """Ask before a safety check is overridden; without a terminal, the option is sufficient."""
     if session.yes or session.dry_run or not sys.stdin.isatty():
         return
     if not click.confirm(printable(question), err=True):
-        message = "the guard stands: the question was not answered with yes"
-        refuse("not-confirmed", "", message, "answer yes, or pass --yes; nothing was changed")
+        message = "cannot continue: the override of the safety check was not confirmed"
+        refuse("not-confirmed", "", message, "nothing was changed; answer yes, or pass --yes")
 
 
 def print_outcome(session: Session, outcome: Outcome, lines: list[str], **facts: object) -> None:
-    """What a run did: `lines` for people, the steps and `facts` for programs."""
+    """Print the result of a change: `lines` for people, steps and `facts` for programs."""
     plan = outcome.plan
     if session.format != "table":
         body = {"changed": outcome.is_changed, **plan.to_document(), **facts}
@@ -98,7 +98,7 @@ def print_outcome(session: Session, outcome: Outcome, lines: list[str], **facts:
 
 
 def print_plan(session: Session, plan: Plan) -> None:
-    """What would be done, with what nobody could look at."""
+    """Print a plan, and what could not be checked."""
     if session.format != "table":
         body = {**plan.to_document(), "not_checked": plan.not_checked}
         print_document("Plan", body, session.format)

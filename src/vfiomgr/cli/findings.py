@@ -1,4 +1,4 @@
-"""Findings and errors as people and programs read them."""
+"""Findings and errors, as text for people and as documents for programs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def finding_document(found: Diagnostic) -> dict[str, object]:
 
 
 def print_error_document(error: VfiomgrError, output: Format) -> None:
-    """An error as a document, on stderr; a refusal with what was found."""
+    """Print an error as a document on stderr; a refusal includes its diagnostics."""
     found = error.diagnostics if isinstance(error, Refusal) else ()
     body = {
         "message": error.message,
@@ -60,7 +60,7 @@ def report_document(report: Report) -> dict[str, object]:
 
 
 def print_findings(report: Report, *, every: bool) -> None:
-    """Each finding with evidence, why it matters and its remedy; what is fine where `every`."""
+    """Print each finding with its evidence, reason and remedy; with `every`, passed checks too."""
     for found in report.findings:
         if every or found.severity != "ok":
             colour = _COLOURS[found.severity]
@@ -83,7 +83,7 @@ def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
 
 
 def _print_line(label: str, text: str) -> None:
-    """Wrapped to a terminal; in a pipe one line each, for grep."""
+    """Print one line of a finding: wrapped on a terminal, unwrapped in a pipe (for grep)."""
     import shutil  # noqa: PLC0415 - slow, and few need it
 
     head = f"  {label.ljust(8)}  "

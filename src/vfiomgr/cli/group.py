@@ -1,4 +1,4 @@
-"""Groups of commands whose modules are imported when a command is asked for."""
+"""Groups of commands whose modules are imported when a command is used."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Table = dict[str, tuple[str, str]]
-"""Of each command the module, and what it is called there."""
+"""The module and the attribute of each command."""
 
 
 class LazyGroup(click.Group):
-    """Finds its commands in a table; those of `unlisted` are run, but not shown.
+    """Finds its commands in a table; those in `unlisted` work but are not shown.
 
-    Unlisted are the names that commands had before 1.0, and what services and hooks run.
+    Unlisted commands are former names (before 1.0) and commands that only services and hooks run.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class LazyGroup(click.Group):
         self._unlisted = dict(unlisted or {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table, which is that in which a newcomer meets them."""
+        """The commands in the order of the table, the basic ones first."""
         return [*self._table, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name."""
+        """The command with this name."""
         place = self._table.get(cmd_name) or self._unlisted.get(cmd_name)
         if place is None:
             return super().get_command(ctx, cmd_name)

@@ -1,4 +1,4 @@
-"""The command line: which commands there are, how it starts and how it ends."""
+"""The command line: its commands, its start and its exit status."""
 
 from __future__ import annotations
 
@@ -70,22 +70,22 @@ _READING = frozenset(
         "help",
     }
 )
-"""Commands that change nothing: they may end at once."""
+"""Commands that change nothing and may therefore end at once."""
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 _PIPE_CLOSED = 141
 
 
 class _Commands(LazyGroup):
-    """Those of the top: one that may change something can be interrupted."""
+    """The top-level commands; those that change something handle signals."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Those of the table, then those that capabilities add."""
+        """The commands of the table, then those that capabilities add."""
         self._table = _COMMANDS | added_commands()
         return super().list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name."""
+        """The command with this name."""
         if cmd_name in {*self.list_commands(ctx), *_FORMER} and cmd_name not in _READING:
             _be_interruptible()
         return super().get_command(ctx, cmd_name)
@@ -100,25 +100,35 @@ class _Commands(LazyGroup):
 @click.version_option(__version__, "-V", "--version", prog_name="vfiomgr")
 @session_options(from_environment=True)
 def cli() -> None:
-    """Take a PCI device from its host driver to a guest, and back.
+    """Assign PCI devices and vGPUs to virtual machines and containers.
 
     \b
     Examples:
-      vfiomgr list                      # GPUs and accelerators of this host
-      vfiomgr bind 0000:04:00.0         # hand a GPU, whole, to guests
-      vfiomgr bind 04:00.0 --dry-run    # show what that would do
-      vfiomgr libvirt hostdev 04:00.0   # the XML for a domain
-      vfiomgr unbind 0000:04:00.0       # give it back to the driver it had
+      vfiomgr list                            # list GPUs and accelerators
+      vfiomgr check                           # check whether this host is ready
+      vfiomgr bind --persist 0000:04:00.0     # bind to vfio-pci, now and at each boot
+      vfiomgr libvirt hostdev 0000:04:00.0    # print the XML for a libvirt domain
+      vfiomgr unbind 0000:04:00.0             # return to the original driver
 
-    Exit status: 0 done or already so, 1 failed and rolled back (check: something blocks), 2 usage,
-    3 assert found a difference, 4 refused by a guard, 5 failed and the roll-back is incomplete, 65
-    a malformed document, 130 interrupted. Each option below can also be set as VFIOMGR_<OPTION>,
-    e.g. VFIOMGR_FORMAT=json.
+    A change can be shown with --dry-run before it is made, and is rolled back if a step fails.
+
+    \b
+    Exit status:
+      0    success, or nothing to do
+      1    failed and rolled back (checks: a blocker was found)
+      2    usage error
+      3    the host differs from the layout (layout assert)
+      4    refused by a safety check
+      5    failed, and the rollback is incomplete
+      65   malformed document
+      130  interrupted
+
+    Each option below can also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
     """
 
 
 def _be_interruptible() -> None:
-    """Let SIGTERM and SIGHUP end a change as Ctrl-C does: it is rolled back first."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that a change is rolled back."""
     import signal  # noqa: PLC0415 - slow to import
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -126,7 +136,7 @@ def _be_interruptible() -> None:
 
 
 def _interrupt(_number: int, _frame: object) -> None:
-    """End as by Ctrl-C: a run rolls back first."""
+    """End as after Ctrl-C: a change is rolled back first."""
     raise KeyboardInterrupt
 
 
@@ -155,7 +165,7 @@ def main() -> None:
 
 
 def _format(options: Options) -> Format:
-    """The output format; where the command line could not be parsed, as its words say."""
+    """The output format; if the command line could not be parsed, the one that it names."""
     words = [word for arg in sys.argv[1:] for word in arg.split("=", 1)]
     typed = (value for name, value in pairwise(words) if name == "--format")
     match next(typed, options.format):
@@ -173,7 +183,7 @@ def _report(error: VfiomgrError, form: Format) -> int:
 
 
 def _conclude(error: BaseException, form: Format) -> int | str | None:
-    """Report what happened; the exit status."""
+    """Report an error and return the exit status."""
     match error:
         case VfiomgrError():
             return _report(error, form)
@@ -187,12 +197,15 @@ def _conclude(error: BaseException, form: Format) -> int | str | None:
             return _PIPE_CLOSED if closed else error.code
         case OSError():
             return _tell_of_system(error, form)
-    remedy = "this is a bug in vfiomgr: run it again as `vfiomgr --debug …`, and report the output"
+    remedy = (
+        "this is a bug in vfiomgr: run the command again as `vfiomgr --debug …` and report "
+        "the output"
+    )
     return _report(VfiomgrError(f"unexpected {type(error).__name__}: {error}", remedy), form)
 
 
 def _tell_mistake(error: click.ClickException, form: Format) -> int:
-    """Explain what click found wrong; of a group without a command it shows the help."""
+    """Explain a usage error; for a group without a command, print its help."""
     is_help = type(error).__name__ == "NoArgsIsHelpError"  # which came with click 8.2
     if isinstance(error, click.UsageError) and not is_help:
         _report(explained(error, cli, sys.argv[1:]), form)
@@ -202,13 +215,13 @@ def _tell_mistake(error: click.ClickException, form: Format) -> int:
 
 
 def _tell_of_system(error: OSError, form: Format) -> int:
-    """Report an error of the operating system, most likely of the place that output goes to."""
+    """Report an error of the operating system, usually of the output file."""
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - what is buffered cannot be written either
     if isinstance(error, BrokenPipeError):
         return _PIPE_CLOSED
     place = f": {error.filename}" if error.filename else ""
     problem = VfiomgrError(
-        f"{error.strerror or error}{place}", "is there room where the output goes?"
+        f"{error.strerror or error}{place}", "check that there is space for the output"
     )
     with contextlib.suppress(OSError):
         _report(problem, form)

@@ -1,4 +1,4 @@
-"""The options that every command takes, and kinds of values that options and arguments take."""
+"""The shared options of the commands, and the value types of options and arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DAY = 86400
 
 
 class WholeNumber(click.IntRange):
-    """A whole number of a range."""
+    """A whole number in a range."""
 
     def convert(
         self,
@@ -30,11 +30,11 @@ class WholeNumber(click.IntRange):
             return super().convert(value, param, ctx)
         except click.BadParameter:
             upward = "up" if self.max is None else f"to {self.max}"
-            self.fail(f"{value!r} is no whole number from {self.min} {upward}", param, ctx)
+            self.fail(f"{value!r} is not a whole number from {self.min} {upward}", param, ctx)
 
 
 class Seconds(click.FloatRange):
-    """A time to wait: above 0, and a day at most."""
+    """A time to wait: above 0 and at most one day."""
 
     def __init__(self) -> None:
         super().__init__(min=0, min_open=True, max=_DAY)
@@ -45,13 +45,13 @@ class Seconds(click.FloatRange):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
-        """Read a number, which may have a fraction."""
+        """Read a number, possibly with a fraction."""
         try:
             seconds = super().convert(value, param, ctx)
         except click.BadParameter:
             seconds = math.nan
         if math.isnan(seconds):  # which is neither too small nor too large
-            text = f"{value!r} is no number of seconds above 0, and up to {_DAY} (a day)"
+            text = f"{value!r} is not a number of seconds above 0 and up to {_DAY} (one day)"
             self.fail(text, param, ctx)
         return seconds
 
@@ -61,22 +61,22 @@ Format = Literal["table", "json", "yaml"]
 
 @dataclass
 class Options:
-    """What these options say; those after a command override those before it."""
+    """The values of the shared options; an option after the command overrides one before it."""
 
     format: Format = "table"
     root: str = MACHINE
     snapshot: str | None = None
     dry_run: bool = False
     timeout: float | None = None
-    """Seconds for one step of a change; None for the usual one."""
+    """Seconds for one step of a change; None for the default."""
     yes: bool = False
     verbose: int = 0
     debug: bool = False
     _typed: set[str] = field(default_factory=set, init=False, repr=False)
-    """Options that stand in the command line, which counts more than the environment."""
+    """Options given on the command line, which take precedence over the environment."""
 
     def remember(self, name: str, value: object, *, is_typed: bool) -> None:
-        """Take the value of an option; of two hosts, the one that was typed."""
+        """Store the value of an option; a typed --root or --snapshot replaces the other one."""
         setattr(self, name, value)
         if is_typed:
             self._typed.add(name)
@@ -96,21 +96,21 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
 
 
 class RenamedOption(click.Option):
-    """An option that had other names before 1.0; they are understood, and not shown."""
+    """An option with former names (before 1.0), which are accepted but not shown."""
 
     def __init__(self, *arguments: Any, former: Sequence[str], **settings: Any) -> None:  # noqa: ANN401
         super().__init__(*arguments, **settings)
         self._former = former
 
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - click's own
-        """Have the parser take the former names too."""
+        """Make the parser accept the former names too."""
         shown, self.opts = self.opts, [*self.opts, *self._former]
         super().add_to_parser(parser, ctx)
         self.opts = shown
 
 
 def function_only_option(text: str) -> Callable[[Any], Any]:
-    """The option that leaves the other functions of a slot out; `text` says of what."""
+    """The option that excludes the other functions of a slot; `text` is its help."""
     return click.option(
         "--function-only", "only", cls=RenamedOption, former=("--only",), is_flag=True, help=text
     )
@@ -140,7 +140,7 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "former": ("--deadline",),
             "type": Seconds(),
             "metavar": "SECONDS",
-            "help": "Time limit for one step, or for an answer of libvirt.  [default: 60, 30]",
+            "help": "Time limit for one step or one libvirt call.  [default: 60, 30]",
         },
     ),
     "yes": (("--yes",), {"is_flag": True, "help": "Answer yes to all questions."}),
@@ -152,15 +152,15 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }
 _GLOBAL = frozenset({"root", "snapshot", "verbose", "debug"})
 READING = ("format", "root", "snapshot")
-"""The options of commands that answer questions."""
+"""The options of commands that only read."""
 CHANGING = (*READING, "dry_run", "timeout", "verbose")
 """The options of commands that change the host."""
 FILES = ("format", "root", "dry_run", "verbose")
-"""The options of commands that change files, and nothing of the kernel's."""
+"""The options of commands that only change files."""
 
 
 def session_options(*names: str, from_environment: bool = False) -> Callable[[Any], Any]:
-    """Decorate a command with shared options by their names; without names, with all of them.
+    """Decorate a command with the named shared options; without names, with all of them.
 
     Those that select the host, and --verbose and --debug, are shown at the top only.
 

@@ -19,19 +19,19 @@ class Session(Options, HostSource):
     """The options of a command, and the host that they select."""
 
     def on_note(self, text: str) -> None:
-        """Write it to stderr."""
+        """Print a note to stderr."""
         note(text)
 
 
 def session_of(context: click.Context) -> Session:
-    """The session of a command that is under way, or whose words are completed."""
+    """The session of a running command, or of one whose arguments are being completed."""
     session = Session()
     vars(session).update(vars(context.find_object(Options) or Options()))
     return session
 
 
 def pass_session(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command whose first argument is the session."""
+    """Decorate a command that takes the session as its first argument."""
 
     def with_session(*arguments: object, **options: object) -> object:
         return command(session_of(click.get_current_context()), *arguments, **options)

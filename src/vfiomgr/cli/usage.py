@@ -1,4 +1,4 @@
-"""Mistakes in a command line: each told with what was typed, what is wanted and an example."""
+"""Usage errors: what was typed, what is expected, and an example."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _OF_OPTIONS = (click.BadParameter, click.BadOptionUsage, click.NoSuchOption)
 _NEGATIVE_NUMBER = re.compile(r"-\d+")
 _WIDE_GAP = re.compile(r"\s{2,}")
-"""What stands between an example and its explanation."""
+"""The gap between an example and its explanation."""
 _CONTINUED = re.compile(r"\s*\\\n\s*")
 _COMMAND = re.compile(r"No such command '([^']*)'")
 _WORDS = {
@@ -56,7 +56,7 @@ _WORDS = {
     "vfs": ("sriov",),
     "vm": ("libvirt",),
 }
-"""Other words for commands, each with those that may be meant; the first that a group has is."""
+"""Other words for commands, with their candidates; the first that the group has is suggested."""
 _SAMPLES = {
     "--format": "json",
     "--root": "/srv/recorded-host",
@@ -75,11 +75,14 @@ _SAMPLES = {
     "--containerd-version": "2.1",
     "--match": "A40",
 }
-"""Values for options that neither an example of the command nor the option itself shows."""
+"""Sample values for options that have none in an example or in the option itself."""
 
 
 def explained(error: click.UsageError, root: click.Group, arguments: Sequence[str]) -> UsageError:
-    """What click found wrong; `root` and `arguments` tell the command where click does not."""
+    """The usage error that click found, with a remedy.
+
+    If click does not know the command, `root` and `arguments` identify it.
+    """
     context = error.ctx or _context(root, arguments)
     return UsageError(_cause(error, context), _remedy(error, context))
 
@@ -102,7 +105,7 @@ def _cause(error: click.UsageError, context: click.Context) -> str:
 
 
 def _meant(error: click.UsageError, context: click.Context) -> str:
-    """The command that was meant by another word for it, or by a name that is nearly its own."""
+    """The command that was probably meant: a synonym, or a similar name."""
     import difflib  # noqa: PLC0415 - slow, and few need it
 
     typed = _COMMAND.search(error.message)
@@ -146,7 +149,7 @@ def _variable(parameter: click.Parameter) -> str:
 
 
 def _source(context: click.Context, parameter: click.Parameter | None) -> str:
-    """The option or argument; the variable where the value came from there."""
+    """The option, argument or environment variable that the value came from."""
     if parameter is None:
         return context.command_path
     if _is_from_environment(context, parameter):
@@ -155,9 +158,9 @@ def _source(context: click.Context, parameter: click.Parameter | None) -> str:
 
 
 def _what_is_wrong(error: click.BadParameter) -> str:
-    """As the type says it; a flag has a value in the environment alone."""
+    """The type's own message; a flag gets a value only from the environment."""
     if isinstance(error.param, click.Option) and error.param.is_flag:
-        return f"{os.environ.get(_variable(error.param), '')!r} is neither 1 nor 0"
+        return f"{os.environ.get(_variable(error.param), '')!r} is not 1 or 0"
     return error.message.rstrip(".")
 
 
@@ -179,7 +182,7 @@ def _parameter(error: click.UsageError, context: click.Context) -> click.Paramet
 
 
 def _example(context: click.Context, parameter: click.Parameter | None) -> str:
-    """An example of the command's help; one with the option in question, or that alone."""
+    """An example from the command's help: with the option if one shows it, or the option itself."""
     examples = list(_examples(context.command))
     if not isinstance(parameter, click.Option):
         return examples[0] if examples else ""
@@ -191,7 +194,7 @@ def _example(context: click.Context, parameter: click.Parameter | None) -> str:
 
 
 def _examples(command: click.Command) -> Iterator[str]:
-    """The commands below `Examples:` of its help, each in one line, without what they are for."""
+    """The commands below `Examples:` in the help, each on one line, without their comments."""
     _, _, text = (command.help or "").partition("Examples:\n")
     for line in _CONTINUED.sub(" ", text).splitlines():
         if not line.strip():
@@ -200,7 +203,7 @@ def _examples(command: click.Command) -> Iterator[str]:
 
 
 def _sample(option: click.Option) -> str:
-    """A value that an option takes; none for a flag."""
+    """A sample value for an option; empty for a flag."""
     name = _longest(option)
     if option.is_flag or option.count:
         return ""
@@ -214,7 +217,7 @@ def _sample(option: click.Option) -> str:
 
 
 def _context(root: click.Group, arguments: Sequence[str]) -> click.Context:
-    """That of the command which the arguments name."""
+    """The context of the command that the arguments name."""
     context = click.Context(root, info_name="vfiomgr")
     for argument in arguments:
         command = context.command

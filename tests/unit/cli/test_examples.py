@@ -47,12 +47,12 @@ ENDLESS = {"layout watch", "persist watch"}
 USAGE = 2
 _ADDRESS = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _ABSENT = re.compile(
-    r"error: (no PCI device has a name like |no such PCI device: |cannot read "
-    r"|there is no |libvirt (has|knows) no |'/\S*' holds no host"
-    r"|'/\S*' is no directory|no CDI specification of this host has "
+    r"error: (no layout is installed|no such PCI device: |cannot read "
+    r"|there is no |libvirt (has|knows) no |not a host root: '/"
+    r"|not a directory: '/|no CDI specification of this host has "
     r"|\S+ \(Device \S+\) makes no vGPUs now"
-    r"|\S+ is none of the boards that share an ID"
-    r"|\S+ has no vGPU type called|/etc/passwd cannot be read|--jsonfile \S+: No such file)"
+    r"|\S+ is not one of the boards that share an ID"
+    r"|\S+ has no vGPU type called|cannot look up the |--jsonfile \S+: No such file)"
 )
 """The made host lacks what the example is about: its words are understood."""
 _SHELL = ("", "sh", "bash", "console")

@@ -114,7 +114,7 @@ def test_a_short_address_that_fits_two_functions_is_told_with_both(
     for command in (["show"], ["bind", "--dry-run"], ["unbind", "--dry-run"]):
         answer = run("--root", root, *command, "04:00.0")
         assert answer.status == 2
-        assert "'04:00.0' is ambiguous: it names 0000:04:00.0, 10000:04:00.0" in answer.stderr
+        assert "'04:00.0' is ambiguous: it matches 0000:04:00.0, 10000:04:00.0" in answer.stderr
 
 
 def test_a_short_address_names_the_only_function_of_any_domain(run: Run, tmp_path: Path) -> None:

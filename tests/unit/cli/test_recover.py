@@ -42,7 +42,7 @@ def test_a_journal_that_cannot_be_read_is_a_refusal_with_a_remedy(
     run: Run, kernel: FakeKernel, place: Path
 ) -> None:
     (place / JOURNAL.name).write_text("[]\n")
-    why = f"{JOURNAL} may hold the original state of devices"
+    why = f"{JOURNAL} cannot be read and may contain the original state of devices"
     for line, status in {f"bind {GPU} --yes": 4, "recover": 65}.items():
         answer = run(*line.split())
         assert answer.status == status

@@ -17,19 +17,23 @@ if TYPE_CHECKING:
     from tests.unit.conftest import Run
 
 BIND = "e.g. vfiomgr bind 0000:04:00.0; see vfiomgr bind --help"
-DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
+DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
 
 
 @pytest.mark.parametrize(
     ("line", "cause", "remedy"),
     [
-        ("sriov set 05:00.0 x", "COUNT: 'x' is no whole number from 0 up", "sriov set 0000:05"),
+        ("sriov set 05:00.0 x", "COUNT: 'x' is not a whole number from 0 up", "sriov set 0000:05"),
         (
             "sriov set 05:00.0 -1",
             "no such option: -1 (vfiomgr sriov set takes no negative numbers)",
             "sriov set 0000:05",
         ),
-        ("libvirt hostdev 01:00.0 --guest-bus 900", "'900' is no whole number from 1 to 255", "3"),
+        (
+            "libvirt hostdev 01:00.0 --guest-bus 900",
+            "'900' is not a whole number from 1 to 255",
+            "3",
+        ),
         ("bind 01:00.0 --timeout nan", f"--timeout: 'nan' {DEADLINE}", "e.g. --timeout 120"),
         ("bind 01:00.0 --timeout inf", f"--timeout: 'inf' {DEADLINE}", "e.g. --timeout 120"),
         ("bind 01:00.0 --timeout 0", f"--timeout: '0' {DEADLINE}", "e.g. --timeout 120"),
@@ -46,7 +50,7 @@ DEADLINE = "is no number of seconds above 0, and up to 86400 (a day)"
         ("bind --driver", "option '--driver' requires an argument", "e.g. --driver vfio-pci"),
         ("reset --method", "option '--method' requires an argument", "reset 04:00.0 --method flr"),
         ("vgpu create --parent", "option '--parent' requires an argument", "--parent 0000:"),
-        ("vgpu create --count 0", "--count: '0' is no whole number from 1 up", "--count"),
+        ("vgpu create --count 0", "--count: '0' is not a whole number from 1 up", "--count"),
         ("libvirt hostdev", "missing argument: ADDRESS|UUID", "hostdev 0000:04:00.0"),
         ("show 01:00.0 b", "unexpected extra argument (b)", "e.g. vfiomgr show 0000:04:00.0"),
         ("bind --dry-run=x", "'--dry-run' does not take a value", "--dry-run; see"),
@@ -81,9 +85,9 @@ def test_a_mistake_is_told_with_an_example(run: Run, line: str, cause: str, reme
     ("setting", "cause", "example"),
     [
         ("VFIOMGR_FORMAT=xml", "'xml' is not one of", "VFIOMGR_FORMAT=json"),
-        ("VFIOMGR_DRY_RUN=maybe", "'maybe' is neither 1 nor 0", "VFIOMGR_DRY_RUN=1"),
+        ("VFIOMGR_DRY_RUN=maybe", "'maybe' is not 1 or 0", "VFIOMGR_DRY_RUN=1"),
         ("VFIOMGR_TIMEOUT=inf", f"'inf' {DEADLINE}", "VFIOMGR_TIMEOUT=120"),
-        ("VFIOMGR_VERBOSE=x", "'x' is no whole number from 0 up", "VFIOMGR_VERBOSE=1"),
+        ("VFIOMGR_VERBOSE=x", "'x' is not a whole number from 0 up", "VFIOMGR_VERBOSE=1"),
     ],
 )
 def test_a_mistake_in_the_environment_names_the_variable(

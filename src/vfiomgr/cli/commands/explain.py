@@ -17,7 +17,7 @@ from vfiomgr.errors import UsageError
 
 
 def all_rules() -> tuple[Rule, ...]:
-    """The rules of vfiomgr's packages, and those that others declared."""
+    """The rules of vfiomgr's packages, and those that other packages declared."""
     for package in files("vfiomgr").iterdir():
         file = package / "rules.toml"
         if file.is_file():
@@ -36,7 +36,9 @@ def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: 
 @session_options("format")
 @pass_session
 def explain(session: Session, *, name: str | None) -> None:
-    """Explain a rule that a check or a refusal names; without RULE, list all rules.
+    """Explain a rule, or list all rules.
+
+    RULE is the name of a rule in a finding or a refusal.
 
     \b
     Examples:

@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 
 @click.command("recover")
-@click.option("--undo", is_flag=True, help="Put everything back.  [default]")
-@click.option("--finish", is_flag=True, help="Do what the run was to do.")
+@click.option("--undo", is_flag=True, help="Roll back the operations.  [default]")
+@click.option("--finish", is_flag=True, help="Finish the operations.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(REVERSIBLE),
-    help="Override a guard; a refusal names the one.",
+    help="Override a safety check (the error message names it).",
 )
 @session_options(*CHANGING)
 @pass_session
 def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override, ...]) -> None:
-    """End runs that were left half done: by a crash, a stuck kernel, a failed roll-back.
+    """Roll back or finish interrupted operations.
 
-    Without a flag they are undone. With --dry-run they are listed.
+    An operation is interrupted by a crash, a stuck kernel or a failed rollback. Without an option,
+    all are rolled back. With --dry-run, they are listed.
 
     \b
     Examples:
@@ -41,9 +42,9 @@ def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override
       vfiomgr recover --finish
     """
     if undo and finish:
-        forbid_together("--undo", "--finish", "a run goes either back or on")
+        forbid_together("--undo", "--finish", "an operation is either rolled back or finished")
     if finish and allow:
-        why = "a run is finished with the guards that its command had"
+        why = "finishing applies the safety checks of the original command"
         forbid_together("--finish", "--allow", why)
     host = host_of(session)
     if session.dry_run:
@@ -64,7 +65,7 @@ def _print_runs(session: Session, runs: tuple[CutOff, ...], state: str) -> None:
         print_document("RecoveryList", {"items": items}, session.format)
         return
     for run in runs:
-        left = "left half done" if state == "left" else state
-        say(f"{left}: {run.summary}, cut off in: {run.step}")
+        left = "interrupted" if state == "left" else state
+        say(f"{left}: {run.summary}, in step: {run.step}")
     if not runs:
-        say("nothing to do: no run was left half done")
+        say("nothing to do: no interrupted operations")

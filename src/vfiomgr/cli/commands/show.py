@@ -30,8 +30,8 @@ _GIB = 1 << 30
 _MIB = 1 << 20
 _KIB = 1 << 10
 _MOST = 3
-"""Lines of one kind: all of it is to be read at one glance; JSON has everything."""
-_UNSEEN = "unknown: only root of a running host sees every process"
+"""Lines of one kind at most, so that the output fits on a screen; JSON has all."""
+_UNSEEN = "unknown (requires root on a running host)"
 
 
 @click.command("show")
@@ -39,7 +39,10 @@ _UNSEEN = "unknown: only root of a running host sees every process"
 @session_options(*READING)
 @pass_session
 def show(session: Session, address: str) -> None:
-    """Show one device: its group and peers, driver, users, reset, power, NUMA, BARs, vGPUs.
+    """Show the details of one device.
+
+    The details are its IOMMU group and peers, driver, users, reset methods, power state, NUMA node,
+    BARs and vGPUs.
 
     \b
     Examples:
@@ -85,7 +88,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
 
 
 def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
-    """What a virtual function gets of its GPU; of a physical one, what each gets."""
+    """The quota of a virtual function; for a physical function, those of all its virtual ones."""
     known, own = host.quotas_of(device), host.function_quotas(device)
     if known is not None:
         return quota_items(host, known)
@@ -93,14 +96,14 @@ def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
 
 
 def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
-    """Processes that hold the function, on the host or for a guest; None where none is seen."""
+    """Processes that use the function, on the host or in a guest; None if they cannot be seen."""
     if host.users is None:
         return None
     return list(dict.fromkeys(str(user) for user in host.holders(device)))
 
 
 def _refusal(host: HostSnapshot, device: PciDevice) -> Refusal | None:
-    """Why `vfiomgr bind` would refuse the device, if it would."""
+    """The reason why `vfiomgr bind` would refuse the device, if it would."""
     try:
         plan(host, Bind((device.address,)))
     except Refusal as refusal:
@@ -115,10 +118,10 @@ def _lines(
         ("class", f"{device.class_name} [{device.class_code}]"),
         ("ids", f"{device.vendor_id}:{device.device_id}, subsystem {device.subsystem_id}"),
         ("driver", _driver(device)),
-        ("first state", or_dash(facts["origin"])),
-        ("iommu group", group_cell(host, device)),
+        ("original driver", or_dash(facts["origin"])),
+        ("IOMMU group", group_cell(host, device)),
         *_several("group member", _peers(host, device)),
-        ("numa node", or_dash(device.numa_node)),
+        ("NUMA node", or_dash(device.numa_node)),
         ("power", _power(device)),
         ("reset", _reset(host, device)),
         ("memory", ", ".join(_bars(device)) or "-"),
@@ -126,13 +129,13 @@ def _lines(
         *_several("quota", _shares(host, device)),
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
         *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
-        ("held by", _held(facts["users"])),  # type: ignore[arg-type]
+        ("in use by", _held(facts["users"])),  # type: ignore[arg-type]
         *_readiness(host, device, facts),
     ]
 
 
 def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """A line for each; of many, how many more there are."""
+    """One line for each text; if there are many, the number of the rest."""
     lines = list(texts)
     yield from ((label, text) for text in lines[:_MOST])
     if len(lines) > _MOST:
@@ -160,7 +163,7 @@ def _virtual(device: PciDevice) -> Iterator[tuple[str, str]]:
 
 
 def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
-    """Of a virtual function its own; of a physical one those of all that are there."""
+    """The quota of a virtual function; for a physical function, those of the existing ones."""
     own = host.function_quotas(device)
     if own is not None:
         yield str(own)
@@ -181,7 +184,7 @@ def _power(device: PciDevice) -> str:
 
 
 def _reset(host: HostSnapshot, device: PciDevice) -> str:
-    """The methods that work; of the common ones that do not, why."""
+    """The working reset methods, and why other common ones do not work."""
     reasons = unavailable_resets(host, device)
     told = [f"{name}: {reasons[name]}" for name in COMMON_RESETS if name in reasons]
     return "; ".join([methods_in_words(host, device) or "none", *told])
@@ -198,9 +201,9 @@ def _readiness(
 ) -> Iterator[tuple[str, str]]:
     refusal = facts["refusal"]
     if device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group):
-        yield ("guest-ready", f"yes, as {vfio_group_node(device.iommu_group)}")
+        yield ("guest-ready", f"yes, VFIO node: {vfio_group_node(device.iommu_group)}")
     elif host.is_vendor_function(device) and host.is_ready_for_guests(device):
-        yield ("guest-ready", f"yes, as a vGPU on its driver {device.driver}")
+        yield ("guest-ready", f"yes, vGPU on driver {device.driver}")
     elif refusal:
         yield ("guest-ready", f"no: {refusal}".replace(f"{device} ", "it ", 1))
         yield ("remedy", str(facts["remedy"]))

@@ -16,7 +16,10 @@ from vfiomgr.snapshot.document import write_snapshot
 @session_options("format", "root")
 @pass_session
 def snapshot(session: Session) -> None:
-    """Print all facts of the host as JSON (or YAML), to answer from elsewhere with --snapshot.
+    """Print a snapshot of this host, for use with --snapshot.
+
+    A snapshot contains all facts about the host as JSON or YAML. With --snapshot, other commands
+    answer from it on any machine.
 
     \b
     Examples:
