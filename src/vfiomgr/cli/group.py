@@ -51,7 +51,7 @@ _EPILOG = "Options of all commands (--root, --snapshot, -v, --debug): see vfiomg
 
 
 def _refer_to_top(command: click.Command) -> None:
-    """Have the help of a command, and of those below it, name what the help of the top explains."""
+    """Refer to the top-level help for shared options, in the help of all commands below."""
     if not isinstance(command, click.Group):
         command.epilog = command.epilog or _EPILOG
         return

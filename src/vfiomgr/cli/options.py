@@ -162,7 +162,7 @@ FILES = ("format", "root", "dry_run", "verbose")
 def session_options(*names: str, from_environment: bool = False) -> Callable[[Any], Any]:
     """Decorate a command with the named shared options; without names, with all of them.
 
-    Those that select the host, and --verbose and --debug, are shown at the top only.
+    Only the help of vfiomgr itself shows --verbose, --debug and the options that select the host.
 
     With `from_environment` they can also be set as VFIOMGR_<OPTION>.
     """

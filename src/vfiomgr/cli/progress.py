@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _BAR_WIDTH = 30
 _COUNT_WIDTH = 7
-"""`999/999`; counts of any length take the same room, so that nothing beside them moves."""
+"""`999/999`; counts of any length get the same space, so that nothing beside them moves."""
 _UNPLANNED = "reading the host"
-"""What is under way until there is a plan, whose steps can be counted."""
+"""Shown until there is a plan, whose steps can be counted."""
 
 
 @contextmanager
 def shown_progress() -> Iterator[Reports]:
-    """Show progress on stderr, which is a terminal, by what the reports are called with."""
+    """Show progress on stderr, a terminal, based on the reports."""
     from rich.console import Console  # noqa: PLC0415 - slow to import
 
     shown = _Shown(Console(stderr=True))
@@ -37,7 +37,7 @@ def shown_progress() -> Iterator[Reports]:
 
 
 class _Shown:
-    """The spinner until steps are counted, and then the bar; lines appear above either."""
+    """The spinner until steps are counted, then the bar; lines appear above them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -56,20 +56,20 @@ class _Shown:
             self._bar.start()
 
     def step(self, step: Step) -> None:
-        """Show what begins, when all before it is done."""
+        """Show a step that begins, after all previous ones are done."""
         text = printable(step.describe())
         self.note(f"  {text}")
         self._update(self._begun, text)
         self._begun += 1
 
     def note(self, text: str) -> None:
-        """Print a line above."""
+        """Print a line above the bar."""
         from rich.text import Text  # noqa: PLC0415 - slow to import
 
         self._console.print(Text(printable(text)), soft_wrap=True)
 
     def end(self) -> None:
-        """Leave nothing but the lines."""
+        """Remove the bar and keep the lines."""
         self._spinner.stop()
         self._bar.stop()
 
@@ -81,7 +81,7 @@ class _Shown:
 
 
 def _bar(console: Console) -> Progress:
-    """Columns of fixed widths; the description has what is left of the line, and is cut there."""
+    """Columns of fixed width; the description gets the rest of the line and is cut off there."""
     from rich.progress import (  # noqa: PLC0415 - slow to import
         BarColumn,
         Progress,

@@ -141,7 +141,7 @@ def _is_from_environment(context: click.Context, parameter: click.Parameter) -> 
 
 
 def _variable(parameter: click.Parameter) -> str:
-    """The variable of the environment that has its value; the present name of it, before others."""
+    """The environment variable that contains its value; the current name comes first."""
     names = (
         [parameter.envvar] if isinstance(parameter.envvar, str) else list(parameter.envvar or ())
     )
