@@ -92,7 +92,9 @@ def test_driver(tmp_path: Path) -> Iterator[Connection]:
 
 def test_a_definition_that_is_there_is_told(defined: Embed, tmp_path: Path) -> None:
     answer = defined.run("define", str(tmp_path / "win.xml"))
-    assert (answer.returncode, answer.stdout) == (0, "win is defined so already\n"), answer.stderr
+    assert (answer.returncode, answer.stdout) == (0, "win already has this definition\n"), (
+        answer.stderr
+    )
 
 
 def test_xml_without_a_uuid_is_about_the_domain_of_its_name(defined: Embed, tmp_path: Path) -> None:
@@ -101,7 +103,9 @@ def test_xml_without_a_uuid_is_about_the_domain_of_its_name(defined: Embed, tmp_
     before = defined.xml("win")
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win")))
     again = defined.run("define", str(file))
-    assert (again.returncode, again.stdout) == (0, "win is defined so already\n"), again.stderr
+    assert (again.returncode, again.stdout) == (0, "win already has this definition\n"), (
+        again.stderr
+    )
     assert defined.xml("win") == before
     file.write_text(file.read_text().replace(">64<", ">128<"))
     assert defined.run("define", str(file)).stdout == "defined: win\n"
@@ -117,7 +121,7 @@ def test_interfaces_without_a_mac_address_keep_theirs(embed: Embed, tmp_path: Pa
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", first + other)))
     assert embed.run("define", str(file)).stdout == "defined: win\n"
     before = embed.xml("win")
-    assert embed.run("define", str(file)).stdout == "win is defined so already\n"
+    assert embed.run("define", str(file)).stdout == "win already has this definition\n"
     assert embed.xml("win") == before
     macs = re.findall(b"<mac address='.*'/>", before)
     file.write_text(re.sub("<uuid>.*</uuid>", "", domain("win", other + first)))
@@ -136,9 +140,9 @@ def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embed, tmp_path: Pa
 
     assert forecast(domain("new")) == f"would define new from {file} at {defined.uri}\n"
     other = domain("win").replace(">64<", ">128<")
-    anew = f"would define win anew from {file}: {defined.uri} has it already\n"
+    anew = f"would redefine win from {file}: it exists at {defined.uri}\n"
     assert forecast(other) == forecast(re.sub("<uuid>.*</uuid>", "", other)) == anew
-    assert forecast(before.decode()) == "win is defined so already\n"
+    assert forecast(before.decode()) == "win already has this definition\n"
     assert "there is a domain win already" in forecast(
         re.sub("<uuid>.*</uuid>", f"<uuid>{UUID}</uuid>", other)
     )
@@ -247,7 +251,7 @@ def test_a_device_on_its_host_driver_is_refused(defined: Embed) -> None:
 def test_a_guest_that_is_off_takes_nothing_live(defined: Embed) -> None:
     answer = defined.run("attach", "win", GPU, "--live")
     assert answer.returncode == 4
-    assert "the domain win is not running" in answer.stderr
+    assert "domain win is not running" in answer.stderr
 
 
 # ---- what libvirt says

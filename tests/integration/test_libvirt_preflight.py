@@ -48,7 +48,7 @@ def test_all_domains_are_judged_and_know_of_each_other(directory: Path) -> None:
     assert len(found) == COUNT
     assert [report["summary"]["blocker"] for report in found] == [0] * COUNT
     display, sound = [f for f in found[0]["findings"] if f["id"] == "claimed-by-domain"]
-    assert display["title"] == f"{COUNT - 1} other domains claim {GPU} too"
+    assert display["title"] == f"{COUNT - 1} other domains also claim {GPU} too"
     assert display["evidence"][0].startswith("guest0:")
     assert display["evidence"][-1] == f"and {COUNT - 5} more: vfiomgr libvirt list"
     assert sound["title"].endswith("0000:01:00.1 too")
@@ -85,7 +85,7 @@ def test_the_next_definition_of_a_domain_does_not_compete_with_the_present_one(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nobody",), "libvirt knows no domain nobody, and there is no such file"),
+        (("nobody",), "no such domain or file: nobody"),
         (("--connect", "test:///no/such/node.xml", "--all"), "node.xml"),
     ],
 )

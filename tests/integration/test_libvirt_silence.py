@@ -79,7 +79,7 @@ def test_a_command_ends_where_libvirt_never_answers(deaf: str) -> None:
     )
     assert time.monotonic() - began < _SOON
     assert (answer.returncode, answer.stdout) == (1, "")
-    assert f"libvirtd at {deaf} has not answered for 1 s" in answer.stderr
+    assert f"libvirtd at {deaf} did not answer within 1 s" in answer.stderr
     assert "systemctl status libvirtd virtqemud" in answer.stderr
     assert "--timeout SECONDS waits longer" in answer.stderr
 

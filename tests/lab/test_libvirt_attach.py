@@ -195,7 +195,7 @@ def test_a_guest_that_never_releases_a_device_ends_at_the_deadline(
     assert "the request stands" in told
     assert f'host = "{first}"' in devices_of("keeper")
     told = libvirt("attach", "open", first, "--live", status=4)
-    assert f"{first} is with the domain keeper, which runs" in told
+    assert f"{first} is in use by the running domain keeper" in told
     virsh("destroy", "keeper")
     libvirt("attach", "open", first, "--live")
     libvirt("detach", "open", first, "--live")

@@ -129,7 +129,7 @@ def test_a_device_on_its_host_driver_in_a_domain_that_libvirt_knows() -> None:
     assert f"{NAME}: not ready: 1 blocker, 0 warnings" in answer
     follow(remedy, f"vfiomgr bind {ADDRESSES['gpu']}")
     answer = vfiomgr("libvirt", "preflight", "--all").stdout
-    assert f"{NAME}: nothing about its devices blocks its start" in answer
+    assert f"{NAME}: no device blocks its start" in answer
     starts(text)
 
 

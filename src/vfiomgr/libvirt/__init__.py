@@ -1,6 +1,6 @@
-"""Domains of libvirt: made, checked, edited, and given devices.
+"""Create, check and edit libvirt domains, and attach devices to them.
 
-In Python: `hostdev_xml`, `domain_xml`, `check_domain`, and `hypervisor`, which asks a libvirt.
+In Python: `hostdev_xml`, `domain_xml`, `check_domain`, and `hypervisor`, which queries libvirt.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ _PLACES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import what is public when it is used."""
+        """Import a public name when it is first used."""
         if name not in _PLACES:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)

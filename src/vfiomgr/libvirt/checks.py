@@ -1,4 +1,4 @@
-"""What would break the next start of a domain: `vfiomgr.libvirt.check_domain`."""
+"""Check what would prevent the next start of a domain: `vfiomgr.libvirt.check_domain`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def hypervisor(uri: str = "qemu:///system", *, deadline: float = DEADLINE) -> Hypervisor:
-    """What a libvirt says of itself and its domains; it has `deadline` seconds for each answer.
+    """Query a libvirt about itself and its domains, with `deadline` seconds for each answer.
 
     Raises:
-        LibvirtFailed: it cannot be connected to.
-        LibvirtSilent: it has not answered in time.
+        LibvirtFailed: the connection failed.
+        LibvirtSilent: libvirt did not answer in time.
 
     """
     # Only who may write is told what the host offers: virConnectGetDomainCapabilities.
@@ -38,14 +38,14 @@ def hypervisor(uri: str = "qemu:///system", *, deadline: float = DEADLINE) -> Hy
 def check_domain(
     host: HostSource, xml: str | os.PathLike[str], hypervisor: Hypervisor | None = None
 ) -> Report:
-    """Check what would break the next start of a domain: findings with evidence and remedy.
+    """Check what would prevent the next start of a domain: findings with evidence and remedy.
 
-    `xml` is the domain, or a file that holds it. What only libvirt knows is not checked without
-    `hypervisor`; `Report.not_checked` says what.
+    `xml` is the domain, or a file that contains it. Without `hypervisor`, facts that only libvirt
+    has are not checked; `Report.not_checked` lists them.
 
     Raises:
-        UsageError: there is no such file.
-        InvalidDocument: it holds no domain.
+        UsageError: the file does not exist.
+        InvalidDocument: the file does not contain a domain.
 
     """
     text = os.fspath(xml)
@@ -60,7 +60,7 @@ def check_domain(
 def check_domains(
     host: HostSource, domains: Sequence[Domain], hypervisor: Hypervisor | None
 ) -> tuple[Report, ...]:
-    """As `check_domain`, of several that have been read."""
+    """Check several domains that have been read, like `check_domain`."""
     if not domains:
         return ()
     seen = host.scan(with_users=True, with_readiness=True)
@@ -68,7 +68,7 @@ def check_domains(
 
 
 def _roms(host: HostSource, domains: Sequence[Domain]) -> dict[str, bool] | None:
-    """Which ROMs are there; None where the files are those of another machine."""
+    """Which ROM files exist; None if the files are on another machine."""
     if host.snapshot is not None:
         return None
     named = {hostdev.rom_file for domain in domains for hostdev in domain.hostdevs}

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 
 ASSUMED = "9.0.0"
-"""What an unknown libvirt is taken for: all that it reads, later ones read too."""
+"""Assumed if no libvirt is known: it supports every feature, and so do later releases."""
 _DAEMONS = ("libvirtd", "virtqemud", "virsh")
 _QEMU = ("qemu-system-x86_64", "qemu-system-aarch64", "/usr/libexec/qemu-kvm")
 _SECONDS = 5.0
 
 
 def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]:
-    """The version of libvirt that is told, or installed; it is asked for once, when called.
+    """The version of libvirt, as given or installed; queried once, when needed.
 
     Raises:
-        UsageError: what is told is no version.
+        UsageError: the given version is invalid.
 
     """
     known = None if told is None else Version.parse(told)
@@ -48,21 +48,19 @@ def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]
     def version() -> Version:
         found = known or _installed(host, _DAEMONS)
         if found is None:
-            host.on_note(
-                f"no libvirt is installed here: this is for {ASSUMED}; --libvirt-version tells"
-            )
+            host.on_note(f"libvirt not found; assuming {ASSUMED} (set --libvirt-version)")
         return found or Version.parse(ASSUMED)
 
     return version
 
 
 def qemu_version(host: HostSource) -> Callable[[], Version | None]:
-    """The version of QEMU that is installed, None where there is none; asked for when called."""
+    """The installed version of QEMU, None without QEMU; queried when needed."""
     return cache(lambda: _installed(host, _QEMU))
 
 
 def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
-    """What the first of some programs tells of itself; of another host's tree, nothing."""
+    """The version that the first of some programs prints; None for another host's tree."""
     if host.snapshot is not None:
         return None
     for program in programs:
@@ -78,7 +76,7 @@ def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
 
 
 FIRST_BUS = 8
-"""Behind the devices that a domain of virt-install has; libvirt adds the ports up to it."""
+"""Behind the devices of a domain that virt-install creates; libvirt adds the ports up to it."""
 
 
 def hostdev_xml(
@@ -91,15 +89,15 @@ def hostdev_xml(
 ) -> str:
     """The <hostdev> elements for PCI devices (with their slots) and vGPUs, for <devices>.
 
-    The functions of a slot become one multifunction guest device, whose root port has the index
-    `guest_bus` (for several devices, the first one; 1 to 255); with `only` its other functions are
-    left out. They are written for libvirt `version`, e.g. `10.0`; None for the one that is
-    installed.
+    The functions of a slot become one multifunction guest device. Its root port has the index
+    `guest_bus`, 1 to 255; for several devices, that of the first one. With `only` the other
+    functions of the slot are omitted. The elements are for libvirt `version`, e.g. `10.0`; None for
+    the installed one.
 
     Raises:
-        UsageError: a name is no device, or `version` is no version.
+        UsageError: a name is not that of a device, or `version` is invalid.
         UnknownDevice: the host has no such device or vGPU.
-        Refusal: this libvirt cannot read it, or libvirt is to bind a device that `bind` refuses.
+        Refusal: this libvirt cannot read it, or libvirt would bind a device that `bind` refuses.
 
     """
     names = [str(device) for device in devices]
@@ -115,7 +113,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     only: bool,  # noqa: FBT001 - as the one before
     options: DeviceOptions,
 ) -> tuple[GuestHostdev, ...]:
-    """The elements before they are written; what makes devices ready for a guest is noted."""
+    """Plan the elements; notes say how to make the devices available to a guest."""
     require_whole("--guest-bus", guest_bus, 1, LAST_BUS)
     seen = host.slots_of(names)
     given = hostdev_options(options)
@@ -130,9 +128,9 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
 def refuse_to_hurt(
     around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
 ) -> None:
-    """What libvirt is to bind, it binds without any guard: so they are kept here.
+    """Apply the safety checks of `bind`: libvirt binds managed devices without any.
 
-    `host` knows the devices, `around` gives all of the host, which is asked for where it matters.
+    `host` has the devices, `around` returns the entire host and is called only if needed.
 
     Raises:
         Refusal: `vfiomgr bind` would refuse one of the devices.
@@ -152,7 +150,7 @@ def tell_what_waits(
     hostdevs: Iterable[GuestHostdev],
     host: HostSnapshot,
 ) -> None:
-    """What makes devices ready for the guest that vfiomgr is to bind."""
+    """Note how to make the devices that vfiomgr binds available to the guest."""
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
     waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
     if waiting:
@@ -173,15 +171,15 @@ def domain_xml(
     version: str | None = None,
     **options: Unpack[DomainOptions],
 ) -> str:
-    """The XML of a domain that has these devices, laid out by what the host is.
+    """The XML of a domain with these devices, laid out for the host.
 
-    With `explain` it says why each part is so, as comments. It is written for libvirt `version`,
-    e.g. `10.0`; None for the one that is installed.
+    With `explain` it has the reason for each part as a comment. It is for libvirt `version`, e.g.
+    `10.0`; None for the installed one.
 
     Raises:
-        UsageError: a word or a size cannot be read, or options contradict each other.
+        UsageError: a word or a size is invalid, or options contradict each other.
         UnknownDevice: the host has no such device or vGPU.
-        Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
+        Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
 
     """
     plan, _ = planned_domain(host, name, version, options)
@@ -191,7 +189,7 @@ def domain_xml(
 def planned_domain(
     host: HostSource, name: str, version: str | None, options: DomainOptions
 ) -> tuple[GuestPlan, Version]:
-    """A domain before it is written, and the libvirt that it is for; what is to be known is noted.
+    """Plan a domain, and the libvirt that it is for; print the notes.
 
     Raises:
         VfiomgrError: as `domain_xml`.

@@ -1,6 +1,6 @@
-"""A device of the host as a domain of libvirt has it.
+"""A host device in a libvirt domain.
 
-Lines are those of the text that a domain was read from, counted from 1.
+Line numbers are those of the text that the domain was read from, counted from 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 NO_ROM = "off"
-"""As the path of an option ROM: the guest sees none."""
+"""As the path of an option ROM: the guest sees no ROM."""
 
 
 class GuestAddress(Value, order=True):
@@ -25,27 +25,27 @@ class GuestAddress(Value, order=True):
 
     @property
     def device(self) -> tuple[int, int, int]:
-        """Domain, bus and slot, which all functions of one device have in common."""
+        """Domain, bus and slot, which all functions of one device share."""
         return (self.domain, self.bus, self.slot)
 
 
 class DomainHostdev(Value):
-    """A device of the host in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""
+    """A host device in a domain: `<hostdev>`, hostdev `<interface>` or NVMe `<disk>`."""
 
     line: int
     kind: Literal["pci", "mdev", "other"]
     element: Literal["hostdev", "interface", "disk"] = "hostdev"
     address: PciAddress | None = None
-    """Of a PCI function."""
+    """The address of a PCI function."""
     uuid: str | None = None
-    """Of a mediated device, in lower case."""
+    """The UUID of a mediated device, in lower case."""
     managed: bool = False
     guest: GuestAddress | None = None
     alias: str | None = None
     model: str | None = None
-    """`vfio-pci` and others, of a mediated device."""
+    """The model of a mediated device, e.g. `vfio-pci`."""
     driver: str | None = None
-    """`<driver name>`: `vfio`, or what older releases knew."""
+    """`<driver name>`: `vfio`, or a value of older releases."""
     driver_model: str | None = None
     iommufd: bool | None = None
     display: bool = False
@@ -53,27 +53,27 @@ class DomainHostdev(Value):
     boot_order: int | None = None
     rom_file: str | None = None
     acpi_nodes: str | None = None
-    """`<acpi nodeset>`: cells of the guest that are its own."""
+    """`<acpi nodeset>`: guest cells for the device only."""
     is_unassigned: bool = False
-    """Whether the domain keeps it from others, and the guest does not have it."""
+    """Whether the domain reserves it, but the guest does not get it."""
     disk_target: str | None = None
-    """`vda`: the disk of the guest that an NVMe controller of the host is behind."""
+    """`vda`: the guest disk that uses an NVMe controller of the host."""
     has_rom: bool = True
-    """Whether the guest sees its option ROM; not with `<rom bar='off'>` or `enabled='no'`."""
+    """Whether the guest sees its option ROM; false with `<rom bar='off'>` or `enabled='no'`."""
 
     @property
     def name(self) -> str:
-        """The address or the UUID; empty for what is neither."""
+        """The address or the UUID; empty for other kinds."""
         return str(self.address) if self.address is not None else self.uuid or ""
 
     @property
     def is_seen(self) -> bool:
-        """Whether the guest sees the device itself: not as an NVMe disk, and not unassigned."""
+        """Whether the guest sees the device itself: not an NVMe disk, and not unassigned."""
         return not self.is_unassigned and self.element != "disk"
 
 
 class QemuProperty(Value):
-    """A property of QEMU's device that libvirt has no word for (`<qemu:override>`)."""
+    """A property of QEMU's device for which libvirt has no element (`<qemu:override>`)."""
 
     name: str
     type: Literal["bool", "unsigned"]
@@ -81,7 +81,7 @@ class QemuProperty(Value):
 
 
 class GuestHostdev(Value):
-    """A device of the host with its place in the guest; `title` is what pci.ids calls it."""
+    """A host device with its place in the guest; `title` is its name in pci.ids."""
 
     device: DomainHostdev
     title: str

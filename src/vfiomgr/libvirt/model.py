@@ -1,7 +1,7 @@
-"""Domains of libvirt, as far as devices are concerned, and what its releases can read.
+"""Libvirt domains, as far as devices are concerned, and the features of libvirt releases.
 
-Lines are those of the text that the domain was read from, counted from 1 (formatdomain.html). The
-releases of features are those of https://libvirt.org/news.html.
+Line numbers are those of the text that the domain was read from, counted from 1
+(formatdomain.html). The releases of features are from https://libvirt.org/news.html.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
 _X86 = (None, "x86_64", "i686")
 TO_PCI = "pcie-to-pci-bridge"
-"""What conventional PCI is behind on a machine of PCI Express."""
+"""Controllers for conventional PCI on a PCI Express machine."""
 
 NAMESPACE = "urn:vfiomgr:libvirt:v1"
-"""Of the element in a domain's metadata that has the hook act for it."""
+"""The namespace of the metadata element that enables the hook for a domain."""
 
 
 class PciController(Value):
@@ -34,7 +34,7 @@ class PciController(Value):
     index: int
     model: str
     guest: GuestAddress | None = None
-    """Where it sits itself."""
+    """The place of the controller itself."""
     bus_nr: int | None = None
     """`<target busNr>` of an expander."""
     numa_node: int | None = None
@@ -51,32 +51,32 @@ class NumaCell(Value):
 
 
 class DomainMemory(Value):
-    """How much memory, and how much of it QEMU may lock."""
+    """The memory size, and how much of it QEMU may lock."""
 
     total_bytes: int
     hard_limit_bytes: int | None = None
     is_locked: bool = False
     has_hugepages: bool = False
     hugepage_bytes: tuple[int, ...] = ()
-    """Their sizes, where they are written."""
+    """The page sizes, if they are written."""
     host_nodes: frozenset[int] = frozenset()
-    """Of the host's NUMA nodes those that it is bound to; empty where it is not."""
+    """The host NUMA nodes that it is bound to; empty if it is not bound."""
     cell_nodes: tuple[tuple[int, frozenset[int]], ...] = ()
-    """Of cells of the guest to the host's nodes that their memory comes from: `<memnode>`."""
+    """Guest cells, and the host nodes that their memory comes from: `<memnode>`."""
 
 
 class DomainCpu(Value):
-    """What concerns address width and places."""
+    """Address width and CPU placement."""
 
     count: int
     mode: str | None = None
     physical_bits: int | None = None
-    """`<maxphysaddr mode='emulate' bits>`; None where it is left to QEMU or passed through."""
+    """`<maxphysaddr mode='emulate' bits>`; None if QEMU chooses it or it is passed through."""
     passes_physical_bits: bool = False
     physical_bits_limit: int | None = None
     """`<maxphysaddr mode='passthrough' limit>`."""
     pins: tuple[tuple[int, frozenset[int]], ...] = ()
-    """Of virtual CPUs to those of the host."""
+    """Virtual CPUs, and the host CPUs of each."""
     cells: tuple[NumaCell, ...] = ()
     hides_kvm: bool = False
 
@@ -88,17 +88,17 @@ class DomainIommu(Value):
     has_caching_mode: bool = False
     address_bits: int | None = None
     has_eim: bool = False
-    """Extended interrupt mode: identities of CPUs that have 32 bits."""
+    """Extended interrupt mode: CPU identifiers of 32 bits."""
     is_eim_off: bool = False
-    """Whether it says eim='off', which no libvirt overrules."""
+    """Whether it has eim='off', which libvirt never overrides."""
     bus: int | None = None
-    """`<driver pciBus>` of an smmuv3: the one bus of the guest that it is for."""
+    """`<driver pciBus>` of an smmuv3: the one guest bus that it serves."""
     alias: str = ""
-    """The name that somebody gave it; libvirt's own is iommu0."""
+    """A user-defined name; libvirt's own is iommu0."""
 
 
 class Domain(Value):
-    """A domain as it is written."""
+    """A domain as written."""
 
     source: str
     """The file, or the name of the domain, for messages."""
@@ -111,36 +111,36 @@ class Domain(Value):
     memory: DomainMemory
     cpu: DomainCpu
     firmware: str | None = None
-    """`efi`, `bios`; a `<loader type='pflash'>` is `efi`."""
+    """`efi` or `bios`; a `<loader type='pflash'>` is `efi`."""
     hostdevs: tuple[DomainHostdev, ...] = ()
     controllers: tuple[PciController, ...] = ()
     taken: tuple[GuestAddress, ...] = ()
-    """PCI addresses of all devices that say where they are, controllers and hostdevs too."""
+    """PCI addresses of all devices that have one, including controllers and hostdevs."""
     unplaced: int = 0
-    """PCI devices that say nothing of their place, and that libvirt puts behind root ports."""
+    """PCI devices without an address, which libvirt puts behind root ports."""
     own_mappings: int = 0
-    """NVMe disks and vDPA interfaces: each locks all memory of the guest for itself."""
+    """NVMe disks and vDPA interfaces: each locks all guest memory for itself."""
     iommu: DomainIommu | None = None
     has_graphics: bool = False
     has_os_boot: bool = False
     """Whether `<os>` has `<boot dev>`."""
     boot_orders: tuple[int, ...] = ()
-    """The orders of all devices that have one."""
+    """The boot orders of all devices that have one."""
     qemu_arguments: tuple[str, ...] = ()
-    """What it tells QEMU past libvirt: arguments, and properties as -set has them."""
+    """Its own QEMU arguments, with properties as -set has them."""
     has_iommufd: bool = False
     is_bound_by_hook: bool = False
-    """Whether its metadata has vfiomgr's hook make its devices ready."""
+    """Whether its metadata enables vfiomgr's hook."""
     lines: tuple[tuple[str, int], ...] = ()
-    """Where elements stand that are there once, by path: `memtune/hard_limit`."""
+    """Lines of elements that occur once, by path: `memtune/hard_limit`."""
 
     @property
     def is_x86(self) -> bool:
-        """Whether it is for a PC; libvirt takes what is not written for the host's."""
+        """Whether it is for a PC; libvirt uses the host's architecture if none is written."""
         return self.architecture in _X86
 
     def line(self, path: str) -> int:
-        """The line of an element; of one that is not there, that of the domain."""
+        """The line of an element; for a missing one, that of the domain."""
         known = dict(self.lines)
         return known.get(path, known.get("domain", 1))
 
@@ -150,7 +150,7 @@ class Domain(Value):
 
 
 class KnownDomain(Value):
-    """A domain that libvirt knows: as it runs, and as it is defined."""
+    """A domain in libvirt: as it runs, and as it is defined."""
 
     name: str
     uuid: str
@@ -160,23 +160,23 @@ class KnownDomain(Value):
     autostarts: bool = False
     """Whether it starts with the host."""
     is_running_unread: bool = False
-    """Whether vfiomgr cannot make sense of the XML as it runs: what it has is unknown."""
+    """Whether vfiomgr cannot read the running XML: the devices in use are unknown."""
     is_definition_unread: bool = False
-    """Whether it cannot make sense of its definition: what it claims is unknown."""
+    """Whether vfiomgr cannot read the definition: the claimed devices are unknown."""
 
     @property
     def is_unread(self) -> bool:
-        """Whether it may have or claim devices of which nothing is known."""
+        """Whether it may have or claim unknown devices."""
         return self.is_running_unread or self.is_definition_unread
 
     @property
     def is_persistent(self) -> bool:
-        """Whether it is defined; one that is not is gone when it ends."""
+        """Whether it is defined; a transient domain disappears when it ends."""
         return self.defined is not None or self.is_definition_unread
 
     @property
     def argument(self) -> str:
-        """Its name as a shell takes it, for commands that are told."""
+        """Its name, quoted for a shell, for commands in messages."""
         return shlex.quote(self.name)
 
     def devices(self) -> Iterator[tuple[str, DomainHostdev | None, DomainHostdev | None]]:
@@ -190,41 +190,39 @@ class KnownDomain(Value):
 
 
 class Hypervisor(Value):
-    """What a connection to libvirt told of its host."""
+    """What a connection to libvirt reports about its host."""
 
     uri: str
     libvirt: Version
     qemu: Version | None
-    """None where the driver has none, as that of `test:///`."""
+    """None for a driver without a hypervisor, such as `test:///`."""
     offers_vfio: bool | None
-    """Whether its domain capabilities list vfio; None where it cannot tell."""
+    """Whether its domain capabilities list vfio; None if unknown."""
     has_kvm: bool | None
     domains: tuple[KnownDomain, ...] = ()
 
 
 class Feature(Value):
-    """Something that can be written since a release of libvirt."""
+    """A feature that libvirt supports since a release."""
 
     what: str
-    """As a message names it: `<maxphysaddr>`."""
+    """Its name in messages: `<maxphysaddr>`."""
     since: Version
 
     def is_in(self, libvirt: Version) -> bool:
-        """Whether that libvirt reads it."""
+        """Whether that libvirt supports it."""
         return libvirt >= self.since
 
     def require(self, libvirt: Version, why: str) -> None:
-        """Make sure that it can be written.
+        """Make sure that libvirt supports the feature.
 
         Raises:
-            Refusal: that libvirt is too old; `why` says what it is needed for.
+            Refusal: libvirt is too old; `why` says what needs the feature.
 
         """
         if not self.is_in(libvirt):
-            message = (
-                f"{why} needs {self.what}, which libvirt has since {self.since}: this is {libvirt}"
-            )
-            remedy = f"install libvirt {self.since} or later, or leave it out"
+            message = f"{why} needs {self.what} (libvirt {self.since} or later); this is {libvirt}"
+            remedy = f"install libvirt {self.since} or later, or omit it"
             raise refusal([blocker("libvirt-too-old", self.what, message, remedy)])
 
 
@@ -236,12 +234,12 @@ MDEV_AUTOSTART = Feature("nodedev-autostart of mediated devices", Version(7, 8))
 QEMU_OVERRIDE = Feature("<qemu:override>", Version(8, 2))
 VIRTIO_IOMMU = Feature("<iommu model='virtio'>", Version(8, 3))
 MAXPHYSADDR = Feature("<maxphysaddr>", Version(8, 7))
-LOCKS_PER_DEVICE = Feature("a limit of locked memory for each device", Version(8, 7))
+LOCKS_PER_DEVICE = Feature("a locked memory limit per device", Version(8, 7))
 MAXPHYSADDR_LIMIT = Feature("the limit of <maxphysaddr>", Version(9, 3))
-VENDOR_FUNCTION = Feature("a virtual function that stays on its vendor's driver", Version(9, 7))
+VENDOR_FUNCTION = Feature("a virtual function on its vendor driver", Version(9, 7))
 DRIVER_MODEL = Feature("<driver model>", Version(10, 0))
 PCI_DISPLAY = Feature("display and ramfb of PCI devices", Version(10, 3))
-ADDS_EIM = Feature("extended interrupt mode by itself, for many CPUs", Version(10, 10))
+ADDS_EIM = Feature("automatic extended interrupt mode, for many CPUs", Version(10, 10))
 AMD_IOMMU = Feature("<iommu model='amd'>", Version(11, 5))
 ACPI_NODESET = Feature("<acpi nodeset>", Version(11, 8))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))
@@ -252,5 +250,5 @@ QEMU_IOMMUFD = Version(9, 0)
 
 
 def lacks_iommufd(qemu: Version | None) -> bool:
-    """Whether that QEMU is known to have no iommufd; of one that nobody knows, it is not."""
+    """Whether that QEMU is known to lack iommufd; false if it is unknown."""
     return qemu is not None and qemu < QEMU_IOMMUFD

@@ -115,7 +115,7 @@ def test_all_are_attached() -> None:
 @pytest.mark.parametrize("error", [BROKEN, KeyboardInterrupt()], ids=["failure", "interrupt"])
 def test_one_that_fails_takes_the_others_back(scope: Scope, error: BaseException) -> None:
     connection = FakeConnection({"a"}, {"a"}, {("attach", "d"): error})
-    with pytest.raises(RolledBack, match="win is as it was before") as caught:
+    with pytest.raises(RolledBack, match="win is unchanged") as caught:
         exchange(attach_all, connection, "b", "c", "d", scope=scope)
     assert (connection.running, connection.defined) == ({"a"}, {"a"})
     assert caught.value.__cause__ is error
@@ -142,7 +142,7 @@ def test_what_libvirt_did_after_an_interrupt_is_taken_back(
 ) -> None:
     call = ("attach", devices[-1])
     connection = FakeConnection({"a"}, {"a"}, {call: KeyboardInterrupt()}, {call})
-    with pytest.raises(RolledBack, match="it was interrupted; win is as it was before"):
+    with pytest.raises(RolledBack, match="interrupted; win is unchanged"):
         exchange(attach_all, connection, *devices, scope=scope)
     assert (connection.running, connection.defined) == ({"a"}, {"a"})
 
@@ -154,7 +154,7 @@ def test_what_a_guest_released_after_an_interrupt_it_gets_again(
 ) -> None:
     call = ("detach", "a")
     connection = FakeConnection({"a", "b"}, {"a", "b"}, {call: KeyboardInterrupt()}, {call})
-    with pytest.raises(RolledBack, match="win is as it was before"):
+    with pytest.raises(RolledBack, match="win is unchanged"):
         exchange(detach_all, connection, *devices, scope=scope)
     assert (connection.running, connection.defined) == ({"a", "b"}, {"a", "b"})
 
@@ -162,7 +162,7 @@ def test_what_a_guest_released_after_an_interrupt_it_gets_again(
 def test_a_request_to_a_guest_that_was_interrupted_is_told_to_stand() -> None:
     interrupt: dict[tuple[str, str], BaseException] = {("detach", "a"): KeyboardInterrupt()}
     connection = FakeConnection({"a", "b"}, {"a", "b"}, interrupt)
-    told = f"it was interrupted; win has {name_of('a')}, and may have been asked to release it"
+    told = f"interrupted; win has {name_of('a')}, and may have been asked to release it"
     with pytest.raises(RollbackIncomplete, match=told):
         exchange(detach_all, connection, "b", "a")
     assert (connection.running, connection.defined) == ({"a", "b"}, {"a", "b"})
@@ -171,7 +171,7 @@ def test_a_request_to_a_guest_that_was_interrupted_is_told_to_stand() -> None:
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (KeyboardInterrupt(), "it was interrupted twice"),
+        (KeyboardInterrupt(), "interrupted twice"),
         (LibvirtSilent("no answer for 9 s", "look"), "no answer for 9 s"),
     ],
     ids=["twice", "silent"],
@@ -184,10 +184,12 @@ def test_where_libvirt_does_not_tell_after_an_interrupt_both_devices_are_named(
         ("has", "c"): error,
     }
     connection = FakeConnection(failures=failures)
-    left = f"{told}: whether win has {name_of('c')} is not known, and {name_of('b')} was not taken"
+    left = (
+        f"{told}: cannot tell whether win has {name_of('c')}, and {name_of('b')} was not restored"
+    )
     with pytest.raises(RollbackIncomplete, match=left) as caught:
         exchange(attach_all, connection, "b", "c")
-    assert "vfiomgr libvirt list --domain win shows it" in caught.value.hint
+    assert "check with: vfiomgr libvirt list --domain win" in caught.value.hint
 
 
 def test_a_second_interrupt_does_not_say_that_all_is_as_before() -> None:
@@ -195,7 +197,9 @@ def test_a_second_interrupt_does_not_say_that_all_is_as_before() -> None:
         ("attach", "c"): KeyboardInterrupt(),
         ("detach", "b"): KeyboardInterrupt(),
     }
-    with pytest.raises(RollbackIncomplete, match="taken back: it was interrupted again"):
+    with pytest.raises(
+        RollbackIncomplete, match="cannot undo the earlier changes: interrupted again"
+    ):
         exchange(attach_all, FakeConnection(failures=interrupts), "b", "c")
 
 
@@ -211,15 +215,17 @@ def test_a_call_that_was_given_up_may_have_been_done(act: Callable[..., None]) -
     silent = LibvirtSilent("no answer for 9 s", "look at it")
     verb = act.__name__.removesuffix("_all")
     connection = FakeConnection(failures={(verb, "b"): silent})
-    left = f"no answer for 9 s: whether win has {name_of('b')} is not known"
+    left = f"no answer for 9 s: cannot tell whether win has {name_of('b')}"
     with pytest.raises(RollbackIncomplete, match=left) as caught:
         exchange(act, connection, "b", "c")
-    assert caught.value.hint == "look at it; then vfiomgr libvirt list --domain win shows it"
+    assert caught.value.hint == "look at it; then check with: vfiomgr libvirt list --domain win"
 
 
 def test_what_cannot_be_taken_back_is_told() -> None:
     connection = FakeConnection(failures={("attach", "c"): BROKEN, ("detach", "b"): KEPT})
-    with pytest.raises(RollbackIncomplete, match=r"it broke; and what was done before .* it stays"):
+    with pytest.raises(
+        RollbackIncomplete, match=r"it broke; cannot undo the earlier changes: it stays"
+    ):
         exchange(attach_all, connection, "b", "c")
 
 

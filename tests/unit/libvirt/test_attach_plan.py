@@ -97,12 +97,15 @@ def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
     """Behind a port each function is an address space of its own there."""
     nested = replace(RUNNING, iommu=DomainIommu("intel", has_caching_mode=True))
     told = refused("04:00.0", domain=known(None, nested), scope=CONFIG)
-    assert "0000:04:00.0, 0000:04:00.1 are of IOMMU group" in told
+    assert "cannot add 0000:04:00.0, 0000:04:00.1 to win: behind its IOMMU" in told
     assert "--function-only" in told
     alone = planned("04:00.0", domain=known(None, nested), scope=CONFIG, only=True)
     assert alone.items[0].names == ("0000:04:00.0",)
     has_one = with_hostdevs(nested, hostdev("0000:04:00.1", GuestAddress(1, 0, 0)))
-    assert "of IOMMU group" in refused("04:00.0", domain=known(has_one), scope=LIVE, only=True)
+    assert (
+        ": behind its IOMMU each PCI Express function has its own address space, but IOMMU group"
+        in refused("04:00.0", domain=known(has_one), scope=LIVE, only=True)
+    )
     assert planned("41:00.4", domain=known(has_one), scope=LIVE).items, "of another group"
     of_a_bus = replace(RUNNING, iommu=DomainIommu("smmuv3", bus=1))
     assert planned("04:00.0", domain=known(None, of_a_bus), scope=CONFIG).items
@@ -126,7 +129,7 @@ def test_a_port_near_one_node_of_the_guest_is_left_and_the_last_bus_is_the_last(
     assert item.bus == 7, "behind the expander it would be near one of the guest's nodes"
     full = with_ports(EMPTY, *range(1, 256))
     taken = replace(full, taken=tuple(GuestAddress(bus, 0, 0) for bus in range(1, 256)))
-    assert "has no bus left" in refused("04:00.0", domain=known(None, taken), scope=CONFIG)
+    assert "has no free bus for" in refused("04:00.0", domain=known(None, taken), scope=CONFIG)
 
 
 def test_a_definition_without_pci_express_gets_functions_one_by_one() -> None:
@@ -150,7 +153,7 @@ def test_with_only_it_takes_one_of_them() -> None:
 def test_each_device_of_a_running_guest_needs_a_free_port() -> None:
     assert len(planned("41:00.4", UUID).items) == 2
     told = refused("41:00.4", UUID, "09:00.0")
-    assert "has 2 free root ports, and 3 needed" in told
+    assert "has 2 free root ports, but 3 needed while it runs" in told
     assert "<controller type='pci' model='pcie-root-port'/>" in told
 
 
@@ -177,11 +180,17 @@ def test_or_the_hook_binds_it_before_the_next_start() -> None:
     marked = known(None, replace(RUNNING, is_bound_by_hook=True))
     (item,) = planned("0a:00.0", domain=marked, scope=CONFIG, on=script).items
     assert item.names == ("0000:0a:00.0",)
-    assert "no guest can open it" in refused("0a:00.0", domain=marked, scope=CONFIG)
+    assert "; a guest can only open devices on a VFIO driver" in refused(
+        "0a:00.0", domain=marked, scope=CONFIG
+    )
     plain = known(None, RUNNING)
-    assert "no guest can open it" in refused("0a:00.0", domain=plain, scope=CONFIG, on=script)
+    assert "; a guest can only open devices on a VFIO driver" in refused(
+        "0a:00.0", domain=plain, scope=CONFIG, on=script
+    )
     runs = known(RUNNING, replace(RUNNING, is_bound_by_hook=True))
-    assert "no guest can open it" in refused("0a:00.0", domain=runs, on=script)
+    assert "; a guest can only open devices on a VFIO driver" in refused(
+        "0a:00.0", domain=runs, on=script
+    )
     display = replace(ON_HOST, is_boot_display=True)
     shown = replace(script, devices=(*host().devices[:-1], display))
     assert "boot-display" in refused("0a:00.0", domain=marked, scope=CONFIG, on=shown)
@@ -196,7 +205,7 @@ def test_what_bind_would_refuse_libvirt_is_not_asked_for_either() -> None:
 def test_a_group_that_is_not_viable_is_named() -> None:
     mate = replace(ON_HOST, iommu_group=LONE.iommu_group)
     told = refused("09:00.0", on=host_of(LONE, mate))
-    assert f"IOMMU group 9 also holds {mate} on nvidia" in told
+    assert f"IOMMU group 9 also contains {mate} on nvidia" in told
     assert "--with-group" in told
 
 
@@ -209,7 +218,7 @@ def test_a_vendors_function_needs_a_libvirt_that_knows_it() -> None:
 
 
 def test_libvirt_must_not_unbind_it() -> None:
-    assert "leave out --managed" in refused("41:00.5", managed=True)
+    assert "omit --managed" in refused("41:00.5", managed=True)
 
 
 def test_and_it_must_be_a_vgpu() -> None:
@@ -235,21 +244,21 @@ def test_a_vgpu_that_nobody_knows() -> None:
 def test_what_a_running_domain_has_nobody_else_gets() -> None:
     other = known(with_hostdevs(EMPTY, hostdev("0000:41:00.4")), None, "lin")
     told = refused("41:00.4", others=(other,), allow_claimed=True)
-    assert "0000:41:00.4 is with the domain lin, which runs" in told
+    assert "0000:41:00.4 is in use by the running domain lin" in told
     assert "vfiomgr libvirt detach lin 0000:41:00.4" in told
 
 
 def test_names_are_quoted_where_a_command_is_told() -> None:
     other = known(with_hostdevs(EMPTY, hostdev("0000:41:00.4")), None, "a b")
     told = refused("41:00.4", others=(other,))
-    assert "is with the domain a b" in told
+    assert "is in use by the running domain" in told
     assert "vfiomgr libvirt detach 'a b' 0000:41:00.4" in told
 
 
 def test_what_a_defined_domain_claims_needs_consent() -> None:
     other = known(None, with_hostdevs(EMPTY, hostdev(UUID)), "lin")
     told = refused(UUID, others=(other,))
-    assert f"{UUID} is claimed by the domain lin, which is off" in told
+    assert f"{UUID} is claimed by domain lin, which is off" in told
     assert "--allow claimed" in told
     assert planned(UUID, others=(other,), allow_claimed=True).items
 
@@ -265,13 +274,13 @@ def test_a_definition_may_claim_what_another_has_now_with_consent() -> None:
 def test_the_group_of_a_device_belongs_to_one_guest() -> None:
     other = known(with_hostdevs(EMPTY, hostdev("0000:04:00.1")), None, "lin")
     told = refused("04:00.0", others=(other,), only=True)
-    assert "0000:04:00.1, of the same IOMMU group, is with the domain lin" in told
+    assert "0000:04:00.1 of the same IOMMU group is in use by the running domain" in told
 
 
 def test_a_process_that_is_no_domain_holds_it() -> None:
     user = DeviceUser("/dev/vfio/30", 4711, "qemu-system-x86", guest="sandbox-1")
     told = refused("41:00.4", on=replace(host(), users=(user,)))
-    assert "0000:41:00.4 is open in guest sandbox-1" in told
+    assert "0000:41:00.4 is in use by guest sandbox-1" in told
 
 
 def test_the_domain_itself_holds_the_group() -> None:
@@ -282,7 +291,7 @@ def test_the_domain_itself_holds_the_group() -> None:
 def test_what_the_domain_has_is_left_alone() -> None:
     has = with_hostdevs(RUNNING, hostdev("0000:41:00.4", GuestAddress(1, 0, 0)))
     plan = planned("41:00.4", domain=known(has, has))
-    assert (plan.items, plan.already) == ((), ("win has 0000:41:00.4 already",))
+    assert (plan.items, plan.already) == ((), ("win already has 0000:41:00.4",))
     (item,) = planned("41:00.4", domain=known(has, RUNNING)).items
     assert item.scope == CONFIG
 
@@ -290,8 +299,8 @@ def test_what_the_domain_has_is_left_alone() -> None:
 def test_a_device_that_is_there_in_part_does_not_come_a_second_time() -> None:
     part = with_hostdevs(RUNNING, hostdev("0000:04:00.0", GuestAddress(1, 0, 0)))
     told = refused("04:00.1", domain=known(None, part), scope=CONFIG)
-    assert "win has 0000:04:00.0, and not 0000:04:00.1 of the same slot" in told
-    assert "vfiomgr libvirt detach win 0000:04:00.0 --config; or name 0000:04:00.1" in told
+    assert "win has 0000:04:00.0, but not 0000:04:00.1 of the same slot" in told
+    assert "vfiomgr libvirt detach win 0000:04:00.0 --config; or attach 0000:04:00.1" in told
     (item,) = planned("04:00.1", domain=known(None, part), scope=CONFIG, only=True).items
     assert item.names == ("0000:04:00.1",)
     told = refused("04:00.1", domain=known(part, RUNNING))
@@ -321,9 +330,9 @@ def test_the_usual_scope_is_all_there_is() -> None:
 def test_a_domain_that_cannot_be_read_is_neither_transient_nor_silent() -> None:
     odd = replace(known(None, None, "odd"), is_definition_unread=True)
     assert planned("41:00.4", others=(odd,)).notes == (
-        "the XML of the domain odd cannot be made sense of: what it has is unknown",
+        "cannot read the XML of domain odd, so its devices are unknown",
     )
-    with pytest.raises(Refusal, match="XML of the domain odd cannot be made sense of") as caught:
+    with pytest.raises(Refusal, match="cannot read the XML of domain odd") as caught:
         usual_scope(odd, live=False, config=True)
     assert "virsh dumpxml --inactive odd" in caught.value.hint
     assert caught.value.diagnostics[0].rule == "domain-unread"
@@ -352,7 +361,9 @@ def test_the_functions_of_a_guest_device_go_together() -> None:
     assert [item.hostdev.name for item in plan.items] == ["0000:04:00.0", "0000:04:00.1"]
     plan = plan_detach(off, ["0000:04:00.0"], CONFIG, only=True)
     assert [item.hostdev.name for item in plan.items] == ["0000:04:00.0"]
-    with pytest.raises(Refusal, match="takes from no running guest") as caught:
+    with pytest.raises(
+        Refusal, match="from a running guest: it belongs to a multifunction device"
+    ) as caught:
         plan_detach(known(has, has), ["0000:04:00.0"], BOTH, only=False)
     assert "--config" in caught.value.hint
 
@@ -373,7 +384,7 @@ def test_an_interface_is_left_to_virsh() -> None:
 def test_what_stays_until_the_next_start_is_told() -> None:
     has = with_hostdevs(RUNNING, hostdev("0000:41:00.4", GuestAddress(1, 0, 0)))
     plan = plan_detach(known(has, has), ["41:00.4"], CONFIG, only=False)
-    assert plan.notes == ("0000:41:00.4: the running guest has it until it is started anew",)
+    assert plan.notes == ("0000:41:00.4: stays in the running guest until it is restarted",)
 
 
 # ---- list

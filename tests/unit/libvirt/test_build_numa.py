@@ -69,14 +69,14 @@ def test_a_node_of_a_gpu_alone_is_a_cell_without_cpus_and_memory() -> None:
     assert plan.memory.host_nodes == (1,)
     (expander,) = [c for c in plan.controllers if c.bus_nr is not None]
     assert expander.numa_node == 1
-    assert "the nearest with CPUs or memory" in plan.why("cell 0")
+    assert "nearest with CPUs or memory is" in plan.why("cell 0")
 
 
 def test_memory_that_a_node_has_not_is_refused_with_all_numbers() -> None:
     with pytest.raises(Refusal) as refused:
         planned(GPU, memory_bytes=201 * GIB)
     assert refused.value.message == (
-        "201 GiB of the guest's memory are to lie on NUMA node 0, which has 200 GiB free "
+        "cannot place 201 GiB of guest memory on NUMA node 0: only 200 GiB free "
         "(node 0 has 200 GiB, node 1 has 200 GiB)"
     )
     assert "--numa preferred" in (refused.value.hint or "")
@@ -91,18 +91,18 @@ def test_huge_pages_are_those_of_the_node() -> None:
     assert planned(FAR, memory_bytes=32 * GIB, hugepage_bytes=GIB)
     with pytest.raises(Refusal) as refused:
         planned(FAR, memory_bytes=33 * GIB, hugepage_bytes=GIB)
-    assert "which has 32 GiB free in huge pages of 1 GiB (node 0 has 64 GiB" in str(refused.value)
+    assert "only 32 GiB free in huge pages of 1 GiB (node 0 has 64 GiB" in str(refused.value)
     place = "/sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages"
     assert f"echo 33 > {place}, or " in (refused.value.hint or "")
-    with pytest.raises(Refusal, match="of which 96 GiB are free"):
+    with pytest.raises(Refusal, match="of guest memory in huge pages of"):
         planned(memory_bytes=97 * GIB, hugepage_bytes=GIB)
     assert planned(memory_bytes=96 * GIB, hugepage_bytes=GIB)
-    with pytest.raises(Refusal, match="of which 96 GiB are free"):
+    with pytest.raises(Refusal, match="of guest memory in huge pages of"):
         planned(FAR, memory_bytes=97 * GIB, hugepage_bytes=GIB, numa="preferred")
     assert planned(FAR, memory_bytes=96 * GIB, hugepage_bytes=GIB, numa="preferred")
-    with pytest.raises(Refusal, match="no whole number of huge pages of 1 GiB") as uneven:
+    with pytest.raises(Refusal, match="is not a multiple of the huge page size 1 GiB") as uneven:
         planned(memory_bytes=GIB * 5 // 2, hugepage_bytes=GIB)
-    assert uneven.value.hint == "ask for 3 GiB"
+    assert uneven.value.hint == "round the memory up to 3 GiB"
     with pytest.raises(Refusal, match="in huge pages of 2 MiB"):
         planned(hugepage_bytes=2 << 20)
 
@@ -113,13 +113,13 @@ def test_without_numa_or_without_a_known_node_the_guest_lies_anywhere() -> None:
     assert (plan.memory.host_nodes, plan.cpus.pins, plan.notes) == ((), (), ())
     unseen = replace(host_of_two(), topology=None)
     assert planned(GPU, host=unseen).notes == (
-        "NUMA nodes were not read: memory and CPUs lie anywhere",
+        "NUMA nodes are unknown: memory and CPUs are not bound",
     )
     lost = host_of_two(gpu("0000:e1:00.0", 14, None))
     (note,) = planned("0000:e1:00.0", host=lost).notes
-    assert "no device tells its NUMA node" in note
+    assert "no device has a NUMA node (numa_node is -1): memory and CPUs are not bound" in note
     (other,) = planned("0000:e1:00.0", GPU, host=lost).notes
-    assert other == "0000:e1:00.0: no NUMA node is known (numa_node is -1)"
+    assert other == "0000:e1:00.0: NUMA node unknown (numa_node is -1)"
     assert planned().notes == ()
 
 
@@ -202,13 +202,13 @@ def test_ovmf_is_told_a_window_only_where_its_own_is_too_small() -> None:
     plan = planned(GPU)
     assert plan.cpus.aperture_mib is None
     assert plan.why("firmware") == (
-        "64-bit prefetchable BARs (0000:17:00.0 32.0 GiB; resource in sysfs) need a window of "
-        "33 GiB; OVMF's own, of 8192 GiB, has room"
+        "64-bit prefetchable BARs (0000:17:00.0 32.0 GiB; resource in sysfs) "
+        "need a window of 33 GiB; the default of OVMF, 8192 GiB, is large enough"
     )
     desktop = replace(host_of_two(), cpu_address_bits=39)
     two = planned(GPU, NEAR, host=desktop, memory_bytes=16 * GIB)
     assert two.cpus.aperture_mib == 128 << 10
-    assert "by itself OVMF would take 64 GiB" in two.why("fw_cfg")
+    assert "; the default of OVMF is 64 GiB" in two.why("fw_cfg")
     assert planned(GPU, has_fixed_aperture=True).cpus.aperture_mib == 64 << 10
     assert planned(has_fixed_aperture=True).cpus.aperture_mib == 32 << 10
 
@@ -220,7 +220,7 @@ def test_seabios_has_q35s_window_or_a_larger_one() -> None:
     large = planned(GPU, firmware="bios")
     assert large.controllers[0].hole64_kib == 64 << 20
     assert large.cpus.aperture_mib is None
-    assert "by itself q35 would take 32 GiB" in large.why("hole")
+    assert "; the default of q35 is 32 GiB" in large.why("hole")
 
 
 @pytest.mark.parametrize("firmware", ["efi", "bios"])
@@ -230,13 +230,15 @@ def test_addresses_that_are_too_narrow_are_refused(firmware: str) -> None:
     host = replace(host_of_two(*many), cpu_address_bits=40)
     names = [str(device.address) for device in many]
     assert planned(names[0], host=host, firmware=firmware)
-    with pytest.raises(Refusal, match=r"addresses have 40 bits \(1024 GiB\)") as refused:
+    with pytest.raises(Refusal, match=r"only 40 address bits \(1024 GiB\)") as refused:
         planned(*names, host=host, firmware=firmware, memory_bytes=128 * GIB)
     assert "fewer of these devices" in (refused.value.hint or "")
     wide = replace(host, cpu_address_bits=46)
     assert planned(*names, host=wide, firmware=firmware)
     unknown = planned(*names, host=replace(host, cpu_address_bits=None), firmware=firmware)
-    assert unknown.notes[0].startswith("whether the CPU's addresses suffice")
+    assert unknown.notes[0].startswith(
+        "cannot check whether the BARs fit: the address width of the CPU is unknown"
+    )
     with pytest.raises(Refusal) as emulated:
         planned(*names, host=wide, firmware=firmware, kind="qemu", memory_bytes=128 * GIB)
     assert "or use KVM" in (emulated.value.hint or "")
@@ -248,7 +250,7 @@ def test_the_width_of_addresses_is_passed_where_libvirt_can() -> None:
     assert plan.why("maxphysaddr").endswith("46 bits (/proc/cpuinfo)")
     old = planned(GPU, libvirt=Version(8, 6))
     assert old.cpus.address_width is None
-    assert "<maxphysaddr> is for libvirt 8.7.0, this is 8.6.0" in old.why("cpu")
+    assert "<maxphysaddr> needs libvirt 8.7.0, this is 8.6.0" in old.why("cpu")
     assert planned(GPU, kind="qemu").cpus.address_width is None
     assert planned().cpus.address_width is None
 
@@ -258,24 +260,26 @@ def test_a_width_that_is_asked_for_is_a_limit_or_what_older_releases_know() -> N
     assert "<maxphysaddr mode='passthrough' limit='42'/>" in render.domain(newer)
     older = planned(GPU, libvirt=Version(9, 2), address_bits=42)
     assert "<maxphysaddr mode='emulate' bits='42'/>" in render.domain(older)
-    assert "42 bits at most; the host's CPU: 46 bits" in older.why("maxphysaddr")
+    assert "physical addresses limited to" in older.why("maxphysaddr")
     beyond = planned(GPU, libvirt=Version(9, 2), address_bits=50)
     assert "<maxphysaddr mode='emulate' bits='46'/>" in render.domain(beyond)
     assert planned(address_bits=42).cpus.address_bits == 42, "also without devices"
     narrow = planned(GPU, address_bits=39, viommu="intel").iommu
     assert narrow is not None
     assert narrow.address_bits == 39
-    assert planned(GPU, address_bits=38).cpus.aperture_mib == 64 << 10, "OVMF would take 32 GiB"
+    assert planned(GPU, address_bits=38).cpus.aperture_mib == 64 << 10, "; the default of"
 
 
 def test_a_width_that_cannot_be_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"which libvirt has since 8\.7"):
+    with pytest.raises(Refusal, match=r"libvirt 8\.7\.0 or later"):
         planned(GPU, libvirt=Version(8, 6), address_bits=42)
-    with pytest.raises(Refusal, match="without KVM a guest's addresses have 40 bits"):
+    with pytest.raises(
+        Refusal, match="cannot set the address width without KVM: it is always 40 bits"
+    ):
         planned(GPU, address_bits=42, kind="qemu")
-    with pytest.raises(Refusal, match="addresses have 36 bits"):
+    with pytest.raises(Refusal, match="only 36 address bits"):
         planned(GPU, address_bits=36)
     silent = replace(host_of_two(), cpu_address_bits=None)
-    with pytest.raises(Refusal, match="does not tell whether it has so many"):
+    with pytest.raises(Refusal, match="bits on a CPU of unknown address width"):
         planned(GPU, host=silent, address_bits=42)
     assert planned(GPU, host=silent, address_bits=42, libvirt=Version(9, 3)).cpus.address_bits == 42

@@ -42,7 +42,10 @@ def without_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_library")
 def test_the_optional_dependency_is_named_where_it_is_missing() -> None:
-    with pytest.raises(HostError, match="needs libvirt-python") as caught, connect("test:///x"):
+    with (
+        pytest.raises(HostError, match="cannot import libvirt-python:") as caught,
+        connect("test:///x"),
+    ):
         pass
     assert f"{sys.executable} -m pip install libvirt-python" in caught.value.hint
 
@@ -79,7 +82,7 @@ def test_names_of_domains_are_completed_and_silence_is_no_error(uri: str) -> Non
 
 def test_no_daemon_is_told_with_its_socket() -> None:
     with (
-        pytest.raises(LibvirtFailed, match="no libvirt daemon"),
+        pytest.raises(LibvirtFailed, match="cannot connect to libvirt at"),
         connect("qemu+tcp://127.0.0.1:1/"),
     ):
         pass
@@ -88,11 +91,11 @@ def test_no_daemon_is_told_with_its_socket() -> None:
 @pytest.mark.parametrize(
     ("uri", "told"),
     [
-        ("foo:///bar", "libvirt has no driver 'foo', which the URI foo:///bar asks for"),
-        ("bogus+ssh://x/system", "no driver 'bogus'"),
-        ("qemu://[::1/system", r"--connect qemu://\[::1/system is no URI"),
-        ("qemu+tcp://x:port/system", "is no URI"),
-        ("foo", "no driver for the URI foo"),
+        ("foo:///bar", "no such libvirt driver: 'foo' in foo:///bar"),
+        ("bogus+ssh://x/system", "no such libvirt driver: 'bogus'"),
+        ("qemu://[::1/system", r"invalid URI: --connect qemu://\[::1/system"),
+        ("qemu+tcp://x:port/system", "invalid URI: --connect"),
+        ("foo", "no libvirt driver for URI"),
     ],
 )
 def test_a_uri_that_no_libvirt_knows_is_told_as_such(uri: str, told: str) -> None:
@@ -103,7 +106,7 @@ def test_a_uri_that_no_libvirt_knows_is_told_as_such(uri: str, told: str) -> Non
 
 def test_a_host_that_nobody_knows_is_told_as_such() -> None:
     with (
-        pytest.raises(LibvirtFailed, match=r"the host nohost\.invalid of qemu\+tcp://"),
+        pytest.raises(LibvirtFailed, match=r"cannot resolve host nohost\.invalid of qemu\+tcp://"),
         connect("qemu+tcp://nohost.invalid/system"),
     ):
         pass
@@ -131,7 +134,7 @@ def test_what_of_a_domain_cannot_be_read_is_known(
         assert isinstance(result.exception, HostError)
         assert "virsh dumpxml --inactive test" in result.exception.hint
     else:
-        assert "not checked: the XML of the domain test cannot be made sense of" in result.output
+        assert "not checked: cannot read the XML of domain test" in result.output
 
 
 DROPPED = b"""\
@@ -254,7 +257,7 @@ def test_nothing_is_said_of_autostart_where_it_is_not_asked_for() -> None:
 
 def test_autostart_is_refused_before_anything_is_defined_where_libvirt_lacks_it() -> None:
     handle = Libvirt(7_007_000)
-    told = f"--autostart of {UUID} needs .* which libvirt has since 7.8.0: this is 7.7.0"
+    told = f"--autostart of {UUID} needs .* \\(libvirt 7.8.0 or later\\); this is 7.7.0"
     with pytest.raises(Refusal, match=told):
         connection(handle).define_mdev(ELEMENT, UUID, autostart=True)
     known = NodeMdev("mdev_x", UUID, "nvidia-468", str(PARENT), STATE)
@@ -279,7 +282,7 @@ def test_a_definition_whose_autostart_fails_goes_again() -> None:
 
 def test_a_libvirt_that_defines_none_is_refused() -> None:
     handle = Libvirt(7_002_000)
-    with pytest.raises(Refusal, match=r"since 7\.3\.0: this is 7\.2\.0"):
+    with pytest.raises(Refusal, match=r"libvirt 7\.3\.0 or later\); this is 7\.2\.0"):
         connection(handle).define_mdev(ELEMENT, UUID, autostart=False)
     assert handle.calls == []
 

@@ -26,15 +26,15 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.SYSTEM_ERROR,
         "Failed to connect socket to '/var/run/libvirt/libvirt-sock': Permission denied",
         LibvirtFailed,
-        "this user may not use the libvirt daemon",
+        "no permission to use the libvirt daemon on",
         "group libvirt",
     ),
     (
         Code.SYSTEM_ERROR,
         "unable to connect to server at '127.0.0.1:16509': Connection refused",
         LibvirtFailed,
-        "no libvirt daemon answers at 127.0.0.1:16509: Connection refused",
-        "does it listen",
+        "cannot connect to libvirt at 127.0.0.1:16509: Connection refused",
+        "check that it runs and listens there: virsh --connect URI version",
     ),
     (
         Code.SYSTEM_ERROR,
@@ -47,52 +47,52 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.SYSTEM_ERROR,
         "Cannot recv data: ssh: Could not resolve hostname nohost.invalid: Name is not known",
         LibvirtFailed,
-        "the host nohost.invalid of win has no address",
+        "cannot resolve host nohost.invalid of win",
         "getent hosts nohost.invalid",
     ),
     (
         Code.SYSTEM_ERROR,
         "Unable to resolve address 'nohost.invalid' service '16509': Name or service not known",
         LibvirtFailed,
-        "the host nohost.invalid of win has no address",
+        "cannot resolve host nohost.invalid of win",
         "getent hosts nohost.invalid",
     ),
     (
         Code.SYSTEM_ERROR,
         "Cannot recv data: Host key verification failed.: Connection reset by peer",
         LibvirtFailed,
-        "ssh brought no connection to win: Host key verification failed",
-        "without one, as this user",
+        "cannot connect to win with ssh: Host key verification failed",
+        "make sure that ssh connects to that host as this user without a password",
     ),
     (
         Code.SYSTEM_ERROR,
         "Cannot recv data: root@node7: Permission denied (publickey).: Connection reset by peer",
         LibvirtFailed,
-        "ssh brought no connection to win: root@node7: Permission denied",
-        "without one, as this user",
+        "cannot connect to win with ssh: root@node7: Permission denied",
+        "make sure that ssh connects to that host as this user without a password",
     ),
     (
         Code.NO_CONNECT,
         "no connection driver available for qemux:///system",
         UsageError,
-        "no driver for the URI win",
+        "no libvirt driver for URI",
         "https://libvirt.org/uri.html",
     ),
     (
         Code.OPERATION_DENIED,
         "operation forbidden: read only access prevents virDomainDefineXMLFlags",
         LibvirtFailed,
-        "for reading alone, and libvirt refuses virDomainDefineXMLFlags",
+        "cannot call virDomainDefineXMLFlags: the connection is read-only",
         "connect as root",
     ),
     (
         Code.AUTH_UNAVAILABLE,
         "authentication unavailable: no polkit agent available",
         LibvirtFailed,
-        "does not let this user",
+        "libvirt denies this user the operation:",
         "polkit",
     ),
-    (Code.NO_DOMAIN, "Domain not found", UsageError, "no domain win", "virsh list --all"),
+    (Code.NO_DOMAIN, "Domain not found", UsageError, "no such domain: win", "virsh list --all"),
     (
         Code.NO_NODE_DEVICE,
         "Node device not found: no node device with matching name 'pci_0000_65_00_0'",
@@ -104,22 +104,25 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.OPERATION_FAILED,
         f"operation failed: domain 'win' already exists with uuid {UUID}",
         LibvirtFailed,
-        f"a domain win already, with the UUID {UUID}",
-        "leave <uuid> out of win",
+        f"domain win already exists, with UUID {UUID}",
+        "; otherwise choose another name",
     ),
     (
         Code.OPERATION_FAILED,
         f"operation failed: domain 'win' is already defined with uuid {UUID}",
         LibvirtFailed,
-        f"the UUID {UUID} is that of the domain win",
+        f"UUID {UUID} belongs to domain win",
         "virsh domrename win NEW",
     ),
     (
         Code.CONFIG_UNSUPPORTED,
         "unsupported configuration: non unique alias detected: ua-vfio-0000-01-00-0",
         LibvirtFailed,
-        "win has a device with the alias ua-vfio-0000-01-00-0 already",
-        "detach that one first",
+        "win already has a device with alias ua-vfio-0000-01-00-0",
+        (
+            "list its devices with: vfiomgr libvirt list --domain NAME; detach that device first, "
+            "or change the <alias> of one"
+        ),
     ),
     (
         Code.XML_INVALID_SCHEMA,
@@ -128,15 +131,15 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "/usr/share/libvirt/schemas/domain.rng\nExtra element devices in interleave"
         ),
         InvalidDocument,
-        "this libvirt's schema does not accept win: XML document failed",
-        "misspelt, misplaced, or newer",
+        "libvirt's schema rejects win: XML document failed",
+        "check for misspelled, misplaced or newer elements; for devices: vfiomgr check domain",
     ),
     (
         Code.XML_ERROR,
         "XML error: Hostdev already exists in the domain configuration",
         InvalidDocument,
-        "win has the same device of the host twice",
-        "leave one",
+        "win contains the same host device twice",
+        "remove one of its <hostdev> elements",
     ),
     (
         Code.XML_ERROR,
@@ -149,7 +152,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.INTERNAL_ERROR,
         "internal error: No more available PCI slots",
         LibvirtFailed,
-        "no PCI slot of the guest is left",
+        "no PCI slot of the guest is free for the device",
         "model='pcie-root-port'",
     ),
     (
@@ -159,28 +162,28 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "but the PCI controller with index='2' doesn't support hotplug"
         ),
         LibvirtFailed,
-        "PCI controller 2 takes no devices while it runs",
+        "PCI controller 2 of the guest does not support hot-plug (",
         "hotplug='off'",
     ),
     (
         Code.CONFIG_UNSUPPORTED,
         "unsupported configuration: Only PCI device addresses with function=0 are supported",
         LibvirtFailed,
-        "a function other than 0 cannot be given to a running guest",
-        "--config alone",
+        "cannot attach a function other than 0 to a running guest:",
+        "--config only",
     ),
     (
         Code.XML_DETAIL,
         "(domain_definition):1: Couldn't find end of Start Tag domain line 1\n<domain\n-------^",
         InvalidDocument,
-        "win is no XML: (domain_definition):1: Couldn't find end",
+        "win is not valid XML: (domain_definition):1: Couldn't find end",
         "xmllint",
     ),
     (
         Code.NO_NAME,
         "missing name information",
         InvalidDocument,
-        "does not accept win: missing name",
+        "libvirt rejects win: missing name",
         "formatdomain",
     ),
     (
@@ -190,7 +193,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "domain lin"
         ),
         LibvirtFailed,
-        "0000:65:00.0 is with the domain lin (QEMU), which runs",
+        "0000:65:00.0 is in use by the running domain lin (QEMU)",
         "vfiomgr libvirt detach lin 0000:65:00.0 --live",
     ),
     (
@@ -200,7 +203,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "domain lin"
         ),
         LibvirtFailed,
-        f"the vGPU {UUID} is with the domain lin",
+        f"vGPU {UUID} is in use by the running domain lin",
         "vfiomgr libvirt detach lin",
     ),
     (
@@ -210,21 +213,24 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "detached from the host"
         ),
         LibvirtFailed,
-        "0000:65:00.0 is on a driver that is none of VFIO to libvirt",
-        "vfiomgr show 0000:65:00.0 tells",
+        (
+            "0000:65:00.0 is not on a driver that libvirt accepts for VFIO, and managed='no' does "
+            "not change that"
+        ),
+        "vfiomgr show 0000:65:00.0 shows",
     ),
     (
         Code.OPERATION_INVALID,
         "Requested operation is not valid: device is already in the domain configuration",
         LibvirtFailed,
-        "win has the device already",
+        "win already has the device",
         "libvirt list",
     ),
     (
         Code.OPERATION_INVALID,
         "Requested operation is not valid: domain is not running",
         LibvirtFailed,
-        "win is not running",
+        "domain win is not running",
         "--live",
     ),
     (
@@ -232,7 +238,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "Requested operation is not valid: transient domains do not have any persistent config",
         LibvirtFailed,
         "win is transient",
-        "--live alone",
+        "pass only --live, or define it: virsh define FILE",
     ),
     (
         Code.OPERATION_FAILED,
@@ -241,8 +247,8 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "address: 0000:08:00.0"
         ),
         LibvirtFailed,
-        "a function of a multifunction device cannot be taken",
-        "--config alone",
+        "cannot detach a function of a multifunction device from a running guest",
+        "pass only --config",
     ),
     (
         Code.INTERNAL_ERROR,
@@ -251,14 +257,14 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "already in the process of unplug"
         ),
         LibvirtFailed,
-        "win was asked for the device a moment ago",
+        "win has not answered a previous request to release the device",
         "again in a few seconds",
     ),
     (
         Code.DEVICE_MISSING,
         f"device not found: mediated device '{UUID}' not found",
         LibvirtFailed,
-        f"the vGPU {UUID} is not active",
+        f"vGPU {UUID} is not active",
         f"vfiomgr vgpu start {UUID}",
     ),
     (
@@ -272,14 +278,14 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.CONFIG_UNSUPPORTED,
         "unsupported configuration: host doesn't support VFIO PCI passthrough",
         LibvirtFailed,
-        "no VFIO on its host",
+        "libvirt finds no VFIO support on its host",
         "vfiomgr check",
     ),
     (
         Code.ARGUMENT_UNSUPPORTED,
         "argument unsupported: VFIO device assignment is currently not supported on this system",
         LibvirtFailed,
-        "no VFIO on its host",
+        "libvirt finds no VFIO support on its host",
         "modprobe vfio-pci",
     ),
     (
@@ -289,7 +295,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "type 'kvm'"
         ),
         LibvirtFailed,
-        "no KVM",
+        "does not support KVM",
         "kvm_intel",
     ),
     (
@@ -309,7 +315,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "os/boot elements"
         ),
         InvalidDocument,
-        "exclude each other",
+        "a device has <boot order>, but <os> has <boot dev>: only one of them is allowed",
         "<boot dev>",
     ),
     (
@@ -317,7 +323,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "unsupported configuration: ROM tuning is not supported when ROM is disabled",
         InvalidDocument,
         "<rom enabled='no'>",
-        "leave one",
+        "remove one of them",
     ),
     (
         Code.OPERATION_TIMEOUT,
@@ -326,7 +332,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "monitor=remoteDispatchDomainCreate)"
         ),
         LibvirtFailed,
-        "another operation on win has not ended",
+        "another operation on win is still running:",
         "virsh domjobabort",
     ),
     (
@@ -344,14 +350,14 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.INTERNAL_ERROR,
         "internal error: Unknown PCI header type '127' for device '0000:65:00.0'",
         LibvirtFailed,
-        "does not answer",
+        "does not respond",
         "vfiomgr reset",
     ),
     (
         Code.INTERNAL_ERROR,
         "cannot limit locked memory of process 4711 to 3221225472: Operation not permitted",
         LibvirtFailed,
-        "limit of locked memory",
+        "cannot raise the locked memory limit of the guest:",
         "CAP_SYS_RESOURCE",
     ),
     (
@@ -371,7 +377,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
             "open /dev/vfio/25: Device or resource busy"
         ),
         LibvirtFailed,
-        "something else has the device open",
+        "the device is in use:",
         "vfiomgr show",
     ),
     (
@@ -388,7 +394,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.INTERNAL_ERROR,
         "internal error: Unable to start mediated device: Could not write to create: No space left",
         LibvirtFailed,
-        "mdevctl, which libvirt calls, failed: Could not write to create",
+        "mdevctl (called by libvirt) failed: Could not write to create",
         "vfiomgr vgpu types",
     ),
     (
@@ -402,7 +408,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.NO_SUPPORT,
         "this function is not supported by the connection driver: virDomainAttachDeviceFlags",
         LibvirtFailed,
-        "this libvirt cannot do that: this function is not supported",
+        "libvirt does not support the operation: this function is not supported",
         "later release",
     ),
 ]
@@ -455,5 +461,5 @@ def test_the_codes_are_libvirts(code: Code) -> None:
 def test_names_are_quoted_in_hints_alone() -> None:
     text = f"operation failed: domain 'a b' is already defined with uuid {UUID}"
     error = explain(Code.OPERATION_FAILED, text, "x.xml")
-    assert error.message.endswith("is that of the domain a b")
+    assert error.message.endswith("belongs to domain a b")
     assert "virsh domrename 'a b' NEW" in error.hint

@@ -50,9 +50,14 @@ BOOT_DEV = Q35.replace("</os>", "<boot dev='hd'/></os>")
 @pytest.mark.parametrize(
     ("there", "coming", "reason", "remedy"),
     [
-        (("", BOOT_DEV), HostdevOptions(boot_order=1), "<boot dev>", "out of line 1"),
-        ((ORDERED, Q35), HostdevOptions(boot_order=1), "the boot order 1", "--boot-order 2"),
-        ((RAMFB, Q35), HostdevOptions(ramfb=True), "ramfb, which f715f63c", "leave out --ramfb"),
+        (("", BOOT_DEV), HostdevOptions(boot_order=1), "<boot dev>", "remove <boot dev> in line 1"),
+        ((ORDERED, Q35), HostdevOptions(boot_order=1), "cannot set boot order", "--boot-order 2"),
+        (
+            (RAMFB, Q35),
+            HostdevOptions(ramfb=True),
+            "ramfb for .*: f715f63c",
+            "omit --ramfb, or remove ramfb from the other device: a guest can have one",
+        ),
     ],
 )
 def test_what_libvirt_would_reject_is_refused_before(
@@ -67,10 +72,10 @@ def test_what_libvirt_would_reject_is_refused_before(
 
 def test_one_order_is_for_one_of_the_devices_that_come() -> None:
     coming = [(name, HostdevOptions(boot_order=3)) for name in (VF[0], GPU[0])]
-    with pytest.raises(Refusal, match="boot order 3") as refused:
+    with pytest.raises(Refusal, match="cannot set boot order") as refused:
         refuse_contradictions(domain(), coming)
     assert "--boot-order 4" in refused.value.hint
-    assert refused.value.message.startswith(GPU[0])
+    assert GPU[0] in refused.value.message
 
 
 def first(bus: int, slot: int = 0) -> GuestAddress:
@@ -120,7 +125,7 @@ def test_gaps_are_filled_when_the_last_bus_is_taken() -> None:
 
 def test_a_domain_without_a_free_bus_is_refused() -> None:
     full = "".join(f"<rng><address type='pci' bus='{bus}'/></rng>" for bus in range(1, 256))
-    with pytest.raises(Refusal, match="g has no bus left for 0000:c1:00") as caught:
+    with pytest.raises(Refusal, match="g has no free bus for 0000:c1:00") as caught:
         plan_additions(domain(full), [GPU])
     assert caught.value.hint
 
@@ -139,7 +144,7 @@ def test_a_conventional_bus_has_slots_instead_of_ports() -> None:
     found = plan_additions(domain(taken, I440FX), [GPU, OTHER])
     assert found == Additions((Placed(GPU, first(0, 4)), Placed(OTHER, first(0, 5))))
     full = "".join(f"<rng><address type='pci' slot='{slot}'/></rng>" for slot in range(1, 32))
-    with pytest.raises(Refusal, match="no slot left") as caught:
+    with pytest.raises(Refusal, match="has no free slot on its PCI bus for") as caught:
         plan_additions(domain(full, I440FX), [GPU])
     assert "q35" in caught.value.hint
 
@@ -166,11 +171,11 @@ def test_what_is_there_is_told_and_not_added_twice() -> None:
 
 
 def test_what_is_there_in_part_is_refused_with_the_ways_out() -> None:
-    with pytest.raises(Refusal, match=r"g has 0000:c1:00\.1, and not 0000:c1:00\.0") as caught:
+    with pytest.raises(Refusal, match=r"g has 0000:c1:00\.1, but not 0000:c1:00\.0") as caught:
         plan_additions(domain(hostdev(GPU[1])), [GPU])
     assert (
-        caught.value.hint == "pass --remove 0000:c1:00.1 too, to add them as one device, "
-        "or --function-only"
+        caught.value.hint
+        == "pass --remove 0000:c1:00.1 too, to add them as one device; or pass --function-only"
     )
 
 

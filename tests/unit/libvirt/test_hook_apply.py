@@ -156,7 +156,7 @@ def test_a_vgpu_that_is_defined_is_started_and_stopped(tmp_path: Path) -> None:
 
 def test_a_vgpu_that_nobody_knows_stops_the_start(tmp_path: Path) -> None:
     kernel = mixed(tmp_path)
-    with pytest.raises(Refusal, match="none is defined under that name") as caught:
+    with pytest.raises(Refusal, match="no such vGPU:") as caught:
         prepare(kernel, guest(UUID, GPU))
     assert f"vfiomgr vgpu define {UUID}" in caught.value.hint
     assert drivers(kernel, GPU) != ["vfio-pci"]
@@ -246,7 +246,7 @@ def test_the_script_is_written_for_all_to_run_and_removed(tmp_path: Path) -> Non
     assert os.stat(real).st_mode & 0o777 == 0o755
     with open(real) as file:
         assert file.read() == render_script("/usr/bin/vfiomgr")
-    assert api.apply(INSTALL, tree=kernel).plan.already == ("the hook is installed so already",)
+    assert api.apply(INSTALL, tree=kernel).plan.already == ("the hook is already installed",)
     moved = api.apply(InstallHook("/opt/bin/vfiomgr"), tree=kernel)
     assert moved.is_changed
     assert not any("restart" in text for text in moved.plan.notes)
@@ -256,7 +256,9 @@ def test_the_script_is_written_for_all_to_run_and_removed(tmp_path: Path) -> Non
 
 
 def test_no_script_runs_a_module(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="no installed command"):
+    with pytest.raises(
+        Refusal, match="cannot run vfiomgr from a script: it is not installed as a command"
+    ):
         api.apply(InstallHook(None), tree=hooked(tmp_path))
     with pytest.raises(Refusal, match="no unit"):
         api.apply(InstallHook("/home/a b/vfiomgr"), tree=hooked(tmp_path / "again"))
@@ -316,7 +318,7 @@ def test_a_domain_that_never_heard_of_vfiomgr_is_not_even_read() -> None:
 def test_a_record_is_read_as_it_was_written() -> None:
     record = GuestRecord(UUID, "win", (GPU,), (UUID,))
     assert parse_record(UUID, record.render()) == record
-    with pytest.raises(VfiomgrError, match="no record of vfiomgr"):
+    with pytest.raises(VfiomgrError, match="is not a valid record of vfiomgr:"):
         parse_record(UUID, "{}")
 
 

@@ -88,7 +88,7 @@ def test_a_guest_gets_its_devices_and_the_host_has_them_again(
     hand(monkeypatch, xml(GPU))
     answer = run("libvirt", "hook", "run", "win", "release", "end", "-")
     assert (answer.status, answer.stdout) == (0, "")
-    assert f"{GPU} given back for win" in answer.stderr
+    assert f"{GPU} returned to the host for win" in answer.stderr
     assert driver(kernel, GPU) == first
 
 

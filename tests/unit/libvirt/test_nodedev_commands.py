@@ -110,7 +110,7 @@ def test_one_that_a_guest_has_is_not_stopped(
     fake = Libvirt(ACTIVE, libvirt(user))
     result = run(monkeypatch, tmp_path, fake, "stop", *options)
     assert isinstance(result.exception, Refusal)
-    assert f"{UUID} is with the domain win 11, which runs" in result.exception.message
+    assert f"{UUID} is in use by the running domain win 11" in result.exception.message
     assert result.exception.hint == f"vfiomgr libvirt detach 'win 11' {UUID} --live"
     assert fake.calls == []
 
@@ -119,7 +119,7 @@ def test_one_without_room_is_not_started(tmp_path: Path, monkeypatch: pytest.Mon
     fake = Libvirt(IDLE, type="nvidia-9")
     result = run(monkeypatch, tmp_path, fake, "start")
     assert isinstance(result.exception, Refusal)
-    assert "makes no more vGPUs of the type nvidia-9" in result.exception.message
+    assert "has no capacity for another vGPU of type nvidia-9" in result.exception.message
     assert fake.calls == []
 
 
@@ -130,7 +130,7 @@ def test_one_that_nobody_knows_is_told(
     fake = Libvirt(IDLE)
     result = run(monkeypatch, tmp_path, fake, verb, uuid=UUID.replace("f", "0"))
     assert isinstance(result.exception, UnknownDevice)
-    assert "nodedev list shows those it knows" in result.exception.hint
+    assert "vfiomgr libvirt nodedev list shows the devices" in result.exception.hint
     result = run(monkeypatch, tmp_path / "other", fake, verb, uuid="x")
     assert isinstance(result.exception, UsageError)
     assert fake.calls == []

@@ -187,7 +187,7 @@ def test_nothing_to_do_changes_nothing() -> None:
 def test_a_domain_without_devices_is_refused() -> None:
     with pytest.raises(InvalidDocument, match="no <devices>") as caught:
         added(b"<domain type='kvm'><name>g</name></domain>", "vf")
-    assert caught.value.hint == "write <devices/> into it"
+    assert caught.value.hint == "add <devices/>"
 
 
 def test_a_port_and_its_device_behind_a_comment_go_with_their_lines() -> None:

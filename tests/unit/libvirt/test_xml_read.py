@@ -239,24 +239,30 @@ PCI = "<hostdev type='pci'><source><address {}/></source></hostdev>"
 @pytest.mark.parametrize(
     ("devices", "what"),
     [
-        (PCI.format("bus='0x100'"), "2:29: bus='0x100' is more than 0xff"),
-        (PCI.format("slot='32'"), "slot='32' is more than 0x1f"),
-        (PCI.format("function='8'"), "function='8' is more than 0x7"),
-        (PCI.format("slot='08'"), "slot='08' is no number"),
-        (PCI.format("bus='-1'"), "bus='-1' is no number"),
-        (PCI.format("bus='4g'"), "bus='4g' is no number"),
-        (PCI.format("bus=''"), "bus='' is no number"),
-        ("<hostdev type='pci'/>", "does not say which device"),
-        ("<hostdev type='mdev'><source/></hostdev>", "does not say which device"),
-        ("<hostdev type='mdev'><source><address uuid='x'/></source></hostdev>", "'x' is no UUID"),
-        ("<rng><address type='pci' bus='x'/></rng>", "2:6: bus='x' is no number"),
-        ("<controller type='pci' index='one'/>", "index='one' is no number"),
+        (PCI.format("bus='0x100'"), "2:29: number too large: bus='0x100'"),
+        (PCI.format("slot='32'"), "number too large: slot='32'"),
+        (PCI.format("function='8'"), "number too large: function='8'"),
+        (PCI.format("slot='08'"), "invalid number: slot='08'"),
+        (PCI.format("bus='-1'"), "invalid number: bus='-1'"),
+        (PCI.format("bus='4g'"), "invalid number: bus='4g'"),
+        (PCI.format("bus=''"), "invalid number: bus=''"),
+        ("<hostdev type='pci'/>", "> has no source address"),
+        ("<hostdev type='mdev'><source/></hostdev>", "> has no source address"),
+        (
+            "<hostdev type='mdev'><source><address uuid='x'/></source></hostdev>",
+            "invalid UUID: 'x'",
+        ),
+        ("<rng><address type='pci' bus='x'/></rng>", "2:6: invalid number: bus='x'"),
+        ("<controller type='pci' index='one'/>", "invalid number: index='one'"),
         (
             "<controller type='pci'><pcihole64>much</pcihole64></controller>",
-            "'much' in <pcihole64>",
+            "invalid size in <pcihole64>: 'much'",
         ),
-        ("<controller type='pci'><target><node>-1</node></target></controller>", "no NUMA node"),
-        ("<hostdev type='usb'><boot/></hostdev>", "<boot> without order"),
+        (
+            "<controller type='pci'><target><node>-1</node></target></controller>",
+            "invalid NUMA node: '-1'",
+        ),
+        ("<hostdev type='usb'><boot/></hostdev>", "<boot> has no order"),
     ],
 )
 def test_a_device_that_cannot_be_understood(devices: str, what: str) -> None:
@@ -270,15 +276,21 @@ def test_a_device_that_cannot_be_understood(devices: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("above", "what"),
     [
-        ("<memory unit='parsec'>1</memory>", "unit='parsec' is not known"),
-        ("<memory>1.5</memory>", "'1.5' in <memory> is no size"),
-        ("<memory>-1</memory>", "is no size"),
-        ("<vcpu>many</vcpu>", "'many' is no number of CPUs"),
-        ("<vcpu>99999999</vcpu>", "is no number of CPUs"),
-        ("<cputune><vcpupin vcpu='0' cpuset='3-1'/></cputune>", "'3-1' is no set"),
-        ("<cputune><vcpupin vcpu='0' cpuset='0-4294967295'/></cputune>", "is no set"),
-        ("<cputune><vcpupin cpuset='0'/></cputune>", "<vcpupin> without vcpu"),
-        ("<uuid>me</uuid>", "'me' is no UUID"),
+        ("<memory unit='parsec'>1</memory>", "unknown unit: unit='parsec'"),
+        ("<memory>1.5</memory>", "invalid size in <memory>: '1.5'"),
+        ("<memory>-1</memory>", "invalid size in <"),
+        ("<vcpu>many</vcpu>", "invalid number of CPUs: 'many'"),
+        ("<vcpu>99999999</vcpu>", "invalid number of CPUs:"),
+        (
+            "<cputune><vcpupin vcpu='0' cpuset='3-1'/></cputune>",
+            "invalid set of numbers: '3-1'",
+        ),
+        (
+            "<cputune><vcpupin vcpu='0' cpuset='0-4294967295'/></cputune>",
+            "invalid set of numbers:",
+        ),
+        ("<cputune><vcpupin cpuset='0'/></cputune>", "<vcpupin> has no vcpu"),
+        ("<uuid>me</uuid>", "invalid UUID: 'me'"),
     ],
 )
 def test_a_domain_that_cannot_be_understood(above: str, what: str) -> None:
@@ -292,10 +304,10 @@ def test_a_domain_that_cannot_be_understood(above: str, what: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (b"<network><name>n</name></network>", "<network> is no domain"),
-        (b"<domain xmlns='urn:x'><name>n</name></domain>", "<domain> is no domain"),
-        (b"<domain/>", "a domain without a name"),
-        (b"<domain><name> </name></domain>", "a domain without a name"),
+        (b"<network><name>n</name></network>", "<network> is not a domain"),
+        (b"<domain xmlns='urn:x'><name>n</name></domain>", "<domain> is not a domain"),
+        (b"<domain/>", "the domain has no name"),
+        (b"<domain><name> </name></domain>", "the domain has no name"),
     ],
 )
 def test_what_is_no_domain(text: bytes, what: str) -> None:

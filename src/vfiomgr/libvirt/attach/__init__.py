@@ -1,1 +1,1 @@
-"""Devices given to domains and taken from them, running or not."""
+"""Attach devices to domains and detach them, running or not."""

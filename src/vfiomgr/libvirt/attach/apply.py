@@ -1,9 +1,9 @@
-"""Devices given to a domain and taken from it, all or none.
+"""Attach devices to a domain and detach them, all or none.
 
-What libvirt did for some of them is taken back where it fails for another: the definition of before
-is put back, and what a running guest was given it is asked to release. libvirt itself keeps its
-definitions and its guests, and each of its calls does all of its scope or nothing, so no journal of
-vfiomgr is written: a command that was cut off is ended by typing it again.
+If libvirt fails for one device, the changes for the others are undone: the previous definition is
+restored, and the running guest is asked to release what it got. vfiomgr writes no journal here,
+because libvirt keeps its own definitions and guests, and each of its calls applies its entire scope
+or nothing. Run an interrupted command again to finish it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LIVE = Scope(live=True, config=False)
 
 
 class DeviceChange(Value):
-    """One element of one function or vGPU, and where it goes or comes from."""
+    """One element of one function or vGPU, and the scope of the change."""
 
     device: str
     """Its address or UUID."""
@@ -51,11 +51,11 @@ def attach_all(
     deadline: float,
     on_done: Callable[[DeviceChange], None],
 ) -> None:
-    """Give devices to a domain.
+    """Attach devices to a domain.
 
     Raises:
-        RolledBack: libvirt did not take one; the domain is as it was.
-        RollbackIncomplete: nor would the guest release another one again.
+        RolledBack: libvirt rejected a device; the domain is unchanged.
+        RollbackIncomplete: the guest also did not release another device.
 
     """
 
@@ -75,12 +75,12 @@ def detach_all(
     deadline: float,
     on_done: Callable[[DeviceChange], None],
 ) -> None:
-    """Take devices from a domain; a device that the guest keeps ends it, with the request standing.
+    """Detach devices from a domain; stop if the guest keeps one, whose request remains pending.
 
     Raises:
-        GuestKeepsDevice: it has not been released until the deadline.
-        RolledBack: libvirt refused one; the domain is as it was.
-        RollbackIncomplete: nor did it give another one back.
+        GuestKeepsDevice: the guest has not released the device by the deadline.
+        RolledBack: libvirt rejected a removal; the domain is unchanged.
+        RollbackIncomplete: another device could not be attached again either.
 
     """
     elements = _running_elements(connection, domain, changes)
@@ -95,7 +95,7 @@ def detach_all(
 
 
 class _Operation(Value):
-    """What is done with each, and what undoes it for a running guest."""
+    """The change to make for each device, and its inverse for a running guest."""
 
     act: Callable[[DeviceChange], None]
     undo: Callable[[DeviceChange], None]
@@ -110,7 +110,7 @@ def _carry_out(
     operation: _Operation,
     on_done: Callable[[DeviceChange], None],
 ) -> None:
-    """Do it with all of them, or take back what was done; not what a guest only keeps."""
+    """Apply the operation to all devices; on an error undo it, unless the guest keeps a device."""
     before = _definition(connection, domain, changes)
     done: list[DeviceChange] = []
     try:
@@ -142,12 +142,13 @@ def _is_settled(
     operation: _Operation,
     done: list[DeviceChange],
 ) -> bool:
-    """Wait out the call that an interrupt has left, and add to what is done where it did its work.
+    """Wait for the interrupted call, and record the change in `done` if it took effect.
 
-    What is asked of libvirt waits for it. False where a guest may yet release what it has.
+    The query to libvirt waits for that call. The result is False if the guest may still release the
+    device.
 
     Raises:
-        RollbackIncomplete: libvirt does not tell, or it was interrupted again.
+        RollbackIncomplete: libvirt does not answer, or the wait was interrupted again.
 
     """
     if not one.scope.live:
@@ -155,10 +156,10 @@ def _is_settled(
     try:
         has_it = connection.has(domain, one.device)
     except (VfiomgrError, KeyboardInterrupt) as error:
-        told, hint = _told(error, "it was interrupted twice")
-        others = "".join(f", and {each.device} was not taken back" for each in done)
-        left = f"{told}: whether {domain} has {one.device} is not known{others}"
-        shown = f"vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
+        told, hint = _told(error, "interrupted twice")
+        others = "".join(f", and {each.device} was not restored" for each in done)
+        left = f"{told}: cannot tell whether {domain} has {one.device}{others}"
+        shown = f"check with: vfiomgr libvirt list --domain {shlex.quote(domain)}"
         hint = f"{hint}; then {shown}" if isinstance(error, VfiomgrError) else shown
         raise RollbackIncomplete(left, hint) from error
     if has_it == operation.gives:
@@ -167,22 +168,22 @@ def _is_settled(
 
 
 def _still_asked(outcome: VfiomgrError, domain: str, asked: Sequence[DeviceChange]) -> VfiomgrError:
-    """No request to a guest can be withdrawn."""
+    """Report a request that the guest may still answer: it cannot be withdrawn."""
     if not asked:
         return outcome
     (one,) = asked
-    told = outcome.message if isinstance(outcome, RollbackIncomplete) else "it was interrupted"
+    told = outcome.message if isinstance(outcome, RollbackIncomplete) else "interrupted"
     return RollbackIncomplete(
         f"{told}; {domain} has {one.device}, and may have been asked to release it",
-        "the request stands until the guest is shut down: where it is released after all, "
-        f"vfiomgr libvirt attach {shlex.quote(domain)} {one.device} gives it again",
+        "the request stays pending until the guest shuts down; if the guest releases the "
+        f"device, attach it again: vfiomgr libvirt attach {shlex.quote(domain)} {one.device}",
     )
 
 
 def _definition(
     connection: Connection, domain: str, changes: Sequence[DeviceChange]
 ) -> bytes | None:
-    """What is defined now, where that is going to change."""
+    """The current definition, if it is going to change."""
     if not any(change.scope.config for change in changes):
         return None
     return connection.domain_xml(domain, secure=True)
@@ -191,7 +192,7 @@ def _definition(
 def _running_elements(
     connection: Connection, domain: str, changes: Sequence[DeviceChange]
 ) -> dict[str, str]:
-    """The elements of a running guest's devices by their names, whole."""
+    """The complete elements of a running guest's devices, by device name."""
     if not any(change.scope.live for change in changes):
         return {}
     text = connection.domain_xml(domain, inactive=False)
@@ -210,7 +211,7 @@ def _rolled_back(
     undo: Iterable[Callable[[], None]],
     error: BaseException,
 ) -> VfiomgrError:
-    """Put the definition back, and undo what the running guest was given or gave; what to tell."""
+    """Restore the definition and the running guest; return the error to raise."""
     told, hint = _told(error)
     try:
         if before is not None:
@@ -218,22 +219,22 @@ def _rolled_back(
         for call in undo:
             call()
     except (VfiomgrError, KeyboardInterrupt) as another:
-        why, remedy = _told(another, "it was interrupted again")
-        left = f"what was done before could not be taken back: {why}"
-        return RollbackIncomplete(f"{told}; and {left}", remedy)
-    return RolledBack(f"{told}; {domain} is as it was before", hint)
+        why, remedy = _told(another, "interrupted again")
+        left = f"cannot undo the earlier changes: {why}"
+        return RollbackIncomplete(f"{told}; {left}", remedy)
+    return RolledBack(f"{told}; {domain} is unchanged", hint)
 
 
 def _unknown(error: BaseException, domain: str, change: DeviceChange) -> BaseException:
-    """A call that was given up libvirt may carry out all the same."""
+    """Report that libvirt may still carry out a call that timed out."""
     if not isinstance(error, LibvirtSilent):
         return error
-    left = f"whether {domain} has {change.device} is not known"
-    hint = f"{error.hint}; then vfiomgr libvirt list --domain {shlex.quote(domain)} shows it"
+    left = f"cannot tell whether {domain} has {change.device}"
+    hint = f"{error.hint}; then check with: vfiomgr libvirt list --domain {shlex.quote(domain)}"
     return RollbackIncomplete(f"{error.message}: {left}", hint)
 
 
-def _told(error: BaseException, interrupted: str = "it was interrupted") -> tuple[str, str]:
+def _told(error: BaseException, interrupted: str = "interrupted") -> tuple[str, str]:
     if isinstance(error, VfiomgrError):
         return error.message, error.hint
     return interrupted, "run the command again"

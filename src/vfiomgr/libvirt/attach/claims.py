@@ -1,4 +1,4 @@
-"""Which device of the host a domain has or claims, and where in it there is room for more."""
+"""Which domain has or claims which host device, and where a domain has room for more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class DeviceOwner(Value):
-    """A device of the host, and a domain that has it or will."""
+    """A device of the host, and a domain that has or claims it."""
 
     device: str
     """Its address or UUID."""
@@ -45,7 +45,7 @@ class DeviceOwner(Value):
 def claims_of(
     host: HostSnapshot, hypervisor: Hypervisor, domain: str | None = None
 ) -> tuple[DeviceOwner, ...]:
-    """By device: functions by their numbers, then mediated devices; by domain where several do."""
+    """All devices that domains have or claim: functions by address, then mediated devices."""
     known = [d for d in hypervisor.domains if domain is None or domain in (d.name, d.uuid)]
     found = [(hostdev, claim) for one in known for hostdev, claim in _of_domain(host, one)]
     found.sort(key=lambda pair: _order(*pair))
@@ -53,25 +53,28 @@ def claims_of(
 
 
 def unread_domains(hypervisor: Hypervisor) -> Iterator[str]:
-    """What cannot be told of domains whose XML makes no sense to vfiomgr."""
+    """A message for each domain whose XML vfiomgr cannot read."""
     for domain in hypervisor.domains:
         if domain.is_unread:
-            yield f"{unread_text(domain)}: what it has is unknown"
+            yield f"{unread_text(domain)}, so its devices are unknown"
 
 
 def unread_text(domain: KnownDomain) -> str:
-    """That a domain cannot be read."""
-    return f"the XML of the domain {domain.name} cannot be made sense of"
+    """A message for a domain whose XML vfiomgr cannot read."""
+    return f"cannot read the XML of domain {domain.name}"
 
 
 def how_to_read(domain: KnownDomain) -> str:
-    """What shows where its XML makes no sense."""
+    """The commands that show where the XML is wrong."""
     option = " --inactive" if domain.is_definition_unread else ""
-    return f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr check domain x.xml says where"
+    return (
+        f"virsh dumpxml{option} {domain.argument} > x.xml; vfiomgr check domain x.xml shows the "
+        "line"
+    )
 
 
 def disk_diagnostic(domain: KnownDomain | Domain, hostdev: DomainHostdev) -> Diagnostic:
-    """Why a controller behind an NVMe disk cannot come or go as a device of its own."""
+    """Why the controller of an NVMe disk cannot be attached or detached separately."""
     name = shlex.quote(domain.name)
     removal = f"virsh detach-disk {name} {hostdev.disk_target or 'TARGET'} --config"
     return blocker(
@@ -132,13 +135,13 @@ def _written(guest: GuestAddress | None) -> str | None:
 
 
 class Scope(Value):
-    """What of a domain is changed: the running guest, its definition, or both."""
+    """The part of a domain to change: the running guest, its definition, or both."""
 
     live: bool
     config: bool
 
     def __bool__(self) -> bool:
-        """Whether anything is."""
+        """Whether there is anything to change."""
         return self.live or self.config
 
     def __str__(self) -> str:
@@ -150,12 +153,12 @@ class Scope(Value):
 _PORTS = frozenset({ROOT_PORT, "pcie-switch-downstream-port"})
 _LAST_BUS = 0xFF
 _FIRST_SLOT, _LAST_SLOT = 3, 0x1F
-"""Of a conventional root bus: 1 is the chipset's (PIIX3), 2 the first video card's."""
+"""Slots of a conventional root bus: 1 is for the chipset (PIIX3), 2 for the first video card."""
 _EXPRESS_ARCHITECTURES = frozenset({"aarch64", "riscv64", "loongarch64", "armv7l"})
 
 
 def is_express(domain: Domain) -> bool:
-    """Whether its machine has PCI Express, so that devices go behind root ports."""
+    """Whether the machine has PCI Express, so that devices go behind root ports."""
     roots = {controller.model for controller in domain.controllers}
     if roots & {"pcie-root", "pci-root"}:
         return "pcie-root" in roots
@@ -164,21 +167,21 @@ def is_express(domain: Domain) -> bool:
 
 
 def free_ports(domain: Domain) -> tuple[PciController, ...]:
-    """Ports that nothing says it is behind."""
+    """Ports that no device uses."""
     used = {address.bus for address in domain.taken if not address.domain}
     ports = (one for one in domain.controllers if one.model in _PORTS)
     return tuple(port for port in ports if port.index not in used)
 
 
 def free_places(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
-    """Places for devices of several functions, and whether each needs a port that is not there."""
+    """Places for multifunction devices, and whether each needs a new port."""
     return _behind_ports(domain) if is_express(domain) else _on_root(domain)
 
 
 def _behind_ports(domain: Domain) -> Iterator[tuple[GuestAddress, bool]]:
-    """Free ports of the root complex itself, then new ones behind all that there are.
+    """Free ports of the root complex, then new ports with the next free indexes.
 
-    A port behind an expander is near one of the guest's NUMA nodes, which may be the wrong one.
+    A port behind an expander belongs to a NUMA node of the guest, which may be the wrong one.
     """
     expanders = {one.index for one in domain.controllers if one.model == EXPANDER}
     for port in free_ports(domain):
@@ -204,22 +207,22 @@ def _first_function(bus: int) -> GuestAddress:
 
 
 def refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
-    """Say that there is no place.
+    """Report that the domain has no place for the devices.
 
     Raises:
         Refusal: always.
 
     """
     if is_express(domain):
-        message = f"{domain.name} has no bus left for {', '.join(names)}: all 255 are in use"
-        remedy = "take a controller or a device out"
+        message = f"{domain.name} has no free bus for {', '.join(names)}: all 255 are in use"
+        remedy = "remove a controller or a device"
     else:
-        message = f"{domain.name} has no slot left on its PCI bus for {', '.join(names)}"
-        remedy = "take a device out, or give the domain the machine q35"
+        message = f"{domain.name} has no free slot on its PCI bus for {', '.join(names)}"
+        remedy = "remove a device, or change the machine type of the domain to q35"
     raise refusal([blocker("no-guest-slot", domain.name, message, remedy)])
 
 
 def is_given(domain: Domain | None, name: str) -> bool:
-    """Whether the guest has it as a device of its own, and not as an NVMe disk."""
+    """Whether the guest sees the device itself, and not an NVMe disk."""
     known = None if domain is None else domain.hostdev(name)
     return known is not None and known.element != "disk"

@@ -1,4 +1,4 @@
-"""Which devices come into a domain that is there, where they sit, and which go."""
+"""Which devices to add to an existing domain, where to place them, and which to remove."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ if TYPE_CHECKING:
 
 
 class NewPort(Value):
-    """A root port that a domain lacks, and the device that it is for."""
+    """A root port to add to a domain, and the device that it is for."""
 
     index: int
     device: str
 
 
 class Placed(Value):
-    """A device of a guest, by the names of its functions, and where the first of them goes."""
+    """A device of a guest: the names of its functions, and the place of the first one."""
 
     names: tuple[str, ...]
     guest: GuestAddress | None
-    """None where libvirt is to find a place."""
+    """None if libvirt chooses the place."""
 
 
 class Additions(Value):
-    """What comes into a domain."""
+    """The devices to add to a domain."""
 
     placed: tuple[Placed, ...] = ()
     ports: tuple[NewPort, ...] = ()
     already: tuple[str, ...] = ()
-    """Devices that it has."""
+    """Devices that the domain already has."""
 
 
 class Removals(Value):
-    """What goes out of a domain."""
+    """The devices to remove from a domain."""
 
     devices: tuple[DomainHostdev, ...] = ()
     absent: tuple[str, ...] = ()
-    """Devices that it has not."""
+    """Devices that the domain does not have."""
     orphans: tuple[str, ...] = ()
-    """Functions that stay, and that the guest cannot find without those that go."""
+    """Functions that stay, but that the guest cannot find without the removed ones."""
 
 
 def plan_additions(
     domain: Domain, devices: Iterable[tuple[str, ...]], *, is_unassigned: bool = False
 ) -> Additions:
-    """Places for devices, each a tuple of functions that become one device of the guest.
+    """Choose a place for each device; a device is a tuple of functions.
 
-    A function that goes alone gets no address: libvirt finds a port for it, or adds one. None has
-    what the guest is not to have (`is_unassigned`). Several get a bus that nothing else says it is
-    on: that of a free root port, else of a new one.
+    A single function gets no address: libvirt finds a port for it, or adds one. A function that the
+    guest does not get (`is_unassigned`) gets none either. Several functions get a bus that nothing
+    else uses: that of a free root port, or of a new one.
 
     Raises:
-        Refusal: a device is there in part, or there is no place.
+        Refusal: the domain has a part of a device, or no place for it.
 
     """
     placed: list[Placed] = []
@@ -88,12 +88,13 @@ def plan_additions(
 
 
 def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOptions]]) -> None:
-    """Make sure that libvirt takes the domain with devices that come, as they are handed over.
+    """Make sure that libvirt accepts the domain with the added devices.
 
-    It rejects an order of booting beside `<boot dev>`, the same order twice, and a second ramfb.
+    libvirt rejects a boot order beside `<boot dev>`, a boot order that occurs twice, and a second
+    ramfb.
 
     Raises:
-        Refusal: it would not.
+        Refusal: libvirt would reject the domain.
 
     """
     orders, diagnostics = set(domain.boot_orders), []
@@ -109,9 +110,9 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
                 blocker(
                     "boot-order-twice",
                     name,
-                    f"{name} is to have a boot order, and <os> of {domain.name} has <boot dev>",
-                    f"take <boot dev> out of line {domain.line('os/boot')}, and give the disk a "
-                    "<boot order> too; or leave out --boot-order",
+                    f"cannot set a boot order for {name}: <os> of {domain.name} has <boot dev>",
+                    f"remove <boot dev> in line {domain.line('os/boot')} and give the disk a "
+                    "<boot order> instead; or omit --boot-order",
                 )
             )
         elif order in orders:
@@ -119,9 +120,9 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
                 blocker(
                     "boot-order-twice",
                     name,
-                    f"{name} is to have the boot order {order}, which another device of "
-                    f"{domain.name} has",
-                    f"pass --boot-order {max(orders) + 1}, or give the other one a later order",
+                    f"cannot set boot order {order} for {name}: another device of {domain.name} "
+                    "has it",
+                    f"pass --boot-order {max(orders) + 1}, or give the other device a later order",
                 )
             )
         if hostdev_options.ramfb and has_ramfb is not None:
@@ -129,8 +130,8 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
                 blocker(
                     "several-ramfb",
                     name,
-                    f"{name} is to have ramfb, which {has_ramfb} of {domain.name} has",
-                    "leave out --ramfb, or take it from the other one: a guest has one of its kind",
+                    f"cannot enable ramfb for {name}: {has_ramfb} of {domain.name} has it",
+                    "omit --ramfb, or remove ramfb from the other device: a guest can have one",
                 )
             )
         orders |= set() if order is None else {order}
@@ -140,10 +141,10 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
 def plan_removals(
     domain: Domain, names: Iterable[str], host: HostSnapshot | None, *, only: bool
 ) -> Removals:
-    """The named devices with the other functions of their slots, unless `only`.
+    """The named devices and, unless `only`, the other functions of their slots.
 
-    Which functions belong together the host tells; of one that it does not have, the domain: those
-    of one slot that are in one slot of the guest, too.
+    The host shows which functions belong together. If the host does not have a function, the
+    functions of its slot are those that also share a slot of the guest.
 
     Raises:
         Refusal: one is the controller of an NVMe disk.
@@ -166,17 +167,17 @@ def plan_removals(
 
 
 def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> NoReturn:
-    """Functions of one device cannot come one after the other: their place is given at once."""
+    """Refuse to add functions of a device later than others: their place is assigned at once."""
     missing = ", ".join(name for name in names if name not in there)
-    message = f"{domain.name} has {', '.join(there)}, and not {missing} of the same slot"
-    remedy = f"pass --remove {there[0]} too, to add them as one device, or --function-only"
+    message = f"{domain.name} has {', '.join(there)}, but not {missing} of the same slot"
+    remedy = f"pass --remove {there[0]} too, to add them as one device; or pass --function-only"
     raise refusal([blocker("slot-split", domain.name, message, remedy)])
 
 
 def _companions(
     domain: Domain, device: DomainHostdev, host: HostSnapshot | None
 ) -> Iterator[DomainHostdev]:
-    """Those that go to a guest with it, and are in this domain."""
+    """The other functions that belong to the device and are in this domain."""
     address = device.address
     if address is None:
         return

@@ -1,4 +1,4 @@
-"""What forbids that a device is attached to a domain or detached from it."""
+"""The safety checks before a device is attached to a domain or detached from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:
-    """What a domain cannot give back as a device of its own, or not while it runs."""
+    """Why a domain cannot release a device, or not while it runs."""
     for item in items:
         hostdev = item.hostdev
         if hostdev.element == "disk":
@@ -33,21 +33,21 @@ def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iter
             yield blocker(
                 "device-is-interface",
                 hostdev.name,
-                f"{hostdev.name} is a network interface of {domain.name}, with an address and more",
+                f"{hostdev.name} is a network interface of {domain.name}",
                 f"virsh detach-interface {domain.argument} hostdev",
             )
         elif item.scope.live and _is_multifunction(domain.running, hostdev):
             yield blocker(
                 "multifunction-device",
                 hostdev.name,
-                f"{hostdev.name} is a function of a device with several, which libvirt takes from "
-                "no running guest",
-                f"pass --config: {domain.name} is without it once it is started anew",
+                f"cannot detach {hostdev.name} from a running guest: it belongs to a "
+                "multifunction device",
+                f"pass --config; the change takes effect when {domain.name} is restarted",
             )
 
 
 def _is_multifunction(domain: Domain | None, hostdev: DomainHostdev) -> bool:
-    """Whether qemuDomainDetachDeviceLive refuses it (src/qemu/qemu_hotplug.c)."""
+    """Whether qemuDomainDetachDeviceLive rejects it (src/qemu/qemu_hotplug.c)."""
     guest = hostdev.guest
     if domain is None or guest is None:
         return False
@@ -65,7 +65,7 @@ def attach_diagnostics(
     request: AttachRequest,
     items: Sequence[Attachment],
 ) -> Iterator[Diagnostic]:
-    """Everything that speaks against attaching these devices."""
+    """All reasons against attaching these devices."""
     is_hooked = _is_hooked(host, domain)
     coming = {
         device.address
@@ -90,7 +90,7 @@ def attach_diagnostics(
 def _space_diagnostics(
     host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
 ) -> Iterator[Diagnostic]:
-    """Of a guest that has an IOMMU, as it runs and as it is defined."""
+    """Address space conflicts of a guest with an IOMMU, as it runs and as it is defined."""
     found: dict[Diagnostic, None] = {}
     if domain.running is not None:
         coming = [item.unit for item in items if item.scope.live]
@@ -102,7 +102,7 @@ def _space_diagnostics(
 
 
 def _part_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
-    """The functions of a device come at once: what is there of it has its place already."""
+    """Refuse a device of which the domain already has some functions, with a fixed place."""
     sides = (
         ("--live", item.scope.live, domain.running),
         ("--config", item.scope.config, domain.defined),
@@ -114,15 +114,16 @@ def _part_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnos
             yield blocker(
                 "slot-split",
                 domain.name,
-                f"{domain.name} has {', '.join(there)}, and not {', '.join(missing)} of the same "
+                f"{domain.name} has {', '.join(there)}, but not {', '.join(missing)} of the same "
                 f"slot ({'the running guest' if side is domain.running else 'its definition'})",
-                f"take it out first, to give all as one device: vfiomgr libvirt detach "
-                f"{domain.argument} {there[0]} {option}; or name {missing[0]} with --function-only",
+                "detach it first, then attach the entire device: vfiomgr libvirt detach "
+                f"{domain.argument} {there[0]} {option}; or attach {missing[0]} with "
+                "--function-only",
             )
 
 
 def _disk_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
-    """Functions that the domain has as NVMe disks, which are no devices of the guest."""
+    """Functions that the domain uses as NVMe disks, and that the guest does not see."""
     sides = [side for side in (domain.running, domain.defined) if side is not None]
     for name in item.names:
         found = [known for side in sides if (known := side.hostdev(name)) is not None]
@@ -134,7 +135,7 @@ def _vgpu_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnos
         yield blocker(
             "vgpu-inactive",
             item.unit.vgpu_uuid,
-            f"the vGPU {item.unit.vgpu_uuid} is defined and not active, and {domain.name} runs",
+            f"vGPU {item.unit.vgpu_uuid} is defined but not active, and {domain.name} is running",
             f"vfiomgr vgpu start {item.unit.vgpu_uuid}",
         )
 
@@ -146,9 +147,9 @@ def _readiness(
     request: AttachRequest,
     coming: set[PciAddress],
 ) -> Iterator[Diagnostic]:
-    """Whether a guest could open a function: it, and all of its group.
+    """Whether a guest can open a function, together with its IOMMU group.
 
-    What is coming is bound before the guest's start: by libvirt, or by vfiomgr's hook.
+    Functions in `coming` are bound before the guest starts: by libvirt, or by vfiomgr's hook.
     """
     if host.is_vendor_function(device):
         yield from _vendor_diagnostics(host, hypervisor, device, request)
@@ -160,7 +161,8 @@ def _readiness(
         yield blocker(
             "on-host-driver",
             device,
-            f"{device} is on {device.driver or 'no driver'}, and no guest can open it",
+            f"{device} is on {device.driver or 'no driver'}; a guest can only open devices on a "
+            "VFIO driver",
             how_to_bind(host, [device]),
         )
         return
@@ -172,13 +174,13 @@ def _readiness(
         yield blocker(
             "group-not-viable",
             device,
-            f"IOMMU group {device.iommu_group} also holds {names}",
-            f"vfiomgr bind {device.address} --with-group, if the guest may have all of it",
+            f"IOMMU group {device.iommu_group} also contains {names}",
+            f"vfiomgr bind {device.address} --with-group (if the host does not need these devices)",
         )
 
 
 def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
-    """Whether libvirt's hook binds what the domain has, before its next start."""
+    """Whether the hook binds the devices of the domain before its next start."""
     defined = domain.defined
     return defined is not None and defined.is_bound_by_hook and host.file(SCRIPT) is not None
 
@@ -186,27 +188,27 @@ def _is_hooked(host: HostSnapshot, domain: KnownDomain) -> bool:
 def _vendor_diagnostics(
     host: HostSnapshot, hypervisor: Hypervisor, device: PciDevice, request: AttachRequest
 ) -> Iterator[Diagnostic]:
-    """Of a virtual function that stays on its vendor's driver, as a vGPU."""
+    """Why a virtual function on its vendor's driver cannot be attached as a vGPU."""
     if not host.is_ready_for_guests(device):
         yield blocker(
             "vgpu-missing",
             device,
-            f"{device} is no vGPU yet",
+            f"{device} has no vGPU",
             f"vfiomgr vgpu create --parent {device.address} --type …",
         )
     if request.managed:
         yield blocker(
             "managed-vendor-function",
             device,
-            f"{device} is a vGPU of its driver {device.driver}, which libvirt must not unbind",
-            "leave out --managed",
+            f"{device} is a vGPU on driver {device.driver}, which libvirt must not unbind",
+            "omit --managed",
         )
     if not VENDOR_FUNCTION.is_in(hypervisor.libvirt):
         yield blocker(
             "vendor-function-old-libvirt",
             device,
-            f"{device} needs libvirt {VENDOR_FUNCTION.since} or later, which knows "
-            f"{VENDOR_FUNCTION.what}: this is {hypervisor.libvirt}",
+            f"{device} needs libvirt {VENDOR_FUNCTION.since} or later ({VENDOR_FUNCTION.what}); "
+            f"this is {hypervisor.libvirt}",
             f"install libvirt {VENDOR_FUNCTION.since} or later on this host",
         )
 
@@ -218,7 +220,7 @@ def _held_elsewhere(
     item: Attachment,
     request: AttachRequest,
 ) -> Iterator[Diagnostic]:
-    """Other domains of this libvirt that have the device, or another one of its group."""
+    """Other domains of this libvirt that have the device, or another device of its group."""
     groups = {device.iommu_group for device in item.functions} - {None}
     mates = {str(d.address) for group in groups for d in host.group_members(group)}
     for other in hypervisor.domains:
@@ -230,7 +232,7 @@ def _held_elsewhere(
                 yield blocker(
                     "held-by-domain",
                     name,
-                    f"{name} is with the domain {other.name}, which runs",
+                    f"{name} is in use by the running domain {other.name}",
                     f"vfiomgr libvirt detach {other.argument} {name}, or stop that domain",
                 )
             elif name in used | _names(other.defined) and not request.allow_claimed:
@@ -238,16 +240,16 @@ def _held_elsewhere(
                 yield blocker(
                     "claimed-by-domain",
                     name,
-                    f"{name} is claimed by the domain {other.name}, which {state}",
-                    f"vfiomgr libvirt detach {other.argument} {name} --config, or pass --allow "
-                    "claimed if the two never run at the same time",
+                    f"{name} is claimed by domain {other.name}, which {state}",
+                    f"vfiomgr libvirt detach {other.argument} {name} --config; or pass --allow "
+                    "claimed if the domains never run at the same time",
                 )
         for name in sorted((mates & used) - set(item.names)) if item.scope.live else ():
             yield blocker(
                 "group-held-by-domain",
                 name,
-                f"{name}, of the same IOMMU group, is with the domain {other.name}, which runs",
-                f"one guest owns a group: stop {other.name}, or give both to one domain",
+                f"{name} of the same IOMMU group is in use by the running domain {other.name}",
+                f"stop {other.name}, or assign both devices to one domain",
             )
 
 
@@ -258,7 +260,7 @@ def _names(domain: Domain | None) -> set[str]:
 def _live_diagnostics(
     hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment], request: AttachRequest
 ) -> Iterator[Diagnostic]:
-    """What a running guest cannot take."""
+    """Why a running guest cannot accept the devices."""
     running = domain.running
     if running is None or not items:
         return
@@ -266,35 +268,36 @@ def _live_diagnostics(
         yield blocker(
             "libvirt-without-vfio",
             "",
-            "libvirt finds no VFIO on its host",
-            "vfiomgr check names what is missing",
+            "libvirt finds no VFIO support on its host",
+            "vfiomgr check shows what is missing",
         )
     for item in items:
         if len(item.functions) > 1:
             names = ", ".join(item.names)
-            only = "" if request.only else f", or {item.names[0]} alone with --function-only"
+            only = "" if request.only else f", or attach only {item.names[0]} with --function-only"
             yield blocker(
                 "multifunction-device",
                 names,
-                f"{names} are one device, and libvirt gives a running guest one function at a time",
-                f"pass --config, and start {domain.name} anew{only}",
+                f"cannot attach {names} to a running guest: libvirt attaches one function at a "
+                "time",
+                f"pass --config and restart {domain.name}{only}",
             )
     free = [port for port in free_ports(running) if port.has_hotplug]
     if is_express(running) and len(free) < len(items):
         yield blocker(
             "no-free-port",
             domain.name,
-            f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, and "
+            f"{domain.name} has {len(free) or 'no'} free root port{'s' * (len(free) > 1)}, but "
             f"{len(items)} needed while it runs",
-            f"pass --config, and start {domain.name} anew: libvirt adds a port by itself; for more "
-            f"add {_NEW_PORT} to its <devices>, one for each device",
+            f"pass --config and restart {domain.name}: libvirt then adds one port; for more "
+            f"devices add {_NEW_PORT} to its <devices>, once per device",
         )
 
 
 def _strangers(
     host: HostSnapshot, hypervisor: Hypervisor, item: Attachment
 ) -> Iterator[Diagnostic]:
-    """Processes that hold the device and are no domain of this libvirt."""
+    """Processes that have the device open and are not domains of this libvirt."""
     domains = {known.name for known in hypervisor.domains}
     vgpu = item.unit.vgpu
     holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
@@ -306,6 +309,6 @@ def _strangers(
         yield blocker(
             "held-by-process",
             item.names[0],
-            f"{' and '.join(item.names)} is open in {', '.join(strange)}",
-            "end that first",
+            f"{' and '.join(item.names)} is in use by {', '.join(strange)}",
+            "end the process first",
         )

@@ -1,4 +1,4 @@
-"""Devices given to a domain of a libvirt and taken from it: planned, then carried out."""
+"""Attach and detach devices, given a libvirt connection and names: plan first, then apply."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 DEADLINE = 60.0
-"""Seconds in which a running guest releases a device."""
+"""Seconds that a running guest has to release a device."""
 State = Literal["done", "kept", "not tried"]
 
 
 class ScopeOptions(TypedDict, total=False):
-    """What of a domain is changed; without any, its definition, and the guest where it runs."""
+    """The part of a domain to change; by default its definition, and the guest if it runs."""
 
     live: bool
     """The running guest."""
     config: bool
     """The definition, for the next start."""
     only: bool
-    """Leave the other functions of the slots as they are."""
+    """Leave the other functions of the slots unchanged."""
 
 
 class DomainChange(Value):
-    """Devices that a domain is given, or gives back."""
+    """Devices to attach to or detach from a domain."""
 
     domain: KnownDomain
     verb: Literal["attach", "detach"]
     changes: tuple[DeviceChange, ...]
     already: tuple[str, ...]
-    """What is so already."""
+    """Devices that are already in the desired state."""
     notes: tuple[str, ...]
 
     def apply(
         self, connection: Connection, deadline: float | None = None
     ) -> tuple[list[State], GuestKeepsDevice | None]:
-        """What became of each change, and the error where the guest kept a device.
+        """Apply the changes; return the result of each, and an error if the guest kept a device.
 
-        `deadline` is how many seconds the guest has to release one; None for 60.
+        `deadline` is how many seconds the guest has to release a device; None for 60.
 
         Raises:
-            RolledBack: libvirt refused one; the domain is as it was.
-            RollbackIncomplete: and another one could not be undone.
+            RolledBack: libvirt rejected a device; the domain is unchanged.
+            RollbackIncomplete: another device could not be undone.
 
         """
         act = attach_all if self.verb == "attach" else detach_all
@@ -76,13 +76,13 @@ def attaching(
     allow_claimed: bool = False,
     **options: Unpack[ScopeOptions],
 ) -> DomainChange:
-    """The change that gives devices (addresses, UUIDs) to a domain.
+    """Plan to attach devices (addresses, UUIDs) to a domain.
 
-    `managed` lets libvirt bind and unbind them; `allow_claimed` takes also what the definition of
-    another domain has.
+    `managed` lets libvirt bind and unbind them; `allow_claimed` also accepts devices that another
+    domain has in its definition.
 
     Raises:
-        Refusal: with everything that forbids it.
+        Refusal: lists every reason against it.
 
     """
     known = connection.domain(domain)
@@ -102,10 +102,10 @@ def attaching(
 def detaching(
     connection: Connection, domain: str, *devices: str, **options: Unpack[ScopeOptions]
 ) -> DomainChange:
-    """The change that takes devices (addresses, UUIDs) from a domain; the host may lack them.
+    """Plan to detach devices (addresses, UUIDs) from a domain; the host need not have them.
 
     Raises:
-        Refusal: with everything that forbids it.
+        Refusal: lists every reason against it.
 
     """
     known = connection.domain(domain)

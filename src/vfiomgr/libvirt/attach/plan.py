@@ -1,4 +1,4 @@
-"""Attach devices to a domain and detach them: which are meant, and what libvirt is asked for."""
+"""Plan to attach devices to a domain or detach them: which devices, and which calls to libvirt."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def usual_scope(domain: KnownDomain, *, live: bool, config: bool) -> Scope:
-    """What a change is about: what was asked for, or else all that there is of the domain.
+    """The scope that was asked for, or by default every part that the domain has.
 
     Raises:
-        Refusal: it was asked for what the domain does not have, or it cannot be read.
+        Refusal: the domain does not have the requested part, or cannot be read.
 
     """
     refuse_if_any(_scope_diagnostics(domain, live=live, config=config), frozenset())
@@ -59,18 +59,18 @@ class AttachRequest(Value):
     only: bool = False
     """Leave the other functions of the slot out."""
     allow_claimed: bool = False
-    """Also what the definition of another domain has."""
+    """Also attach devices that another domain has in its definition."""
 
 
 class Attachment(Value):
-    """What becomes one device of the guest."""
+    """A device of the guest: one function, several, or a vGPU."""
 
     scope: Scope
     unit: GuestDevice
     is_active: bool = True
-    """Of a vGPU: whether it is there, and not defined alone."""
+    """For a vGPU: whether it is active, and not only defined."""
     bus: int | None = None
-    """The guest's bus of several functions."""
+    """The guest's bus, for a device of several functions."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,17 +79,17 @@ class Attachment(Value):
 
     @property
     def functions(self) -> tuple[PciDevice, ...]:
-        """Of a vGPU none."""
+        """The PCI functions; empty for a vGPU."""
         return self.unit.functions
 
     def hostdevs(self) -> Iterator[GuestHostdev]:
-        """One for each function."""
+        """One hostdev per function."""
         place = None if self.bus is None else GuestAddress(self.bus, 0, 0)
         return hostdevs_of(self.unit, place)
 
 
 class AttachPlan(Value):
-    """What is to be given to a domain, and what there is to say of it."""
+    """The devices to attach to a domain, and notes."""
 
     items: tuple[Attachment, ...]
     already: tuple[str, ...] = ()
@@ -101,22 +101,22 @@ def _scope_diagnostics(domain: KnownDomain, *, live: bool, config: bool) -> Iter
     if domain.is_unread:
         yield blocker("domain-unread", name, unread_text(domain), how_to_read(domain))
     elif live and not domain.is_active:
-        text = f"the domain {name} is not running"
-        remedy = f"leave out --live, or: virsh start {domain.argument}"
+        text = f"domain {name} is not running"
+        remedy = f"omit --live, or start it: virsh start {domain.argument}"
         yield blocker("domain-not-running", name, text, remedy)
     elif config and not domain.is_persistent:
-        text = f"the domain {name} is transient: it has no definition"
-        remedy = "pass --live alone, or keep it first with: virsh define FILE"
+        text = f"domain {name} is transient: it has no definition"
+        remedy = "pass only --live, or define it first: virsh define FILE"
         yield blocker("domain-transient", name, text, remedy)
 
 
 def plan_attach(
     host: HostSnapshot, hypervisor: Hypervisor, domain: KnownDomain, request: AttachRequest
 ) -> AttachPlan:
-    """What libvirt is to be asked for, one guest device after the other.
+    """Plan the calls to libvirt, one guest device after the other.
 
     Raises:
-        Refusal: with everything that speaks against it.
+        Refusal: lists every reason against it.
         UnknownDevice: the host has no such device.
 
     """
@@ -127,7 +127,7 @@ def plan_attach(
     return AttachPlan(
         items=tuple(items),
         already=tuple(
-            f"{domain.name} has {' and '.join(unit.names)} already"
+            f"{domain.name} already has {' and '.join(unit.names)}"
             for unit in left
             if not unit.scope
         ),
@@ -136,7 +136,7 @@ def plan_attach(
 
 
 def _units(host: HostSnapshot, request: AttachRequest) -> Iterator[Attachment]:
-    """The functions of a slot as one device, a vGPU as one, each once; a vGPU may be defined."""
+    """Group the functions of a slot into one device; a vGPU may be only defined."""
     hostdev_options = HostdevOptions(is_managed=request.managed)
     requests = [
         DeviceRequest(name, hostdev_options, is_alone=request.only) for name in request.devices
@@ -151,7 +151,7 @@ def _units(host: HostSnapshot, request: AttachRequest) -> Iterator[Attachment]:
 
 
 def _missing_scope(domain: KnownDomain, unit: Attachment) -> Scope:
-    """Where the domain does not have all of the unit yet."""
+    """The part of the scope in which the domain does not have the entire device."""
     return Scope(
         live=unit.scope.live and not _has(domain.running, unit),
         config=unit.scope.config and not _has(domain.defined, unit),
@@ -163,7 +163,7 @@ def _has(domain: Domain | None, unit: Attachment) -> bool:
 
 
 def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment]:
-    """Several functions on a bus of their own; libvirt adds the port where it is a new one."""
+    """Place several functions on a bus of their own; libvirt adds the port if it is new."""
     defined = domain.defined
     if defined is None or not is_express(defined):
         return list(units)
@@ -174,7 +174,7 @@ def _placed(domain: KnownDomain, units: Iterable[Attachment]) -> list[Attachment
 def _bus(
     domain: Domain, unit: Attachment, places: Iterator[tuple[GuestAddress, bool]]
 ) -> int | None:
-    """The next one, of several functions; one alone libvirt puts somewhere."""
+    """The next bus, for several functions; libvirt places a single function itself."""
     if len(unit.functions) <= 1:
         return None
     place, _ = next(places, (None, False))
@@ -191,25 +191,25 @@ def _attach_notes(
         uuid = item.unit.vgpu_uuid
         if not item.is_active and uuid not in starting:
             yield (
-                f"the vGPU {uuid} is not active: start it before {domain.name}, with "
-                f"vfiomgr vgpu start {uuid}"
+                f"vGPU {uuid} is not active; start it before {domain.name}: vfiomgr vgpu start "
+                f"{uuid}"
             )
         if domain.is_active and not item.scope.live and not _has(domain.running, item):
-            yield f"{' and '.join(item.names)}: {domain.name} has it once it is started anew"
+            yield f"{' and '.join(item.names)}: takes effect when {domain.name} is restarted"
 
 
 # ---- detach
 
 
 class Detachment(Value):
-    """A device that a domain gives back."""
+    """A device to detach from a domain."""
 
     scope: Scope
     hostdev: DomainHostdev
 
 
 class DetachPlan(Value):
-    """What a domain is to give back, and what there is to say of it."""
+    """The devices to detach from a domain, and notes."""
 
     items: tuple[Detachment, ...]
     already: tuple[str, ...] = ()
@@ -219,10 +219,10 @@ class DetachPlan(Value):
 def plan_detach(
     domain: KnownDomain, devices: Sequence[str], scope: Scope, *, only: bool
 ) -> DetachPlan:
-    """What libvirt is to be asked for; the host is not looked at: its device may be gone.
+    """Plan the calls to libvirt; the host is not checked, because the device may be gone.
 
     Raises:
-        Refusal: with everything that speaks against it.
+        Refusal: lists every reason against it.
 
     """
     wanted = dict.fromkeys(name for text in devices for name in _meant(domain, text, only=only))
@@ -241,7 +241,7 @@ def plan_detach(
 def _meant(domain: KnownDomain, text: str, *, only: bool) -> Iterator[str]:
     """The device, and the other functions of its slot that the domain has.
 
-    Function 0 gone, a guest would never see the others.
+    Without function 0 a guest would never find the others.
     """
     hostdevs = [h for version in _versions(domain) for h in version.hostdevs]
     known = {h.address for h in hostdevs if h.address is not None}
@@ -258,7 +258,7 @@ def _meant(domain: KnownDomain, text: str, *, only: bool) -> Iterator[str]:
 
 
 def _companions(domain: KnownDomain, address: PciAddress) -> set[PciAddress]:
-    """Other functions of its slot that sit in the same slot of the guest."""
+    """The other functions of the device that share its slot of the guest."""
     found = set()
     for version in _versions(domain):
         own = version.hostdev(str(address))
@@ -290,4 +290,4 @@ def _detach_notes(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[
     for item in items:
         running = domain.running.hostdev(item.hostdev.name) if domain.running else None
         if running is not None and not item.scope.live:
-            yield f"{item.hostdev.name}: the running guest has it until it is started anew"
+            yield f"{item.hostdev.name}: stays in the running guest until it is restarted"

@@ -1,1 +1,1 @@
-"""What a guest is made of: its devices, their places, its memory and CPUs."""
+"""The parts of a guest: devices and their places, memory and CPUs."""

@@ -1,4 +1,4 @@
-"""Host devices as <hostdev>: who binds them, their addresses, NVLink, what libvirt can read."""
+"""Host devices as <hostdev>: who binds them, their addresses, NVLink, and what libvirt can read."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ _VGA = "0300"
 
 
 def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[GuestHostdev]:
-    """One hostdev a function, all in the slot of a place; None leaves it to libvirt.
+    """One hostdev per function, all in the slot of a place; for None libvirt chooses the place.
 
-    A driver that is named is for functions like the first: no variant has a GPU and its audio.
+    A named driver applies to functions like the first one: no variant driver is for a GPU and its
+    audio.
     """
     if unit.vgpu is not None and not unit.functions:
         yield _mediated(unit, place)
@@ -72,7 +73,7 @@ def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[Guest
 
 
 def _properties(hostdev_options: HostdevOptions) -> Iterator[QemuProperty]:
-    """What hw/vfio/pci.c knows and libvirt has no word for."""
+    """Properties of hw/vfio/pci.c for which libvirt has no element."""
     if hostdev_options.has_vga:
         yield QemuProperty("x-vga", "bool", "true")
     if hostdev_options.subsystem is not None:
@@ -103,14 +104,14 @@ def _mediated(unit: GuestDevice, place: GuestAddress | None) -> GuestHostdev:
 
 
 def _alias(name: str) -> str:
-    """What libvirt keeps as a device's name: `ua-`, letters, digits and hyphens."""
+    """The alias of a device that libvirt keeps: `ua-`, letters, digits and hyphens."""
     return f"ua-vfio-{re.sub('[:.]', '-', name)}"
 
 
 def _with_options(
     device: DomainHostdev, hostdev_options: HostdevOptions, number: int
 ) -> DomainHostdev:
-    """The options of a device; what there is once concerns its first function."""
+    """The options of a device; those that can occur once apply to its first function."""
     has_rom = hostdev_options.rom != NO_ROM
     device = replace(
         device,
@@ -132,18 +133,18 @@ def _with_options(
 def check(
     units: Iterable[GuestDevice], libvirt: Callable[[], Version], qemu: Callable[[], Version | None]
 ) -> None:
-    """Make sure that libvirt and QEMU can do what is asked of them; ask which they are only then.
+    """Make sure that libvirt and QEMU support the request; query their versions only if needed.
 
     Raises:
-        Refusal: they cannot; the message names the release that can.
-        UsageError: the options of a device exclude each other.
+        Refusal: they do not support it; the message names the release that does.
+        UsageError: the options of a device contradict each other.
 
     """
     known = tuple(units)
     ramfbs = [unit for unit in known if unit.hostdev_options.ramfb]
     if len(ramfbs) > 1:
-        message = f"ramfb is asked for {len(ramfbs)} devices, and a domain has one at most"
-        raise UsageError(message, f"ask for it with {ramfbs[0].name} alone")
+        message = f"cannot use ramfb for {len(ramfbs)} devices: a domain can have one"
+        raise UsageError(message, f"set it only for {ramfbs[0].name}")
     for unit in known:
         _check_options(unit)
         for feature, why in _features(unit):
@@ -156,18 +157,21 @@ def _check_options(unit: GuestDevice) -> None:
     hostdev_options = unit.hostdev_options
     if unit.is_vendor_function and hostdev_options.is_managed:
         first = unit.functions[0]
-        message = f"{first} is a vGPU of its driver {first.driver}, which libvirt must not unbind"
-        raise refusal([blocker("managed-vendor-function", first, message, "leave out --managed")])
+        message = f"{first} is a vGPU on driver {first.driver}, which libvirt must not unbind"
+        raise refusal([blocker("managed-vendor-function", first, message, "omit --managed")])
     if unit.functions and hostdev_options.ramfb and hostdev_options.boot_order is not None:
-        message = f"{unit.name} has ramfb, which the guest's firmware cannot boot from"
-        raise UsageError(message, "leave out ramfb or the boot order")
+        message = f"cannot boot from {unit.name}: it has ramfb"
+        raise UsageError(message, "omit ramfb or the boot order")
     if (
         hostdev_options.rom is not None
         and hostdev_options.rom != NO_ROM
         and not hostdev_options.rom.startswith("/")
     ):
-        message = f"the option ROM {hostdev_options.rom} of {unit.name} has no absolute path"
-        raise UsageError(message, f"write it from / on, or {NO_ROM} for none")
+        message = (
+            f"cannot use the option ROM {hostdev_options.rom} for {unit.name}: the path is not "
+            "absolute"
+        )
+        raise UsageError(message, f"write an absolute path, or {NO_ROM} to disable the ROM")
     _check_form(hostdev_options)
     if unit.functions:
         _check_model(unit)
@@ -179,27 +183,27 @@ def _check_options(unit: GuestDevice) -> None:
         "a driver model": hostdev_options.driver_model,
         "iommufd": hostdev_options.has_iommufd,
         "a boot order": hostdev_options.boot_order is not None,
-        "a place outside of the guest": hostdev_options.is_unassigned,
-        "NUMA cells of its own": hostdev_options.acpi_nodes is not None,
+        "a place outside the guest": hostdev_options.is_unassigned,
+        "its own NUMA cells": hostdev_options.acpi_nodes is not None,
         "legacy VGA": hostdev_options.has_vga,
-        "another subsystem": hostdev_options.subsystem is not None,
+        "another subsystem ID": hostdev_options.subsystem is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
-        message = f"{unit.name} is a mediated device, and libvirt has {what} for PCI functions only"
-        raise UsageError(message, "leave it out")
+        message = f"cannot set {what} for {unit.name}: libvirt supports this only for PCI functions"
+        raise UsageError(message, "omit it for mediated devices")
 
 
 def _check_form(hostdev_options: HostdevOptions) -> None:
     if hostdev_options.subsystem is not None and not _SUBSYSTEM.fullmatch(
         hostdev_options.subsystem
     ):
-        message = f"{hostdev_options.subsystem} is no subsystem of a PCI device"
-        raise UsageError(message, "write vendor and device in hexadecimal: 17aa:3aff")
+        message = f"invalid PCI subsystem ID: {hostdev_options.subsystem}"
+        raise UsageError(message, "write vendor and device in hexadecimal, e.g. 17aa:3aff")
     if hostdev_options.acpi_nodes is not None and not _NODESET.fullmatch(
         hostdev_options.acpi_nodes
     ):
-        message = f"{hostdev_options.acpi_nodes} is no set of the guest's NUMA cells"
-        raise UsageError(message, "write numbers and ranges: 1-8, or 1,3")
+        message = f"invalid set of guest NUMA cells: {hostdev_options.acpi_nodes}"
+        raise UsageError(message, "write numbers and ranges, e.g. 1-8 or 1,3")
 
 
 def _check_model(unit: GuestDevice) -> None:
@@ -207,29 +211,29 @@ def _check_model(unit: GuestDevice) -> None:
     if model is None:
         return
     if not _MODULE.fullmatch(model):
-        message = f"{model!r} is no name of a driver"
-        raise UsageError(message, "write that of its module: vfio-pci, mlx5_vfio_pci")
+        message = f"invalid driver name: {model!r}"
+        raise UsageError(message, "write the name of its module, e.g. vfio-pci or mlx5_vfio_pci")
     if not unit.hostdev_options.is_managed:
-        message = f"the driver {model} for {unit.name}: libvirt binds only what is managed"
+        message = f"cannot set driver {model} for {unit.name}: libvirt binds only managed devices"
         bind = f"vfiomgr bind {unit.name} --driver {model}"
-        raise UsageError(message, f"ask for managed too, or leave it out and bind it: {bind}")
+        raise UsageError(message, f"add managed, or bind the device yourself: {bind}")
 
 
 def _check_unassigned(unit: GuestDevice) -> None:
-    """What a guest does not get, it has no options of."""
+    """Refuse guest options for a device that the guest does not get."""
     hostdev_options = unit.hostdev_options
     own = HostdevOptions(
         is_managed=hostdev_options.is_managed, driver_model=hostdev_options.driver_model
     )
     if hostdev_options.is_unassigned and replace(hostdev_options, is_unassigned=False) != own:
-        message = f"{unit.name} is not to be in the guest, and has options of a device there"
-        raise UsageError(message, "leave out all but managed and the driver model")
+        message = f"{unit.name} is unassigned, but has options of a guest device"
+        raise UsageError(message, "omit all options except managed and the driver model")
 
 
 def _check_vga(unit: GuestDevice) -> None:
     if unit.hostdev_options.has_vga and not unit.functions[0].class_code.startswith(_VGA):
-        message = f"{unit.functions[0]} is no VGA controller"
-        raise UsageError(message, "leave out vga: only graphics cards have those addresses")
+        message = f"{unit.functions[0]} is not a VGA controller"
+        raise UsageError(message, "omit vga")
 
 
 def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
@@ -237,18 +241,18 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
     if hostdev_options == HostdevOptions() and not unit.is_vendor_function:
         return
     if unit.is_vendor_function:
-        driver = unit.functions[0].driver or "its vendor's driver"
+        driver = unit.functions[0].driver or "the vendor driver"
         yield VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
     if hostdev_options.driver_model:
-        yield DRIVER_MODEL, f"the driver {hostdev_options.driver_model} for {unit.name}"
+        yield DRIVER_MODEL, f"driver {hostdev_options.driver_model} for {unit.name}"
     if unit.functions and (hostdev_options.display or hostdev_options.ramfb):
-        yield PCI_DISPLAY, f"the display of {unit.name}"
+        yield PCI_DISPLAY, f"display of {unit.name}"
     if hostdev_options.is_unassigned:
-        yield UNASSIGNED_ADDRESS, f"{unit.name}, which the guest is not to have,"
+        yield UNASSIGNED_ADDRESS, f"{unit.name} (unassigned)"
     if hostdev_options.acpi_nodes is not None:
-        yield ACPI_NODESET, f"cells of {unit.name}'s own"
+        yield ACPI_NODESET, f"NUMA cells for {unit.name}"
     if hostdev_options.has_vga or hostdev_options.subsystem is not None:
-        yield QEMU_OVERRIDE, f"a property of QEMU's for {unit.name}"
+        yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if hostdev_options.has_iommufd:
         yield IOMMUFD, f"/dev/iommu for {unit.name}"
 
@@ -256,26 +260,26 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
 def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
     if lacks_iommufd(qemu):
         needed = QEMU_IOMMUFD
-        message = f"/dev/iommu for {unit.name} needs QEMU {needed}: this is {qemu}"
-        remedy = f"install QEMU {needed} or later, or leave out --iommufd"
+        message = f"/dev/iommu for {unit.name} needs QEMU {needed} or later; this is {qemu}"
+        remedy = f"install QEMU {needed} or later, or omit --iommufd"
         raise refusal([blocker("iommufd-missing", unit.name, message, remedy)])
 
 
 def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:
-    """Hostdevs for a domain that is there: devices of several functions from a bus on.
+    """Hostdevs for an existing domain: devices of several functions from the given bus on.
 
-    A function that goes alone gets no guest address: libvirt finds a free port for it.
+    A single function gets no guest address: libvirt finds a free port for it.
 
     Raises:
-        UsageError: more slots than guest buses are left.
+        UsageError: the guest has fewer free buses than slots to place.
 
     """
     bus = first_bus
     for unit in units:
         several = len(unit.functions) > 1 and not unit.hostdev_options.is_unassigned
         if several and bus > LAST_BUS:
-            message = f"no guest bus is left for {unit.name}"
-            raise UsageError(message, "choose a lower --guest-bus")
+            message = f"no guest bus left for {unit.name}"
+            raise UsageError(message, "pass a lower --guest-bus")
         yield from hostdevs_of(unit, GuestAddress(bus, 0, 0) if several else None)
         bus += several
 
@@ -284,7 +288,7 @@ _NVIDIA = "10de"
 
 
 class NvlinkShare(Value):
-    """The switches and GPUs of a host, and those of them that a guest gets."""
+    """The switches and GPUs of a host, and those that a guest gets."""
 
     switches: tuple[PciDevice, ...]
     gpus: tuple[PciDevice, ...]
@@ -293,23 +297,23 @@ class NvlinkShare(Value):
 
     @property
     def outside(self) -> tuple[PciDevice, ...]:
-        """What of the fabric the guest does not get."""
+        """The part of the fabric that the guest does not get."""
         own = {*self.own_switches, *self.own_gpus}
         return tuple(device for device in (*self.switches, *self.gpus) if device not in own)
 
     @property
     def is_divided(self) -> bool:
-        """Whether the guest gets switches, which drive the whole of it, and not all the rest."""
+        """Whether the guest gets switches, which drive the entire fabric, but not the rest."""
         return bool(self.own_switches and self.outside)
 
     @property
     def needs_partition(self) -> bool:
-        """Whether Fabric Manager has to join its GPUs; one alone works without."""
+        """Whether the Fabric Manager has to join the GPUs; a single GPU works without."""
         return not self.own_switches and len(self.own_gpus) > 1
 
 
 def nvlink_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkShare | None:
-    """What of the fabric is among some functions; None on a host without NVSwitches."""
+    """The functions that belong to the fabric; None on a host without NVSwitches."""
     switches = tuple(device for device in host.devices if device.is_nvswitch)
     gpus = tuple(filter(_is_gpu, host.devices))
     if not switches:
@@ -323,13 +327,13 @@ def nvlink_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkSha
 
 
 def nvlink_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
-    """What is to be done before the start, so that CUDA finds a fabric (else error 802).
+    """What to do before the start so that CUDA finds a fabric (otherwise error 802).
 
-    NVIDIA's Fabric Manager knows three ways: all GPUs and all switches in one guest; GPUs in
-    guests, the switches with the host, which activates partitions; vGPUs, also with partitions.
+    NVIDIA's Fabric Manager supports three modes: all GPUs and all switches in one guest; GPUs in
+    guests, with the switches on the host, which activates partitions; vGPUs, also with partitions.
 
     Raises:
-        Refusal: some of the switches without the others, or without all of their GPUs.
+        Refusal: some switches without the others, or without all of their GPUs.
 
     """
     share = nvlink_share(host, {f.address for unit in units for f in unit.functions})
@@ -340,25 +344,25 @@ def nvlink_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[s
     vgpus = [unit for unit in units if _is_nvidia_vgpu(host, unit)]
     if vgpus and not share.own_switches:
         yield (
-            "this host has NVSwitches: Fabric Manager (FABRIC_MODE=2) has to activate the "
-            f"partition of {', '.join(unit.name for unit in vgpus)} before the guest starts"
+            "NVSwitch host: before the guest starts, the Fabric Manager (FABRIC_MODE=2) must "
+            f"activate the partition of {', '.join(unit.name for unit in vgpus)}"
         )
     elif share.needs_partition:
         yield (
-            f"this host has NVSwitches: Fabric Manager (FABRIC_MODE=1) has to activate a partition "
-            f"of these {len(share.own_gpus)} GPUs before the guest starts, and to deactivate it "
-            "after"
+            "NVSwitch host: before the guest starts, the Fabric Manager (FABRIC_MODE=1) must "
+            f"activate a partition of these {len(share.own_gpus)} GPUs, and deactivate it after "
+            "the guest ends"
         )
 
 
 def _refuse_division(share: NvlinkShare) -> NoReturn:
-    """Say what would stay outside."""
+    """Refuse the request, and list what would stay outside."""
     shown = ", ".join(str(device.address) for device in share.outside)
     message = (
-        "a guest that has an NVSwitch drives the whole fabric, and these of it would stay "
-        f"outside: {shown} (CUDA would fail with error 802)"
+        f"a guest with an NVSwitch drives the entire fabric, but would not get {shown} (CUDA "
+        "would fail with error 802)"
     )
-    remedy = "name them too, or leave all NVSwitches to the host's Fabric Manager"
+    remedy = "add these devices, or leave all NVSwitches to the host's Fabric Manager"
     raise refusal([blocker("fabric-divided", "", message, remedy)])
 
 

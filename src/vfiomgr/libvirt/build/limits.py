@@ -1,7 +1,7 @@
-"""What a domain needs for its devices: memory that QEMU locks, and room for large BARs.
+"""What a domain needs for its devices: memory that QEMU locks, and a window for large BARs.
 
-The limit of locked memory is that of qemuDomainGetMemLockLimitBytes of libvirt. The 64-bit window
-is computed here for new domains (`plan_mmio_window`) and for existing ones (libvirt/preflight).
+The locked memory limit follows qemuDomainGetMemLockLimitBytes of libvirt. The 64-bit window is
+computed here for new domains (`plan_mmio_window`) and for existing ones (libvirt/preflight).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 RESERVE = GIB
-"""What libvirt adds for the BARs that are mapped, and for QEMU itself."""
+"""What libvirt adds for mapped BARs and for QEMU itself."""
 
 
 def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool, own_mappings: int = 0) -> int:
-    """Bytes that QEMU locks for `devices` of VFIO and for NVMe disks and vDPA (`own_mappings`).
+    """Bytes that QEMU locks for VFIO `devices`, and for NVMe disks and vDPA (`own_mappings`).
 
     Devices share one mapping of the guest's memory, but have one each behind a virtual IOMMU; NVMe
     disks and vDPA interfaces always have one each.
@@ -47,7 +47,7 @@ def needed_lock(memory_bytes: int, devices: int, *, has_viommu: bool, own_mappin
 
 
 class Lock(Value):
-    """What QEMU will lock, and the limit to write; None where libvirt sets one by itself."""
+    """How much QEMU locks, and the limit to write; None if libvirt sets it."""
 
     needed_bytes: int
     limit_bytes: int | None
@@ -55,10 +55,10 @@ class Lock(Value):
 
 
 def plan_lock(request: DomainRequest, devices: int, libvirt: Version) -> Lock:
-    """What will be locked, and the limit where libvirt's own is none.
+    """Compute the locked memory, and the limit if libvirt's own is too low.
 
     Raises:
-        Refusal: the limit that is asked for is below it.
+        Refusal: the requested limit is too low.
 
     """
     needed = needed_lock(request.memory_bytes, devices, has_viommu=request.viommu is not None)
@@ -68,29 +68,29 @@ def plan_lock(request: DomainRequest, devices: int, libvirt: Version) -> Lock:
     told = f"{times}{size(request.memory_bytes)} of memory and {size(RESERVE)}: {size(needed)}"
     limit = request.hard_limit_bytes
     if limit is not None and limit < needed:
-        message = f"with a hard limit of {size(limit)} QEMU could not lock what VFIO needs: {told}"
-        remedy = f"ask for --hard-limit {-(-needed // GIB)}G, or leave it to libvirt"
+        message = f"a hard limit of {size(limit)} is less than VFIO needs: {told}"
+        remedy = f"pass --hard-limit {-(-needed // GIB)}G, or omit it: libvirt then sets the limit"
         raise refusal([blocker("hard-limit-too-low", request.name, message, remedy)])
     if limit is not None or request.is_locked:
         return Lock(needed, limit, (Reason("memtune", f"VFIO needs {told}"),))
     if request.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
-        told += f"; libvirt {libvirt} would allow for one device"
+        told += f"; libvirt {libvirt} would only allow for one device"
         return Lock(needed, needed, (Reason("memtune", f"VFIO needs {told}"),))
     told = f"QEMU will lock {told}; libvirt sets the limit"
     return Lock(needed, None, (Reason("memory", told),))
 
 
 _OVMF_BITS = 46
-"""As far as OVMF goes (PlatformAddressWidthFromCpuid in OvmfPkg/Library/PlatformInitLib)."""
+"""The address limit of OVMF (PlatformAddressWidthFromCpuid in PlatformInitLib)."""
 _OVMF_SHARE = 3
 """Its window is an eighth of the addresses, at their end (PlatformDynamicMmioWindow)."""
 _TRUSTED_BITS = 41
-"""From here on it takes a width for true; below, what it knows of the vendor's CPUs."""
+"""From this width on OVMF trusts the CPU; below, it uses its knowledge of the vendor's CPUs."""
 _TRUSTED = {"GenuineIntel": (36, 39), "AuthenticAMD": (40,)}
 
 
 class MmioWindow(Value):
-    """What of it has to be written."""
+    """The parts of the window that must be written."""
 
     address_width: Literal["passthrough", "emulate"] | None
     address_bits: int | None
@@ -107,10 +107,10 @@ def plan_mmio_window(
     libvirt: Version,
     emulated: int = 0,
 ) -> MmioWindow:
-    """How the guest gets a window for its devices' BARs.
+    """How the guest gets a window for the BARs of its devices.
 
     Raises:
-        Refusal: its addresses are too narrow for it.
+        Refusal: the guest's addresses are too narrow.
 
     """
     window = bar_window([unit.functions for unit in units], emulated)
@@ -119,7 +119,7 @@ def plan_mmio_window(
     reasons = list(_why_bits(host, request, width=width, is_asked=bool(units), libvirt=libvirt))
     notes = []
     if window and bits is None:
-        notes.append("whether the CPU's addresses suffice for the BARs: it does not tell its width")
+        notes.append("cannot check whether the BARs fit: the address width of the CPU is unknown")
     told = _why_window(units, window)
     is_efi = request.firmware == "efi"
     vendor = "AuthenticAMD" if request.kind == "qemu" else host.cpu_vendor
@@ -130,10 +130,12 @@ def plan_mmio_window(
     if request.has_fixed_aperture or window > own:
         reach = min(bits, _OVMF_BITS) if bits is not None and is_efi else bits
         written = _fitting(host, request, max(window, DEFAULT_WINDOW), reach, told)
-        text = f"{told}; by itself {whose} would take {size(own)}"
+        text = f"{told}; the default of {whose} is {size(own)}"
         reasons.append(Reason("fw_cfg" if is_efi else "hole", text))
     elif window:
-        reasons.append(Reason("firmware", f"{told}; {whose}'s own, of {size(own)}, has room"))
+        reasons.append(
+            Reason("firmware", f"{told}; the default of {whose}, {size(own)}, is large enough")
+        )
     return MmioWindow(
         address_width=width,
         address_bits=bits if request.address_bits is not None else None,
@@ -145,7 +147,7 @@ def plan_mmio_window(
 
 
 def guest_bits(host: HostSnapshot, request: DomainRequest) -> int | None:
-    """How wide its addresses are; None where the host's CPU does not tell its width."""
+    """The width of the guest's addresses; None if that of the host's CPU is unknown."""
     own = TCG_BITS if request.kind == "qemu" else host.cpu_address_bits
     known = [bits for bits in (own, request.address_bits) if bits is not None]
     return min(known, default=None)
@@ -154,26 +156,26 @@ def guest_bits(host: HostSnapshot, request: DomainRequest) -> int | None:
 def _width(
     host: HostSnapshot, request: DomainRequest, libvirt: Version, *, has_devices: bool
 ) -> Literal["passthrough", "emulate"] | None:
-    """The mode of `<maxphysaddr>`; a limit is written as a width for libvirt before 9.3."""
+    """The mode of `<maxphysaddr>`; for libvirt before 9.3 a limit is written as a width."""
     asked = request.address_bits
     if asked is None:
         passes = request.kind == "kvm" and has_devices and MAXPHYSADDR.is_in(libvirt)
         return "passthrough" if passes else None
     if request.kind == "qemu":
-        message = f"without KVM a guest's addresses have {TCG_BITS} bits, whatever is asked for"
-        remedy = "leave out --address-bits, or use KVM"
+        message = f"cannot set the address width without KVM: it is always {TCG_BITS} bits"
+        remedy = "omit --address-bits, or use KVM"
         raise refusal([blocker("address-bits-without-kvm", request.name, message, remedy)])
     if MAXPHYSADDR_LIMIT.is_in(libvirt):
         return "passthrough"
-    MAXPHYSADDR.require(libvirt, f"a width of {asked} bits for the guest's addresses")
+    MAXPHYSADDR.require(libvirt, f"an address width of {asked} bits for the guest")
     if host.cpu_address_bits is None:
-        message = f"{asked} bits: the host's CPU does not tell whether it has so many"
+        message = f"a limit of {asked} bits on a CPU of unknown address width"
         MAXPHYSADDR_LIMIT.require(libvirt, message)
     return "emulate"
 
 
 def ovmf_window(bits: int | None, vendor: str | None) -> int:
-    """The 64-bit window that OVMF (from 2022.11 on) takes by itself in a guest of that width."""
+    """The 64-bit window that OVMF (2022.11 and later) uses by default in a guest of that width."""
     if bits is None:
         return DEFAULT_WINDOW
     if bits < _TRUSTED_BITS and bits not in _TRUSTED.get(vendor or "", ()):
@@ -182,21 +184,21 @@ def ovmf_window(bits: int | None, vendor: str | None) -> int:
 
 
 def _end_of_memory(host: HostSnapshot, request: DomainRequest, window: int) -> int:
-    """Of a guest with such a window, which with OVMF is none of QEMU's."""
+    """The end of memory in a guest with such a window; with OVMF it is not QEMU's window."""
     is_amd = request.kind == "kvm" and host.cpu_vendor == "AuthenticAMD"
     hole = window if request.firmware == "bios" else DEFAULT_WINDOW
     return memory_end(request.memory_bytes, hole, is_amd=is_amd)
 
 
 def _check_space(host: HostSnapshot, request: DomainRequest, bits: int | None) -> None:
-    """QEMU from 7.1 on starts no guest whose own hole has no place (pc_memory_init)."""
+    """Refuse what QEMU 7.1 and later would: its own window has no place (pc_memory_init)."""
     end = _end_of_memory(host, request, DEFAULT_WINDOW) + DEFAULT_WINDOW
     if bits is not None and end > 1 << bits:
         message = (
             f"{size(request.memory_bytes)} of memory and q35's window of {size(DEFAULT_WINDOW)} "
-            f"end at {size(end)}: the guest's addresses have {bits} bits ({size(1 << bits)})"
+            f"end at {size(end)}, but the guest has only {bits} address bits ({size(1 << bits)})"
         )
-        remedy = "give it less --memory" + ", or use KVM" * (request.kind == "qemu")
+        remedy = "pass less --memory" + ", or use KVM" * (request.kind == "qemu")
         raise refusal([blocker("address-space-too-small", request.name, message, remedy)])
 
 
@@ -208,10 +210,10 @@ def _fitting(
         return fitting_window(window, bits, lambda each: _end_of_memory(host, request, each))
     except NoRoom as none:
         message = (
-            f"{told}, above {size(request.memory_bytes)} of memory up to {size(none.end)}: the "
-            f"guest's addresses have {bits} bits ({size(1 << (bits or 0))})"
+            f"{told}, above {size(request.memory_bytes)} of memory up to {size(none.end)}, but "
+            f"the guest has only {bits} address bits ({size(1 << (bits or 0))})"
         )
-        remedy = "give it fewer of these devices, or less --memory"
+        remedy = "assign fewer of these devices, or pass less --memory"
         remedy += ", or use KVM" * (request.kind == "qemu")
         raise refusal([blocker("aperture-too-small", request.name, message, remedy)]) from None
 
@@ -233,14 +235,14 @@ def _why_bits(
     libvirt: Version,
 ) -> Iterable[Reason]:
     bits = host.cpu_address_bits
-    shown = f"{bits} bits (/proc/cpuinfo)" if bits else "as wide as it is"
+    shown = f"{bits} bits (/proc/cpuinfo)" if bits else "unknown width"
     if width is not None and request.address_bits is not None:
-        text = f"physical addresses of {request.address_bits} bits at most; the host's CPU: {shown}"
+        text = f"physical addresses limited to {request.address_bits} bits; the host's CPU: {shown}"
         yield Reason("maxphysaddr", text)
     elif width is not None:
         yield Reason("maxphysaddr", f"physical addresses like the host's CPU: {shown}")
     elif is_asked and request.kind == "kvm":
-        since = f"<maxphysaddr> is for libvirt {MAXPHYSADDR.since}, this is {libvirt}"
-        yield Reason("cpu", f"the host's CPU, with its width of addresses: {shown}; {since}")
+        since = f"<maxphysaddr> needs libvirt {MAXPHYSADDR.since}, this is {libvirt}"
+        yield Reason("cpu", f"the host's CPU, with its address width: {shown}; {since}")
     elif is_asked:
         yield Reason("cpu", f"without KVM physical addresses have {TCG_BITS} bits")

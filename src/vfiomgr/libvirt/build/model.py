@@ -1,4 +1,4 @@
-"""A guest that somebody requests for, and the plan of its domain: what is written, and why."""
+"""A guest as requested, and the plan of its domain: what to write, and why."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DomainKind = Literal["kvm", "qemu"]
 IommuModel = Literal["intel", "virtio", "amd"]
 Graphics = Literal["vnc", "none"]
 System = Literal["linux", "windows"]
-"""What the guest runs: Windows has no virtio drivers of its own, and wants a clock of its own."""
+"""The guest's system: Windows lacks virtio drivers and needs a different clock."""
 DiskBus = Literal["virtio", "sata"]
 NetworkModel = Literal["virtio", "e1000e"]
 
@@ -26,7 +26,7 @@ class GuestDisk(Value):
     path: str
     format: str
     bus: DiskBus | None = None
-    """None: one that the guest's system has a driver for by itself."""
+    """None for a bus that the guest's system has a driver for."""
 
     @property
     def is_block(self) -> bool:
@@ -35,16 +35,16 @@ class GuestDisk(Value):
 
 
 class GuestNetwork(Value):
-    """A network of libvirt's by name, or a bridge of the host."""
+    """A libvirt network by name, or a bridge of the host."""
 
     kind: Literal["network", "bridge"]
     name: str
     model: NetworkModel | None = None
-    """None: one that the guest's system has a driver for by itself."""
+    """None for a model that the guest's system has a driver for."""
 
 
 class DirectBoot(Value):
-    """A kernel of the host's that QEMU starts itself, past all boot loaders."""
+    """A kernel on the host that QEMU starts directly, without a boot loader."""
 
     kernel: str
     initrd: str | None = None
@@ -52,7 +52,7 @@ class DirectBoot(Value):
 
 
 class DomainRequest(Value):
-    """What a user says of a domain; all else follows from the host."""
+    """What a user asks for in a domain; everything else follows from the host."""
 
     name: str
     memory_bytes: int
@@ -60,10 +60,10 @@ class DomainRequest(Value):
     devices: tuple[DeviceRequest, ...] = ()
     disks: tuple[GuestDisk, ...] = ()
     cdroms: tuple[str, ...] = ()
-    """Images or device nodes, in the order of booting: an installer, and drivers beside it."""
+    """Images or device nodes in boot order, e.g. an installer and a driver disk."""
     networks: tuple[GuestNetwork, ...] = ()
     boot: tuple[str, ...] = ()
-    """`disk`, `cdrom`, `network` or a device's name, in the order of trying."""
+    """`disk`, `cdrom`, `network` or a device name, in boot order."""
     direct_boot: DirectBoot | None = None
     firmware: Firmware = "efi"
     kind: DomainKind = "kvm"
@@ -73,21 +73,21 @@ class DomainRequest(Value):
     viommu: IommuModel | None = None
     graphics: Graphics = "vnc"
     spare_ports: int = 4
-    """Root ports that stay free, for devices that are attached later."""
+    """Free root ports, for devices that are attached later."""
     hard_limit_bytes: int | None = None
     is_locked: bool = False
     has_fixed_aperture: bool = False
-    """Whether the size of the 64-bit window is written even where the firmware would find it."""
+    """Whether to write the size of the 64-bit window even if the firmware would find it."""
     address_bits: int | None = None
-    """How wide the guest's physical addresses are at most; None for as wide as the host's."""
+    """The maximum width of guest physical addresses; None for that of the host."""
     has_hotplug: bool = True
-    """Whether a guest can be asked for its devices, and offers to eject them."""
+    """Whether devices can be hot-unplugged, so that the guest offers to eject them."""
     hides_kvm: bool = False
-    """Whether it does not show that it runs on KVM, which old drivers look for."""
+    """Whether the guest hides KVM, which old drivers look for."""
     system: System = "linux"
     has_tpm: bool = False
     has_secure_boot: bool = False
-    """Whether its firmware starts signed systems alone, with the keys of Microsoft enrolled."""
+    """Whether the firmware starts only signed systems, with Microsoft's keys enrolled."""
 
     @property
     def is_windows(self) -> bool:
@@ -95,16 +95,16 @@ class DomainRequest(Value):
         return self.system == "windows"
 
     def bus_of(self, disk: GuestDisk) -> DiskBus:
-        """Where a disk is."""
+        """The bus of a disk."""
         return disk.bus or ("sata" if self.is_windows else "virtio")
 
     def model_of(self, network: GuestNetwork) -> NetworkModel:
-        """What an interface is to the guest."""
+        """The model of a network interface."""
         return network.model or ("e1000e" if self.is_windows else "virtio")
 
 
 class Reason(Value):
-    """Why a part of the domain is as it is; it cites what was read of the host."""
+    """Why a part of the domain is as it is, citing facts of the host."""
 
     part: str
     """`maxphysaddr`, `controller 3`, `hostdev 0000:04:00.0`."""
@@ -112,45 +112,45 @@ class Reason(Value):
 
 
 class GuestCell(Value):
-    """A NUMA cell of the guest, and the node of the host that it lies on."""
+    """A NUMA cell of the guest, and the host node that its memory comes from."""
 
     cell: NumaCell
     host_node: int
 
 
 class GuestMemory(Value):
-    """Where the guest's memory lies, and how much of it QEMU may lock."""
+    """Where the guest's memory comes from, and how much of it QEMU may lock."""
 
     cells: tuple[GuestCell, ...] = ()
-    """Empty where the guest sees one node only."""
+    """Empty if the guest sees only one node."""
     mode: Literal["strict", "preferred"] = "strict"
     host_nodes: tuple[int, ...] = ()
-    """That it is bound to; empty where it lies anywhere."""
+    """The host nodes that memory is bound to; empty if it is not bound."""
     locked_bytes: int = 0
-    """What QEMU will need to lock, as libvirt counts."""
+    """How much memory QEMU will need to lock, as libvirt counts it."""
     hard_limit_bytes: int | None = None
 
 
 class GuestCpus(Value):
-    """The guest's CPUs, those of the host that they run on, and the width of addresses."""
+    """The guest's CPUs, the host CPUs that they run on, and the address width."""
 
     sockets: int
     cores: int
-    """Of a socket."""
+    """Cores per socket."""
     pins: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """Of virtual CPUs to those of the host."""
+    """Virtual CPUs, and the host CPUs of each."""
     emulator: tuple[int, ...] = ()
-    """The CPUs that QEMU's own threads run on."""
+    """The host CPUs for QEMU's own threads."""
     address_width: Literal["passthrough", "emulate"] | None = None
-    """The mode of `<maxphysaddr>`, where it is written."""
+    """The mode of `<maxphysaddr>`, if it is written."""
     address_bits: int | None = None
     """Its limit, or the width."""
     aperture_mib: int | None = None
-    """The size of OVMF's 64-bit window, where it is told."""
+    """The size of OVMF's 64-bit window, if it is set."""
 
 
 class GuestPlan(Value):
-    """A whole domain, ready to be written."""
+    """A complete domain, ready to be written."""
 
     request: DomainRequest
     controllers: tuple[PciController, ...]
@@ -159,17 +159,17 @@ class GuestPlan(Value):
     cpus: GuestCpus
     iommu: DomainIommu | None
     has_iommufd: bool
-    """Whether the domain as a whole uses /dev/iommu, and not each device by itself."""
+    """Whether the entire domain uses /dev/iommu, instead of single devices."""
     boot_orders: tuple[tuple[str, int], ...]
-    """Of disks, CD-ROMs and networks, by `disk 0`, `cdrom 0`, `network 0`."""
+    """Boot orders of disks, CD-ROMs and networks, by `disk 0`, `cdrom 0`, `network 0`."""
     reasons: tuple[Reason, ...]
     notes: tuple[str, ...]
-    """What a user ought to know, and do before the start."""
+    """What a user should know, and do before the start."""
 
     def why(self, part: str) -> str:
-        """The reason of a part; empty where there is nothing to say."""
+        """The reason for a part; empty if there is none."""
         return "; ".join(reason.text for reason in self.reasons if reason.part == part)
 
     def boot_order(self, part: str) -> int | None:
-        """When the firmware tries a part."""
+        """The boot order of a part."""
         return dict(self.boot_orders).get(part)

@@ -1,4 +1,4 @@
-"""A guest as people describe it: `--device NAME,display`, `--disk FILE,format=raw`, `16G`."""
+"""A guest as users describe it: `--device NAME,display`, `--disk FILE,format=raw`, `16G`."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ _FLAGS = {
 _VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem"}
 _SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
 FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
-"""What QEMU writes to and libvirt has a word for (virStorageFileFormat)."""
+"""Formats that QEMU writes and libvirt has a name for (virStorageFileFormat)."""
 _NETWORK = re.compile(r"[^/\s\x00-\x1f][^/\x00-\x1f]*")
 _BRIDGE = re.compile(r"[A-Za-z0-9_.\-\\:/]+")
 """deviceName of libvirt's schema (basictypes.rng)."""
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
 _MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}
 PAGES = {"2M": 2 << 20, "1G": 1 << 30}
-"""The sizes of huge pages that an x86 CPU has."""
+"""The huge page sizes of an x86 CPU."""
 
 
 def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
-    """`0000:04:00.0,rom=/x.rom`: a name, and how it is given.
+    """Parse `0000:04:00.0,rom=/x.rom`: a name, then options.
 
     Raises:
-        UsageError: a word that says nothing.
+        UsageError: an option is unknown.
 
     """
     name, *words = text.split(",")
@@ -69,20 +69,20 @@ def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
         elif key in _VALUES and value:
             options[_VALUES[key]] = value
         elif word != "only":
-            message = f"--device {text}: {word!r} says nothing about a device"
-            raise UsageError(message, f"after the name write {_DEVICE_KEYS}")
+            message = f"invalid option in --device {text}: {word!r}"
+            raise UsageError(message, f"allowed after the name: {_DEVICE_KEYS}")
     has_iommufd = has_iommufd and "unassigned" not in words
     hostdev_options = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
     return DeviceRequest(name, hostdev_options, is_alone="only" in words)
 
 
 def parse_disk(text: str) -> GuestDisk:
-    """`/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw,bus=sata`.
+    """Parse `/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw,bus=sata`.
 
-    A format is never guessed from what is in a file: a guest could write another there.
+    The format is never guessed from the contents of a file: a guest could write another one there.
 
     Raises:
-        UsageError: neither the name nor the option tells the format.
+        UsageError: neither the name nor the option gives the format.
 
     """
     path, *words = text.split(",")
@@ -90,28 +90,28 @@ def parse_disk(text: str) -> GuestDisk:
     known = "raw" if path.startswith("/dev/") else _SUFFIXES.get(os.path.splitext(path)[1])
     for key, value in options.items():
         if key not in ("format", "bus") or not value or (key == "bus" and value not in _BUSES):
-            message = f"--disk {text}: {f'{key}={value}'.rstrip('=')!r} says nothing about a disk"
+            message = f"invalid option in --disk {text}: {f'{key}={value}'.rstrip('=')!r}"
             raise UsageError(
-                message, "write --disk FILE, format=qcow2, bus=virtio or sata after it"
+                message, "write --disk FILE, then format=qcow2, bus=virtio or bus=sata"
             )
     given = options.get("format") or known
     if given is None:
-        message = f"--disk {text}: the name does not tell the format"
-        raise UsageError(message, f"write --disk {shlex.quote(path)},format=raw or qcow2")
+        message = f"cannot derive the disk format from the name: --disk {text}"
+        raise UsageError(message, f"write --disk {shlex.quote(path)},format=raw or format=qcow2")
     if given not in FORMATS:
-        message = f"--disk {text}: libvirt has no disks of the format {given}"
+        message = f"libvirt does not support disk format {given}: --disk {text}"
         converted = f"qemu-img convert -O qcow2 {shlex.quote(path)} disk.qcow2"
-        raise UsageError(message, f"it has {', '.join(FORMATS)}; {converted} makes one of them")
+        raise UsageError(message, f"use one of {', '.join(FORMATS)}; convert with: {converted}")
     return GuestDisk(os.path.abspath(path), given, _BUSES.get(options.get("bus", "")))
 
 
 def parse_direct_boot(
     kernel: str | None, initrd: str | None, arguments: str | None
 ) -> DirectBoot | None:
-    """A kernel that QEMU starts itself.
+    """The kernel that QEMU starts directly.
 
     Raises:
-        UsageError: something for a kernel, and none.
+        UsageError: an option for a kernel was given without a kernel.
 
     """
     if kernel is not None:
@@ -119,15 +119,15 @@ def parse_direct_boot(
         return DirectBoot(os.path.abspath(kernel), place, arguments)
     for option, value in (("--initrd", initrd), ("--kernel-arguments", arguments)):
         if value is not None:
-            forbid_alone(option, "--kernel", "boot loaders have their own")
+            forbid_alone(option, "--kernel", "without a kernel the boot loader sets them")
     return None
 
 
 def parse_network(text: str) -> GuestNetwork:
-    """A network of libvirt's, or `bridge=br0`; `,model=e1000e` may follow.
+    """Parse a libvirt network, or `bridge=br0`; `,model=e1000e` may follow.
 
     Raises:
-        UsageError: no name.
+        UsageError: the name is empty.
 
     """
     place, comma, word = text.partition(",")
@@ -136,8 +136,11 @@ def parse_network(text: str) -> GuestNetwork:
     is_bridge = key == "bridge" and _BRIDGE.fullmatch(name) is not None
     is_network = _NETWORK.fullmatch(place) is not None
     if not (is_bridge or is_network) or (equals and not is_bridge) or (comma and model is None):
-        message = f"--network {text!r} is no network"
-        hint = "write the name of a network of libvirt's, or bridge=br0; ,model=virtio or e1000e"
+        message = f"invalid network: --network {text!r}"
+        hint = (
+            "write the name of a libvirt network, or bridge=br0; ,model=virtio or ,model=e1000e "
+            "may follow"
+        )
         raise UsageError(message, hint)
     return GuestNetwork("bridge" if is_bridge else "network", name or place, model)
 
@@ -148,34 +151,34 @@ ADDRESS_BITS = (32, 52)
 
 
 class DomainOptions(TypedDict, total=False):
-    """A guest; all but its memory and its CPUs may be left out."""
+    """A guest; only its memory and its CPUs are required."""
 
     memory: Required[str]
     """With its unit: `16G`, `16384M`."""
     vcpus: Required[int]
     """More than 255 need `viommu="intel"`."""
     system: System
-    """What it runs: `linux`, or `windows`, which gets its clock, Hyper-V, and a disk it knows."""
+    """The guest's system: `linux`, or `windows`, with its clock, Hyper-V and supported disks."""
     tpm: bool
     """An emulated TPM 2.0 (swtpm)."""
     secure_boot: bool
-    """Start signed systems only, with Microsoft's keys enrolled; Windows gets a TPM."""
+    """Start only signed systems, with Microsoft's keys enrolled; Windows gets a TPM."""
     hide_kvm: bool
-    """Hide KVM from drivers that stop where they see it (NVIDIA's before 465)."""
+    """Hide KVM from drivers that refuse to run on it (NVIDIA's before 465)."""
     disks: Iterable[str]
     """`FILE[,format=F][,bus=B]`: images or block devices; bus is virtio or sata."""
     cdroms: Iterable[str]
     """Images to install from."""
     networks: Iterable[str]
-    """`NAME` of libvirt's or `bridge=BR`; `,model=virtio` or `e1000e` may follow."""
+    """A libvirt network `NAME` or `bridge=BR`; `,model=virtio` or `,model=e1000e` may follow."""
     boot: Iterable[str]
-    """`disk`, `cdrom`, `network` or a device, in the order of trying.  [disk, cdrom]"""
+    """`disk`, `cdrom`, `network` or a device, in boot order.  [disk, cdrom]"""
     kernel: str | None
-    """A file of the host, started past boot loaders."""
+    """A file on the host, started without a boot loader."""
     initrd: str | None
-    """For `kernel`."""
+    """The initial RAM disk of `kernel`."""
     kernel_arguments: str | None
-    """For `kernel`."""
+    """The command line of `kernel`."""
     firmware: Firmware
     """`efi` (OVMF) or `bios` (SeaBIOS).  [efi]"""
     virt_type: DomainKind
@@ -183,36 +186,36 @@ class DomainOptions(TypedDict, total=False):
     graphics: Graphics
     """`vnc`, on 127.0.0.1, or `none`.  [vnc]"""
     spare_ports: int
-    """Root ports that stay free, to attach devices later: 0 to 64.  [4]"""
+    """Free root ports, to attach devices later: 0 to 64.  [4]"""
     devices: Iterable[str]
     """Addresses and UUIDs; `,managed`, `,rom=FILE` and so on may follow, as for `--device`."""
     no_hotplug: bool
-    """Ports of the devices without hot-plug: Windows does not offer to eject them."""
+    """Disable hot-plug for the devices' ports, so that Windows does not offer to eject them."""
     numa: NumaMode
-    """Memory on the NUMA nodes of its devices: `strict`, `preferred` or `off`.  [strict]"""
+    """Bind memory to the NUMA nodes of the devices: `strict`, `preferred` or `off`.  [strict]"""
     no_pinning: bool
-    """Its CPUs run anywhere."""
+    """Let the CPUs run anywhere."""
     hugepages: str | None
-    """`2M` or `1G`: memory from the host's pools."""
+    """`2M` or `1G`: use huge pages of the host."""
     viommu: IommuModel | None
     """A virtual IOMMU, for nested virtualization."""
     iommufd: bool
-    """Devices through /dev/iommu (libvirt 12.1)."""
+    """Use /dev/iommu for the devices (libvirt 12.1)."""
     address_bits: int | None
-    """Width of its physical addresses at most: 32 to 52."""
+    """Maximum width of physical addresses: 32 to 52."""
     fixed_aperture: bool
     """Write the size of the window for large BARs; OVMF before 2022.11 needs it."""
     hard_limit: str | None
-    """All memory that QEMU may use and lock, with its unit."""
+    """The maximum memory that QEMU may use and lock, with its unit."""
     locked: bool
-    """Lock all of its memory, without a limit."""
+    """Lock all guest memory, without a limit."""
 
 
 def request_of(name: str, said: DomainOptions) -> DomainRequest:
-    """The guest that somebody requests for.
+    """The guest that a user asks for.
 
     Raises:
-        UsageError: a word that means nothing.
+        UsageError: an option has an invalid value.
 
     """
     pages, limit = said.get("hugepages"), said.get("hard_limit")
@@ -253,7 +256,7 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
 
 
 def _require_known(said: DomainOptions) -> None:
-    """Make sure that words and numbers are those that the options have."""
+    """Make sure that words and numbers are among the allowed values."""
     require_whole("--vcpus", said["vcpus"], 1, MOST_VCPUS)
     require_whole("--spare-ports", said.get("spare_ports"), 0, MOST_SPARE_PORTS)
     require_whole("--address-bits", said.get("address_bits"), *ADDRESS_BITS)
@@ -267,41 +270,41 @@ def _require_known(said: DomainOptions) -> None:
 
 
 def _bytes(option: str, text: str) -> int:
-    """A size of a guest's, with its unit: 16 may be meant as GiB, and would be MiB."""
+    """A memory size with its unit: 16 may be meant as GiB, but would be MiB."""
     if text.strip().isdecimal():
-        message = f"{option} {text} has no unit"
+        message = f"missing unit: {option} {text}"
         raise UsageError(message, f"write {text}G or {int(text) * 1024}M")
     return mebibytes(option, text) * MIB
 
 
 class DeviceOptions(TypedDict, total=False):
-    """How a device is given to a guest; all of it may be left out."""
+    """How a device is given to a guest; every option may be omitted."""
 
     managed: bool
     """Let libvirt bind and unbind it, instead of vfiomgr."""
     display: bool
     """Show the vGPU's display in <graphics>."""
     ramfb: bool
-    """A framebuffer until the guest's driver is loaded."""
+    """Show a framebuffer until the guest's driver is loaded."""
     rom: str | None
     """Its option ROM: a file, or `off` for none."""
     boot_order: int | None
-    """When the firmware tries it, from 1 on."""
+    """Its boot order, from 1 on."""
     driver_model: str | None
     """The VFIO driver that libvirt binds it to (libvirt 10.0)."""
     iommufd: bool
-    """Through /dev/iommu (libvirt 12.1)."""
+    """Use /dev/iommu (libvirt 12.1)."""
     unassigned: bool
-    """The guest does not get it: libvirt detaches it for its IOMMU group."""
+    """Keep the device from the guest: libvirt only detaches it, for its IOMMU group."""
     acpi_nodes: str | None
-    """Memoryless cells of the guest for its own memory, `1-8` (libvirt 11.8; GB200)."""
+    """Memoryless guest NUMA cells for the device's memory, `1-8` (libvirt 11.8; GB200)."""
 
 
 def hostdev_options(options: DeviceOptions) -> HostdevOptions:
-    """What they say of the device.
+    """The options of the device.
 
     Raises:
-        UsageError: a number is out of its range.
+        UsageError: a number is out of range.
 
     """
     require_whole("--boot-order", options.get("boot_order"), 1)

@@ -1,4 +1,4 @@
-"""The guest's memory and CPUs on the nodes of the host that its devices are at."""
+"""Place the guest's memory and CPUs on the host nodes of its devices."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 Pins = tuple[tuple[int, tuple[int, ...]], ...]
 _CHOICE = 2
-"""Nodes between which there is one."""
+"""Host nodes to choose the nearest one from."""
 
 
 class NumaShare(Value):
-    """What of the guest lies on a node of the host."""
+    """The part of the guest that lies on one host node."""
 
     node: NumaNode
     memory_bytes: int
@@ -35,7 +35,7 @@ class NumaShare(Value):
 
 
 class Nodes(Value):
-    """The shares of nodes, in the order of their numbers; none where the guest lies anywhere."""
+    """The shares of nodes, by node number; empty if the guest is not bound to nodes."""
 
     shares: tuple[NumaShare, ...]
     pins: Pins
@@ -45,7 +45,7 @@ class Nodes(Value):
 
     @property
     def cells(self) -> tuple[GuestCell, ...]:
-        """The cells that the guest sees: none where all of it lies on one node."""
+        """The cells that the guest sees; none if all of it lies on one node."""
         if len(self.shares) < _CHOICE:
             return ()
         return tuple(
@@ -57,15 +57,15 @@ class Nodes(Value):
 
     @property
     def host_nodes(self) -> tuple[int, ...]:
-        """The nodes that have memory of the guest."""
+        """The nodes that hold memory of the guest."""
         return tuple(share.node.number for share in self.shares if share.memory_bytes)
 
 
 def lay_nodes(host: HostSnapshot, request: DomainRequest, units: Sequence[GuestDevice]) -> Nodes:
-    """Memory and CPUs on the nodes of the devices, where the host has several nodes.
+    """Place memory and CPUs on the nodes of the devices, if the host has several nodes.
 
     Raises:
-        Refusal: a node has not so much free; the message has its numbers.
+        Refusal: a node has too little free memory; the message has the numbers.
 
     """
     topology = host.topology
@@ -89,14 +89,14 @@ def _why_not(
     topology: HostTopology | None, request: DomainRequest, units: Sequence[GuestDevice]
 ) -> tuple[str, ...]:
     if topology is None:
-        return ("NUMA nodes were not read: memory and CPUs lie anywhere",)
+        return ("NUMA nodes are unknown: memory and CPUs are not bound",)
     if len(topology.nodes) < _CHOICE or request.numa == "off" or not units:
         return ()
-    return ("no device tells its NUMA node (numa_node is -1): memory and CPUs lie anywhere",)
+    return ("no device has a NUMA node (numa_node is -1): memory and CPUs are not bound",)
 
 
 def _with_substance(nodes: list[NumaNode], topology: HostTopology) -> list[NumaNode]:
-    """The nodes, and the nearest that have CPUs and memory where none of them has."""
+    """The nodes, or the nearest that have CPUs and memory if none of them has."""
     for has in (_has_cpus, _has_memory):
         if not any(map(has, nodes)):
             nearest = _nearest(nodes[0], [node for node in topology.nodes if has(node)], topology)
@@ -115,7 +115,7 @@ def _has_memory(node: NumaNode) -> bool:
 def _nearest(
     node: NumaNode, others: Iterable[NumaNode], topology: HostTopology
 ) -> tuple[NumaNode, ...]:
-    """The nearest of some nodes; none of none."""
+    """The nearest of some nodes; None without nodes."""
     numbers = [known.number for known in topology.nodes]
     distances = dict(zip(numbers, node.distances, strict=False))
     ranked = sorted(others, key=lambda other: (distances.get(other.number, 0xFF), other.number))
@@ -123,7 +123,7 @@ def _nearest(
 
 
 def _shares(request: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
-    """Memory and CPUs in equal parts for the nodes that have any; what is left, for the first."""
+    """Split memory and CPUs equally among the nodes that have any; the first gets the rest."""
     grain = request.hugepage_bytes or MIB
     memory = _parts(request.memory_bytes, [_has_memory(node) for node in nodes], grain)
     counts = _parts(request.vcpus, [_has_cpus(node) for node in nodes], 1)
@@ -135,7 +135,7 @@ def _shares(request: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShar
 
 
 def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
-    """Equal parts of whole grains for those who take; earlier ones get what is left."""
+    """Split a total into equal parts of complete grains; earlier parts get the rest."""
     takers = sum(takes)
     grains, rest = divmod(total, grain)
     each, more = divmod(grains, takers) if takers else (0, 0)
@@ -150,7 +150,7 @@ def _parts(total: int, takes: Sequence[bool], grain: int) -> list[int]:
 def _too_little(
     shares: Sequence[NumaShare], request: DomainRequest, topology: HostTopology
 ) -> Iterator[Diagnostic]:
-    """Nodes that have not what is to lie on them."""
+    """Nodes with too little free memory for their share."""
     if request.hugepage_bytes is not None:
         yield from _uneven(request, request.hugepage_bytes)
     for share in shares:
@@ -168,15 +168,15 @@ def _too_little(
             yield blocker(
                 "memory-too-little",
                 f"node {share.node.number}",
-                f"{size(share.memory_bytes)} of the guest's memory are to lie on NUMA node "
-                f"{share.node.number}, which has {size(free)} free{kind} ({others})",
-                f"{_pages_remedy(share.node, share.memory_bytes, request)}ask for less --memory, "
-                "or pass --numa preferred (other nodes give what this has not) or off",
+                f"cannot place {size(share.memory_bytes)} of guest memory on NUMA node "
+                f"{share.node.number}: only {size(free)} free{kind} ({others})",
+                f"{_pages_remedy(share.node, share.memory_bytes, request)}pass less --memory, "
+                "--numa preferred (other nodes provide the rest) or --numa off",
             )
 
 
 def _missing_pages(topology: HostTopology | None, request: DomainRequest) -> Iterator[Diagnostic]:
-    """Huge pages that the host has not, wherever they lie."""
+    """Report missing huge pages, on any node."""
     if request.hugepage_bytes is None:
         return
     yield from _uneven(request, request.hugepage_bytes)
@@ -187,10 +187,9 @@ def _missing_pages(topology: HostTopology | None, request: DomainRequest) -> Ite
         yield blocker(
             "hugepages-too-few",
             "",
-            f"the guest's {size(request.memory_bytes)} are to lie in huge pages of "
-            f"{size(request.hugepage_bytes)}, of which {size(free)} are free",
-            f"{_pages_remedy(topology.nodes[0], request.memory_bytes, request)}"
-            "leave out --hugepages",
+            f"cannot allocate {size(request.memory_bytes)} of guest memory in huge pages of "
+            f"{size(request.hugepage_bytes)}: only {size(free)} free",
+            f"{_pages_remedy(topology.nodes[0], request.memory_bytes, request)}omit --hugepages",
         )
 
 
@@ -199,8 +198,8 @@ def _uneven(request: DomainRequest, page: int) -> Iterator[Diagnostic]:
         yield blocker(
             "hugepages-uneven",
             "",
-            f"{size(request.memory_bytes)} are no whole number of huge pages of {size(page)}",
-            f"ask for {size(-(-request.memory_bytes // page) * page)}",
+            f"{size(request.memory_bytes)} is not a multiple of the huge page size {size(page)}",
+            f"round the memory up to {size(-(-request.memory_bytes // page) * page)}",
         )
 
 
@@ -212,7 +211,7 @@ def _free(node: NumaNode, page_bytes: int | None) -> int:
 
 
 def _pages_remedy(node: NumaNode, wanted: int, request: DomainRequest) -> str:
-    """What gives a node more huge pages of a size."""
+    """The command that reserves more huge pages on a node."""
     page = request.hugepage_bytes
     if page is None:
         return ""
@@ -223,7 +222,7 @@ def _pages_remedy(node: NumaNode, wanted: int, request: DomainRequest) -> str:
 
 
 def _pins(shares: Sequence[NumaShare], topology: HostTopology) -> tuple[Pins, tuple[int, ...]]:
-    """Each virtual CPU on all CPUs of its node: which of them, the scheduler knows best."""
+    """Pin each virtual CPU to all CPUs of its node; the scheduler chooses among them."""
     of_cpus = {share.node.number: _cpus_for_guests(share.node, topology) for share in shares}
     pins = tuple(
         (vcpu, of_cpus[share.node.number])
@@ -235,7 +234,7 @@ def _pins(shares: Sequence[NumaShare], topology: HostTopology) -> tuple[Pins, tu
 
 
 def _cpus_for_guests(node: NumaNode, topology: HostTopology) -> tuple[int, ...]:
-    """Without those that are isolated, and without the core of CPU 0 where there are others."""
+    """CPUs without the isolated ones, and without the core of CPU 0 if there are others."""
     usable = [cpu for cpu in node.cpus if cpu not in topology.isolated_cpus]
     others = [cpu for cpu in usable if cpu not in topology.boot_cpu_threads]
     return tuple(others or usable)
@@ -247,7 +246,7 @@ def _why_nodes(
     for number, share in enumerate(shares):
         node = share.node
         at = [unit.name for unit in units if unit.numa_node == node.number]
-        told = f"{', '.join(at)} at" if at else "the nearest with CPUs or memory is"
+        told = f"{', '.join(at)} at" if at else "nearest with CPUs or memory is"
         free = size(_free(node, request.hugepage_bytes))
         text = f"{told} NUMA node {node.number}: {free} free of {size(node.memory_bytes)}"
         yield Reason(f"cell {number}", f"{text}, CPUs {format_cpulist(node.cpus) or 'none'}")
@@ -282,42 +281,42 @@ def _notes(
         if isolated and share.vcpus:
             yield (
                 f"CPUs {format_cpulist(isolated)} of NUMA node {share.node.number} are isolated "
-                "(isolcpus=): no guest is put on them, for the scheduler would leave all of it on "
-                "one; pin single CPUs to them by hand: virsh vcpupin"
+                "(isolcpus=) and not used: the scheduler would run the entire guest on one of "
+                "them; to use them, pin each virtual CPU: virsh vcpupin"
             )
     unknown = [unit.name for unit in units if unit.numa_node is None]
     if unknown:
-        yield f"{', '.join(unknown)}: no NUMA node is known (numa_node is -1)"
+        yield f"{', '.join(unknown)}: NUMA node unknown (numa_node is -1)"
 
 
 MOST_WITHOUT_EIM = 255
-"""More have identities that only extended interrupt mode carries (qemuValidateDomainDefVcpu)."""
+"""More CPUs need the identifiers of extended interrupt mode (qemuValidateDomainDefVcpu)."""
 _LIMITS = ((Version(9, 0), 4096), (Version(8, 1), 1024), (Version(0, 0), 288))
-"""Of q35 by the release of its machine type (max_cpus in hw/i386/pc_q35.c)."""
+"""The CPU limit of q35 by release of the machine type (max_cpus in hw/i386/pc_q35.c)."""
 
 
 def most_vcpus(machine: Version) -> int:
-    """The limit of a q35 machine of that release of QEMU."""
+    """The CPU limit of a q35 machine of that QEMU release."""
     return next(count for since, count in _LIMITS if machine >= since)
 
 
 def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
-    """Make sure that libvirt takes so many CPUs; an unknown QEMU may have any limit.
+    """Make sure that libvirt accepts the number of CPUs; for an unknown QEMU any number passes.
 
     Raises:
-        Refusal: it does not; the message says what would lift that.
+        Refusal: there are too many; the message names the remedy.
 
     """
     if request.vcpus > MOST_WITHOUT_EIM and request.viommu != "intel":
         message = (
-            f"{request.vcpus} CPUs: more than {MOST_WITHOUT_EIM} need a virtual IOMMU with "
-            "extended interrupt mode"
+            f"{request.vcpus} CPUs need a virtual IOMMU with extended interrupt mode (more than "
+            f"{MOST_WITHOUT_EIM})"
         )
         remedy = f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}"
         raise refusal([blocker("too-many-cpus", request.name, message, remedy)])
     if qemu is not None and request.vcpus > most_vcpus(qemu):
         most = most_vcpus(qemu)
-        message = f"{request.vcpus} CPUs: q35 has {most} at most with QEMU {qemu}"
+        message = f"{request.vcpus} CPUs are too many: q35 of QEMU {qemu} supports {most}"
         later = next(since for since, count in reversed(_LIMITS) if count > most)
         remedy = f"pass --vcpus {most}, or install QEMU {later} or later"
         raise refusal([blocker("too-many-cpus", request.name, message, remedy)])

@@ -1,9 +1,9 @@
-"""Where devices sit in the guest: address spaces, root ports, expanders that carry locality.
+"""Place devices in the guest: address spaces, root ports, and expanders for NUMA locality.
 
-Behind a virtual IOMMU a function of PCI Express has an address space of its own, also in one slot
-with others; all that is behind a bridge to conventional PCI has one
-(pci_device_iommu_address_space in hw/pci/pci.c). VFIO gives a group to one space: "group N used in
-multiple address spaces" (vfio_get_group).
+Behind a virtual IOMMU each PCI Express function has its own address space, even in one slot with
+others; everything behind a bridge to conventional PCI shares one (pci_device_iommu_address_space in
+hw/pci/pci.c). VFIO allows a group only one space: "group N used in multiple address spaces"
+(vfio_get_group).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class RootPortSlot(Value):
-    """Units behind one root port: one, or several that share an address space."""
+    """Units behind one root port: one unit, or several that share an address space."""
 
     units: tuple[GuestDevice, ...]
     is_shared: bool = False
-    """Whether they sit behind a bridge to conventional PCI."""
+    """Whether they are behind a bridge to conventional PCI."""
 
     @property
     def first(self) -> GuestDevice:
-        """The unit whose NUMA node counts."""
+        """The unit whose NUMA node is used."""
         return self.units[0]
 
     @property
@@ -47,7 +47,7 @@ class RootPortSlot(Value):
 
 
 def slots_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPortSlot, ...]:
-    """A slot for each unit; one for all that share a group, where the guest has an IOMMU."""
+    """One slot per unit; units that share a group share one if the guest has an IOMMU."""
     if not has_viommu:
         return tuple(RootPortSlot((unit,)) for unit in units)
     shared = set(_several(function for unit in units for function in unit.functions))
@@ -67,7 +67,7 @@ def slots_of(units: Sequence[GuestDevice], *, has_viommu: bool) -> tuple[RootPor
 
 
 def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
-    """The groups that several of some functions are in."""
+    """The groups that contain several of the functions."""
     groups: dict[int, list[PciDevice]] = defaultdict(list)
     for function in functions:
         if function.iommu_group is not None:
@@ -76,21 +76,21 @@ def _several(functions: Iterable[PciDevice]) -> dict[int, list[PciDevice]]:
 
 
 def space_notes(slots: Iterable[RootPortSlot]) -> Iterator[str]:
-    """What functions behind a bridge lack."""
+    """Notes about the limits of functions behind a bridge."""
     for slot in slots:
         if slot.is_shared:
             yield (
-                f"{slot.names} share an IOMMU group, which is one address space, and behind a "
-                "virtual IOMMU only a bridge to conventional PCI makes one of them: the guest sees "
-                "them without PCI Express (no resizable BARs, no ATS, no link state). One of them "
-                f"alone keeps it: --device {slot.first.function_names[0]},only"
+                f"{slot.names} share an IOMMU group, so behind a virtual IOMMU they share a "
+                "bridge to conventional PCI: the guest sees no PCI Express features (resizable "
+                "BARs, ATS, link state); to keep them, assign one function: --device "
+                f"{slot.first.function_names[0]},only"
             )
 
 
 def space_diagnostics(
     host: HostSnapshot, domain: Domain, units: Iterable[GuestDevice]
 ) -> Iterator[Diagnostic]:
-    """Functions that cannot come into a domain that has an IOMMU, each behind a port of pcie.0."""
+    """Functions that cannot be added to a domain with an IOMMU, each behind a port of pcie.0."""
     if domain.iommu is None or domain.iommu.bus is not None:
         return
     coming = {f.address: f for unit in units if unit.is_seen for f in unit.functions}
@@ -105,10 +105,10 @@ def space_diagnostics(
         yield blocker(
             "viommu-group-apart",
             domain.name,
-            f"{domain.name} has an IOMMU, behind which each function of PCI Express is an address "
-            f"space of its own, and {shown} are of IOMMU group {number}, which has one",
-            f"give it one of them, with --function-only; or take <iommu> out of it: only a guest "
-            "devices on needs one; or put them behind one <controller type='pci' "
+            f"cannot add {shown} to {domain.name}: behind its IOMMU each PCI Express function "
+            f"has its own address space, but IOMMU group {number} can have only one",
+            "add one of them with --function-only; or remove <iommu> (only needed for "
+            "passthrough inside the guest); or put them behind one <controller type='pci' "
             f"model='{TO_PCI}'/>, as vfiomgr libvirt domain --viommu does",
         )
 
@@ -121,11 +121,11 @@ _SLOTS_OF_BRIDGE = range(1, 32)
 _BUSES = 256
 
 Place = tuple[str | None, int | None]
-"""A root complex of the host and a NUMA node of it."""
+"""A root complex of the host, and one of its NUMA nodes."""
 
 
 class Buses(Value):
-    """The controllers of a guest, and the place of each unit's first function by its name."""
+    """The controllers of a guest, and the place of each unit's first function by name."""
 
     controllers: tuple[PciController, ...]
     places: dict[str, GuestAddress]
@@ -135,13 +135,13 @@ class Buses(Value):
 def lay_buses(
     slots: Sequence[RootPortSlot], others: int, spare: int, cells: Sequence[int], *, is_local: bool
 ) -> Buses:
-    """A root port for each slot; behind expanders where they come from several places.
+    """Assign a root port to each slot; behind expanders if the devices come from several places.
 
-    `others` is how many emulated devices libvirt will put behind root ports, `spare` how many ports
-    stay free; `cells` are the host's nodes by the guest's cells.
+    `others` is the number of emulated devices that libvirt puts behind root ports, `spare` the
+    number of ports that stay free; `cells` are the host nodes by guest cell.
 
     Raises:
-        Refusal: the guest has not so many buses, or a bridge not so many slots.
+        Refusal: the guest has too few buses, or a bridge too few slots.
 
     """
     topology = _Topology(cells)
@@ -156,8 +156,8 @@ def lay_buses(
         topology.add_port("free, for a device that is attached later")
     numbers = _bus_numbers(expanded, slots)
     if min(numbers, default=_BUSES) < len(topology.controllers):
-        message = f"{len(slots)} devices and {others + spare} more root ports are too many buses"
-        remedy = "a guest has 256: ask for fewer --spare-ports or devices"
+        message = f"{len(slots)} devices and {others + spare} more root ports need too many buses"
+        remedy = "pass fewer --spare-ports or devices: a guest has 256 buses"
         raise refusal([blocker("too-many-buses", "", message, remedy)])
     for place, number in zip(expanded, numbers, strict=True):
         topology.add_expander(place, number, [slot for slot in slots if _place(slot) == place])
@@ -165,7 +165,7 @@ def lay_buses(
 
 
 def without_hotplug(buses: Buses) -> Buses:
-    """The same, with ports that a guest cannot eject the host's devices from."""
+    """The same buses, with hot-plug disabled for the ports of host devices."""
     ports = {_port(buses, place.bus) for place in buses.places.values()}
     controllers = (
         replace(controller, has_hotplug=controller.index not in ports)
@@ -175,13 +175,13 @@ def without_hotplug(buses: Buses) -> Buses:
 
 
 def _port(buses: Buses, bus: int) -> int:
-    """That which a bus is below: of a bridge, the one that it is behind."""
+    """The port above a bus; for a bridge, the port that it is behind."""
     controller = buses.controllers[bus]
     return controller.guest.bus if controller.model == TO_PCI and controller.guest else bus
 
 
 def _bus_numbers(places: Sequence[Place], slots: Sequence[RootPortSlot]) -> list[int]:
-    """Of expanders, up to the last bus: each leaves as many as it has ports and bridges."""
+    """Bus numbers of expanders, up to the last bus: each reserves one per port and bridge."""
     numbers, end = [], _BUSES
     for place in reversed(places):
         end -= 1 + sum(1 + slot.is_shared for slot in slots if _place(slot) == place)
@@ -194,13 +194,13 @@ def _place(slot: RootPortSlot) -> Place:
 
 
 def _places(slots: Sequence[RootPortSlot]) -> tuple[Place, ...]:
-    """The root complexes with their nodes, in the order of the devices."""
+    """The root complexes with their nodes, in device order."""
     known = (slot for slot in slots if slot.first.root_complex is not None)
     return tuple(dict.fromkeys(_place(slot) for slot in known))
 
 
 class _Topology:
-    """Controllers one after the other; a controller's index is its place in the list."""
+    """A list of controllers; the index of a controller is its position."""
 
     def __init__(self, cells: Sequence[int]) -> None:
         self._cells = cells
@@ -214,21 +214,21 @@ class _Topology:
         return controller.index
 
     def add_port(self, why: str, guest: GuestAddress | None = None) -> int:
-        """A root port, on the guest's own root or behind an expander."""
+        """Add a root port, on the guest's own root or behind an expander."""
         return self._add(why, PciController(0, len(self.controllers), ROOT_PORT, guest))
 
     def add_slot(self, slot: RootPortSlot, guest: GuestAddress | None = None) -> None:
-        """A port for a unit; for several that share an address space, a bridge behind it."""
+        """Add a port for a unit; several that share an address space get a bridge behind it."""
         if not slot.is_shared:
             port = self.add_port(_why_port(slot.first), guest)
             self.places[slot.first.name] = GuestAddress(port, 0, 0)
             return
         if len(slot.units) > len(_SLOTS_OF_BRIDGE):
             message = (
-                f"{slot.names} share an IOMMU group: behind a virtual IOMMU they can only be on "
-                f"one bridge, which has {len(_SLOTS_OF_BRIDGE)} slots"
+                f"{slot.names} share an IOMMU group: behind a virtual IOMMU they need one "
+                f"bridge, which has {len(_SLOTS_OF_BRIDGE)} slots"
             )
-            remedy = "leave some out, or leave out --viommu"
+            remedy = "assign fewer, or omit --viommu"
             raise refusal([blocker("viommu-bridge-full", slot.names, message, remedy)])
         port = self.add_port(f"for the bridge of {slot.names}", guest)
         where = PciController(0, len(self.controllers), TO_PCI, GuestAddress(port, 0, 0))
@@ -239,18 +239,18 @@ class _Topology:
             self.places[unit.name] = GuestAddress(bridge, number, 0)
 
     def add_expander(self, place: Place, bus_nr: int, slots: Sequence[RootPortSlot]) -> None:
-        """A root complex of the guest for one of the host, with a port for each of its slots."""
+        """Add a guest root complex for one of the host, with a port for each of its slots."""
         complex_name, node = place
         if len(slots) > _PORTS_OF_EXPANDER:
             message = (
-                f"{len(slots)} devices are below {complex_name}, NUMA node {node}, and an expander "
-                f"of a guest has {_PORTS_OF_EXPANDER} ports"
+                f"{len(slots)} devices are below {complex_name}, NUMA node {node}, but a guest "
+                f"expander has {_PORTS_OF_EXPANDER} ports"
             )
-            remedy = "give some to another guest, or pass --numa off"
+            remedy = "assign some to another guest, or pass --numa off"
             raise refusal([blocker("expander-full", complex_name, message, remedy)])
         cell = self._cells.index(node) if node is not None and node in self._cells else None
         where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
-        why = f"{where}, as {slots[0].first.name} has it (numa_node in sysfs)"
+        why = f"{where}, like {slots[0].first.name} (numa_node in sysfs)"
         index = self._add(
             why, PciController(0, len(self.controllers), EXPANDER, bus_nr=bus_nr, numa_node=cell)
         )

@@ -1,4 +1,4 @@
-"""From a snapshot and a request to the plan of a whole domain, or a refusal; pure."""
+"""Plan a complete domain from a snapshot and a request; pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
 _ARCHITECTURE = "x86_64"
 _SHORT_BITS, _LONG_BITS = 39, 48
-"""The widths that an emulated VT-d has: three levels of page tables, or four."""
+"""The address widths of an emulated VT-d: three or four levels of page tables."""
 _IOMMU_FEATURES = {"virtio": libvirt_model.VIRTIO_IOMMU, "amd": libvirt_model.AMD_IOMMU}
 _EMULATED = 1
 """Devices besides disks and networks that libvirt puts behind root ports: the USB controller."""
@@ -44,12 +44,12 @@ _EMULATED = 1
 def plan_guest(
     host: HostSnapshot, request: DomainRequest, libvirt: Version, qemu: Version | None = None
 ) -> GuestPlan:
-    """All parts of a domain, each with its reason.
+    """Plan all parts of a domain, each with its reason.
 
     Raises:
         UnknownDevice: the host has no such device or vGPU.
         UsageError: the request contradicts itself.
-        Refusal: the host, its libvirt or its QEMU cannot do it; it says what would lift that.
+        Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
 
     """
     _check_architecture(host)
@@ -60,7 +60,9 @@ def plan_guest(
     if request.has_secure_boot:
         libvirt_model.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
     if not request.has_hotplug:
-        libvirt_model.ROOT_PORT_WITHOUT_HOTPLUG.require(libvirt, "a device that no guest ejects")
+        libvirt_model.ROOT_PORT_WITHOUT_HOTPLUG.require(
+            libvirt, "a device that the guest cannot eject"
+        )
     seen = [unit for unit in units if unit.is_seen]
     nodes = lay_nodes(host, request, seen)
     emulated = _EMULATED + len(request.disks) + len(request.networks)
@@ -88,39 +90,39 @@ def plan_guest(
 
 
 def _check_architecture(host: HostSnapshot) -> None:
-    """The machine, its firmware, its windows and its IOMMUs are those of a PC."""
+    """Refuse other architectures: machine, firmware, windows and IOMMUs are those of a PC."""
     if host.architecture not in (None, _ARCHITECTURE):
         message = (
-            f"this host is {host.architecture}, and whole domains are written for {_ARCHITECTURE} "
-            "(q35) alone"
+            f"cannot write a complete domain for {host.architecture}: only {_ARCHITECTURE} (q35) "
+            "is supported"
         )
         remedy = (
-            "have virt-install write the domain, and put the devices into it with vfiomgr libvirt "
-            "edit FILE --add ADDRESS; vfiomgr libvirt hostdev prints them alone"
+            "create the domain with virt-install, then add devices: vfiomgr libvirt edit FILE "
+            "--add ADDRESS; vfiomgr libvirt hostdev prints only the devices"
         )
         raise refusal([blocker("domain-architecture", "", message, remedy)])
 
 
 def _check_request(request: DomainRequest) -> None:
     if not _NAME.fullmatch(request.name):
-        message = f"{request.name!r} is no name of a domain"
-        raise UsageError(message, "a name has no slash, no line break and no space in front")
+        message = f"invalid domain name: {request.name!r}"
+        raise UsageError(message, "use a name without slashes, line breaks or leading spaces")
     if request.hides_kvm and request.kind == "qemu":
-        message = "there is no KVM to hide from a guest of the kind qemu"
-        raise UsageError(message, "leave out --hide-kvm, or pass --virt-type kvm")
+        message = "cannot hide KVM: a qemu guest does not use it"
+        raise UsageError(message, "omit --hide-kvm, or pass --virt-type kvm")
     if request.has_secure_boot and request.firmware == "bios":
-        message = "cannot use Secure Boot with SeaBIOS: only EFI firmware has it"
-        raise UsageError(message, "leave out --firmware bios, or leave out --secure-boot")
+        message = "cannot use Secure Boot with SeaBIOS: it requires EFI firmware"
+        raise UsageError(message, "omit --firmware bios, or omit --secure-boot")
     displayed = [device.name for device in request.devices if device.hostdev_options.display]
     if displayed and request.graphics == "none":
-        message = f"the display of {displayed[0]} is to be shown, and the guest has no graphics"
-        raise UsageError(message, "pass --graphics vnc, or leave out display")
+        message = f"cannot show the display of {displayed[0]}: the guest has no graphics"
+        raise UsageError(message, "pass --graphics vnc, or omit display")
 
 
 def _with_boot_orders(
     host: HostSnapshot, request: DomainRequest, units: Sequence[GuestDevice]
 ) -> tuple[tuple[GuestDevice, ...], tuple[tuple[str, int], ...]]:
-    """Units and emulated devices with their numbers in the order of booting."""
+    """Units and emulated devices with their boot orders."""
     known = {unit.name: unit for unit in units}
     orders: list[tuple[str, int]] = []
     for name in request.boot or _usual_boot(request):
@@ -139,24 +141,24 @@ def _with_boot_orders(
 
 
 def _usual_boot(request: DomainRequest) -> tuple[str, ...]:
-    """Disks, and what installs one that is empty yet."""
+    """Disks, and the installation media of an empty disk."""
     return ("disk",) * bool(request.disks) + ("cdrom",) * bool(request.cdroms)
 
 
 def _boot_address(host: HostSnapshot, name: str) -> str:
-    """The device that a word of --boot names."""
+    """The device that a --boot word means."""
     try:
         return str(host.parse_address(name))
     except UsageError:
-        message = f"--boot {name} is nothing to boot from"
-        hint = "write one of disk, cdrom, network, or the name of a --device"
+        message = f"invalid boot device: --boot {name}"
+        hint = "use disk, cdrom, network, or the name of a --device"
         raise UsageError(message, hint) from None
 
 
 def _boot_parts(
     host: HostSnapshot, request: DomainRequest, name: str, units: dict[str, GuestDevice]
 ) -> list[str]:
-    """What one word of --boot means: all disks, all CD-ROMs, all networks, or one device."""
+    """What a --boot word means: all disks, all CD-ROMs, all networks, or one device."""
     found: dict[str, list[str]] = {
         "disk": [f"disk {number}" for number in range(len(request.disks))],
         "cdrom": [f"cdrom {number}" for number in range(len(request.cdroms))],
@@ -169,15 +171,15 @@ def _boot_parts(
         holders = (u for u in units.values() if u.is_seen and address in u.names.split(", "))
         parts = [unit.name for unit in holders]
     if not parts:
-        message = f"--boot {name}: the guest has no such device"
-        raise UsageError(message, "write disk, cdrom, network or the name of a --device")
+        message = f"the guest has no such boot device: --boot {name}"
+        raise UsageError(message, "use disk, cdrom, network, or the name of a --device")
     return parts
 
 
 def _iommufd(
     hostdevs: tuple[GuestHostdev, ...], libvirt: Version
 ) -> tuple[bool, tuple[GuestHostdev, ...]]:
-    """For the domain as a whole, where libvirt has that and all devices want it."""
+    """Use the domain-wide setting if libvirt has it and all devices use iommufd."""
     wanted = [h.device.iommufd for h in hostdevs if not h.device.is_unassigned]
     if not (any(wanted) and all(wanted) and libvirt_model.DOMAIN_IOMMUFD.is_in(libvirt)):
         return False, hostdevs
@@ -188,11 +190,11 @@ def _iommufd(
 def _iommu(
     host: HostSnapshot, request: DomainRequest, libvirt: Version
 ) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
-    """The virtual IOMMU; an emulated VT-d must be as wide as what it is to map."""
+    """The virtual IOMMU; an emulated VT-d must be as wide as the addresses that it maps."""
     if request.viommu is None:
         return None, ()
     if feature := _IOMMU_FEATURES.get(request.viommu):
-        feature.require(libvirt, f"a virtual IOMMU of the kind {request.viommu}")
+        feature.require(libvirt, f"virtual IOMMU {request.viommu}")
         _check_mapping(request)
         return DomainIommu(request.viommu), ()
     own = guest_bits(host, request)
@@ -214,7 +216,7 @@ def _buses(
 
 
 def _controllers(buses: Buses, window: MmioWindow) -> tuple[PciController, ...]:
-    """The root with its window, and all others."""
+    """The root with its window, and all other controllers."""
     root, *others = buses.controllers
     return (replace(root, hole64_kib=window.hole64_kib), *others)
 
@@ -230,20 +232,20 @@ def _memory(request: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
 
 
 def _check_mapping(request: DomainRequest) -> None:
-    """QEMU's amd-iommu tells VFIO nothing of what a guest maps, unless dma-remap is on (10.2)."""
+    """Refuse QEMU's amd-iommu: it reports mappings to VFIO only with dma-remap=on (10.2)."""
     if request.viommu == "amd" and any(
         not d.hostdev_options.is_unassigned for d in request.devices
     ):
         message = (
-            "behind QEMU's amd-iommu no guest starts that has devices of the host: it tells VFIO "
-            "nothing of what is mapped (dma-remap, since 10.2), and libvirt has no word for that"
+            "cannot use QEMU's amd-iommu with host devices: it does not report its mappings to "
+            "VFIO (dma-remap, since 10.2, is not in libvirt's XML)"
         )
-        remedy = "pass --viommu intel, which hosts of AMD have too, or virtio"
+        remedy = "pass --viommu intel, which also works on AMD hosts, or --viommu virtio"
         raise refusal([blocker("viommu-without-mapping", request.name, message, remedy)])
 
 
 def _cpus(request: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus:
-    """A socket for each cell that has CPUs, where they have equally many."""
+    """One socket per cell with CPUs, if all cells have equally many."""
     counts = {len(cell.cell.cpus) for cell in nodes.cells if cell.cell.cpus}
     sockets = sum(bool(cell.cell.cpus) for cell in nodes.cells) if len(counts) == 1 else 1
     return GuestCpus(
@@ -260,22 +262,22 @@ def _cpus(request: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus
 def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[Reason]:
     for unit in units:
         if unit.is_vendor_function and unit.functions:
-            text = f"a vGPU of {unit.functions[0].driver}, which keeps it: never managed"
+            text = f"a vGPU of {unit.functions[0].driver}, which stays bound: never managed"
         elif not unit.functions:
             text = "a mediated device, which libvirt never binds"
         elif unit.hostdev_options.is_unassigned:
-            text = "the guest does not get it: it is kept from the host and from others"
+            text = "unassigned: bound for its IOMMU group, but not given to the guest"
         elif unit.hostdev_options.is_managed:
-            text = "libvirt binds it before the start, and gives it back after"
+            text = "libvirt binds it before the start and unbinds it afterwards"
         elif any(host.makes_vgpus(function) for function in unit.functions):
-            text = "its driver makes vGPUs of it: no guest can use the function by itself"
+            text = "hosts vGPUs: cannot be passed through directly"
         else:
             text = f"bound by vfiomgr: vfiomgr bind {unit.name}"
         yield Reason(f"hostdev {unit.name}", text)
 
 
 def _group_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[str]:
-    """Functions that nobody else can have while the guest has others of their group."""
+    """Note the other functions of the groups, which nobody else can use while the guest runs."""
     inside = {function.address for unit in units for function in unit.functions}
     groups = {unit.iommu_group for unit in units if unit.functions} - {None}
     for number in sorted(group for group in groups if group is not None):
@@ -287,10 +289,10 @@ def _group_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[s
         if idle:
             shown = ", ".join(map(str, idle))
             yield (
-                f"IOMMU group {number} also holds {shown}: neither the host nor another guest "
+                f"IOMMU group {number} also contains {shown}: neither the host nor another guest "
                 + (
-                    "can have it while this one runs"
+                    "can use it while this guest runs"
                     if len(idle) == 1
-                    else "can have them meanwhile"
+                    else "can use them while this guest runs"
                 )
             )

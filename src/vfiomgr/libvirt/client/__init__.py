@@ -1,1 +1,1 @@
-"""What is asked of libvirt itself."""
+"""Calls to libvirt itself."""

@@ -1,8 +1,8 @@
-"""libvirt-python, an optional dependency: its only importer, and calls of it that end.
+"""The only importer of libvirt-python, an optional dependency; its calls have a deadline.
 
-Nothing interrupts a call of libvirt, which waits in C for a daemon that may be stuck, or for a host
-that is gone. So calls are made in a thread of the conversation's own, which is left behind with a
-call that does not end within the deadline; nothing more is asked then.
+A call of libvirt cannot be interrupted: it waits in C for a daemon that may be stuck, or for a host
+that is gone. So calls run in a thread of their own, which is left behind if a call misses the
+deadline; no further calls are made then.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LOOP_TICK = 200
 
 @functools.cache
 def library() -> Any:  # noqa: ANN401
-    """libvirt-python, told not to print its errors by itself."""
+    """Import libvirt-python, and keep it from printing errors itself."""
     try:
         import libvirt  # noqa: PLC0415 - an optional dependency
     except ImportError as error:
-        message = f"this needs libvirt-python, which is not there: {error}"
+        message = f"cannot import libvirt-python: {error}"
         hint = (
-            f"{sys.executable} -m pip install libvirt-python (it is built with gcc, pkg-config, "
-            "python3-dev and libvirt-dev)"
+            f"{sys.executable} -m pip install libvirt-python (needs gcc, pkg-config, python3-dev "
+            "and libvirt-dev)"
         )
         raise HostError(message, hint) from None
     libvirt.registerErrorHandler(_be_silent, None)
@@ -49,14 +49,14 @@ def library() -> Any:  # noqa: ANN401
 
 
 def _be_silent(_context: object, _error: object) -> None:
-    """Libvirt's default handler prints on stderr."""
+    """Replace libvirt's default handler, which prints on stderr."""
 
 
 @contextmanager
 def event_loop() -> Iterator[None]:
-    """Hear events within; begun before a connection is opened, and ended after it is closed.
+    """Run libvirt's event loop; start it before a connection opens, and end it after it closes.
 
-    The thread must not be in libvirt when the interpreter ends, which frees what it works with.
+    The thread must have left libvirt when the interpreter exits and frees what it uses.
     """
     _register_event_loop()
     stop = threading.Event()
@@ -71,7 +71,7 @@ def event_loop() -> Iterator[None]:
 
 @functools.cache
 def _register_event_loop() -> None:
-    """Once a process. The timeout wakes the loop, which else sleeps until a descriptor is ready."""
+    """Register once per process. The timeout wakes the loop, which only waits for descriptors."""
     libvirt = library()
     with explaining("the event loop"):
         libvirt.virEventRegisterDefaultImpl()
@@ -79,7 +79,7 @@ def _register_event_loop() -> None:
 
 
 def _do_nothing(_timer: int, _data: object) -> None:
-    """The loop needed to wake up, no more."""
+    """Do nothing: the loop only needs to wake up."""
 
 
 def _loop(stop: threading.Event) -> None:
@@ -90,7 +90,7 @@ def _loop(stop: threading.Event) -> None:
 
 @contextmanager
 def explaining(subject: str) -> Iterator[None]:
-    """Errors of libvirt within are vfiomgr's, about a domain, a file or a URI."""
+    """Turn libvirt's errors about a domain, a file or a URI into those of vfiomgr."""
     libvirt = library()
     try:
         yield
@@ -99,7 +99,7 @@ def explaining(subject: str) -> Iterator[None]:
 
 
 def explained(error: Any, subject: str) -> Exception:  # noqa: ANN401
-    """An error of libvirt as one of vfiomgr."""
+    """An error of libvirt as an error of vfiomgr."""
     code = error.get_error_code()
     if code is None:
         return LibvirtFailed(f"libvirt failed: {error}", "see its log: journalctl -u libvirtd")
@@ -110,48 +110,48 @@ _DRIVERS = re.compile(
     "bhyve|ch|esx|gsx|hyperv|interface|libxl|lxc|network|nodedev|nwfilter|openvz|parallels|"
     "phyp|qemu|secret|storage|test|uml|vbox|vmwarefusion|vmwareplayer|vmwarews|vpx|vz|xen"
 )
-"""Those of all releases (src/*/*_driver.c); one that a host lacks its daemon names itself."""
-_REMEDY = "--connect takes URIs like qemu:///system: https://libvirt.org/uri.html"
+"""The drivers of all releases (src/*/*_driver.c); the daemon reports one that its host lacks."""
+_REMEDY = "use a URI such as qemu:///system: https://libvirt.org/uri.html"
 
 
 def split_uri(uri: str) -> SplitResult:
-    """The parts of a URI; of an alias from libvirt.conf the path alone.
+    """The parts of a URI; for an alias from libvirt.conf only the path.
 
     Raises:
-        UsageError: it is none, or no libvirt has a driver of its name.
+        UsageError: it is not a URI, or no libvirt has such a driver.
 
     """
     try:
         parts = urlsplit(uri)
         _ = parts.port
     except ValueError as error:
-        message = f"--connect {uri} is no URI: {error}"
+        message = f"invalid URI: --connect {uri}: {error}"
         raise UsageError(message, _REMEDY) from None
     driver = parts.scheme.partition("+")[0]
     if driver and not _DRIVERS.fullmatch(driver):
-        message = f"libvirt has no driver {driver!r}, which the URI {uri} asks for"
+        message = f"no such libvirt driver: {driver!r} in {uri}"
         raise UsageError(message, _REMEDY)
     return parts
 
 
 _LIBRARY = "libvirt"
 DEADLINE = 30.0
-"""Seconds for an answer where nobody said another number."""
+"""Default number of seconds to wait for an answer."""
 _LONG_DEADLINE = 300.0
 _LONG = frozenset(
     {"attachDeviceFlags", "detachDeviceFlags", "create", "destroy", "nodeDeviceDefineXML"}
 )
-"""Calls that wait for drivers of the host, for mdevctl, or for QEMU, which pins memory."""
+"""Calls that wait for host drivers, for mdevctl, or for QEMU, which pins memory."""
 KEEP_ALIVE = (5, 3)
-"""After how many seconds of silence libvirt is asked whether it is there, and how often in vain."""
+"""Seconds of silence before a keepalive request, and how many may stay unanswered."""
 _LOST = "connection closed due to keepalive timeout"
-"""src/rpc/virnetclient.c of libvirt, in this process and its language."""
+"""The message in src/rpc/virnetclient.c of libvirt, in this process and its language."""
 _FAREWELL = 2.0
-"""Seconds for the end of a connection, which is left open else."""
+"""Seconds to wait for a connection to close before it is left open."""
 
 
 class _Answer(Struct):
-    """What a call gave, once `is_there`."""
+    """The result of a call, once `is_there`."""
 
     is_there: threading.Event = field(default_factory=threading.Event)
     value: Any = None
@@ -160,10 +160,10 @@ class _Answer(Struct):
 
 @contextmanager
 def converse(open_it: Callable[[str], Any], uri: str, deadline: float) -> Iterator[Any]:
-    """A connection, and with it all that it gives, whose calls return by the deadline or raise.
+    """Open a connection whose calls, and those of its objects, return by the deadline or raise.
 
     Raises:
-        LibvirtSilent: it could not be opened until then; within, that a call was not answered.
+        LibvirtSilent: the connection did not open in time, or a later call was not answered.
 
     """
     conversation = _Conversation(uri, deadline)
@@ -178,21 +178,21 @@ def converse(open_it: Callable[[str], Any], uri: str, deadline: float) -> Iterat
 
 
 class _Conversation:
-    """Calls of one connection, one after the other."""
+    """The calls of one connection, one after the other."""
 
     def __init__(self, uri: str, deadline: float) -> None:
         self._uri = uri
         self._deadline = deadline
         self._silence = 0.0
-        """For how many seconds it was waited in vain."""
+        """The number of seconds waited without an answer."""
         self._asked: tuple[_Answer, float, float] | None = None
-        """The last answer, how long it may take, and until when: an interrupt ends no call."""
+        """The last answer, its time limit, and its deadline: an interrupt does not end a call."""
         self._questions: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._ask_all, name="libvirt", daemon=True)
         self._thread.start()
 
     def ask(self, call: Callable[[], Any], name: str = "") -> Any:  # noqa: ANN401 - untyped
-        """What a call of libvirt's gives, whose own errors are raised as they are."""
+        """Call libvirt and return the result; libvirt's own errors are raised unchanged."""
         if not self._thread.is_alive():
             return call()  # of a connection that is closed, which libvirt says by itself
         seconds = max(self._deadline, _LONG_DEADLINE) if name in _LONG else self._deadline
@@ -211,7 +211,7 @@ class _Conversation:
         return self._guarded(answer.value)
 
     def _wait_out(self) -> None:
-        """Let the call that was interrupted end: what is asked next is answered after it."""
+        """Wait for the interrupted call to end, because libvirt answers later calls after it."""
         if self._asked is None:
             return
         answer, seconds, end = self._asked
@@ -220,12 +220,12 @@ class _Conversation:
         self._asked = None
 
     def close(self, handle: _Guarded) -> None:
-        """Close the connection; one that does not answer is left, for closing would wait, too."""
+        """Close the connection, unless libvirt does not answer: closing would wait too."""
         if not self._silence and not self._put(handle.target.close).is_there.wait(_FAREWELL):
             self._silence = _FAREWELL
 
     def end(self) -> None:
-        """End the thread, which must not be in libvirt when the interpreter frees what it uses."""
+        """End the thread, which must have left libvirt when the interpreter frees what it uses."""
         self._questions.put(None)
         if not self._silence:
             self._thread.join(_FAREWELL)
@@ -245,7 +245,7 @@ class _Conversation:
             answer.is_there.set()
 
     def _guarded(self, value: Any) -> Any:  # noqa: ANN401
-        """With its methods as calls of this conversation, where it is an object of libvirt."""
+        """Wrap an object of libvirt, so that its methods are calls of this conversation."""
         if isinstance(value, list):
             return [self._guarded(one) for one in value]
         return _Guarded(value, self) if type(value).__module__ == _LIBRARY else value
@@ -269,43 +269,43 @@ class _Guarded:
 
 
 def _unanswered(uri: str, seconds: float) -> LibvirtSilent:
-    """What to tell of a libvirt that is silent."""
+    """The error for a libvirt that does not answer."""
     host = split_uri(uri).hostname
     look = "systemctl status libvirtd virtqemud; journalctl -u libvirtd -u virtqemud"
     where = (
-        f"is {host} up, and what does libvirtd do there: ssh {host} '{look}'"
+        f"check that {host} is up and see its logs: ssh {host} '{look}'"
         if host
-        else f"what does it do: {look}; a restart of it leaves guests running"
+        else f"see its state and logs: {look}; guests keep running while it restarts"
     )
-    message = f"libvirtd at {uri} has not answered for {seconds:g} s"
-    return LibvirtSilent(message, f"{where}; --timeout SECONDS waits longer")
+    message = f"libvirtd at {uri} did not answer within {seconds:g} s"
+    return LibvirtSilent(message, f"{where}; pass --timeout SECONDS to wait longer")
 
 
 _LACKING = frozenset(
     {Code.NO_SUPPORT, Code.INVALID_ARG, Code.CONFIG_UNSUPPORTED, Code.OPERATION_DENIED}
 )
-"""A driver, a host, or a connection for reading, that does not have a call."""
+"""A driver, a host, or a read-only connection that does not support a call."""
 _Result = TypeVar("_Result")
 
 
 class Caller:
-    """An open connection, and how a domain of it is found."""
+    """An open connection, and the lookup of its domains."""
 
     def __init__(self, handle: Any, uri: str) -> None:  # noqa: ANN401 - libvirt is untyped
         self._handle = handle
         self.uri = uri
 
     def version(self) -> Version:
-        """Of libvirt, on the other side."""
+        """The version of libvirt on the other side."""
         with explaining(self.uri):
             return Version.from_number(self._handle.getLibVersion())
 
     def keep_alive(self) -> None:
-        """Have the other side say now and then that it is there; without an answer it is lost."""
+        """Send keepalive requests; without an answer the connection is lost."""
         self._if_supported(lambda: self._handle.setKeepAlive(*KEEP_ALIVE))
 
     def _if_supported(self, call: Callable[[], _Result | None]) -> _Result | None:
-        """What a call gives; None where there is no such call here."""
+        """The result of a call; None if this libvirt or connection does not support it."""
         libvirt = library()
         try:
             return call()
@@ -315,7 +315,7 @@ class Caller:
             raise explained(error, self.uri) from None
 
     def _find(self, name: str) -> Any | None:  # noqa: ANN401
-        """A domain by its name or its UUID."""
+        """Look up a domain by name or UUID."""
         libvirt = library()
         for look in (self._handle.lookupByName, self._handle.lookupByUUIDString):
             try:

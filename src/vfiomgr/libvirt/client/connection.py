@@ -1,7 +1,7 @@
 """A connection to libvirt: devices of its domains, and mediated devices (formatnode.html).
 
-A running guest must release a device that is detached. Where a method raises an error of libvirt,
-it is one of vfiomgr's by then: `vfiomgr.libvirt.client.errors`.
+A running guest must release a device that is detached. Errors of libvirt are raised as errors of
+vfiomgr: see `vfiomgr.libvirt.client.errors`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 _TICK = 0.25
-"""Seconds between two looks at a domain whose event may have been missed."""
+"""Seconds between checks of a domain, in case an event was missed."""
 
 
 class Removal(Value):
-    """Which device a running guest is to release, and how many seconds it has for it."""
+    """The device that a running guest must release, and how many seconds it has."""
 
     device: str
     """Its address or its UUID."""
@@ -50,19 +50,19 @@ class Removal(Value):
 
 
 class DeviceCalls(DomainCalls):
-    """What changes the devices of a domain."""
+    """The calls that change the devices of a domain."""
 
     def attach(self, name: str, element: str, scope: Scope) -> None:
-        """Give a device to a domain; libvirt does all of the scope or nothing."""
+        """Attach a device to a domain; libvirt applies the entire scope or nothing."""
         handle = self._lookup(name)
         with explaining(name):
             handle.attachDeviceFlags(element, _flags(scope))
 
     def detach(self, name: str, element: str, scope: Scope, removal: Removal) -> None:
-        """Take a device from a domain; a running guest must release it.
+        """Detach a device from a domain; a running guest must release it.
 
         Raises:
-            GuestKeepsDevice: it refused, or did not until the deadline; the definition is changed.
+            GuestKeepsDevice: the guest refused, or missed the deadline; the definition is changed.
 
         """
         handle = self._lookup(name)
@@ -89,7 +89,7 @@ class DeviceCalls(DomainCalls):
         return found.alias if found else None
 
     def has(self, name: str, device: str) -> bool:
-        """Whether the running guest has it; one that is off by now has not."""
+        """Whether the running guest has the device; false for a domain that is off."""
         try:
             if not self.state(name).is_active:
                 return False
@@ -117,33 +117,33 @@ class DeviceCalls(DomainCalls):
 
 
 class _Removals:
-    """What QEMU tells of devices that a guest was asked to release; filled by the event loop."""
+    """What QEMU reports about devices that a guest must release; filled by the event loop."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
         self._news = threading.Event()
 
     def removed(self, _connection: object, _domain: object, _alias: str, _data: object) -> None:
-        """DEVICE_REMOVED: the domain's XML is without it."""
+        """Handle DEVICE_REMOVED: the domain's XML no longer has the device."""
         self._news.set()
 
     def failed(self, _connection: object, _domain: object, alias: str, _data: object) -> None:
-        """DEVICE_REMOVAL_FAILED: the guest said no."""
+        """Handle DEVICE_REMOVAL_FAILED: the guest refused."""
         self.refused.add(alias)
         self._news.set()
 
     def wait(self, seconds: float) -> None:
-        """Return at news, or when so much time has passed."""
+        """Wait for news, or until the time is over."""
         self._news.wait(seconds)
         self._news.clear()
 
 
 def _kept(name: str, device: str, what: str, scope: Scope) -> GuestKeepsDevice:
-    rest = "; its definition has it no longer" if scope.config else ""
-    message = f"the guest {name} {what}: {device} is still with it{rest}"
+    rest = "; it is no longer in the definition" if scope.config else ""
+    message = f"cannot detach {device}: guest {name} {what}{rest}"
     hint = (
-        "the request stands: it is released when the guest's system answers (is it up, and is its "
-        "driver unloaded?), or when the guest is shut down"
+        "the request stays pending: check that the guest's system is up and has unloaded the "
+        "driver, or shut the guest down"
     )
     return GuestKeepsDevice(message, hint)
 
@@ -159,32 +159,32 @@ _PCI = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
 
 
 class MdevState(Value):
-    """What libvirt says of a mediated device besides its XML."""
+    """What libvirt reports about a mediated device besides its XML."""
 
     is_active: bool
     is_defined: bool
     starts_by_itself: bool | None
-    """None where libvirt does not tell, as on a connection for reading."""
+    """None if libvirt does not report it, as on a read-only connection."""
 
 
 class NodeMdev(Value):
-    """A mediated device; libvirt's own name of it varies with its release, the UUID does not."""
+    """A mediated device; libvirt's name for it depends on the release, the UUID does not."""
 
     name: str
     uuid: str
     type: str
     parent: str
-    """An address; of a parent that is no PCI function libvirt's name."""
+    """The address of the parent, or libvirt's name if it is not a PCI function."""
     state: MdevState
 
 
 def parent_name(parent: PciAddress) -> str:
-    """What libvirt calls a PCI function: `pci_0000_65_00_0`."""
+    """Libvirt's name for a PCI function: `pci_0000_65_00_0`."""
     return f"pci_{re.sub('[:.]', '_', str(parent))}"
 
 
 def read_mdev(xml: str, state: MdevState) -> NodeMdev | None:
-    """What libvirt prints of a mediated device; None of one that it says no UUID of."""
+    """Read libvirt's XML of a mediated device; None if it has no UUID."""
     root = ET.fromstring(xml)  # noqa: S314 - of the daemon that runs the guests
     capability = root.find("capability[@type='mdev']")
     uuid = None if capability is None else capability.findtext("uuid")
@@ -206,19 +206,19 @@ def _parent(name: str) -> str:
 
 
 def find_mdev(mdevs: Iterable[NodeMdev], uuid: str) -> NodeMdev | None:
-    """The one with a UUID."""
+    """The mediated device with this UUID."""
     return next((mdev for mdev in mdevs if mdev.uuid == uuid.lower()), None)
 
 
 _STATES = ("VIR_CONNECT_LIST_NODE_DEVICES_INACTIVE", "VIR_CONNECT_LIST_NODE_DEVICES_ACTIVE")
-"""What libvirt-python has since 7.3: those that are defined, too."""
+"""A flag of libvirt-python 7.3 and later: also list devices that are only defined."""
 
 
 class MdevCalls(Caller):
-    """What is asked about mediated devices, and what changes them."""
+    """The calls that query and change mediated devices."""
 
     def mdevs(self) -> tuple[NodeMdev, ...]:
-        """Those that are active or defined, by their UUIDs."""
+        """Active or defined mediated devices, by UUID."""
         libvirt = library()
         active = libvirt.VIR_CONNECT_LIST_NODE_DEVICES_CAP_MDEV
         every = active | sum(getattr(libvirt, name, 0) for name in _STATES)
@@ -230,15 +230,15 @@ class MdevCalls(Caller):
         return tuple(sorted(filter(None, found), key=lambda mdev: mdev.uuid))
 
     def define_mdev(self, element: str, uuid: str, *, autostart: bool) -> None:
-        """Have libvirt keep a mediated device, and start it with its parent where that is asked.
+        """Define a mediated device in libvirt; with autostart it starts with its parent.
 
-        libvirt has mdevctl do it, in whose files it is kept.
+        libvirt calls mdevctl, which keeps the definition in its files.
 
         Raises:
-            Refusal: libvirt is too old for it.
+            Refusal: libvirt is too old.
 
         """
-        MDEV_DEFINITION.require(self.version(), f"a definition of {uuid}")
+        MDEV_DEFINITION.require(self.version(), f"defining {uuid}")
         if autostart:
             self._require_autostart(uuid)
         with explaining(uuid):
@@ -254,10 +254,10 @@ class MdevCalls(Caller):
             raise
 
     def set_mdev_autostart(self, mdev: NodeMdev, *, autostart: bool) -> None:
-        """Whether it starts with its parent.
+        """Set whether it starts with its parent.
 
         Raises:
-            Refusal: libvirt is too old for it.
+            Refusal: libvirt is too old.
 
         """
         self._require_autostart(mdev.uuid)
@@ -268,22 +268,22 @@ class MdevCalls(Caller):
         MDEV_AUTOSTART.require(self.version(), f"--autostart of {uuid}")
 
     def start_mdev(self, mdev: NodeMdev) -> None:
-        """Make one that is defined."""
+        """Start a defined mediated device."""
         with explaining(mdev.uuid):
             self._handle.nodeDeviceLookupByName(mdev.name).create(0)
 
     def stop_mdev(self, mdev: NodeMdev) -> None:
-        """Remove an active one; a definition stays."""
+        """Stop an active mediated device; its definition stays."""
         with explaining(mdev.uuid):
             self._handle.nodeDeviceLookupByName(mdev.name).destroy()
 
     def undefine_mdev(self, mdev: NodeMdev) -> None:
-        """Forget one; it stays active where it is."""
+        """Delete the definition of a mediated device; it stays active if it is."""
         with explaining(mdev.uuid):
             self._handle.nodeDeviceLookupByName(mdev.name).undefine(0)
 
     def _mdev(self, handle: Any) -> NodeMdev | None:  # noqa: ANN401
-        """Without an answer (of a driver that has one state alone) it is active, and no more."""
+        """A driver that does not report states has only active, undefined devices."""
         autostart = self._answer(handle, "autostart")
         state = MdevState(
             is_active=self._answer(handle, "isActive") != 0,
@@ -293,32 +293,32 @@ class MdevCalls(Caller):
         return read_mdev(handle.XMLDesc(0), state)
 
     def _answer(self, handle: Any, question: str) -> int | None:  # noqa: ANN401
-        """What a device answers; None where libvirt, or its Python, does not know the question."""
+        """A property of a device; None if libvirt or its Python binding lacks the call."""
         ask = getattr(handle, question, None)
         found: int | None = None if ask is None else self._if_supported(ask)
         return found
 
 
 _EMBEDDED = "/embed"
-"""The path of a driver inside this process, which needs the loop itself (drvqemu.html)."""
+"""The path of a driver inside this process, which needs an event loop (drvqemu.html)."""
 
 
 class Connection(DefinitionCalls, DeviceCalls, MdevCalls):
-    """An open connection; `connect` makes one."""
+    """An open connection; created by `connect`."""
 
 
 @contextmanager
 def connect(
     uri: str, *, read_only: bool = False, with_events: bool = False, deadline: float = DEADLINE
 ) -> Iterator[Connection]:
-    """A connection to the libvirt at a URI; events of domains are heard `with_events` alone.
+    """Connect to the libvirt at a URI; domain events are received only `with_events`.
 
-    Each of its calls is answered within `deadline` seconds, or given up; a connection to another
-    host is tried in between, so that one which is lost ends a call that may take longer.
+    Each call must be answered within `deadline` seconds. A connection to another host sends
+    keepalive requests, so that a lost connection also ends calls with a longer time limit.
 
     Raises:
         HostError: libvirt-python is not installed, or no libvirt answers.
-        UsageError: it is no URI, or no driver of libvirt knows it.
+        UsageError: the URI is invalid, or no libvirt driver supports it.
 
     """
     libvirt = library()

@@ -1,10 +1,10 @@
-"""Definitions of domains: what libvirt chooses where the XML leaves it open, and what it drops.
+"""Definitions of domains: values that libvirt chooses, and parts that it drops.
 
-A domain defined twice from the same file is to be the same one: with its UUID, and with the MAC
-addresses that its guest knows its networks by.
+A domain that is defined twice from the same file stays the same domain: with its UUID, and with the
+MAC addresses by which its guest identifies its networks.
 
-Without validation libvirt 9.0 leaves out elements and attributes that it does not know, and some
-drivers do so even with it (namespaces that they do not read).
+Without validation libvirt 9.0 drops elements and attributes that it does not know; some drivers do
+so even with it (namespaces that they do not read).
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ _TOLD = frozenset(
         "domain/seclabel/imagelabel",
     }
 )
-"""What libvirt tells of a running domain, and takes from nobody (formatdomain.html)."""
+"""Parts that libvirt reports for a running domain and does not accept (formatdomain.html)."""
 
 _CONTAINERS = frozenset(
     {"features", "devices", "metadata", "cputune", "memtune", "numatune", "memoryBacking"}
 )
-"""Elements of a domain that say nothing where they are empty."""
+"""Elements of a domain that mean nothing when they are empty."""
 
 
 class DroppedElement(Value):
-    """An element or an attribute that is gone, and what it belonged to."""
+    """An element or attribute that libvirt dropped, and what it belonged to."""
 
     path: str
     """`domain/devices/hostdev/driver/@iommufd`."""
     where: str
-    """The device that it is of: `hostdev 0000:41:00.5`; empty outside <devices>."""
+    """The device it belongs to: `hostdev 0000:41:00.5`; empty outside <devices>."""
 
     def __str__(self) -> str:
-        """One line for people."""
+        """One line for messages."""
         return f"{self.path} ({self.where})" if self.where else self.path
 
 
 def find_drops(written: bytes, printed: bytes) -> tuple[DroppedElement, ...]:
-    """What of `written` is not in `printed`, both whole documents.
+    """The parts of `written` that `printed` lacks; both are complete documents.
 
     Raises:
-        xml.etree.ElementTree.ParseError: one of them is no XML.
+        xml.etree.ElementTree.ParseError: one of them is not XML.
 
     """
     before, after = (ET.fromstring(text) for text in (written, printed))  # noqa: S314 - root's own files
@@ -84,7 +84,7 @@ def find_drops(written: bytes, printed: bytes) -> tuple[DroppedElement, ...]:
 
 
 class _Prefixes:
-    """The prefixes that a document gives to namespaces, for messages."""
+    """The namespace prefixes of a document, for messages."""
 
     def __init__(self, text: bytes) -> None:
         found = re.findall(rb"""xmlns:([\w.-]+)\s*=\s*["']([^"']*)["']""", text)
@@ -117,7 +117,7 @@ def _in_element(
 def _in_metadata(
     before: ET.Element, after: ET.Element, prefixes: _Prefixes
 ) -> Iterator[DroppedElement]:
-    """What is in it is not libvirt's concern: it is kept whole, or not."""
+    """Whether libvirt ignores the content: it is kept entirely, or not at all."""
     left = Counter(child.tag for child in after)
     for child in before:
         left[child.tag] -= 1
@@ -126,7 +126,7 @@ def _in_metadata(
 
 
 def _pairs(before: ET.Element, after: ET.Element) -> Iterator[tuple[ET.Element, ET.Element | None]]:
-    """Each child with its partner: of those of its name that are left the most similar."""
+    """Pair each child with the most similar remaining child of the same name."""
     left: dict[str, list[ET.Element]] = {}
     for child in after:
         left.setdefault(child.tag, []).append(child)
@@ -148,7 +148,7 @@ def _most_similar(child: ET.Element, candidates: Sequence[ET.Element]) -> ET.Ele
 
 
 def _features(element: ET.Element) -> Iterator[tuple[str, ...]]:
-    """What an element has, with values: those of an address and a UUID tell devices apart."""
+    """The features of an element, with values: addresses and UUIDs identify devices."""
     for inner in element.iter():
         yield (inner.tag, (inner.text or "").strip())
         for name, value in inner.attrib.items():
@@ -157,7 +157,7 @@ def _features(element: ET.Element) -> Iterator[tuple[str, ...]]:
 
 
 def _plain(value: str) -> str:
-    """A number without its base and its zeros, anything else in lower case."""
+    """A number without base and leading zeros; any other text in lower case."""
     try:
         return str(int(value, 0))
     except ValueError:
@@ -165,7 +165,7 @@ def _plain(value: str) -> str:
 
 
 def _identity(device: ET.Element) -> str:
-    """`hostdev 0000:41:00.5`, `disk /var/lib/x.qcow2`: a device by the values that name it."""
+    """`hostdev 0000:41:00.5`, `disk /var/lib/x.qcow2`: a device by its identifying values."""
     return " ".join(filter(None, (device.tag, _source(device))))
 
 
@@ -186,7 +186,7 @@ def _source(device: ET.Element) -> str:
 
 
 def _is_told(path: str, element: ET.Element) -> bool:
-    """Whether libvirt leaves out what it has itself told; an alias is kept where it is a user's."""
+    """Whether libvirt drops what it reported itself; it keeps an alias that a user chose."""
     if element.tag in _CONTAINERS and not len(element) and not element.attrib:
         return True
     if path.endswith("/alias"):
@@ -197,20 +197,20 @@ def _is_told(path: str, element: ET.Element) -> bool:
 
 
 _NETWORKS = ("network", "bridge", "dev", "path", "name")
-"""Attributes of an interface's <source> that say which network it is in (formatdomain.html)."""
+"""Attributes of an interface's <source> that select its network (formatdomain.html)."""
 
 
 def with_identity(xml: bytes, source: str, uuid: str | None, previous: bytes | None) -> bytes:
-    """XML with the UUID of the domain that it is about, and the MAC addresses of its definition.
+    """Add the UUID of the domain to the XML, and the MAC addresses of its definition.
 
     Raises:
-        InvalidDocument: it is no XML.
+        InvalidDocument: it is not XML.
 
     """
     root = parse(xml, source)
     additions = [*_uuid(root, uuid)]
     if previous is not None:
-        additions += _macs(root, parse(previous, "the definition of before"))
+        additions += _macs(root, parse(previous, "the previous definition"))
     for start, stop, text in sorted(additions, reverse=True):
         xml = xml[:start] + text + xml[stop:]
     return xml
@@ -223,7 +223,7 @@ def _uuid(root: Element, uuid: str | None) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _macs(root: Element, previous: Element) -> Iterator[tuple[int, int, bytes]]:
-    """Of interfaces without one: that of the first of the same network which no other has."""
+    """For interfaces without a MAC address: that of the first unused one in the same network."""
     written = root.each("devices/interface")
     used = {_mac(interface).lower() for interface in written}
     left = [one for one in previous.each("devices/interface") if _mac(one).lower() not in used]
@@ -251,23 +251,23 @@ def _network(interface: Element) -> tuple[str, ...]:
 
 
 class DefineForecast(Enum):
-    """What a definition would be to libvirt."""
+    """What a definition would change in libvirt."""
 
     NEW = "new"
     SAME = "same"
     ANOTHER = "another"
-    """There is a domain of its name; libvirt alone knows whether it would be as it is."""
+    """A domain of this name exists; only libvirt can tell whether its definition would change."""
 
 
 class DefinitionCalls(DomainCalls):
-    """What changes definitions."""
+    """The calls that change definitions."""
 
     def define(self, xml: bytes, source: str) -> bool:
-        """Define a domain, checked by libvirt's schema; whether its definition is another now.
+        """Define a domain, validated by libvirt's schema; return whether its definition changed.
 
-        What libvirt prints afterwards must hold all that was written; else what was defined before
-        is put back. XML without a UUID is about the domain of its name, where there is one, and
-        interfaces without a MAC address keep theirs.
+        What libvirt prints afterwards must contain everything that was written; otherwise the
+        previous definition is restored. XML without a UUID is for the domain of its name, if there
+        is one, and interfaces without a MAC address keep theirs.
 
         Raises:
             InvalidDocument: libvirt cannot read it, or would drop a part of it.
@@ -281,21 +281,23 @@ class DefinitionCalls(DomainCalls):
         drops = find_drops(xml, printed)
         if not drops:
             return printed != previous
-        message = f"libvirt {self.version()} at {self.uri} would drop parts of {source}"
+        message = (
+            f"cannot define {source}: libvirt {self.version()} at {self.uri} would drop parts of it"
+        )
         left = self._put_back(handle, previous)
-        hint = f"leave them out, or use a libvirt that reads them; {left}"
+        hint = f"remove these parts, or use a libvirt that supports them; {left}"
         raise InvalidDocument(message, hint, tuple(f"{source}: dropped: {drop}" for drop in drops))
 
     def redefine(self, xml: bytes) -> None:
-        """Put a definition back that libvirt printed itself, with its secrets."""
-        self._define(xml.decode(), "the definition of before", validate=False)
+        """Restore a definition that libvirt printed itself, with its secrets."""
+        self._define(xml.decode(), "the previous definition", validate=False)
 
     def would_define(self, xml: bytes, source: str) -> DefineForecast:
-        """What `define` would come upon; libvirt is asked for nothing but what it has.
+        """What `define` would find; libvirt is only queried.
 
         Raises:
-            InvalidDocument: it is no domain's XML.
-            LibvirtFailed: the name is that of a domain with another UUID, or the other way round.
+            InvalidDocument: it is not the XML of a domain.
+            LibvirtFailed: the name belongs to a domain with another UUID, or vice versa.
 
         """
         wanted = read_domain(xml, source)
@@ -315,7 +317,7 @@ class DefinitionCalls(DomainCalls):
         return DefineForecast.NEW
 
     def _completed(self, xml: bytes, wanted: Domain, previous: bytes | None) -> str:
-        """As libvirt is to read it: of the domain of that name, where there is one."""
+        """The XML for libvirt, with the identity of the domain of that name, if there is one."""
         known = self._find(wanted.name) if wanted.name else None
         uuid = None if known is None else known.UUIDString()
         return _text(with_identity(xml, wanted.source, uuid, previous), wanted.source)
@@ -326,7 +328,7 @@ class DefinitionCalls(DomainCalls):
             return self._handle.defineXMLFlags(text, flags)
 
     def _definition(self, uuid: str | None, name: str | None) -> bytes | None:
-        """What is defined under a UUID, or else a name."""
+        """The definition with a UUID, or else with a name."""
         for key in (uuid, name):
             if key is not None and (handle := self._find(key)) is not None:
                 with explaining(key):
@@ -335,11 +337,11 @@ class DefinitionCalls(DomainCalls):
         return None
 
     def _put_back(self, handle: Any, previous: bytes | None) -> str:  # noqa: ANN401
-        """Undo a definition, and say what is defined now; what was dropped is told in any case."""
+        """Undo a definition and return what is defined now, for the error about dropped parts."""
         try:
             if previous is not None:
                 self.redefine(previous)
-                return "the definition of before stands"
+                return "the previous definition is unchanged"
             self._undefine(handle)
         except VfiomgrError as error:
             name = shlex.quote(handle.name())
@@ -347,7 +349,7 @@ class DefinitionCalls(DomainCalls):
         return "nothing is defined"
 
     def _undefine(self, handle: Any) -> None:  # noqa: ANN401
-        """Forget a domain; its NVRAM, which may be older than this definition, stays."""
+        """Undefine a domain; its NVRAM stays, because it may be older than this definition."""
         keep = library().VIR_DOMAIN_UNDEFINE_KEEP_NVRAM
         if self._if_supported(lambda: handle.undefineFlags(keep)) is None:
             with explaining(handle.name()):  # drivers without NVRAM do not know the flag
@@ -358,5 +360,5 @@ def _text(xml: bytes, source: str) -> str:
     try:
         return xml.decode()
     except UnicodeDecodeError:
-        message = f"{source} is no text in UTF-8"
-        raise InvalidDocument(message, "libvirt reads XML in UTF-8") from None
+        message = f"{source} is not UTF-8 text"
+        raise InvalidDocument(message, "convert it to UTF-8, which libvirt requires") from None

@@ -1,4 +1,4 @@
-"""Calls about domains and what the host offers them (formatdomain.html, formatcaps.html)."""
+"""Calls about domains, and about what the host offers them (formatdomain.html, formatcaps.html)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def offers_vfio(capabilities: str) -> bool | None:
-    """Whether PCI devices can be passed through by VFIO; None where nothing is told."""
+    """Whether libvirt supports VFIO passthrough of PCI devices; None if it does not say."""
     hostdev = _root(capabilities).find("devices/hostdev")
     if hostdev is None:
         return None
@@ -37,12 +37,12 @@ def _root(capabilities: str) -> ET.Element:
 
 
 def has_kvm(capabilities: str) -> bool:
-    """Whether guests of the type kvm can run, by the host's capabilities (formatcaps.html)."""
+    """Whether the host can run guests of type kvm, by its capabilities (formatcaps.html)."""
     return any(domain.get("type") == "kvm" for domain in _root(capabilities).iter("domain"))
 
 
 class DomainState(Value):
-    """A domain as a change needs to know it."""
+    """The facts about a domain that a change needs."""
 
     name: str
     uuid: str
@@ -51,12 +51,12 @@ class DomainState(Value):
 
 
 class DomainCalls(Caller):
-    """What is asked about domains."""
+    """The calls that query domains."""
 
     def hypervisor(self) -> Hypervisor:
         """The versions, what the host offers, and all domains, running and defined.
 
-        A domain that goes meanwhile is left out; one whose XML cannot be read is without it.
+        A domain that disappears meanwhile is omitted; one whose XML cannot be read has no XML.
         """
         return Hypervisor(
             uri=self.uri,
@@ -68,10 +68,10 @@ class DomainCalls(Caller):
         )
 
     def domain(self, name: str) -> KnownDomain:
-        """One domain, by its name or its UUID.
+        """One domain, by name or UUID.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such domain.
 
         """
         handle = self._lookup(name)
@@ -79,10 +79,10 @@ class DomainCalls(Caller):
             return self._known(handle, handle.isActive(), handle.isPersistent())
 
     def state(self, name: str) -> DomainState:
-        """Whether a domain runs and is defined, by its name or its UUID.
+        """Whether a domain runs and is defined, by name or UUID.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such domain.
 
         """
         handle = self._lookup(name)
@@ -100,7 +100,7 @@ class DomainCalls(Caller):
             return tuple(sorted(handle.name() for handle in self._handle.listAllDomains(0)))
 
     def domain_xml(self, name: str, *, inactive: bool = True, secure: bool = False) -> bytes:
-        """The XML of a domain: as it is defined, or as it runs; passwords only where `secure`.
+        """The XML of a domain, defined or running; with passwords only if `secure`.
 
         Raises:
             UsageError: there is no such domain.
@@ -115,7 +115,7 @@ class DomainCalls(Caller):
         return text.encode()
 
     def metadata(self, name: str, namespace: str) -> str | None:
-        """The element of a namespace in a domain's definition."""
+        """The element of a namespace in the metadata of a domain's definition."""
         libvirt = library()
         handle = self._lookup(name)
         try:
@@ -129,7 +129,7 @@ class DomainCalls(Caller):
         return found
 
     def set_metadata(self, name: str, element: str | None, prefix: str, namespace: str) -> None:
-        """Keep an element in a domain's definition, in place of that of its namespace; or none."""
+        """Set the element of a namespace in the metadata of a domain's definition, or remove it."""
         libvirt = library()
         handle = self._lookup(name)
         with explaining(name):
@@ -176,7 +176,7 @@ class DomainCalls(Caller):
         )
 
     def _qemu_version(self) -> Version | None:
-        """None of a driver without a hypervisor; that of the tests has the version 2."""
+        """None for a driver without a hypervisor; the test driver reports version 2."""
         number = self._if_supported(self._handle.getVersion)
         with explaining(self.uri):
             is_qemu = str(self._handle.getType()).upper() == "QEMU"
@@ -188,7 +188,7 @@ class DomainCalls(Caller):
 
 
 def _read(xml: str, name: str) -> Domain | None:
-    """A domain of libvirt's own XML; None of what vfiomgr cannot make sense of."""
+    """Read a domain from libvirt's own XML; None if vfiomgr cannot read it."""
     try:
         return read_domain(xml.encode(), name)
     except InvalidDocument:

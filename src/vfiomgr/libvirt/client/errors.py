@@ -1,7 +1,7 @@
-"""What libvirt's errors mean: a code and a text of libvirt become a cause and a remedy.
+"""Translate libvirt's errors: a code and a text become a cause and a remedy.
 
-Codes are those of include/libvirt/virterror.h; texts those of libvirt 9.0 to 12. What a daemon in
-another language than English says, and what no row knows, is told in libvirt's own words.
+Codes are those of include/libvirt/virterror.h, texts those of libvirt 9.0 to 12. Errors that match
+no row, or come from a daemon in another language, keep libvirt's own words.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _CONFIG = frozenset({Code.CONFIG_UNSUPPORTED})
 _QEMU = frozenset({Code.INTERNAL_ERROR, Code.OPERATION_FAILED})
 _MOST_WORDS = 600
 _NAMES = frozenset({"subject", "name", "domain"})
-"""Names that people choose: quoted where a hint tells a command."""
+"""Names that people choose: quoted where a hint names a command."""
 
 
 class _Row(Value):
-    """One cause: codes and a pattern; message and hint take the groups of the pattern by name."""
+    """One cause: codes and a pattern; message and hint use the groups of the pattern by name."""
 
     codes: frozenset[Code]
     pattern: str
@@ -80,200 +80,200 @@ _ROWS: tuple[_Row, ...] = (
         _UNREACHED,
         r"Failed to connect socket to '(?P<socket>[^']+)': (No such file|Connection refused)",
         "no libvirt daemon listens on {socket}",
-        "start it (systemctl start libvirtd, or virtqemud), or name another with --connect URI",
+        "systemctl start libvirtd (or virtqemud), or pass another --connect URI",
     ),
     _Row(
         _UNREACHED,
         r"Failed to connect socket to '(?P<socket>[^']+)': Permission denied",
-        "this user may not use the libvirt daemon on {socket}",
+        "no permission to use the libvirt daemon on {socket}",
         "run as root, or as a member of the group libvirt",
     ),
     _Row(
         _UNREACHED,
         r"unable to connect to server at '(?P<server>[^']+)': (?P<why>.+)",
-        "no libvirt daemon answers at {server}: {why}",
-        "is it running, and does it listen there? virsh --connect URI version shows the same",
+        "cannot connect to libvirt at {server}: {why}",
+        "check that it runs and listens there: virsh --connect URI version",
     ),
     _Row(
         _UNREACHED,
         r"Could not resolve hostname (?P<host>[^\s:]+)"
         r"|[Uu]nable to resolve address '(?P<name>[^']+)'",
-        "the host {host}{name} of {subject} has no address that this one knows",
-        "is its name right? getent hosts {host}{name} shows whether it is known",
+        "cannot resolve host {host}{name} of {subject}",
+        "check the name: getent hosts {host}{name}",
     ),
     _Row(
         _UNREACHED,
         r"Cannot recv data: (?P<why>(?:ssh: |Host key verification|.*Permission denied)(?s:.+))",
-        "ssh brought no connection to {subject}: {why}",
-        "libvirt asks for no password: does ssh reach that host without one, as this user?",
+        "cannot connect to {subject} with ssh: {why}",
+        "make sure that ssh connects to that host as this user without a password",
     ),
     _Row(
         _UNREACHED,
         r"Cannot recv data|client socket is closed|End of file while reading data",
         "the libvirt daemon closed the connection: {text}",
-        "see its log (journalctl -u libvirtd, or virtqemud), and run the command again",
+        "see its log (journalctl -u libvirtd, or virtqemud), then run the command again",
     ),
     _Row(
         frozenset({Code.NO_CONNECT, Code.INVALID_ARG}),
         r"no connection driver available for (?P<uri>.+)|(?:failed to )?parse(?: connection)? URI",
-        "libvirt has no driver for the URI {subject}: {text}",
-        "--connect takes URIs like qemu:///system: https://libvirt.org/uri.html",
+        "no libvirt driver for URI {subject}: {text}",
+        "use a URI such as qemu:///system: https://libvirt.org/uri.html",
         UsageError,
     ),
     _Row(
         _DENIED,
         r"read only access prevents (?P<call>\w+)",
-        "the connection is for reading alone, and libvirt refuses {call}",
+        "cannot call {call}: the connection is read-only",
         "connect as root, or as a member of the group libvirt",
     ),
     _Row(
         _DENIED,
         r"",
-        "libvirt does not let this user do it: {text}",
-        "run as root, as a member of the group libvirt, or have polkit allow it",
+        "libvirt denies this user the operation: {text}",
+        "run as root, as a member of the group libvirt, or allow it in polkit",
     ),
     # names
     _Row(
         frozenset({Code.NO_DOMAIN}),
         r"",
-        "libvirt has no domain {subject}",
-        "virsh list --all shows those it has; --connect names another libvirt",
+        "no such domain: {subject}",
+        "virsh list --all shows the domains; --connect selects another libvirt",
         UsageError,
     ),
     _Row(
         frozenset({Code.NO_NODE_DEVICE}),
         r"",
-        "libvirt knows no such device of the host: {text}",
-        "virsh nodedev-list shows those it knows; its list follows udev, so run: udevadm settle",
+        "libvirt has no such host device: {text}",
+        "virsh nodedev-list shows the devices; update the list with: udevadm settle",
         UnknownDevice,
     ),
     _Row(
         frozenset({Code.OPERATION_FAILED}),
         r"domain '(?P<name>[^']*)' already exists with uuid (?P<uuid>\S+)",
-        "there is a domain {name} already, with the UUID {uuid}",
-        "to change it, leave <uuid> out of {subject}, or make it {uuid}; else choose another name",
+        "domain {name} already exists, with UUID {uuid}",
+        "to change it, omit <uuid> in {subject} or set it to {uuid}; otherwise choose another name",
     ),
     _Row(
         frozenset({Code.OPERATION_FAILED}),
         r"domain '(?P<name>[^']*)' is already defined with uuid (?P<uuid>\S+)",
-        "the UUID {uuid} is that of the domain {name}",
-        "for a domain of its own leave <uuid> out of {subject}; to give {name} another name: "
-        "virsh domrename {name} NEW",
+        "UUID {uuid} belongs to domain {name}",
+        "for a new domain omit <uuid> in {subject}; to rename {name}: virsh domrename {name} NEW",
     ),
     # documents
     _Row(
         frozenset({Code.XML_INVALID_SCHEMA}),
         r"",
-        "this libvirt's schema does not accept {subject}: {text}",
-        "something in it is misspelt, misplaced, or newer than this libvirt; "
-        "vfiomgr check domain tells what of devices is too new for it",
+        "libvirt's schema rejects {subject}: {text}",
+        "check for misspelled, misplaced or newer elements; for devices: vfiomgr check domain",
         InvalidDocument,
     ),
     _Row(
         _DOCUMENT,
         r"Hostdev already exists in the domain configuration",
-        "{subject} has the same device of the host twice",
-        "leave one of its <hostdev> elements out",
+        "{subject} contains the same host device twice",
+        "remove one of its <hostdev> elements",
         InvalidDocument,
     ),
     _Row(
         _DOCUMENT,
         r"Invalid PCI address (?P<address>\S+)\. slot must be <= 0",
-        "the guest address {address} is behind a root port, where the only slot is 0",
-        "write slot='0x00', or leave the guest <address> out",
+        "guest address {address} is behind a root port, which has only slot 0",
+        "write slot='0x00', or omit the guest <address>",
         InvalidDocument,
     ),
     _Row(
         _DOCUMENT | {Code.INTERNAL_ERROR, Code.CONFIG_UNSUPPORTED},
         r"No more available PCI slots",
-        "no PCI slot of the guest is left for the device",
-        "a running guest needs a free root port: add <controller type='pci' "
-        "model='pcie-root-port'/> to its definition, and start it anew",
+        "no PCI slot of the guest is free for the device",
+        "add <controller type='pci' model='pcie-root-port'/> to the definition and restart the "
+        "guest",
     ),
     _Row(
         _DOCUMENT | {Code.CONFIG_UNSUPPORTED, Code.INTERNAL_ERROR},
         r"device at PCI address (?P<address>\S+) requires hotplug capability, "
         r"but the PCI controller with index='(?P<index>\d+)'",
-        "the guest's PCI controller {index} takes no devices while it runs ({address})",
-        "choose a root port without <target hotplug='off'/>, or attach with --config alone",
+        "PCI controller {index} of the guest does not support hot-plug ({address})",
+        "choose a root port without <target hotplug='off'/>, or attach with --config only",
     ),
     _Row(
         _ANY,
         r"Only PCI device addresses with function=0 are supported",
-        "a function other than 0 cannot be given to a running guest: {text}",
-        "attach with --config alone, and start the guest anew",
+        "cannot attach a function other than 0 to a running guest: {text}",
+        "attach with --config only, and restart the guest",
     ),
     _Row(
         frozenset({Code.XML_DETAIL}),
         r"",
-        "{subject} is no XML: {text}",
-        "xmllint --noout FILE shows the place",
+        "{subject} is not valid XML: {text}",
+        "find the place with: xmllint --noout FILE",
         InvalidDocument,
     ),
     _Row(
         _DOCUMENT,
         r"",
-        "libvirt does not accept {subject}: {text}",
-        "what each element may be: https://libvirt.org/formatdomain.html",
+        "libvirt rejects {subject}: {text}",
+        "see https://libvirt.org/formatdomain.html for each element",
         InvalidDocument,
     ),
     # domains and devices
     _Row(
         _STATE,
         r"PCI device (?P<device>\S+) is in use by driver (?P<driver>\w+), domain (?P<domain>.+)",
-        "{device} is with the domain {domain} ({driver}), which runs",
-        "stop that domain, or: vfiomgr libvirt detach {domain} {device} --live",
+        "{device} is in use by the running domain {domain} ({driver})",
+        "stop that domain, or run: vfiomgr libvirt detach {domain} {device} --live",
     ),
     _Row(
         _STATE,
         r"mediated device (?P<device>\S+) is in use by driver (?P<driver>\w+), "
         r"domain (?P<domain>.+)",
-        "the vGPU {device} is with the domain {domain} ({driver}), which runs",
-        "stop that domain, or: vfiomgr libvirt detach {domain} {device} --live",
+        "vGPU {device} is in use by the running domain {domain} ({driver})",
+        "stop that domain, or run: vfiomgr libvirt detach {domain} {device} --live",
     ),
     _Row(
         _STATE,
         r"Unmanaged PCI device (?P<device>\S+) must be manually detached from the host",
-        "{device} is on a driver that is none of VFIO to libvirt, and managed='no' leaves it there",
-        "vfiomgr show {device} tells what makes it ready for guests; before libvirt 9.7.0 that is "
-        "vfio-pci alone, no variant of it and no driver of a vendor",
+        "{device} is not on a driver that libvirt accepts for VFIO, and managed='no' does not "
+        "change that",
+        "vfiomgr show {device} shows how to make it available to guests; libvirt before 9.7.0 "
+        "accepts only vfio-pci, not its variants or vendor drivers",
     ),
     _Row(
         _STATE | {Code.OPERATION_FAILED, Code.CONFIG_UNSUPPORTED},
         r"device is already in the domain configuration|target .* already exists",
-        "{subject} has the device already",
+        "{subject} already has the device",
         "vfiomgr libvirt list --domain NAME shows what it has",
     ),
     _Row(
         _ANY,
         r"non unique alias detected: (?P<alias>\S+)",
-        "{subject} has a device with the alias {alias} already",
-        "vfiomgr libvirt list --domain NAME shows its devices; detach that one first, or give "
-        "the <alias> of either another name",
+        "{subject} already has a device with alias {alias}",
+        "list its devices with: vfiomgr libvirt list --domain NAME; detach that device first, "
+        "or change the <alias> of one",
     ),
     _Row(
         _STATE,
         r"domain (?:'[^']*' )?is not running",
-        "{subject} is not running",
-        "leave out --live, or start it with: virsh start NAME",
+        "domain {subject} is not running",
+        "omit --live, or start it: virsh start NAME",
     ),
     _Row(
         _STATE,
         r"transient domains do not have any persistent config",
-        "{subject} is transient: it has no definition that could be changed",
-        "pass --live alone, or keep it with: virsh define FILE",
+        "{subject} is transient: it has no definition to change",
+        "pass only --live, or define it: virsh define FILE",
     ),
     _Row(
         _ANY,
         r"cannot hot unplug (?P<kind>\S+) device with multifunction PCI guest address",
-        "a function of a multifunction device cannot be taken from a running guest",
-        "pass --config alone: it is gone once the guest is started anew",
+        "cannot detach a function of a multifunction device from a running guest",
+        "pass only --config; the change takes effect when the guest is restarted",
     ),
     _Row(
         frozenset({Code.DEVICE_MISSING}),
         r"mediated device '?(?P<uuid>[-0-9a-fA-F]{36})'? not found",
-        "the vGPU {uuid} is not active",
-        "vfiomgr vgpu start {uuid} makes one that is defined; vfiomgr vgpu list shows the active",
+        "vGPU {uuid} is not active",
+        "start it if it is defined: vfiomgr vgpu start {uuid}; list active vGPUs: vfiomgr vgpu "
+        "list",
     ),
     _Row(
         frozenset({Code.DEVICE_MISSING, Code.OPERATION_FAILED}),
@@ -285,110 +285,109 @@ _ROWS: tuple[_Row, ...] = (
         _CONFIG | {Code.ARGUMENT_UNSUPPORTED, Code.INTERNAL_ERROR},
         r"host doesn't support VFIO PCI passthrough"
         r"|VFIO device assignment is (?:currently )?not supported",
-        "libvirt finds no VFIO on its host: the IOMMU is off, or vfio-pci is not loaded",
-        "vfiomgr check names what is missing; modprobe vfio-pci, once the IOMMU is on",
+        "libvirt finds no VFIO support on its host: the IOMMU is off, or vfio-pci is not loaded",
+        "vfiomgr check shows what is missing; if the IOMMU is on: modprobe vfio-pci",
     ),
     _Row(
         _CONFIG,
         r"does not support virt type 'kvm'",
-        "libvirt's host has no KVM: {text}",
-        "enable virtualisation in its firmware and load kvm_intel or kvm_amd; vfiomgr check",
+        "libvirt's host does not support KVM: {text}",
+        "enable virtualization in the firmware setup and load kvm_intel or kvm_amd; vfiomgr check",
     ),
     _Row(
         _CONFIG,
         r"graphics device is needed for attribute value 'display=on'",
-        "display='on' of a vGPU needs a display of the guest to show it on",
-        "add <graphics type='spice'/> (or vnc) to its <devices>, or take display='on' out",
+        "display='on' of a vGPU requires graphics in the guest",
+        "add <graphics type='spice'/> (or vnc) to its <devices>, or remove display='on'",
         InvalidDocument,
     ),
     _Row(
         _CONFIG,
         r"per-device boot elements cannot be used together with os/boot",
-        "<boot order> of a device and <boot dev> of <os> exclude each other",
-        "take <boot dev> out of <os>, and give each bootable device an order",
+        "a device has <boot order>, but <os> has <boot dev>: only one of them is allowed",
+        "remove <boot dev> from <os>, and set an order for each bootable device",
         InvalidDocument,
     ),
     _Row(
         _CONFIG,
         r"ROM tuning is not supported when ROM is disabled",
-        "<rom enabled='no'> excludes a bar and a file: {text}",
-        "leave one of them out",
+        "<rom enabled='no'> does not allow a bar or a file: {text}",
+        "remove one of them",
         InvalidDocument,
     ),
     _Row(
         frozenset({Code.OPERATION_TIMEOUT}),
         r"cannot acquire state change lock(?: \((?P<holder>[^)]*)\))?",
-        "another operation on {subject} has not ended: {text}",
-        "wait for it (a start, a migration, a detach), or end it with: virsh domjobabort NAME",
+        "another operation on {subject} is still running: {text}",
+        "wait until it ends (a start, a migration, a detach), or abort it: virsh domjobabort NAME",
     ),
     _Row(
         _ANY,
         r"is already in the process of unplug",
-        "{subject} was asked for the device a moment ago, and has not answered yet",
-        "run the command again in a few seconds; it is released when the guest's system answers",
+        "{subject} has not answered a previous request to release the device",
+        "run the command again in a few seconds; the guest's system must answer",
     ),
     # the start of a guest, and live attachment
     _Row(
         _QEMU,
         r"group (?P<group>\d+) is not viable",
-        "IOMMU group {group} is not viable: another function in it is on a driver of the host",
-        "vfiomgr groups names it; vfiomgr bind ADDRESS --with-group takes all",
+        "IOMMU group {group} is not viable: another function in it is on a host driver",
+        "vfiomgr groups shows it; vfiomgr bind ADDRESS --with-group binds all of them",
     ),
     _Row(
         _QEMU,
         r"Unknown PCI header type '?127'?(?: for device '(?P<device>[^']*)')?",
-        "the device does not answer: its configuration space reads as all ones",
-        "vfiomgr reset ADDRESS; where that fails, only a power cycle of the host brings it back",
+        "the device does not respond: its configuration space reads as all ones",
+        "vfiomgr reset ADDRESS; if that fails, power-cycle the host",
     ),
     _Row(
         _ANY,
         r"[Cc]annot limit locked memory|[Ff]ailed to adjust locked memory limit",
-        "libvirt may not raise the limit of locked memory for the guest: {text}",
-        "give the daemon CAP_SYS_RESOURCE, or raise its limit (LimitMEMLOCK= of its unit)",
+        "cannot raise the locked memory limit of the guest: {text}",
+        "give the daemon CAP_SYS_RESOURCE, or raise its limit (LimitMEMLOCK= in its unit)",
     ),
     _Row(
         _QEMU,
         r"(?:VFIO_MAP_DMA|vfio_dma_map|vfio_container_dma_map).*(?:Cannot allocate memory|-12)",
         "the guest may not lock as much memory as its devices need: {text}",
-        "take <hard_limit> out of its <memtune>, or raise it above its memory and 1 GiB",
+        "remove <hard_limit> from its <memtune>, or raise it above the guest's memory plus 1 GiB",
     ),
     _Row(
         _QEMU,
         r"[Dd]evice or resource busy",
-        "something else has the device open: {text}",
-        "vfiomgr show ADDRESS names who holds it",
+        "the device is in use: {text}",
+        "vfiomgr show ADDRESS shows what uses it",
     ),
     _Row(
         frozenset({Code.HOOK_SCRIPT_FAILED}),
         r"",
-        "a hook script of libvirt refused it: {text}",
-        "the message of the script is the cause; vfiomgr's own is /etc/libvirt/hooks/qemu.d/"
-        "50-vfiomgr",
+        "a libvirt hook script refused the operation: {text}",
+        "see the message of the script; vfiomgr's script is /etc/libvirt/hooks/qemu.d/50-vfiomgr",
     ),
     _Row(
         _QEMU,
         r"Unable to (?P<what>create|define|start|undefine|set autostart of) mediated device:? "
         r"(?P<why>(?s:.+))",
-        "mdevctl, which libvirt calls, failed: {why}",
-        "vfiomgr vgpu types shows what has room; is mdevctl installed on libvirt's host?",
+        "mdevctl (called by libvirt) failed: {why}",
+        "vfiomgr vgpu types shows free capacity; check that mdevctl is installed on libvirt's host",
     ),
     _Row(
         _QEMU,
         r"qemu unexpectedly closed the monitor:?\s*(?P<why>(?s:.*))",
-        "QEMU ended at once: {why}",
-        "vfiomgr check domain DOMAIN looks for causes; its log is /var/log/libvirt/qemu/NAME.log",
+        "QEMU exited immediately: {why}",
+        "vfiomgr check domain DOMAIN looks for causes; see /var/log/libvirt/qemu/NAME.log",
     ),
     _Row(
         frozenset({Code.NO_SUPPORT, Code.ARGUMENT_UNSUPPORTED}),
         r"",
-        "this libvirt cannot do that: {text}",
-        "it needs a later release, or another driver (--connect qemu:///system)",
+        "libvirt does not support the operation: {text}",
+        "use a later release, or another driver (--connect qemu:///system)",
     ),
 )
 
 
 def explain(code: int, text: str, subject: str) -> VfiomgrError:
-    """What to tell of an error of libvirt; `subject` is the domain or the file that it is about."""
+    """The error for an error of libvirt; `subject` is the domain or file that it is about."""
     words = _shortened(text)
     for row in _ROWS:
         found = re.search(row.pattern, text) if code in row.codes else None
@@ -397,8 +396,8 @@ def explain(code: int, text: str, subject: str) -> VfiomgrError:
             known = {"text": words, "subject": subject, **parts}
             told = {**known, **{name: shlex.quote(known[name]) for name in _NAMES & known.keys()}}
             return _error(row.error, code, row.message.format(**known), row.hint.format(**told))
-    message = f"libvirt: {words or 'it failed without a word'} (error {code}, {subject})"
-    return LibvirtFailed(message, "its log may tell more: journalctl -u libvirtd", code=code)
+    message = f"libvirt: {words or 'unknown error'} (error {code}, {subject})"
+    return LibvirtFailed(message, "see its log: journalctl -u libvirtd", code=code)
 
 
 def _error(kind: type[VfiomgrError], code: int, message: str, hint: str) -> VfiomgrError:
@@ -408,6 +407,6 @@ def _error(kind: type[VfiomgrError], code: int, message: str, hint: str) -> Vfio
 
 
 def _shortened(text: str) -> str:
-    """On one line, and no essay."""
+    """The text on one line, shortened."""
     words = " ".join(text.split())
     return words if len(words) <= _MOST_WORDS else f"{words[:_MOST_WORDS]}…"

@@ -22,4 +22,4 @@ _FORMER = {"preflight": ("vfiomgr.libvirt.commands.preflight", "preflight")}
 
 @click.group("libvirt", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def libvirt() -> None:
-    """Create libvirt domains with devices, attach and detach devices, install the hook."""
+    """Create and edit libvirt domains, and attach devices."""

@@ -45,7 +45,7 @@ _CONFIG = click.option("--config", is_flag=True, help="Change the definition, fo
     "--allow",
     multiple=True,
     type=click.Choice(["claimed"]),
-    help="Also what the definition of another domain has.",
+    help="Also attach devices claimed by another domain.",
 )
 @connect_option
 @session_options(*CHANGING)
@@ -62,13 +62,13 @@ def attach(
     allow: tuple[str, ...],
     uri: str,
 ) -> None:
-    """Give devices of this host to a domain: functions, virtual functions, vGPUs.
+    """Attach devices of this host to a domain.
 
-    Without --live and --config both are meant: the definition, and the guest where it runs. What
-    libvirt or QEMU would only tell later is looked at before: whether a guest can open the device
-    and all of its IOMMU group, who else has or claims it, whether the running guest has a free root
-    port. A running guest takes no device of several functions; a definition does. All devices are
-    attached, or none.
+    Devices are PCI functions, virtual functions and vGPUs. Without --live and --config the
+    definition is changed, and the guest if it runs. All checks are made first: whether a guest can
+    open the device and its entire IOMMU group, which other domains have or claim it, and whether
+    the running guest has a free root port. A multifunction device can be added to a definition, but
+    not to a running guest. All devices are attached, or none.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def attach(
       vfiomgr libvirt attach win 0000:04:00.0 --config   # a GPU with its audio, at the next start
       vfiomgr libvirt attach win f715f63c-0d00-4007-9c5a-b07b0c6c05de --live
       vfiomgr libvirt attach win 0000:04:00.0 --function-only --live    # one of its functions, now
-      vfiomgr libvirt attach win 0000:09:00.0 --managed  # libvirt binds it, if no guard speaks
+      vfiomgr libvirt attach win 0000:09:00.0 --managed  # libvirt binds it
       vfiomgr libvirt attach win 41:00.4 --config --allow claimed
       vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
       vfiomgr libvirt attach win 41:00.4 --dry-run       # the XML and the calls
@@ -102,7 +102,7 @@ def attach(
 @_DEVICES
 @_LIVE
 @_CONFIG
-@function_only_option("Leave the other functions of the slot with it.")
+@function_only_option("Leave the other functions of the slot attached.")
 @connect_option
 @session_options(*CHANGING)
 @pass_session
@@ -116,12 +116,12 @@ def detach(
     only: bool,
     uri: str,
 ) -> None:
-    """Take devices from a domain, and wait until a running guest has released them.
+    """Detach devices from a domain.
 
-    Without --live and --config both are meant: the definition, and the guest where it runs. A guest
-    releases a device when its system answers; where none does until --timeout (60 seconds), the
-    command ends with status 5 and says what it left: the request stands. Devices stay ready for
-    guests; vfiomgr unbind gives them back to the host.
+    Without --live and --config the definition is changed, and the guest if it runs. A running guest
+    releases a device when its system answers. If it does not answer within --timeout (60 seconds),
+    the exit status is 5 and the request stays pending. The devices stay available to guests;
+    vfiomgr unbind returns them to the host.
 
     \b
     Examples:
@@ -138,9 +138,9 @@ def detach(
 
 
 def _require_live(session: Session) -> None:
-    """A domain is of a running host."""
+    """Require a running host."""
     if not session.dry_run:
-        session.require_live("a snapshot has no domains", "leave out --snapshot, or pass --dry-run")
+        session.require_live("a snapshot has no domains", "omit --snapshot, or pass --dry-run")
 
 
 def _carry_out(session: Session, connection: Connection, change: DomainChange) -> None:
@@ -216,17 +216,17 @@ def _print_plan(session: Session, change: DomainChange) -> None:
 @session_options(*CHANGING)
 @pass_session
 def define(session: Session, *, file: str, uri: str) -> None:
-    """Define a domain from a file, and make sure that libvirt keeps all of it. - reads from a pipe.
+    """Define a domain from a file (- for a pipe).
 
-    libvirt checks it against its schema. What it prints afterwards is compared with the file: where
-    an element or an attribute is gone, the definition of before is put back, and each is named. A
-    running guest has its new definition once it is started anew. A file without a <uuid> is about
-    the domain of its name, where there is one.
+    libvirt validates the file against its schema. Then the definition that libvirt prints is
+    compared with the file: if an element or attribute is missing, the previous definition is
+    restored and the missing parts are listed. A running guest uses the new definition after a
+    restart. A file without <uuid> is for the domain of its name, if there is one.
 
     \b
     Examples:
       vfiomgr libvirt define guest.xml
-      vfiomgr libvirt define guest.xml --dry-run     # whether there is one already
+      vfiomgr libvirt define guest.xml --dry-run     # whether the domain already exists
       virsh dumpxml guest | vfiomgr libvirt define -
       vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
     """
@@ -235,23 +235,23 @@ def define(session: Session, *, file: str, uri: str) -> None:
     if session.dry_run:
         _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
         return
-    session.require_live("a snapshot has no libvirt", "leave out --snapshot")
+    session.require_live("a snapshot has no libvirt", "omit --snapshot")
     with connected(uri) as connection:
         is_changed = connection.define(xml, source)
         is_active = connection.state(name).is_active
-    later = ", for when it is started anew" if is_active and is_changed else ""
-    text = f"defined: {name}{later}" if is_changed else f"{name} is defined so already"
+    later = ", for its next start" if is_active and is_changed else ""
+    text = f"defined: {name}{later}" if is_changed else f"{name} already has this definition"
     _tell(session, name, text, is_changed=is_changed)
 
 
 def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
-    """What a run would do; libvirt alone knows whether a definition that is there would change."""
+    """What a run would do; only libvirt can tell whether an existing definition would change."""
     with connected(uri, read_only=True) as connection:
         forecast = connection.would_define(xml, source)
     return {
         DefineForecast.NEW: f"would define {name} from {source} at {uri}",
-        DefineForecast.SAME: f"{name} is defined so already",
-        DefineForecast.ANOTHER: f"would define {name} anew from {source}: {uri} has it already",
+        DefineForecast.SAME: f"{name} already has this definition",
+        DefineForecast.ANOTHER: f"would redefine {name} from {source}: it exists at {uri}",
     }[forecast]
 
 
@@ -267,16 +267,18 @@ _HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", cut("NAME"))
 
 
 @click.command("list")
-@click.option("--domain", metavar="NAME", shell_complete=complete_domain, help="Of this one alone.")
+@click.option(
+    "--domain", metavar="NAME", shell_complete=complete_domain, help="Show only this domain."
+)
 @connect_option
 @session_options("format", "root", "timeout")
 @pass_session
 def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
-    """Which domain has which device of this host: PCI functions and vGPUs.
+    """List host devices (PCI functions, vGPUs) by domain.
 
-    STATE: running, where a guest has it now; defined, where the definition of a domain claims it
-    for its next start; both, where that is the same. A device that several domains claim has a line
-    for each; one that is not on this host is shown as missing.
+    STATE is running if a guest has the device now, defined if the definition of a domain claims it
+    for the next start, and both if both apply. A device that several domains claim has one line for
+    each. A device that is not on this host is shown as missing.
 
     \b
     Examples:
@@ -296,7 +298,7 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
     elif found:
         print_table(_HEADINGS, [_row(claim) for claim in found])
     else:
-        note(f"no domain has a device of the host ({uri})")
+        note(f"no domain has a host device ({uri})")
 
 
 def _item(claim: DeviceOwner) -> dict[str, Any]:

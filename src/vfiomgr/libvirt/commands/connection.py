@@ -1,4 +1,4 @@
-"""What the commands that talk to libvirt share."""
+"""What the commands that use libvirt share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_URI = "qemu:///system"
 _COMPLETION = 2.0
-"""Seconds that a person waits for names after pressing Tab."""
+"""Seconds to wait for names after Tab is pressed."""
 _VARIABLES = ["VFIOMGR_CONNECT", "LIBVIRT_DEFAULT_URI"]
 
 connect_option = click.option(
@@ -31,16 +31,16 @@ connect_option = click.option(
     show_default=True,
     envvar=_VARIABLES,
     show_envvar=True,
-    help="Which libvirt.",
+    help="Connect to this libvirt.",
 )
 
 
 def connected(
     uri: str, *, read_only: bool = False, with_events: bool = False, deadline: float | None = None
 ) -> AbstractContextManager[Connection]:
-    """A connection for a command, whose --timeout is for each answer, too.
+    """A connection for a command; --timeout also limits each answer.
 
-    Where events are heard that is what a guest has, which may be less than libvirt needs.
+    For commands that receive events, --timeout is for the guest; libvirt may need more time.
     """
     seconds = deadline or _deadline_of_command() or DEADLINE
     seconds = max(seconds, DEADLINE) if with_events else seconds
@@ -56,9 +56,9 @@ def _deadline_of_command() -> float | None:
 def complete_domain(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    """Names of domains that continue what is typed; none where libvirt does not answer.
+    """Names of domains that start with the typed text; none if libvirt does not answer.
 
-    A name that a terminal would act on is left out: a shell takes a candidate as it is.
+    A name with control characters is omitted, because shells use candidates unchanged.
     """
     uri = context.params.get("uri") or DEFAULT_URI
     try:

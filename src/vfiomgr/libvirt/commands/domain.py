@@ -36,14 +36,14 @@ _MACHINE = (
         default=SPARE_PORTS,
         show_default=True,
         metavar="N",
-        help="Root ports that stay free, to attach devices later.",
+        help="Set the number of free root ports, to attach devices later.",
     ),
     click.option(
         "--graphics",
         type=click.Choice(["vnc", "none"]),
         default="vnc",
         show_default=True,
-        help="A screen on 127.0.0.1.",
+        help="Provide a screen on 127.0.0.1.",
     ),
     click.option(
         "--virt-type", type=click.Choice(["kvm", "qemu"]), default="kvm", show_default=True
@@ -53,18 +53,18 @@ _MACHINE = (
         type=click.Choice(["efi", "bios"]),
         default="efi",
         show_default=True,
-        help="OVMF, which libvirt finds and keeps variables for, or SeaBIOS.",
+        help="Choose OVMF (libvirt finds it and keeps its variables) or SeaBIOS.",
     ),
     click.option(
         "--secure-boot",
         is_flag=True,
-        help="Start signed systems only, with Microsoft's keys enrolled; Windows gets a TPM.",
+        help="Start only signed systems (Microsoft keys); Windows gets a TPM.",
     ),
-    click.option("--tpm", is_flag=True, help="An emulated TPM 2.0 (swtpm)."),
+    click.option("--tpm", is_flag=True, help="Add an emulated TPM 2.0 (swtpm)."),
     click.option(
         "--hide-kvm",
         is_flag=True,
-        help="Not show KVM: NVIDIA's drivers before 465 stop with Code 43 where they see it.",
+        help="Hide KVM from NVIDIA drivers before 465, which stop with Code 43.",
     ),
     click.option(
         "--os",
@@ -72,18 +72,20 @@ _MACHINE = (
         type=click.Choice(["linux", "windows"]),
         default="linux",
         show_default=True,
-        help="Windows gets its clock, Hyper-V's interfaces, and a disk and network it knows.",
+        help="Adapt clock, Hyper-V, disk and network to this system.",
     ),
     click.option(
         "--vcpus",
         type=WholeNumber(1, MOST_VCPUS),
         required=True,
         metavar="N",
-        help="More than 255 need --viommu intel.",
+        help="Set the number of vCPUs; more than 255 need --viommu intel.",
     ),
-    click.option("--memory", required=True, metavar="SIZE", help="16G or 16384M."),
+    click.option(
+        "--memory", required=True, metavar="SIZE", help="Set the memory size, e.g. 16G or 16384M."
+    ),
 )
-"""What the guest is."""
+"""The guest itself."""
 
 
 _MEDIA = (
@@ -91,42 +93,44 @@ _MEDIA = (
         "--boot",
         multiple=True,
         metavar="disk|cdrom|network|NAME",
-        help="What the firmware tries, in this order.  [default: disk, cdrom]",
+        help="Boot from this device first; repeatable.  [default: disk, cdrom]",
     ),
-    click.option("--kernel-arguments", metavar="TEXT", help="For --kernel."),
-    click.option("--initrd", metavar="FILE", help="For --kernel."),
-    click.option("--kernel", metavar="FILE", help="Of the host's, started past boot loaders."),
+    click.option("--kernel-arguments", metavar="TEXT", help="Set the command line of --kernel."),
+    click.option("--initrd", metavar="FILE", help="Set the initial RAM disk of --kernel."),
+    click.option(
+        "--kernel", metavar="FILE", help="Start this kernel of the host without a boot loader."
+    ),
     click.option(
         "--network",
         "networks",
         multiple=True,
         metavar="NAME|bridge=BR[,model=M]",
-        help="A network of libvirt's or a bridge; virtio or e1000e.  [default: none]",
+        help="Add a libvirt network or a bridge; model virtio or e1000e.",
     ),
     click.option(
         "--cdrom",
         "cdroms",
         multiple=True,
         metavar="FILE",
-        help="An image to install from; again for others, such as drivers.",
+        help="Add an installation image; repeatable, e.g. for drivers.",
     ),
     click.option(
         "--disk",
         "disks",
         multiple=True,
         metavar="FILE[,format=F][,bus=B]",
-        help="An image or device; bus is virtio or sata.",
+        help="Add an image or block device; bus virtio or sata.",
     ),
 )
-"""What it starts from, and its networks."""
+"""What it boots from, and its networks."""
 
 
 _DEVICES = (
-    click.option("--iommufd", is_flag=True, help="Devices through /dev/iommu (libvirt 12.1)."),
+    click.option("--iommufd", is_flag=True, help="Use /dev/iommu for the devices (libvirt 12.1)."),
     click.option(
         "--no-hotplug",
         is_flag=True,
-        help="Ports of the devices without hot-plug: Windows does not offer to eject them.",
+        help="Disable hot-plug, so that Windows does not offer to eject devices.",
     ),
     click.option(
         "--device",
@@ -134,67 +138,69 @@ _DEVICES = (
         multiple=True,
         metavar="ADDRESS|UUID[,…]",
         shell_complete=complete_address,
-        help="A device of the host; managed, unassigned, display, ramfb, vga, only, rom=FILE, "
-        "model=DRIVER, subsystem=VENDOR:DEVICE may follow.",
+        help="Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
+        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE.",
     ),
 )
-"""The devices of the host that it gets, and how."""
+"""The host devices of the guest."""
 
 
 _HOST = (
-    click.option("--locked", is_flag=True, help="Lock all of its memory, without a limit."),
-    click.option("--hard-limit", metavar="SIZE", help="All that QEMU may use and lock."),
+    click.option("--locked", is_flag=True, help="Lock all guest memory, without a limit."),
+    click.option(
+        "--hard-limit", metavar="SIZE", help="Limit the memory that QEMU may use and lock."
+    ),
     click.option(
         "--address-bits",
         type=WholeNumber(*ADDRESS_BITS),
         metavar="N",
-        help="Physical addresses of N bits at most, for systems that fail with the host's.",
+        help="Limit physical addresses to N bits.",
     ),
     click.option(
         "--fixed-aperture",
         is_flag=True,
-        help="Write the size of the window for large BARs; OVMF before 2022.11 needs it.",
+        help="Write the size of the window for large BARs (for OVMF before 2022.11).",
     ),
     click.option(
         "--viommu",
         type=click.Choice(["intel", "virtio", "amd"]),
-        help="A virtual IOMMU: for guests that have guests.",
+        help="Add a virtual IOMMU, for nested virtualization.",
     ),
-    click.option("--hugepages", type=click.Choice(list(PAGES)), help="Of the host's pools."),
-    click.option("--no-pinning", is_flag=True, help="Its CPUs run anywhere."),
+    click.option("--hugepages", type=click.Choice(list(PAGES)), help="Use huge pages of the host."),
+    click.option("--no-pinning", is_flag=True, help="Let the CPUs run anywhere."),
     click.option(
         "--numa",
         type=click.Choice(["strict", "preferred", "off"]),
         default="strict",
         show_default=True,
-        help="Memory on the nodes of its devices: only there, or there first.",
+        help="Bind memory to the NUMA nodes of the devices, or prefer them.",
     ),
 )
-"""How it lies on the host."""
+"""How the guest uses the host."""
 
 
 _HOSTDEV = (
     click.option(
         "--acpi-nodes",
         metavar="CELLS",
-        help="Memoryless cells of the guest for its own memory, 1-8 (libvirt 11.8; GB200).",
+        help="Add memoryless guest cells, e.g. 1-8 (libvirt 11.8; GB200).",
     ),
     click.option(
         "--unassigned",
         is_flag=True,
-        help="The guest does not get it: libvirt takes it from the host for its IOMMU group.",
+        help="Only detach it from the host, for its IOMMU group.",
     ),
-    click.option("--iommufd", is_flag=True, help="Through /dev/iommu (libvirt 12.1)."),
+    click.option("--iommufd", is_flag=True, help="Use /dev/iommu (libvirt 12.1)."),
     click.option(
         "--driver-model",
         metavar="DRIVER",
-        help="The VFIO driver that libvirt binds it to (libvirt 10.0).",
+        help="Let libvirt bind it to this VFIO driver (libvirt 10.0).",
     ),
+    click.option("--boot-order", type=WholeNumber(1), metavar="N", help="Set its boot order."),
+    click.option("--rom", metavar="FILE|off", help="Set its option ROM; off disables it."),
     click.option(
-        "--boot-order", type=WholeNumber(1), metavar="N", help="When the firmware tries it."
+        "--ramfb", is_flag=True, help="Show a framebuffer until the guest loads its driver."
     ),
-    click.option("--rom", metavar="FILE|off", help="Its option ROM: a file, or none."),
-    click.option("--ramfb", is_flag=True, help="A framebuffer until the guest's driver comes."),
     click.option("--display", is_flag=True, help="Show the vGPU's display in <graphics>."),
     click.option(
         "--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr."
@@ -209,28 +215,28 @@ def _with(options: Iterable[Any], function: Callable[..., Any]) -> Callable[...,
 
 
 def of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a domain; --help shows the last ones first."""
+    """The options of a domain; --help lists the last ones first."""
     return _with((*_HOST, *_DEVICES, *_MEDIA, *_MACHINE), function)
 
 
 def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a device that is given to a guest."""
+    """The options of a device for a guest."""
     return _with(_HOSTDEV, function)
 
 
 def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """The option that tells the version of libvirt."""
+    """The option that sets the version of libvirt."""
     return click.option(
         "--libvirt-version",
         metavar="VERSION",
-        help="Write for this libvirt, e.g. 10.0; by default for the one that is installed.",
+        help="Write for this libvirt, e.g. 10.0.  [default: the installed one]",
     )(function)
 
 
 @click.command("domain")
 @click.argument("name")
 @of_guest
-@click.option("--explain", is_flag=True, help="Write why each part is so, as comments.")
+@click.option("--explain", is_flag=True, help="Add the reason for each part as a comment.")
 @version_option
 @session_options(*READING)
 @pass_session
@@ -242,11 +248,12 @@ def domain(
     libvirt_version: str | None,
     **options: Unpack[DomainOptions],
 ) -> None:
-    """Print the XML of a whole domain that has these devices, for virsh define.
+    """Print the XML of a complete domain with these devices.
 
-    Slots go whole, as multifunction devices behind root ports. Where the host has several NUMA
-    nodes, memory and CPUs lie on those of the devices; devices of several root complexes sit behind
-    expanders. BARs get a window that is large enough, or it is refused. --explain tells why.
+    Pass it to virsh define. All functions of a slot become one multifunction device behind a root
+    port. If the host has several NUMA nodes, memory and CPUs are placed on the nodes of the
+    devices, and devices of several root complexes are placed behind expanders. The window for BARs
+    is made large enough; if that is impossible, the command fails. --explain adds the reasons.
 
     \b
     Examples:
@@ -301,7 +308,7 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
     type=WholeNumber(1, LAST_BUS),
     default=FIRST_BUS,
     show_default=True,
-    help="Index of the guest's root port for the first device of several functions.",
+    help="Set the index of the guest's root port for the first multifunction device.",
 )
 @of_device
 @function_only_option("Leave the other functions of the slot out.")
@@ -317,10 +324,11 @@ def hostdev(
     libvirt_version: str | None,
     **options: Unpack[DeviceOptions],
 ) -> None:
-    """Print <hostdev> elements for PCI devices and vGPUs, to put into a domain's <devices>.
+    """Print <hostdev> elements for PCI devices and vGPUs.
 
-    The functions of a slot become one multifunction guest device. What the libvirt of this machine
-    (or --libvirt-version) cannot read is refused, with the release that can.
+    Add them to the <devices> of a domain. The functions of a slot become one multifunction guest
+    device. If the libvirt of this machine (or --libvirt-version) does not support an element, the
+    command fails and names the release that does.
 
     \b
     Examples:
@@ -328,7 +336,7 @@ def hostdev(
       vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
       vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
       vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --function-only
-      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # of the group of another one
+      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # for its IOMMU group
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """

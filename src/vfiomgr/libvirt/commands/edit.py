@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt edit`: put devices into the XML of a domain, or take them out."""
+"""`vfiomgr libvirt edit`: add devices to the XML of a domain, or remove them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NO_NEWLINE = "\\ No newline at end of file"
 
 
 class Edited(Value):
-    """A text before and after, and what came and went."""
+    """A text before and after, and the devices added and removed."""
 
     before: Document
     after: bytes
@@ -63,12 +63,12 @@ class Edited(Value):
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether there is a change to write."""
         return self.after != self.before.text
 
 
 def print_edited(session: Session, done: Edited, *, is_piped: bool, undo: str) -> None:
-    """What came and went; on stderr where stdout has the text. `undo` takes back what came."""
+    """Print the changes; on stderr if stdout has the text. `undo` removes what was added."""
     if is_piped:
         for line in _told(done):
             note(line)
@@ -89,10 +89,10 @@ def _told(done: Edited) -> Iterator[str]:
     for placed in done.additions.placed:
         where = "" if placed.guest is None else f", in the guest {_place(placed)}"
         yield f"added {', '.join(placed.names)}{where}"
-    yield from (f"{name} is in {source} already" for name in done.additions.already)
+    yield from (f"{name} is already in {source}" for name in done.additions.already)
     yield from (f"{name} is not in {source}" for name in done.removals.absent)
     for name in done.removals.orphans:
-        yield f"{name} stays, and the guest does not find it without function 0 of its slot"
+        yield f"{name} stays, but the guest cannot find it without function 0 of its slot"
     if not done.is_changed:
         yield "nothing to do"
 
@@ -117,7 +117,7 @@ def _body(done: Edited) -> dict[str, object]:
 
 
 def print_difference(session: Session, done: Edited) -> None:
-    """What would be different, as diff -u shows it; what there is besides, on stderr."""
+    """Print the difference like diff -u, and the notes on stderr."""
     difference = "".join(_difference(done))
     if session.format != "table":
         body = {**_body(done), "difference": difference}
@@ -129,7 +129,7 @@ def print_difference(session: Session, done: Edited) -> None:
 
 
 def _difference(done: Edited) -> Iterator[str]:
-    """Lines end with the line feeds of the text; a carriage return is part of its line."""
+    """Lines end with line feeds; a carriage return is part of its line."""
     encoding, source = done.before.encoding, done.before.source
     before, after = (_lines(text, encoding) for text in (done.before.text, done.after))
     for line in difflib.unified_diff(before, after, source, source):
@@ -145,41 +145,41 @@ _OWN_DIRECTORY = "/libvirt/qemu"
 
 
 class FilePlace(Value):
-    """A file, or a pipe; `output` is where the text goes instead."""
+    """A file, or a pipe; `output` is another file for the text."""
 
     path: str
     output: str | None = None
 
     @property
     def target(self) -> str:
-        """Where the text goes; what was piped in is piped out."""
+        """The destination of the text; a pipe is written to a pipe."""
         return self.path if self.output is None else self.output
 
     @property
     def argument(self) -> str:
-        """What a command names it by, as a shell takes it."""
+        """Its name in commands, quoted for a shell."""
         return shlex.quote(self.target)
 
     @property
     def is_pipe(self) -> bool:
-        """Whether the text itself is what is printed."""
+        """Whether the text itself is printed."""
         return self.target == STANDARD_INPUT
 
     def read(self) -> Document:
-        """The domain as it is.
+        """Read the current domain.
 
         Raises:
             UsageError: it cannot be read.
-            InvalidDocument: it is no XML.
+            InvalidDocument: it is not XML.
 
         """
         return read_document(read_xml(self.path), source_of(self.path))
 
     def write(self, before: bytes, after: bytes) -> None:
-        """Put the text where it is to go; a file that is so already is left alone.
+        """Write the text to its destination, unless it is unchanged.
 
         Raises:
-            UsageError: that is a file of libvirt's own.
+            UsageError: the destination is a file of libvirt.
             HostError: it cannot be written.
 
         """
@@ -194,26 +194,26 @@ class FilePlace(Value):
 
 
 class DomainPlace(Value):
-    """The definition that a libvirt has; a running guest has a new one once it is started anew."""
+    """The definition in libvirt; a running guest uses a new one after a restart."""
 
     name: str
     uri: str
     with_secrets: bool
-    """Whether passwords are read, too: what is defined without them would lose them."""
+    """Whether to read passwords too: a definition without them would lose them."""
 
     @property
     def argument(self) -> str:
-        """What a command names it by, as a shell takes it."""
+        """Its name in commands, quoted for a shell."""
         words = [self.name] if self.uri == DEFAULT_URI else [self.name, "--connect", self.uri]
         return shlex.join(words)
 
     @property
     def is_pipe(self) -> bool:
-        """Never: it is defined."""
+        """Always false: the text is defined."""
         return False
 
     def read(self) -> Document:
-        """The domain as it is defined.
+        """Read the definition of the domain.
 
         Raises:
             UsageError: there is no such domain, or no libvirt.
@@ -224,48 +224,48 @@ class DomainPlace(Value):
         return read_document(text, self.name)
 
     def write(self, before: bytes, after: bytes) -> None:
-        """Define the domain anew, where it differs.
+        """Redefine the domain if the text differs.
 
         Raises:
             InvalidDocument: libvirt cannot read it, or would drop a part of it.
-            HostError: it was defined anew meanwhile.
+            HostError: the definition was changed meanwhile.
 
         """
         if after == before:
             return
         with connected(self.uri) as connection:
             if connection.domain_xml(self.name, secure=True) != before:
-                message = f"{self.name} was defined anew meanwhile, and not by this command"
-                raise HostError(message, "look at it, then run the command again")
+                message = f"the definition of {self.name} was changed meanwhile by another program"
+                raise HostError(message, "check it, then run the command again")
             connection.define(after, self.name)
 
 
 def place_of(
     target: str, output: str | None, uri: str, *, is_change: bool
 ) -> FilePlace | DomainPlace:
-    """What a user names: a file is there, has a / or ends in .xml; else it is a domain.
+    """The file or domain that a user names: a file exists, has a / or ends in .xml.
 
     Raises:
-        UsageError: a domain's text is to go to a file.
+        UsageError: --output was given for a domain.
 
     """
     is_file = "/" in target or target.endswith(".xml") or os.path.exists(target)
     if is_file or target == STANDARD_INPUT:
         return FilePlace(target, output)
     if output is not None:
-        message = f"--output is about files, and {target} is a domain of libvirt's"
+        message = f"--output is only for files, but {target} is a libvirt domain"
         remedy = f"virsh dumpxml --inactive {shlex.quote(target)} | vfiomgr libvirt edit - …"
         raise UsageError(message, remedy)
     return DomainPlace(target, uri, with_secrets=is_change)
 
 
 def _refuse_own_file(path: str) -> None:
-    """Leave the files alone that libvirtd keeps in memory, and writes when it likes."""
+    """Refuse files that libvirtd keeps in memory and overwrites."""
     directory, name = os.path.split(os.path.realpath(path))
     if directory.endswith(_OWN_DIRECTORY):
         guest = name.removesuffix(".xml")
-        message = f"{path} is libvirt's own: it does not read it again, and overwrites it"
-        remedy = f"change what libvirt has: vfiomgr libvirt edit {shlex.quote(guest)} …"
+        message = f"cannot edit {path}: libvirt does not read it again, and overwrites it"
+        remedy = f"edit the definition in libvirt: vfiomgr libvirt edit {shlex.quote(guest)} …"
         raise UsageError(message, remedy)
 
 
@@ -280,7 +280,7 @@ _DEVICE = "ADDRESS|UUID"
     multiple=True,
     metavar=_DEVICE,
     shell_complete=complete_address,
-    help="Put this device in; may be given several times.",
+    help="Add this device; repeatable.",
 )
 @click.option(
     "--remove",
@@ -288,13 +288,11 @@ _DEVICE = "ADDRESS|UUID"
     multiple=True,
     metavar=_DEVICE,
     shell_complete=complete_address,
-    help="Take this device out, before others are put in.",
+    help="Remove this device before others are added; repeatable.",
 )
-@click.option(
-    "--output", metavar="FILE", help="Write to this file instead, - to a pipe; FILE stays."
-)
+@click.option("--output", metavar="FILE", help="Write to this file instead; - for a pipe.")
 @of_device
-@function_only_option("Leave the other functions of the slot as they are.")
+@function_only_option("Leave the other functions of the slot unchanged.")
 @version_option
 @connect_option
 @session_options(*READING, "dry_run", "timeout")
@@ -311,15 +309,15 @@ def edit(
     uri: str,
     **options: Unpack[DeviceOptions],
 ) -> None:
-    """Put devices into the XML of a domain, or take them out.
+    """Add devices to the XML of a domain, or remove them.
 
-    A FILE is there, has a / or ends in .xml; - reads from a pipe. Any other name is that of a
-    DOMAIN of libvirt's, whose definition is changed: a running guest has it when started anew.
+    A FILE exists, has a / or ends in .xml; - reads from a pipe. Any other name is a DOMAIN of
+    libvirt, whose definition is changed: a running guest uses it after a restart.
 
-    Nothing else changes by a byte: comments, order, indentation, line ends and elements that
-    vfiomgr does not know stay. Taking out what was put in gives back the file that was there.
-    The functions of a slot come and go as one multifunction guest device, behind a root port that
-    is free; where there is none, one is added, and goes with the device.
+    Nothing else changes: comments, order, indentation, line ends and unknown elements stay.
+    Removing what was added restores the original file exactly. All functions of a slot are added
+    and removed as one multifunction guest device behind a free root port. If no port is free, one
+    is added, and removed together with the device.
 
     \b
     Examples:
@@ -339,8 +337,8 @@ def edit(
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
     """
     if not (added or removed):
-        message = "nothing is asked for"
-        raise UsageError(message, "name a device: --add 0000:04:00.0, or --remove 0000:04:00.0")
+        message = "no device given"
+        raise UsageError(message, "pass --add ADDRESS or --remove ADDRESS, e.g. --add 0000:04:00.0")
     host = _host(session, required=bool(added))
     requests = [DeviceRequest(name, hostdev_options(options), is_alone=only) for name in added]
     units = units_of(host, requests) if host is not None else ()
@@ -365,7 +363,7 @@ def _write(session: Session, place: FilePlace | DomainPlace, done: Edited, *, on
 
 
 def _host(session: Session, *, required: bool) -> HostSnapshot | None:
-    """The host; what only goes may be of one that is elsewhere."""
+    """The host, which is not needed to remove devices."""
     try:
         return session.scan()
     except (HostError, UsageError):
@@ -382,7 +380,7 @@ def _edited(
     *,
     only: bool,
 ) -> tuple[Edited, tuple[GuestHostdev, ...]]:
-    """The text without what goes, then with what comes; and what that is."""
+    """Remove devices from the text, then add others; return it with the changes."""
     domain = domain_of(document.root)
     removals = plan_removals(domain, _names(domain, removed), host, only=only)
     text = remove_hostdevs(document, removals.devices) if removals.devices else document.text
@@ -406,6 +404,6 @@ def _edited(
 
 
 def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
-    """Devices of a domain as its file means them; the domain of an address may be left out."""
+    """Devices of a domain as named in its file; the PCI domain of an address is optional."""
     known = [device.address for device in domain.hostdevs if device.address is not None]
     return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]

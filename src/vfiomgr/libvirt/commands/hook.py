@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt hook …`: bind devices when their guest starts, and release them after it."""
+"""`vfiomgr libvirt hook …`: bind devices when their guest starts, and unbind them afterwards."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def read_guest(xml: bytes, name: str) -> Domain | None:
-    """The domain; None of one that never asked for vfiomgr, which is not even read.
+    """The domain; None if it never enabled the hook, which is found without parsing the XML.
 
     Raises:
-        InvalidDocument: it is no domain's XML.
+        InvalidDocument: it is not the XML of a domain.
 
     """
     if NAMESPACE.encode() not in xml:
@@ -41,10 +41,10 @@ def read_guest(xml: bytes, name: str) -> Domain | None:
 
 
 def asks_for_hook(element: str | None) -> bool:
-    """Whether the element of vfiomgr's namespace, of a domain's metadata, says yes.
+    """Whether the element of vfiomgr's namespace in a domain's metadata enables the hook.
 
     Raises:
-        InvalidDocument: it is no XML.
+        InvalidDocument: it is not XML.
 
     """
     if element is None:
@@ -59,10 +59,10 @@ _DOMAINS = click.argument(
 
 @click.group("hook")
 def hook() -> None:
-    """Bind devices when their guest starts, and give them back when it has ended.
+    """Bind devices when their guest starts, unbind them after.
 
-    libvirt runs the hook; it acts for domains alone that it was enabled for, and for devices with
-    managed='no' that are on a driver of the host, or vGPUs that are defined and not active.
+    libvirt runs the hook. It acts only for domains for which it is enabled, and only on devices
+    with managed='no' that are on a host driver, and on vGPUs that are defined but not active.
 
     \b
     Examples:
@@ -76,9 +76,10 @@ def hook() -> None:
 @session_options(*CHANGING)
 @pass_session
 def install(session: Session) -> None:
-    """Write /etc/libvirt/hooks/qemu.d/50-vfiomgr, which libvirt 6.5 and later runs.
+    """Install the hook, which libvirt 6.5 and later runs.
 
-    Other hook scripts are left alone. No guest is concerned until `hook enable`.
+    It is /etc/libvirt/hooks/qemu.d/50-vfiomgr. Other hook scripts are left alone. The hook does
+    nothing for a guest until `hook enable`.
 
     \b
     Examples:
@@ -92,7 +93,7 @@ def install(session: Session) -> None:
 @session_options(*CHANGING)
 @pass_session
 def uninstall(session: Session) -> None:
-    """Remove what `hook install` wrote.
+    """Remove the hook that `hook install` wrote.
 
     \b
     Examples:
@@ -115,11 +116,11 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
 @session_options(*CHANGING)
 @pass_session
 def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
-    """Have the hook act for a domain, from its next start on.
+    """Enable the hook for a domain, from its next start on.
 
-    It is kept in the domain's metadata, which goes with it when it is renamed, exported or
-    undefined. What `vfiomgr bind` would refuse (the console's display, a mounted disk, a device in
-    use) the hook refuses too, and the guest does not start.
+    The setting is in the domain's metadata, so it stays with the domain when it is renamed,
+    exported or undefined. The hook has the safety checks of `vfiomgr bind` (the console display, a
+    mounted disk, a device in use); if it refuses, the guest does not start.
 
     \b
     Examples:
@@ -135,7 +136,7 @@ def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
 @session_options(*CHANGING)
 @pass_session
 def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
-    """Have the hook leave a domain alone, from its next start on.
+    """Disable the hook for a domain, from its next start on.
 
     \b
     Examples:
@@ -155,11 +156,11 @@ def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | N
             _set(connection, changing, element)
         idle = [n for n in is_there if element and not _has_work(connection.domain(n))]
     if element and _is_here(session, uri) and not session.tree.exists(SCRIPT):
-        note("no hook is installed, so nothing acts yet: vfiomgr libvirt hook install")
+        note("the hook is not installed yet; install it with: vfiomgr libvirt hook install")
     for name in idle:
         note(
-            f"{name} has no device with managed='no' and no vGPU, so there is nothing for the hook "
-            f"to do: vfiomgr libvirt edit {shlex.quote(name)} --add ADDRESS gives it one"
+            f"the hook has nothing to do for {name}: no device with managed='no', no vGPU; add "
+            f"one with: vfiomgr libvirt edit {shlex.quote(name)} --add ADDRESS"
         )
     if session.format != "table":
         body = {"state": state, "changed": changing, "domains": list(is_there)}
@@ -167,17 +168,17 @@ def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | N
         return
     would = "would be " if session.dry_run else ""
     for name in is_there:
-        so = f"{would}{state}" if name in changing else f"{state} already"
+        so = f"{would}{state}" if name in changing else f"already {state}"
         say(f"{name}: the hook is {so}" if not would else f"{name}: the hook {so}")
 
 
 def _is_here(session: Session, uri: str) -> bool:
-    """Whether the libvirt that was asked runs hooks of the host that is looked at."""
+    """Whether that libvirt runs hooks on the inspected host."""
     return session.snapshot is None and urlsplit(uri).hostname is None
 
 
 def _has_work(domain: KnownDomain) -> bool:
-    """Whether the next start takes a device that libvirt leaves to others, or nobody knows."""
+    """Whether the next start uses a device that libvirt does not manage; true if unknown."""
     start = domain.defined or domain.running
     return start is None or any(h.kind != "other" and not h.managed for h in start.hostdevs)
 
@@ -194,16 +195,17 @@ def _set(connection: Connection, names: list[str], element: str | None) -> None:
 @session_options(*CHANGING)
 @pass_session
 def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...]) -> None:  # noqa: ARG001 - libvirt passes more
-    """What the installed script calls, with the domain's XML on standard input.
+    """Run the hook, with the domain's XML on standard input.
 
-    Status 0 lets the guest start. All is told on stderr, where libvirt takes its message from.
+    The installed script calls it. Status 0 lets the guest start. All messages are on stderr, where
+    libvirt takes its own message from.
 
     \b
     Examples:
       virsh dumpxml win | vfiomgr libvirt hook run win prepare begin -
       virsh dumpxml win | vfiomgr libvirt hook run win release end -
     """
-    acts = {PREPARE: (prepare_guest, "bound"), RELEASE: (release_guest, "given back")}
+    acts = {PREPARE: (prepare_guest, "bound"), RELEASE: (release_guest, "returned to the host")}
     if operation not in acts:
         return
     guest = read_guest(sys.stdin.buffer.read(), domain)

@@ -1,7 +1,7 @@
 """`vfiomgr libvirt nodedev …`: mediated devices that libvirt owns.
 
-libvirt keeps a definition of any type, and fails when it starts; so parent and capacity are checked
-here.
+libvirt accepts a definition of any type, and fails only when it starts; so the parent and its
+capacity are checked here.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ if TYPE_CHECKING:
 
 
 class MdevRequest(Value):
-    """A type, by its identifier, and the function that makes it."""
+    """A type, by its identifier, and the parent function."""
 
     parent: PciAddress
     type: str
 
 
 def mdev_request(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequest:
-    """What is meant by a type's name on a parent.
+    """The request for a type, by name, on a parent.
 
     Raises:
         UnknownDevice: there is no such function or type.
-        Refusal: the function makes no mediated devices.
+        Refusal: the function does not support mediated devices.
 
     """
     device = host.device(parent)
     found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
     if found is None:
-        message = f"{device} makes no vGPUs"
+        message = f"{device} does not support vGPUs"
         remedy = "vfiomgr vgpu types shows the parents of this host"
         raise refusal([blocker("mdev-unsupported", device, message, remedy)])
     if found.family != "mdev":
-        message = f"{device} makes vGPUs that are virtual functions, which libvirt does not define"
+        message = f"the vGPUs of {device} are virtual functions, which libvirt cannot define"
         remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
         raise refusal([blocker("mdev-unsupported", device, message, remedy)])
     return MdevRequest(parent, type_of(host, found, wanted, str(parent)).id)
 
 
 def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
-    """Make sure that a mediated device can be made now.
+    """Make sure that a mediated device can be created now.
 
     Raises:
-        UnknownDevice: its parent is not there.
-        Refusal: the parent's driver would make no more of that type.
+        UnknownDevice: its parent does not exist.
+        Refusal: the parent has no capacity for that type.
 
     """
     found = next((known for known in host.vgpu_parents if known.name == parent), None)
     if found is None:
-        message = f"there is no parent {parent} of vGPUs now"
-        raise UnknownDevice(message, "is its driver loaded? vfiomgr vgpu types shows the parents")
+        message = f"no such vGPU parent: {parent}"
+        raise UnknownDevice(message, "load its driver; vfiomgr vgpu types shows the parents")
     if found.offers(type_id) == 0:
-        message = f"{parent} makes no more vGPUs of the type {type_id}"
-        remedy = f"vfiomgr vgpu types --parent {parent} tells why, and what has room"
+        message = f"{parent} has no capacity for another vGPU of type {type_id}"
+        remedy = f"vfiomgr vgpu types --parent {parent} shows the reason and the remaining capacity"
         raise refusal([blocker("vgpu-no-room", parent, message, remedy)])
 
 
@@ -82,11 +82,11 @@ _HEADINGS = ("UUID", "PARENT", "TYPE", "ACTIVE", "DEFINED", "AUTOSTART")
 
 @click.group("nodedev")
 def nodedev() -> None:
-    """VGPUs (mediated devices) that libvirt defines, starts and stops, instead of vfiomgr.
+    """Manage vGPUs (mediated devices) through libvirt.
 
-    libvirt keeps them in mdevctl's files, as `vfiomgr vgpu define` does: it is the same definition,
-    and each knows those of the other. Through libvirt another host can be reached with --connect,
-    and users whom polkit allows it.
+    libvirt defines, starts and stops them instead of vfiomgr. It keeps definitions in mdevctl's
+    files, as `vfiomgr vgpu define` does, so both see the same definitions. Use libvirt to manage
+    another host with --connect, or as a user whom polkit allows it.
 
     \b
     Examples:
@@ -100,7 +100,7 @@ def nodedev() -> None:
 @session_options("format", "root", "timeout")
 @pass_session
 def list_mdevs(session: Session, *, uri: str) -> None:
-    """Mediated devices that libvirt knows, active and defined.
+    """List mediated devices in libvirt, active and defined.
 
     \b
     Examples:
@@ -114,11 +114,11 @@ def list_mdevs(session: Session, *, uri: str) -> None:
     elif found:
         print_table(_HEADINGS, [_row(mdev) for mdev in found])
     else:
-        note(f"libvirt knows no mediated devices ({uri})")
+        note(f"libvirt has no mediated devices ({uri})")
 
 
 def _mdevs(uri: str) -> tuple[NodeMdev, ...]:
-    """All that libvirt tells; whoever may only read learns nothing of autostart."""
+    """All mediated devices; a read-only connection does not report autostart."""
     try:
         with connected(uri) as connection:
             return connection.mdevs()
@@ -153,9 +153,15 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
     metavar="ADDRESS",
     required=True,
     shell_complete=complete_address,
-    help="The function that makes it.",
+    help="Create it on this parent function.",
 )
-@click.option("--type", "wanted", metavar="TYPE", required=True, help="By identifier or name.")
+@click.option(
+    "--type",
+    "wanted",
+    metavar="TYPE",
+    required=True,
+    help="Choose the vGPU type, by identifier or name.",
+)
 @click.option("--autostart", is_flag=True, help="Start it with its parent.")
 @connect_option
 @session_options(*CHANGING)
@@ -163,9 +169,10 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
 def define(
     session: Session, *, uuid: str | None, parent: str, wanted: str, autostart: bool, uri: str
 ) -> None:
-    """Have libvirt keep a vGPU, with a UUID of its own where none is given.
+    """Define a vGPU in libvirt without starting it.
 
-    Parent and type are looked at first: libvirt would keep any.
+    Without UUID a new one is chosen. Parent and type are checked first, because libvirt accepts
+    any.
 
     \b
     Examples:
@@ -200,7 +207,7 @@ def define(
 @session_options(*CHANGING)
 @pass_session
 def start(session: Session, *, uuid: str, uri: str) -> None:
-    """Make a vGPU that is defined, if its parent has room.
+    """Start a defined vGPU if its parent has capacity.
 
     \b
     Examples:
@@ -227,7 +234,9 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
 @session_options(*CHANGING)
 @pass_session
 def stop(session: Session, *, uuid: str, uri: str) -> None:
-    """Remove an active vGPU; its definition stays. One that a domain has is refused.
+    """Stop an active vGPU; its definition stays.
+
+    A vGPU that a running domain uses is refused.
 
     \b
     Examples:
@@ -250,7 +259,7 @@ def stop(session: Session, *, uuid: str, uri: str) -> None:
 @session_options(*CHANGING)
 @pass_session
 def undefine(session: Session, *, uuid: str, uri: str) -> None:
-    """Forget a vGPU; one that is active stays until it is stopped.
+    """Delete a vGPU definition; an active vGPU keeps running.
 
     \b
     Examples:
@@ -276,14 +285,14 @@ def _change(
     act: Callable[[Connection, NodeMdev], None],
     look: Callable[[Connection, NodeMdev], None] | None = None,
 ) -> None:
-    """Bring one that libvirt knows to a state, unless it is so; `look` refuses what would hurt."""
+    """Change the state of a mediated device if needed; `look` refuses harmful changes."""
     if not session.dry_run:
         _require_live(session)
     with connected(uri) as connection:
         mdev = find_mdev(connection.mdevs(), _uuid(uuid))
         if mdev is None:
-            message = f"libvirt knows no mediated device {uuid}"
-            raise UnknownDevice(message, "vfiomgr libvirt nodedev list shows those it knows")
+            message = f"no such mediated device in libvirt: {uuid}"
+            raise UnknownDevice(message, "vfiomgr libvirt nodedev list shows the devices")
         is_changed = not is_so(mdev)
         if is_changed and look is not None:
             look(connection, mdev)
@@ -296,26 +305,26 @@ def _uuid(text: str) -> str:
     try:
         return str(uuids.UUID(text))
     except ValueError:
-        message = f"{text!r} is no UUID"
-        raise UsageError(message, "write it as f715f63c-0d00-4007-9c5a-b07b0c6c05de") from None
+        message = f"invalid UUID: {text!r}"
+        raise UsageError(message, "write it like f715f63c-0d00-4007-9c5a-b07b0c6c05de") from None
 
 
 def _require_live(session: Session) -> None:
-    session.require_live("a snapshot has no libvirt", "leave out --snapshot")
+    session.require_live("a snapshot has no libvirt", "omit --snapshot")
 
 
 def _refuse_another(known: NodeMdev, parent: str, type_id: str) -> None:
     if (known.parent, known.type) != (parent, type_id):
-        message = f"{known.uuid} is defined as {known.type} on {known.parent} already"
-        remedy = f"vfiomgr libvirt nodedev undefine {known.uuid}, or another UUID"
+        message = f"{known.uuid} is already defined as {known.type} on {known.parent}"
+        remedy = f"vfiomgr libvirt nodedev undefine {known.uuid}, or choose another UUID"
         raise refusal([blocker("mdev-defined-otherwise", known.uuid, message, remedy)])
 
 
 def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
-    """Removing it would wait for the guest (mdev_device_remove)."""
+    """Refuse a device in use: removing it would wait for the guest (mdev_device_remove)."""
     for domain in connection.hypervisor().domains:
         if domain.running is not None and domain.running.hostdev(mdev.uuid) is not None:
-            message = f"{mdev.uuid} is with the domain {domain.name}, which runs"
+            message = f"{mdev.uuid} is in use by the running domain {domain.name}"
             remedy = f"vfiomgr libvirt detach {domain.argument} {mdev.uuid} --live"
             raise refusal([blocker("held-by-domain", mdev.uuid, message, remedy)])
 
@@ -335,4 +344,4 @@ def _tell(session: Session, state: str, uuid: str, *, is_changed: bool) -> None:
         print_document("NodeMdevOutcome", body, session.format)
         return
     would = "would be " if session.dry_run and is_changed else ""
-    say(f"{would}{state}: {uuid}" if is_changed else f"{uuid} is {state} already")
+    say(f"{would}{state}: {uuid}" if is_changed else f"{uuid} is already {state}")

@@ -34,7 +34,7 @@ _HERE = frozenset({"", "localhost"})
 
 
 class _Judged(Value):
-    """A domain and what was found."""
+    """A domain and its findings."""
 
     domain: Domain
     report: Report
@@ -42,25 +42,26 @@ class _Judged(Value):
 
 @click.command("preflight")
 @click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain)
-@click.option("--all", "every", is_flag=True, help="All domains that libvirt knows.")
+@click.option("--all", "every", is_flag=True, help="Check all domains of libvirt.")
 @connect_option
 @session_options(*READING, "timeout")
 @click.pass_context
 def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, uri: str) -> None:
-    """Say what would break the next start of a domain: each finding with evidence and remedy.
+    """Check what would prevent the next start of a domain.
 
-    A domain is named as libvirt knows it, or is the XML in FILE; - reads from a pipe. Nothing is
-    started and nothing is changed. A blocker keeps the domain from starting, or hurts the host
-    when it starts; a warning has it work badly, or break later; an info is to be known.
+    Each finding has evidence and a remedy. DOMAIN is a domain of libvirt, FILE its XML, - reads
+    from a pipe. Nothing is started or changed. A blocker prevents the start or harms the host when
+    the domain starts; a warning reduces performance or fails later; an info is for your
+    information.
 
-    Its devices of the host are looked at, and what they need: not its disks, networks and firmware,
-    which libvirt looks at itself as it starts the domain.
+    The host devices of the domain are checked, with everything they need. Disks, networks and
+    firmware are not: libvirt checks them when it starts the domain.
 
-    A FILE is looked at without libvirt too, for another host with --snapshot or --root; what could
-    not be looked at then is told as not checked. Lines of a domain that libvirt knows are those of
-    virsh dumpxml --inactive.
+    A FILE can also be checked without libvirt, and for another host with --snapshot or --root;
+    skipped checks are then reported as not checked. Line numbers of a DOMAIN are those of virsh
+    dumpxml --inactive.
 
-    Exit status: 0 where nothing blocks, 1 where a blocker was found.
+    Exit status: 0 if nothing blocks the start, 1 if a blocker was found.
 
     \b
     Examples:
@@ -75,7 +76,7 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     source = context.get_parameter_source("uri")
     is_chosen = source is not click.core.ParameterSource.DEFAULT
     wanted = every or not all(map(_is_file, names)) or is_chosen
-    hypervisor, why_not = None, "the host is another machine's"
+    hypervisor, why_not = None, "the facts are those of another machine"
     if wanted or _is_this_machine(session):
         _refuse_remote(session, uri)
         hypervisor, why_not = _asked(session, uri, must_answer=wanted)
@@ -90,14 +91,14 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
 
 def _check_arguments(names: Sequence[str], *, every: bool) -> None:
     if every and names:
-        forbid_together("--all", names[0], "all domains, or the named ones")
+        forbid_together("--all", names[0], "--all includes every domain")
     if not (every or names):
-        message = "no domain is named"
-        raise UsageError(message, "name one, or a file with its XML, or pass --all")
+        message = "missing argument: DOMAIN or FILE"
+        raise UsageError(message, "name a domain or a file with its XML, or pass --all")
 
 
 def _is_file(name: str) -> bool:
-    """Whether a file is meant: by its path, its ending, or because it is there."""
+    """Whether a file is meant: by its path, its suffix, or because it exists."""
     return name == STANDARD_INPUT or "/" in name or name.endswith(".xml") or os.path.isfile(name)
 
 
@@ -106,15 +107,18 @@ def _is_this_machine(session: Session) -> bool:
 
 
 def _refuse_remote(session: Session, uri: str) -> None:
-    """A libvirt elsewhere starts its domains on devices that this machine does not show."""
+    """Refuse a remote libvirt: it starts its domains on devices that this machine cannot see."""
     if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
-        message = f"{uri} starts domains on another host than this one"
-        hint = "run vfiomgr there, or pass --snapshot with what vfiomgr snapshot prints there"
+        message = f"cannot check domains of {uri}: they start on another host"
+        hint = (
+            "run vfiomgr there, or pass --snapshot with the output of vfiomgr snapshot from "
+            "that host"
+        )
         raise UsageError(message, hint)
 
 
 def _asked(session: Session, uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
-    """What libvirt tells, or why it does not."""
+    """What libvirt reports, or why it does not."""
     try:
         return hypervisor_at(uri, deadline=session.timeout or DEADLINE), ""
     except HostError as error:
@@ -140,7 +144,7 @@ def _domains(
 def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
     domain = next((domain for domain in known if name in (domain.name, domain.uuid)), None)
     if domain is None:
-        message = f"libvirt knows no domain {name}, and there is no such file"
+        message = f"no such domain or file: {name}"
         raise UsageError(message, "virsh list --all shows the domains")
     found = _next_start(domain)
     if found is None:
@@ -149,12 +153,12 @@ def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
 
 
 def _next_start(domain: KnownDomain) -> Domain | None:
-    """What is started next: the definition; a transient domain is judged as it runs."""
+    """The next start: the definition; for a transient domain, the running one."""
     return domain.defined if domain.is_persistent else domain.running
 
 
 def _read(path: str) -> Domain:
-    remedy = "name a file that is there, or a domain of libvirt"
+    remedy = "name an existing file or a domain of libvirt"
     return read_domain(read_xml(path, remedy), source_of(path))
 
 
@@ -170,14 +174,14 @@ def _print(judged: Sequence[_Judged], why_not: str) -> None:
         print_findings(one.report, every=False)
         counts = ", ".join(counted(one.report, s) for s in ("blocker", "warning", "info"))
         blocked = one.report.is_blocked
-        verdict = "not ready" if blocked else "nothing about its devices blocks its start"
+        verdict = "not ready" if blocked else "no device blocks its start"
         say(f"{one.domain.source}: {verdict}: {counts}")
     for text in dict.fromkeys(text for one in judged for text in one.report.not_checked):
         note(f"not checked: {text}")
     if why_not:
-        note(f"libvirt was not asked: {why_not}")
+        note(f"libvirt was not queried: {why_not}")
     if not judged:
-        note("libvirt knows no domain")
+        note("libvirt has no domains")
 
 
 def _print_document(session: Session, judged: Sequence[_Judged]) -> None:

@@ -1,1 +1,1 @@
-"""libvirt's hook: devices bound when a guest starts, given back when it ends."""
+"""libvirt's hook: bind devices when a guest starts, and unbind them when it ends."""

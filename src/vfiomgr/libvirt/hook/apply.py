@@ -1,7 +1,7 @@
-"""Takes devices from the host for a guest that starts, and gives them back when it has ended.
+"""Take devices from the host for a guest that starts, and return them when it ends.
 
-What is going to be taken is written down before it is: cut off in between, the guest's release,
-which libvirt asks for where the start fails too, gives back what had been taken by then.
+A device is recorded before it is taken. If the run is interrupted, the release of the guest, which
+libvirt requests even if the start fails, returns what was taken until then.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 
 class GuestHook:
-    """What is done for one guest."""
+    """The hook's work for one guest."""
 
     def __init__(self, domain: Domain, work: ApplyContext) -> None:
-        """Of a domain as libvirt tells its hook of it.
+        """Read the domain that libvirt passes to its hook.
 
         Raises:
-            UsageError: it has no UUID, by which its record is found again.
+            UsageError: it has no UUID, which identifies its record.
 
         """
         if domain.uuid is None:
-            message = f"the domain {domain.name} has no <uuid>, by which the hook knows guests"
-            raise UsageError(message, "libvirt gives one to its hook: virsh dumpxml prints it")
+            message = f"domain {domain.name} has no <uuid>, which identifies guests for the hook"
+            raise UsageError(message, "pass the XML that virsh dumpxml prints")
         self._uuid = domain.uuid
         self._domain = domain
         self._work = work
         self._tree = work.tree
 
     def prepare(self) -> tuple[str, ...]:
-        """Make the guest's devices ready for it; what was taken from the host.
+        """Make the guest's devices available to it; return what was taken from the host.
 
         Raises:
-            Refusal: one cannot be; none was taken.
+            Refusal: a device cannot be made available; nothing was taken.
 
         """
         before = self._record()
@@ -59,7 +59,7 @@ class GuestHook:
         return tuple(n for n in _names(after) if n not in _names(before))
 
     def release(self) -> tuple[str, ...]:
-        """Give back what was taken for the guest; what it was."""
+        """Return what was taken for the guest to the host."""
         return self._give_back(GuestRecord(self._uuid, self._domain.name))
 
     def _take(self, request: Request) -> None:
@@ -70,7 +70,7 @@ class GuestHook:
         apply(request, replace(self._work, on_plan=note))
 
     def _give_back(self, remaining: GuestRecord) -> tuple[str, ...]:
-        """All that is recorded but for what remains; the record goes once the host has it."""
+        """Return all recorded devices except the remaining ones; then delete the record."""
         record = self._record()
         going = GuestRecord(
             record.uuid,

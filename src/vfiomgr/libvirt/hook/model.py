@@ -1,8 +1,7 @@
 """The script that libvirt runs when guests start and end, and the requests to install it.
 
-libvirt runs what is in `qemu.d` in the order of names since 6.5, besides the script `qemu`, and is
-waited for: a script that asked libvirt for anything would wait for itself
-(https://libvirt.org/hooks.html).
+Since 6.5 libvirt runs the files in `qemu.d` in name order, besides the script `qemu`, and waits for
+them: a script that called libvirt would wait for itself (https://libvirt.org/hooks.html).
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ MODE = 0o755
 PREFIX = "vfiomgr"
 OPT_IN = "<devices bind='yes'/>"
 GUESTS = RUNTIME / "guests"
-"""What the hook took from the host for guests that run."""
+"""What the hook took from the host for running guests."""
 PREPARE, RELEASE = "prepare", "release"
 
 
 def render_script(program: str) -> str:
-    """The script; it lets guests start where vfiomgr is gone, and acts at two operations alone.
+    """The script; it lets guests start if vfiomgr is removed, and acts only on two operations.
 
     Raises:
-        Refusal: a path that would have to be quoted.
+        Refusal: a path would need quotes.
 
     """
     words = require_plain(program)
@@ -55,7 +54,7 @@ exec {words} libvirt hook run -- "$@"
 
 
 class GuestRecord(Value):
-    """What the hook took from the host for one guest; a reboot removes it, and gives all back."""
+    """What the hook took from the host for one guest; a reboot removes the record."""
 
     uuid: str
     name: str
@@ -64,7 +63,7 @@ class GuestRecord(Value):
 
     @property
     def path(self) -> HostPath:
-        """Its file."""
+        """The path of the record."""
         return GUESTS / f"{self.uuid}.json"
 
     @property
@@ -73,7 +72,7 @@ class GuestRecord(Value):
         return not self.functions and not self.vgpus
 
     def with_taken(self, functions: Iterable[str], vgpus: Iterable[str]) -> GuestRecord:
-        """With what is taken besides."""
+        """The record with more devices."""
         return GuestRecord(
             self.uuid,
             self.name,
@@ -82,16 +81,16 @@ class GuestRecord(Value):
         )
 
     def render(self) -> str:
-        """As its file has it."""
+        """The text of the record's file."""
         document = {"name": self.name, "functions": self.functions, "vgpus": self.vgpus}
         return f"{json.dumps(document)}\n"
 
 
 def parse_record(uuid: str, text: str) -> GuestRecord:
-    """Read a record's file.
+    """Read the file of a record.
 
     Raises:
-        InvalidDocument: it is none.
+        InvalidDocument: it is not a record.
 
     """
     try:
@@ -99,27 +98,29 @@ def parse_record(uuid: str, text: str) -> GuestRecord:
         functions, vgpus = _texts(document["functions"]), _texts(document["vgpus"])
         return GuestRecord(uuid, str(document["name"]), functions, vgpus)
     except (ValueError, KeyError, TypeError) as error:
-        message = f"{GUESTS / uuid}.json is no record of vfiomgr: {error}"
-        hint = "remove it; vfiomgr list shows what is bound, and vfiomgr unbind gives it back"
+        message = f"{GUESTS / uuid}.json is not a valid record of vfiomgr: {error}"
+        hint = (
+            "remove it; vfiomgr list shows what is bound, and vfiomgr unbind returns it to the host"
+        )
         raise InvalidDocument(message, hint) from None
 
 
 def _texts(values: object) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        message = f"{values!r:.40} is not a list of texts"
+        message = f"{values!r:.40} is not a list of strings"
         raise TypeError(message)
     return tuple(values)
 
 
 class InstallHook(Request, Value):
-    """Have libvirt run vfiomgr when guests start and end; no guest is concerned by that alone."""
+    """Install the hook in libvirt; it acts only for guests for which it is enabled."""
 
     program: str | None = None
-    """Where vfiomgr itself is, for the script."""
+    """The path of vfiomgr itself, for the script."""
     kind: ClassVar[str] = "install-hook"
 
 
 class UninstallHook(Request, Value):
-    """Take back what installing the hook wrote."""
+    """Remove the installed hook."""
 
     kind: ClassVar[str] = "uninstall-hook"

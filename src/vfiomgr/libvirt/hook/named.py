@@ -1,4 +1,4 @@
-"""What libvirt's hook has done for a guest, by the host and the domain."""
+"""The work of libvirt's hook for a guest, given the host and the domain."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def prepare_guest(host: Host, domain: Domain) -> tuple[str, ...]:
-    """Take from the host what a guest of libvirt that starts needs; what was taken.
+    """Take what a starting guest needs from the host; return what was taken.
 
     Raises:
-        Refusal: one of its devices cannot go to it; none was taken.
-        NeedsRoot: the right to change the host is missing; nothing was changed.
+        Refusal: a device cannot be made available; nothing was taken.
+        NeedsRoot: changes to the host require root; nothing was changed.
 
     """
     with host.changing() as work:
@@ -24,11 +24,11 @@ def prepare_guest(host: Host, domain: Domain) -> tuple[str, ...]:
 
 
 def release_guest(host: Host, domain: Domain) -> tuple[str, ...]:
-    """Give back what `prepare_guest` took for a guest that has ended; what it was.
+    """Return what `prepare_guest` took for a guest that has ended.
 
     Raises:
-        Refusal: another guest has it; it stays on record.
-        NeedsRoot: the right to change the host is missing; nothing was changed.
+        Refusal: another guest uses it; it stays recorded.
+        NeedsRoot: changes to the host require root; nothing was changed.
 
     """
     with host.changing() as work:

@@ -1,4 +1,4 @@
-"""What libvirt's hook does to the host for a guest, and how the hook itself comes and goes."""
+"""What libvirt's hook changes on the host for a guest, and how to install and remove the hook."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ LOCK = "libvirt-hook"
 
 
 class GuestNeeds(Value):
-    """What of a guest's devices is not ready for it yet."""
+    """The devices of a guest that are not available to it yet."""
 
     functions: tuple[PciAddress, ...] = ()
-    """On drivers of the host, or in a group with others that are."""
+    """Functions on host drivers, or in a group with others on host drivers."""
     vgpus: tuple[str, ...] = ()
-    """Defined, and not active."""
+    """vGPUs that are defined but not active."""
 
     def intents(self) -> Iterator[Request]:
-        """What makes them ready: vGPUs first, which fail the sooner."""
+        """The requests that make them available; vGPUs first, because these fail more often."""
         if self.vgpus:
             yield StartVgpu(self.vgpus)
         if self.functions:
@@ -45,12 +45,12 @@ class GuestNeeds(Value):
 
 
 def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNeeds:
-    """What a guest lacks of what vfiomgr is to bind for it: no devices that libvirt manages.
+    """What vfiomgr must bind or start for a guest: nothing that libvirt manages.
 
-    What is on record and not bound was begun by a run that was cut off.
+    A recorded device that is not bound comes from an interrupted run.
 
     Raises:
-        Refusal: it names a vGPU that is neither active nor defined.
+        Refusal: a vGPU is neither active nor defined.
 
     """
     functions: list[PciAddress] = []
@@ -85,13 +85,13 @@ def _unknown(name: str) -> Diagnostic:
     return blocker(
         "vgpu-missing",
         name,
-        f"{name} is no vGPU, and none is defined under that name",
+        f"no such vGPU: {name}",
         f"vfiomgr vgpu define {name} --type …, or vfiomgr vgpu create",
     )
 
 
 def taken_by(plan: Plan) -> tuple[str, ...]:
-    """The functions that a plan takes from drivers of the host."""
+    """The functions that a plan takes from host drivers."""
     return tuple(
         str(step.device.address)
         for step in plan.steps
@@ -102,7 +102,7 @@ def taken_by(plan: Plan) -> tuple[str, ...]:
 
 
 def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
-    """What gives back what was taken for a guest, as far as it has not gone back by itself."""
+    """The requests that return what was taken for a guest and has not been returned yet."""
     functions = tuple(
         device.address
         for device in map(host.device_named, record.functions)
@@ -120,25 +120,25 @@ def returns_of(host: HostSnapshot, record: GuestRecord) -> Iterator[Request]:
 
 @plans(InstallHook)
 def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
-    """Have libvirt run vfiomgr when guests start and end.
+    """Install the hook in libvirt.
 
     Raises:
-        Refusal: vfiomgr is no command that a script could run.
+        Refusal: vfiomgr is not installed as a command that a script can run.
 
     """
     if request.program is None:
-        message = "vfiomgr is no installed command here, so that no script can run it"
+        message = "cannot run vfiomgr from a script: it is not installed as a command"
         remedy = "install vfiomgr as its README says, and run that command"
         raise refusal([blocker("hook-without-program", "", message, remedy)])
     wanted = render_script(request.program)
     there = host.file(SCRIPT)
     if there == wanted:
-        return Plan("install the hook", (), already=("the hook is installed so already",))
-    notes = ["it acts for a guest after: vfiomgr libvirt hook enable DOMAIN"]
+        return Plan("install the hook", (), already=("the hook is already installed",))
+    notes = ["enable it for a guest: vfiomgr libvirt hook enable DOMAIN"]
     if there is None:
         notes.append(
-            "libvirt looks for hooks when it starts: restart libvirtd or virtqemud once "
-            "(guests that run go on)"
+            "restart libvirtd or virtqemud once: libvirt looks for hooks only when it starts "
+            "(running guests continue)"
         )
     return Plan(
         summary="install the hook",
@@ -150,7 +150,7 @@ def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
 
 @plans(UninstallHook)
 def plan_uninstall(host: HostSnapshot, _request: UninstallHook) -> Plan:
-    """Remove the script; what it bound for guests that run stays bound."""
+    """Remove the script; what it bound for running guests stays bound."""
     there = host.file(SCRIPT)
     if there is None:
         return Plan("uninstall the hook", (), already=("the hook is not installed",))
@@ -159,7 +159,7 @@ def plan_uninstall(host: HostSnapshot, _request: UninstallHook) -> Plan:
         steps=(ReplaceFile(SCRIPT, there, None, mode=MODE),),
         locks=(LOCK,),
         notes=(
-            "what it bound for guests that run stays bound: vfiomgr unbind gives it back",
-            "guests that it acted for start once their devices are bound by hand",
+            "devices of running guests stay bound; vfiomgr unbind returns them to the host",
+            "from now on, bind the devices of these guests yourself before they start",
         ),
     )

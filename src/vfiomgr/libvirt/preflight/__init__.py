@@ -1,1 +1,1 @@
-"""What would break the start of a domain, found before."""
+"""Find what would prevent the start of a domain."""

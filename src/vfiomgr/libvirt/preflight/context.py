@@ -1,4 +1,4 @@
-"""What the rules of a preflight look at: a domain, its devices on this host, what libvirt told."""
+"""What the rules of a preflight use: a domain, its devices on this host, and facts from libvirt."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ MANAGED = "managed='yes'"
 
 
 class AssignedFunction(Value):
-    """A PCI function that a domain takes, as the domain writes it and as the host shows it."""
+    """A PCI function of a domain, as written in the domain and as seen on the host."""
 
     hostdev: DomainHostdev
     device: PciDevice
 
     @property
     def is_bound(self) -> bool:
-        """Whether vfio-pci or a variant of it has it already."""
+        """Whether it is already on vfio-pci or a variant of it."""
         return self.device.is_on_vfio
 
 
 class DeviceOwner(Value):
-    """A domain of libvirt that has a device, or will."""
+    """A libvirt domain that has or claims a device."""
 
     domain: KnownDomain
     running: DomainHostdev | None
@@ -59,7 +59,7 @@ class DeviceOwner(Value):
 
 
 class Claims:
-    """Who has or will have which device: gathered once for all domains that are judged."""
+    """Which domains have or claim which devices: collected once for all checked domains."""
 
     def __init__(self, hypervisor: Hypervisor | None) -> None:
         self._by_device: dict[str, list[DeviceOwner]] = defaultdict(list)
@@ -68,7 +68,7 @@ class Claims:
                 self._by_device[name].append(DeviceOwner(domain, running, defined))
 
     def of(self, device: str) -> tuple[DeviceOwner, ...]:
-        """Of a device, by its address or UUID."""
+        """The owners of a device, by its address or UUID."""
         return tuple(self._by_device.get(device, ()))
 
 
@@ -79,19 +79,19 @@ class PreflightContext(Value, dict=True):
     domain: Domain
     claims: Claims
     hypervisor: Hypervisor | None = None
-    """None where libvirt was not asked."""
+    """None if libvirt was not queried."""
     files: Mapping[str, bool] | None = None
-    """Which of the files that the domain names are there; None where nobody looked."""
+    """The existing files among those that the domain names; None if not checked."""
 
     @cached_property
     def hostdevs(self) -> tuple[DomainHostdev, ...]:
-        """The PCI functions and mediated devices that it takes, each once."""
+        """The PCI functions and mediated devices of the domain, each once."""
         found = {device.name: device for device in reversed(self.domain.hostdevs) if device.name}
         return tuple(device for device in self.domain.hostdevs if device is found.get(device.name))
 
     @cached_property
     def functions(self) -> tuple[AssignedFunction, ...]:
-        """The PCI functions that it takes and that this host has."""
+        """The PCI functions of the domain that this host has."""
         found = []
         for hostdev in self.hostdevs:
             device = self.host.device_named(hostdev.name) if hostdev.kind == "pci" else None
@@ -101,7 +101,7 @@ class PreflightContext(Value, dict=True):
 
     @cached_property
     def waiting(self) -> tuple[AssignedFunction, ...]:
-        """Those that somebody has to bind before a guest can have them; no vGPUs of a vendor."""
+        """Functions that must be bound before a guest can use them; vGPUs of a vendor excluded."""
         return tuple(
             taken
             for taken in self.functions
@@ -110,7 +110,7 @@ class PreflightContext(Value, dict=True):
 
     @cached_property
     def hook_needs(self) -> GuestNeeds:
-        """What vfiomgr's hook is to make ready at the start, where the domain asks for it."""
+        """What vfiomgr's hook must make available at the start, if the domain enables it."""
         if not self.domain.is_bound_by_hook:
             return GuestNeeds()
         needs = [need for hostdev in self.hostdevs if (need := self._needs_of(hostdev))]
@@ -120,7 +120,7 @@ class PreflightContext(Value, dict=True):
         )
 
     def _needs_of(self, hostdev: DomainHostdev) -> GuestNeeds | None:
-        """None of a vGPU that nobody knows, of which rules of its own tell."""
+        """None for an unknown vGPU, which other rules report."""
         alone = replace(self.domain, hostdevs=(hostdev,))
         try:
             return needs_of(self.host, alone, GuestRecord("", alone.name))
@@ -129,44 +129,44 @@ class PreflightContext(Value, dict=True):
 
     @cached_property
     def vgpus(self) -> tuple[tuple[DomainHostdev, Vgpu], ...]:
-        """The mediated devices that it takes and that are active."""
+        """The active mediated devices of the domain."""
         pairs = ((h, self.host.vgpu(h.name)) for h in self.hostdevs if h.kind == "mdev")
         return tuple((hostdev, vgpu) for hostdev, vgpu in pairs if vgpu is not None)
 
     @cached_property
     def addresses(self) -> frozenset[PciAddress]:
-        """Of the PCI functions that it takes, whether the host has them or not."""
+        """The addresses of its PCI functions, whether the host has them or not."""
         return frozenset(h.address for h in self.domain.hostdevs if h.address is not None)
 
     @cached_property
     def groups(self) -> frozenset[int]:
-        """The IOMMU groups that it will own."""
+        """The IOMMU groups of its functions."""
         numbers = (taken.device.iommu_group for taken in self.functions)
         return frozenset(number for number in numbers if number is not None)
 
     @property
     def takes_functions(self) -> bool:
-        """Whether there is a PCI function among its devices."""
+        """Whether it has a PCI function."""
         return any(hostdev.kind == "pci" for hostdev in self.hostdevs)
 
     @property
     def libvirt(self) -> Version | None:
-        """The libvirt that will start it, where that is known."""
+        """The libvirt that will start it, if known."""
         return self.hypervisor.libvirt if self.hypervisor else None
 
     def claims_of_others(self, device: str) -> tuple[DeviceOwner, ...]:
-        """The other domains that have a device, or will."""
+        """The other domains that have or claim a device."""
         return tuple(c for c in self.claims.of(device) if not self._is_itself(c.domain))
 
     @cached_property
     def itself(self) -> KnownDomain | None:
-        """What libvirt knows of this domain."""
+        """What libvirt reports about this domain."""
         known = self.hypervisor.domains if self.hypervisor else ()
         return next(filter(self._is_itself, known), None)
 
     @cached_property
     def controllers(self) -> dict[int, PciController]:
-        """The PCI controllers of the guest by their index, which is the bus below them."""
+        """The PCI controllers of the guest by index, which is the bus below them."""
         return {controller.index: controller for controller in self.domain.controllers}
 
     @cached_property
@@ -176,24 +176,24 @@ class PreflightContext(Value, dict=True):
 
     @cached_property
     def times_taken(self) -> Counter[tuple[int, int, int]]:
-        """How many devices name a place of the guest."""
+        """How many devices use a place of the guest."""
         return Counter(map(place, self.domain.taken))
 
     def is_vendor_function(self, taken: AssignedFunction) -> bool:
-        """Whether a function goes to guests from its vendor's own driver."""
+        """Whether a function is assigned to guests while on its vendor's driver."""
         return self.host.is_vendor_function(taken.device)
 
     def model_at(self, bus: int) -> str | None:
-        """The model of the controller that makes a bus of the guest."""
+        """The model of the controller above a bus of the guest."""
         controller = self.controllers.get(bus)
         return controller.model if controller else None
 
     def is_single_slot(self, bus: int) -> bool:
-        """Whether a bus of the guest has slot 0 alone: below a PCI Express port."""
+        """Whether a bus of the guest has only slot 0: below a PCI Express port."""
         return self.model_at(bus) in (ROOT_PORT, SWITCH_PORT)
 
     def at(self, line: int) -> str:
-        """Where in the domain: `gpu.xml:12`."""
+        """The place in the domain: `gpu.xml:12`."""
         return f"{self.domain.source}:{line}"
 
     def cite(self, hostdev: DomainHostdev, *attributes: str) -> str:
@@ -202,20 +202,20 @@ class PreflightContext(Value, dict=True):
         return f"{self.at(hostdev.line)}: <{hostdev.element}> of {hostdev.name}{told}"
 
     def cite_memory(self) -> str:
-        """How much memory the domain has, as evidence."""
+        """The memory size of the domain, as evidence."""
         size = shown_size(self.domain.memory.total_bytes)
         return f"{self.at(self.domain.line('memory'))}: {size} of memory"
 
     def cite_managed(self, hostdev: DomainHostdev) -> str:
-        """The element with who is to bind the device."""
+        """The element with its managed attribute."""
         return self.cite(hostdev, MANAGED if hostdev.managed else UNMANAGED)
 
     def cite_libvirt(self) -> str:
-        """Which libvirt will start it, as evidence."""
+        """The libvirt that will start the domain, as evidence."""
         return f"{self.hypervisor.uri if self.hypervisor else ''}: libvirt {self.libvirt}"
 
     def removal(self, hostdev: DomainHostdev) -> str:
-        """The command that takes a device out of the domain."""
+        """The command that removes a device from the domain."""
         if hostdev.element == "disk":
             target = hostdev.disk_target or "TARGET"
             return f"virsh detach-disk {shlex.quote(self.domain.name)} {target} --config"
@@ -224,7 +224,7 @@ class PreflightContext(Value, dict=True):
         return f"vfiomgr libvirt edit {self.domain.source} --remove {hostdev.name}"
 
     def completion(self, device: PciDevice) -> str:
-        """The commands that give the domain all functions of a slot, as one device."""
+        """The commands that add all functions of a slot to the domain, as one device."""
         address, name = device.address, self.domain.name
         if self._is_known:
             again = f"vfiomgr libvirt attach {name} {address} --config"
@@ -233,19 +233,19 @@ class PreflightContext(Value, dict=True):
 
     @property
     def _is_known(self) -> bool:
-        """Whether it is as libvirt has it, and no file."""
+        """Whether it is a domain in libvirt, and not a file."""
         known = self.itself
         return known is not None and self.domain in (known.defined, known.running)
 
     def _is_itself(self, other: KnownDomain) -> bool:
-        """By UUID where both have one: a file may be the next definition of a domain."""
+        """Compare by UUID if both have one: a file may be the next definition of a domain."""
         if self.domain.uuid is not None and other.uuid:
             return other.uuid.lower() == self.domain.uuid.lower()
         return other.name == self.domain.name
 
 
 def place(address: GuestAddress) -> tuple[int, int, int]:
-    """Where a function sits, whatever else is said of it."""
+    """The place of a function, without its other properties."""
     return (address.bus, address.slot, address.function)
 
 
@@ -255,12 +255,12 @@ def sysfs(device: PciDevice) -> str:
 
 
 def driver_of(device: PciDevice) -> str:
-    """Which driver has a function, as evidence."""
+    """The driver of a function, as evidence."""
     return f"{sysfs(device)}/driver: {device.driver or 'none'}"
 
 
 def addresses(devices: Iterable[PciDevice]) -> str:
-    """Addresses as a command takes them."""
+    """Addresses as command arguments."""
     return " ".join(str(device.address) for device in devices)
 
 

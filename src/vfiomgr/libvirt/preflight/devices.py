@@ -1,4 +1,4 @@
-"""Rules about who else has a device: domains, processes, members of its IOMMU group."""
+"""Rules about other users of a device: domains, processes, members of its IOMMU group."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def by_running_domain(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "held-by-domain",
                 "blocker",
-                f"the running domain {other} has {hostdev.name}",
-                (context.cite(hostdev), f"domain {other} is running, with {hostdev.name}"),
-                "a device serves one guest at a time",
+                f"{hostdev.name} is in use by the running domain {other}",
+                (context.cite(hostdev), f"domain {other} is running with {hostdev.name}"),
+                "only one guest can use a device at a time",
                 f"virsh shutdown {claim.domain.argument}, or "
                 f"vfiomgr libvirt detach {claim.domain.argument} {hostdev.name}",
                 subject=hostdev.name,
@@ -45,7 +45,7 @@ def by_running_domain(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt itself looks at running domains alone."""
+    """Libvirt itself checks only running domains."""
     for hostdev in context.hostdevs:
         claims = context.claims_of_others(hostdev.name)
         others = [c.domain for c in claims if c.defined is not None and not c.is_held]
@@ -55,31 +55,35 @@ def by_defined_domain(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "claimed-by-domain",
             "warning",
-            f"{_counted(others)} {hostdev.name} too",
+            f"{_counted(others)} {hostdev.name}",
             (
                 context.cite(hostdev),
                 *(_defined(other, hostdev.name) for other in others[:_SHOWN]),
                 *_beyond(others),
             ),
-            "whichever starts first has it, and the other one does not start",
-            "keep them from running at once, or give them different devices"
-            + (f"; virsh autostart --disable {starting[0]} for one of them" if starting else ""),
+            "the domain that starts first gets the device; the other one fails to start",
+            "do not run them at the same time, or assign different devices"
+            + (
+                f"; disable the autostart of one: virsh autostart --disable {starting[0]}"
+                if starting
+                else ""
+            ),
             subject=hostdev.name,
         )
 
 
 _SHOWN = 4
-"""Domains to name; a host may have hundreds."""
+"""The number of domains to list; a host may have hundreds."""
 
 
 def _counted(others: Sequence[KnownDomain]) -> str:
     if len(others) == 1:
-        return f"the domain {others[0].name} claims"
-    return f"{len(others)} other domains claim"
+        return f"domain {others[0].name} also claims"
+    return f"{len(others)} other domains also claim"
 
 
 def _defined(domain: KnownDomain, device: str) -> str:
-    start = ", and starts with the host" if domain.autostarts else ""
+    start = ", and starts at boot" if domain.autostarts else ""
     return f"domain {domain.name} is defined, with {device}{start}"
 
 
@@ -102,13 +106,13 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "held-by-process",
                 "blocker",
-                f"{holder} is held by {', '.join(dict.fromkeys(map(str, users)))}",
+                f"{holder} is in use by {', '.join(dict.fromkeys(map(str, users)))}",
                 (
                     context.cite(hostdev),
                     *dict.fromkeys(f"/proc/{user.pid}/fd: {user.node}" for user in users),
                 ),
-                "libvirt knows nothing of it, and QEMU finds the device busy",
-                "end that guest or process: vfiomgr show names it",
+                'libvirt does not know this process; QEMU fails with "Device or resource busy"',
+                "end that guest or process; vfiomgr show lists it",
                 subject=holder,
             )
 
@@ -124,7 +128,7 @@ def _holders(context: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevi
 
 
 def _is_itself(context: PreflightContext, user: DeviceUser) -> bool:
-    """Whether it is this domain's own QEMU, by all that is known."""
+    """Whether it is this domain's own QEMU, as far as known."""
     if user.guest != context.domain.name:
         return False
     itself = context.itself
@@ -147,13 +151,13 @@ def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "boot-order-twice",
             "blocker",
-            f"{hostdev.name} has a boot order, and <os> has one too",
+            f"{hostdev.name} has a boot order, but <os> has one too",
             (
                 context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),
                 f"{context.at(line)}: <boot dev>",
             ),
-            "libvirt rejects the domain: the two contradict each other",
-            f"take <boot dev> out of line {line}, and give the disk a <boot order> too",
+            "libvirt rejects a domain with both",
+            f"remove <boot dev> in line {line} and give the disk a <boot order> instead",
             subject=hostdev.name,
         )
 
@@ -168,22 +172,22 @@ def rom_file(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "rom-relative",
                 "warning",
-                f"the ROM of {hostdev.name} is named by the relative path {path}",
+                f"the ROM of {hostdev.name} has a relative path: {path}",
                 (context.cite(hostdev, f"<rom file='{path}'>"),),
-                "QEMU looks for it among its own files, and ends where it is not there; libvirt's "
+                "QEMU looks for it among its own files and exits if it is missing; libvirt's "
                 "schema rejects it",
-                f"write the path from / in line {hostdev.line}",
+                f"write an absolute path in line {hostdev.line}",
                 subject=hostdev.name,
             )
         elif context.files is not None and not context.files.get(path, True):
             yield finding(
                 "rom-missing",
                 "blocker",
-                f"the ROM of {hostdev.name} is not there: {path}",
-                (context.cite(hostdev, f"<rom file='{path}'>"), f"{path} is no file"),
-                'QEMU ends with "failed to find romfile"',
-                f"put the ROM there, or take <rom file> out of line {hostdev.line}: most cards "
-                "need none",
+                f"the ROM of {hostdev.name} does not exist: {path}",
+                (context.cite(hostdev, f"<rom file='{path}'>"), f"no such file: {path}"),
+                'QEMU exits with "failed to find romfile"',
+                f"install the ROM file, or remove <rom file> in line {hostdev.line} (most cards "
+                "do not need it)",
                 subject=hostdev.name,
             )
 
@@ -196,37 +200,37 @@ def nvlink(context: PreflightContext) -> Iterator[Diagnostic]:
     own, gpus = len(share.own_gpus), len(share.gpus)
     evidence = (
         *(_cite_switch(switch, is_own=switch in share.own_switches) for switch in share.switches),
-        f"{own} of {gpus} GPUs go to the domain",
+        f"the domain has {own} of {gpus} GPUs",
     )
     if share.is_divided:
         yield finding(
             "fabric-divided",
             "warning",
-            f"the domain takes {len(share.own_switches)} of {len(share.switches)} NVSwitches and "
-            f"{own} of {gpus} GPUs",
+            f"the domain has only {len(share.own_switches)} of {len(share.switches)} NVSwitches "
+            f"and {own} of {gpus} GPUs",
             evidence,
-            "a fabric is one machine's: with a part of it CUDA fails to start (error 802)",
-            "give the domain all GPUs and all NVSwitches, or GPUs alone and no switch",
+            "a fabric cannot be divided: with a part of it CUDA does not start (error 802)",
+            "assign all GPUs and all NVSwitches, or only GPUs",
         )
     elif share.needs_partition:
         yield finding(
             "fabric-partition",
             "info",
-            f"{own} GPUs of an NVLink fabric go to the domain without its switches",
+            f"{own} GPUs of an NVLink fabric are assigned without its switches",
             evidence,
-            "whether they form a partition only the fabric manager tells; without one CUDA fails "
-            "to start (error 802)",
+            "only the Fabric Manager knows whether they form a partition; without one CUDA does "
+            "not start (error 802)",
             "activate their partition on the host before the start: fmpm -a ID (fmpm -l lists "
             "them)",
         )
 
 
 def _cite_switch(switch: PciDevice, *, is_own: bool) -> str:
-    return f"{sysfs(switch)}: NVSwitch{', of the domain' * is_own}"
+    return f"{sysfs(switch)}: NVSwitch{', in the domain' * is_own}"
 
 
 def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Drivers before 465 stop in a guest that shows itself as one of KVM."""
+    """Drivers before 465 stop in a guest that reports KVM."""
     if context.domain.kind != "kvm" or context.domain.cpu.hides_kvm:
         return
     for taken in context.functions:
@@ -241,15 +245,15 @@ def code_43(context: PreflightContext) -> Iterator[Diagnostic]:
             "info",
             f"the driver of {device} may stop with Code 43 in a guest",
             (context.cite(taken.hostdev), f"{sysfs(device)}: {device.name}"),
-            "all drivers for a GeForce of this age look for KVM; since 465 none does",
-            "write <kvm><hidden state='on'/></kvm> into <features>, as vfiomgr libvirt domain "
-            "--hide-kvm does",
+            "all drivers for a GeForce of this generation refuse to run on KVM (fixed in 465)",
+            "write <kvm><hidden state='on'/></kvm> into <features>, like vfiomgr libvirt domain "
+            "--hide-kvm",
             subject=device,
         )
 
 
 def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "group N is not viable"; libvirt does not look (vfio_group_set_container)."""
+    """QEMU: "group N is not viable"; libvirt does not check it (vfio_group_set_container)."""
     for number in sorted(context.groups):
         members = context.host.group_members(number)
         staying = [d for d in blockers(members) if d.address not in context.addresses]
@@ -262,12 +266,13 @@ def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "group-not-viable",
             "blocker",
-            f"IOMMU group {number} of {names} also holds what host drivers have",
+            f"IOMMU group {number} of {names} also contains devices on host drivers",
             (
                 *(context.cite(taken.hostdev) for taken in own),
                 *(f"{IOMMU_GROUPS}/{number}/devices/{d.address}: on {d.driver}" for d in staying),
             ),
-            'a group goes to one guest as a whole: QEMU ends with "group is not viable"',
+            'all devices of a group must be available to the guest: QEMU exits with "group is '
+            'not viable"',
             _clearance(context.host, own, staying),
         )
 
@@ -275,26 +280,26 @@ def not_viable(context: PreflightContext) -> Iterator[Diagnostic]:
 def _clearance(
     host: HostSnapshot, own: Sequence[AssignedFunction], staying: Sequence[PciDevice]
 ) -> str:
-    """What makes a group viable: a bind of whole slots, with the group, or another slot."""
+    """How to make a group viable: bind entire slots, with the group, or use another slot."""
     if any(device.is_bridge for device in staying):
         return (
-            "a bridge with a driver of its own stays with the host: move the device to a slot that "
-            "has a group of its own, or enable ACS in the firmware setup"
+            "move the device to a slot with its own IOMMU group, or enable ACS in the firmware "
+            "setup: the group contains a bridge, which stays on the host"
         )
     slots = {taken.device.address.slot for taken in own}
     if all(device.address.slot in slots for device in staying):
         return how_to_bind(host, staying)
     first = own[0].device
     is_refused = diagnostics_to_bind(host, [first], with_group=True)
-    gone = "" if is_refused else ", after which the host has none of these any more"
+    gone = "" if is_refused else " (the host can then no longer use these devices)"
     return (
-        f"{how_to_bind(host, [first], with_group=True)}{gone}; or move the device to a slot that "
-        "has a group of its own"
+        f"{how_to_bind(host, [first], with_group=True)}{gone}; or move the device to a slot with "
+        "its own IOMMU group"
     )
 
 
 def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt looks at the whole group (virHostdevIsPCINodeDeviceUsed)."""
+    """Libvirt checks the entire group (virHostdevIsPCINodeDeviceUsed)."""
     for number in sorted(context.groups):
         for device, claim in _held_members(context, number):
             other = claim.domain
@@ -302,15 +307,15 @@ def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "group-held-by-domain",
                 "blocker",
-                f"IOMMU group {number} belongs to the running domain {other.name}, "
-                f"which has {device}",
+                f"IOMMU group {number} is in use by the running domain {other.name}, which has "
+                f"{device}",
                 (
                     *(context.cite(taken.hostdev) for taken in own),
                     f"{IOMMU_GROUPS}/{number}/devices/{device.address}",
-                    f"domain {other.name} is running, with {device.address}",
+                    f"domain {other.name} is running with {device.address}",
                 ),
-                "a group goes to one guest as a whole",
-                f"virsh shutdown {other.argument}, or give both devices to one domain",
+                "only one guest can use an IOMMU group",
+                f"virsh shutdown {other.argument}, or assign both devices to one domain",
                 subject=device,
             )
 
@@ -318,7 +323,7 @@ def shared_with_running(context: PreflightContext) -> Iterator[Diagnostic]:
 def _held_members(
     context: PreflightContext, number: int
 ) -> Iterator[tuple[PciDevice, DeviceOwner]]:
-    """Members of a group that other domains have, and this one does not ask for."""
+    """Members of a group that other domains have, and that this domain does not use."""
     for device in context.host.group_members(number):
         if device.address not in context.addresses:
             for claim in context.claims_of_others(str(device.address)):
@@ -327,7 +332,7 @@ def _held_members(
 
 
 def no_reset(context: PreflightContext) -> Iterator[Diagnostic]:
-    """VFIO resets all below a port at once where the guest owns all (VFIO_DEVICE_PCI_HOT_RESET)."""
+    """VFIO resets a bus only as one, if the guest has all of it (VFIO_DEVICE_PCI_HOT_RESET)."""
     if not any(device.reset_method for device in context.host.devices):
         return  # a kernel before 5.15, or a recording without the attribute
     for taken in context.functions:
@@ -342,19 +347,19 @@ def no_reset(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "no-reset",
             "warning",
-            f"{device} cannot be reset: neither by itself nor with its neighbours",
+            f"cannot reset {device}, alone or with the other functions of its bus",
             (
-                f"{sysfs(device)}/reset_method is absent or empty",
+                f"{sysfs(device)}/reset_method is missing or empty",
                 *(f"{driver_of(other)}, on the same bus" for other in others),
             ),
-            "a guest may find it as the last one left it, and fail to start it a second time",
-            f"give all functions of its bus to the domain: {addresses(others)}",
+            "the guest finds the device in its last state, and may fail to start it a second time",
+            f"assign all functions of its bus to the domain: {addresses(others)}",
             subject=device,
         )
 
 
 def _on_its_bus(context: PreflightContext, device: PciDevice) -> list[PciDevice]:
-    """The other functions below the same port, which its reset takes along."""
+    """The other functions below the same port, which are reset together."""
     return [
         other
         for other in context.host.devices

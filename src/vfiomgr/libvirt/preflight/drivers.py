@@ -1,4 +1,4 @@
-"""Rules about who binds: devices on the wrong driver, and those that libvirt must not take."""
+"""Rules about binding: devices on the wrong driver, and devices that libvirt must not bind."""
 
 from __future__ import annotations
 
@@ -25,33 +25,39 @@ if TYPE_CHECKING:
 
 _PLAIN = "vfio-pci"
 _NO_SCREEN = (
-    "at the start libvirt takes the console's display from its driver: the host has no screen any "
-    "more, and some drivers do not give it back"
+    "when the domain starts, libvirt unbinds the console display: the host loses its screen, "
+    "and some drivers do not restore it"
 )
 _WAITS = (
-    "at the start libvirt unbinds the driver, which waits for its users, perhaps for ever, and "
-    "libvirtd with it"
+    "when the domain starts, libvirt unbinds the driver, which waits for its users, possibly "
+    "forever; libvirtd then hangs too"
 )
 _NO_VGPU = (
-    "at the start libvirt takes it from the driver that makes vGPUs of it: the guest cannot use "
-    "it, and it can be no vGPU until all virtual functions are made anew"
+    "when the domain starts, libvirt unbinds the driver that hosts vGPUs: the guest cannot use "
+    "the function, and it cannot host a vGPU until all virtual functions are created again"
 )
-_CUTS_OFF = "at the start libvirt takes the interface from the host, with all that uses it"
+_CUTS_OFF = (
+    "when the domain starts, libvirt unbinds the network interface, including everything that "
+    "uses it"
+)
 _HOW_BAD: dict[str | None, tuple[str, Severity, str]] = {
     "boot-display": ("managed-boot-display", "warning", _NO_SCREEN),
     "mounted-disk": (
         "managed-in-use",
         "blocker",
-        "at the start libvirt takes the disk from under the host's file systems",
+        "when the domain starts, libvirt unbinds a disk with mounted file systems",
     ),
     "default-route": (
         "managed-in-use",
         "blocker",
-        "at the start libvirt takes the interface, and the host is cut off from its network",
+        (
+            "when the domain starts, libvirt unbinds the interface, and the host loses its network "
+            "connection"
+        ),
     ),
     "in-use": ("managed-in-use", "blocker", _WAITS),
     "vgpu-function": ("managed-vgpu-function", "blocker", _NO_VGPU),
-    None: ("managed-in-use", "blocker", "libvirt cannot take it from its driver so"),
+    None: ("managed-in-use", "blocker", "libvirt cannot unbind it in this state"),
 }
 _ASKED_ELSEWHERE = (
     guards.bridge,
@@ -60,7 +66,7 @@ _ASKED_ELSEWHERE = (
     guards.isolation,
     guards.held_by_guest,
 )
-"""Guards against taking a device that other rules of the preflight stand for."""
+"""Safety checks of bind that other rules of the preflight cover."""
 _LOOKS = tuple(guard for guard in guards.TAKING if guard not in _ASKED_ELSEWHERE)
 
 
@@ -80,7 +86,8 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "on-host-driver",
             "blocker",
-            f"{names} {verb} on no driver of VFIO, and managed='no' has libvirt leave {them} so",
+            f"{names} {verb} not on a VFIO driver, and with managed='no' libvirt does not bind "
+            f"{them}",
             (
                 *(
                     line
@@ -89,15 +96,15 @@ def on_host_driver(context: PreflightContext) -> Iterator[Diagnostic]:
                 ),
                 *(f"vfiomgr bind {first.address} refuses: {found.summary}" for found in refused),
             ),
-            "a guest can open what a driver of VFIO has; with managed='no' somebody else binds it "
-            "before the start",
+            "a guest can only open devices on a VFIO driver; with managed='no' they must be "
+            "bound before the start",
             how_to_bind(context.host, [first]),
             subject=names,
         )
 
 
 def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
-    """What libvirt does not look at before it unbinds (virPCIDeviceDetach)."""
+    """What libvirt does not check before it unbinds (virPCIDeviceDetach)."""
     for taken in context.waiting:
         if not taken.hostdev.managed or taken.device.stuck is not None:
             continue
@@ -116,57 +123,57 @@ def managed_in_use(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _by_kind(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """The first of each text: a device may be the same obstacle in two ways."""
+    """The first of each text: one device may be the same obstacle in two ways."""
     return tuple({diagnostic.summary: diagnostic for diagnostic in diagnostics}.values())
 
 
 def _release(taken: AssignedFunction, diagnostic: Diagnostic) -> str:
-    """What to do first: the words of a guard, without the flags of `vfiomgr bind`."""
+    """What to do first: the remedy of a safety check, without the flags of `vfiomgr bind`."""
     address = taken.device.address
     match diagnostic.override:
         case "boot-display":
             return (
-                "make another display the primary one in the firmware; or, where the host is "
-                f"reached over the network, bind it before the start, vfiomgr bind {address} "
-                "--allow boot-display, and write managed='no'"
+                "make another display the primary one in the firmware setup; or, if you have "
+                f"network access to the host, bind it before the start (vfiomgr bind {address} "
+                "--allow boot-display) and write managed='no'"
             )
         case "mounted-disk":
-            return "unmount it (vfiomgr show lists what is on it), or give another device"
+            return "unmount it (vfiomgr show lists the file systems), or assign another device"
         case "default-route":
-            return "move the route to another interface, or give another device"
+            return "move the route to another interface, or assign another device"
         case "vgpu-function":
             return diagnostic.without("allow").remedy
         case "in-use":
             first = diagnostic.without("allow", "only").remedy
             then = (
-                ", or give another device"
+                ", or assign another device"
                 if diagnostic.rule == guards.IN_NETWORK
-                else f"; vfiomgr bind {address} then takes it with a deadline, and managed='no' "
-                "has libvirt leave it so"
+                else f"; then bind it with vfiomgr bind {address}, which has a deadline, and "
+                "write managed='no'"
             )
             return first + then
     return diagnostic.hint
 
 
 def managed_vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A vGPU in the vendor's own interface is one only while its vendor's driver has it."""
+    """A vGPU with the vendor's own interface exists only while it is on the vendor's driver."""
     for taken in context.functions:
         if taken.hostdev.managed and context.is_vendor_function(taken):
             yield finding(
                 "managed-vendor-function",
                 "blocker",
-                f"{taken.device} is a vGPU of its driver {taken.device.driver}, and managed='yes' "
-                "has libvirt unbind it",
+                f"{taken.device} is a vGPU on driver {taken.device.driver}, but with "
+                "managed='yes' libvirt unbinds it",
                 (context.cite_managed(taken.hostdev), driver_of(taken.device)),
-                "it goes to guests from its own driver; unbound, it is lost until all virtual "
-                "functions are made anew",
+                "a guest uses it through that driver; if it is unbound, it is lost until all "
+                "virtual functions are created again",
                 f"write managed='no' in line {taken.hostdev.line}",
                 subject=taken.device,
             )
 
 
 def vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Since 9.7 libvirt looks for `vfio-dev/` instead of a driver's name."""
+    """Since 9.7 libvirt checks for `vfio-dev/` instead of the driver's name."""
     version = context.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
         return
@@ -176,16 +183,16 @@ def vendor_function(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "vendor-function-old-libvirt",
             "blocker",
-            f"libvirt {version} cannot give {taken.device} to a guest from its own driver",
+            f"libvirt {version} cannot assign {taken.device} on its own driver",
             (context.cite(taken.hostdev), driver_of(taken.device), context.cite_libvirt()),
-            "it knows vfio-pci alone, and says that the device must be detached from the host",
+            "it accepts only vfio-pci, and reports that the device must be detached from the host",
             f"install libvirt {VENDOR_FUNCTION.since} or later",
             subject=taken.device,
         )
 
 
 def variant(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Before 9.7 libvirt compares the driver's name with vfio-pci."""
+    """Libvirt before 9.7 compares the driver's name with vfio-pci."""
     version = context.libvirt
     if version is None or VENDOR_FUNCTION.is_in(version):
         return
@@ -196,11 +203,12 @@ def variant(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "variant-old-libvirt",
             "warning" if taken.hostdev.managed else "blocker",
-            f"{taken.device} is on {taken.device.driver}, and libvirt {version} knows vfio-pci "
-            "alone",
+            f"{taken.device} is on {taken.device.driver}, but libvirt {version} accepts only "
+            "vfio-pci",
             (context.cite_managed(taken.hostdev), driver_of(taken.device), context.cite_libvirt()),
-            "with managed='no' libvirt takes the variant for a host driver and does not start; "
-            "with managed='yes' it puts the device on vfio-pci, without what the variant is for",
+            "with managed='no' libvirt treats the variant as a host driver and the domain does "
+            "not start; with managed='yes' it binds the device to vfio-pci, without the "
+            "features of the variant",
             f"vfiomgr unbind {address}, then vfiomgr bind {address} --driver {_PLAIN}; or install "
             f"libvirt {VENDOR_FUNCTION.since} or later",
             subject=taken.device,
@@ -208,7 +216,7 @@ def variant(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def managed_and_bound(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Whoever binds, owns: libvirt leaves such a device as it found it, today."""
+    """Libvirt currently leaves a device that it finds bound as it is."""
     for taken in context.functions:
         if not (taken.hostdev.managed and taken.is_bound):
             continue
@@ -219,17 +227,17 @@ def managed_and_bound(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "managed-and-bound",
             "info",
-            f"vfiomgr bound {taken.device}, and managed='yes' says that libvirt does",
+            f"{taken.device} was bound by vfiomgr, but managed='yes' leaves binding to libvirt",
             (context.cite_managed(taken.hostdev), driver_of(taken.device)),
-            "libvirt leaves a device that it finds bound; after an unbind it would take it from "
-            "its host driver itself, without a look at who uses it",
-            f"write managed='no' in line {taken.hostdev.line}: who binds, owns",
+            "libvirt leaves a bound device alone; but after vfiomgr unbind it would unbind the "
+            "host driver without checking what uses the device",
+            f"write managed='no' in line {taken.hostdev.line}",
             subject=taken.device,
         )
 
 
 def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
-    """What vfiomgr bound without --persist is on its host driver after a reboot."""
+    """A device that vfiomgr bound without --persist is on its host driver after a reboot."""
     for taken in context.functions:
         device = taken.device
         if taken.hostdev.managed or not taken.is_bound or context.host.origin(device) is None:
@@ -241,16 +249,19 @@ def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "binding-not-kept",
             "info",
-            f"{device} is bound until the next reboot",
-            (context.cite_managed(taken.hostdev), f"{sysfs(device)}: no rule of vfiomgr persist"),
-            "with managed='no' nobody binds it after a reboot, and the domain does not start then",
+            f"{device} is bound only until the next reboot",
+            (
+                context.cite_managed(taken.hostdev),
+                f"{sysfs(device)}: no rule of vfiomgr bind --persist",
+            ),
+            "with managed='no' nothing binds it after a reboot, so the domain will not start",
             f"vfiomgr bind {device.address} --persist",
             subject=device,
         )
 
 
 def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A domain that asks for the hook, and no script that libvirt would run."""
+    """A domain that enables the hook, without a script that libvirt would run."""
     needs = context.hook_needs
     names = (*map(str, needs.functions), *needs.vgpus)
     if not names or context.host.file(SCRIPT) is not None:
@@ -258,15 +269,15 @@ def not_installed(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "hook-not-installed",
         "blocker",
-        f"the hook is to make {', '.join(names)} ready, and it is not installed",
-        (_mark(context), f"{SCRIPT} is not there"),
-        "libvirt runs no script before the start, so nobody binds the devices",
-        "vfiomgr libvirt hook install, and restart libvirtd or virtqemud once",
+        f"the domain relies on the hook for {', '.join(names)}, but the hook is not installed",
+        (_mark(context), f"{SCRIPT} does not exist"),
+        "nothing binds the devices before the start",
+        "vfiomgr libvirt hook install; then restart libvirtd or virtqemud once",
     )
 
 
 def refused(context: PreflightContext) -> Iterator[Diagnostic]:
-    """The hook has the guards of `vfiomgr bind`: where one objects, the guest does not start."""
+    """The hook has the safety checks of `vfiomgr bind`: if one fails, the guest does not start."""
     functions = context.hook_needs.functions
     stuck = {taken.device.address for taken in context.functions if taken.device.stuck}
     if not functions or stuck.intersection(functions):
@@ -280,10 +291,10 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             refusal.message,
             (_mark(context), *map(driver_of, drivers)),
-            "the hook binds with the guards of vfiomgr bind, and a guest whose hook fails does not "
-            "start",
-            f"{refusal.hint} (what is allowed is allowed to vfiomgr bind "
-            f"{' '.join(map(str, functions))}, before the start)",
+            "the hook has the safety checks of vfiomgr bind, and a guest does not start if its "
+            "hook fails",
+            f"{refusal.hint} (pass --allow to vfiomgr bind {' '.join(map(str, functions))} "
+            "before the start)",
         )
 
 

@@ -1,4 +1,4 @@
-"""Rules about memory: what may be locked, whether there is enough, and where it lies."""
+"""Rules about memory: the lock limit, whether there is enough, and where it is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ if TYPE_CHECKING:
 
 _SESSION = "/session"
 _LOCKED = (
-    'VFIO locks all of a guest\'s memory: QEMU ends with "vfio_dma_map failed" or "Cannot allocate '
-    'memory"'
+    'VFIO locks all guest memory: QEMU exits with "vfio_dma_map failed" or "Cannot allocate memory"'
 )
 _LIMITED = (
-    "the limit holds for all that QEMU needs, not for the guest's memory alone: the kernel ends "
-    "QEMU when it is reached"
+    "the limit covers everything that QEMU needs, not only guest memory: the kernel kills QEMU "
+    "when it is reached"
 )
 _NODES = "/sys/devices/system/node"
 
 
 def hard_limit(context: PreflightContext) -> Iterator[Diagnostic]:
-    """What libvirt lets QEMU lock (qemuDomainGetMemLockLimitBytes), unless the domain says less."""
+    """The memory that libvirt lets QEMU lock (qemuDomainGetMemLockLimitBytes), unless limited."""
     domain = context.domain
     limit, memory = domain.memory.hard_limit_bytes, domain.memory.total_bytes
     if limit is None:
@@ -40,25 +39,25 @@ def hard_limit(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     is_fatal = context.takes_functions and limit < needed - RESERVE
     line = domain.line("memtune/hard_limit")
-    several = f" for each of {count} devices, since the guest has an IOMMU"
+    several = f" for each of {count} devices, because the guest has an IOMMU"
     several = several if domain.iommu is not None and count > 1 else ""
-    several += f"; once more for each NVMe disk and vDPA interface: {own}" if own else ""
+    several += f"; again for each NVMe disk and vDPA interface: {own}" if own else ""
     yield finding(
         "hard-limit-too-low",
         "blocker" if is_fatal else "warning",
-        f"the domain may lock {shown_size(limit)}, and needs {shown_size(needed)}",
+        f"the domain may lock only {shown_size(limit)}, but needs {shown_size(needed)}",
         (
             f"{context.at(line)}: <hard_limit> of {shown_size(limit)}",
             f"{context.cite_memory()}{several}",
         ),
         _LOCKED if is_fatal else _LIMITED,
-        f"take <hard_limit> out of line {line}, which has libvirt compute it, or write "
-        f"<hard_limit unit='KiB'>{needed // 1024}</hard_limit>",
+        f"remove <hard_limit> in line {line} (libvirt then computes it), or write <hard_limit "
+        f"unit='KiB'>{needed // 1024}</hard_limit>",
     )
 
 
 def session(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Without CAP_SYS_RESOURCE libvirt raises no limit: "cannot limit locked memory"."""
+    """Without CAP_SYS_RESOURCE libvirt cannot raise the limit: "cannot limit locked memory"."""
     hypervisor = context.hypervisor
     if hypervisor is None or _SESSION not in hypervisor.uri or not context.takes_functions:
         return
@@ -69,20 +68,20 @@ def session(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "session-memory-limit",
         "warning",
-        "a session of libvirt may lock no more memory than its user",
+        "a libvirt session may lock no more memory than its user",
         (
-            f"{hypervisor.uri}: a session, not the system's daemon",
+            f"{hypervisor.uri}: a session, not the system daemon",
             *(f"{limit.source}: {limit.subject}: {limit.setting}" for limit in users),
             context.cite_memory(),
         ),
-        "VFIO locks all of a guest's memory, and a user's limit is 8 MiB where nobody raised it",
-        "write `USER - memlock unlimited` into /etc/security/limits.d/vfio.conf and log in anew; "
-        "or define the domain with --connect qemu:///system",
+        "VFIO locks all guest memory, and the limit of a user is 8 MiB by default",
+        "write `USER - memlock unlimited` into /etc/security/limits.d/vfio.conf and log in "
+        "again; or define the domain with --connect qemu:///system",
     )
 
 
 def session_managed(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A session's daemon has no right to write to a driver's bind and unbind."""
+    """A session's daemon may not write to a driver's bind and unbind."""
     hypervisor = context.hypervisor
     if hypervisor is None or _SESSION not in hypervisor.uri:
         return
@@ -97,16 +96,16 @@ def session_managed(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "session-managed",
                 "blocker",
-                f"a session of libvirt cannot bind {taken.device}",
+                f"a libvirt session cannot bind {taken.device}",
                 (context.cite_managed(taken.hostdev), f"{hypervisor.uri}: a session"),
-                "only root takes a device from its driver",
+                "only root can unbind a device from its driver",
                 f"{bound}, and write managed='no' in line {taken.hostdev.line}",
                 subject=taken.device,
             )
 
 
 def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU reserves them as it starts: "unable to map backing store for guest RAM"."""
+    """QEMU allocates huge pages when it starts: "unable to map backing store for guest RAM"."""
     memory = context.domain.memory
     nodes = _nodes(context)
     if not memory.has_hugepages or not nodes or _runs(context):
@@ -119,7 +118,7 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "hugepages-too-few",
         "blocker",
-        f"the domain wants {shown_size(memory.total_bytes)} of huge pages, and "
+        f"the domain needs {shown_size(memory.total_bytes)} of huge pages, but only "
         f"{shown_size(sum(free.values()))} are free",
         (
             f"{context.at(line)}: <hugepages>",
@@ -131,7 +130,7 @@ def hugepages(context: PreflightContext) -> Iterator[Diagnostic]:
                 if pool.page_bytes in sizes
             ),
         ),
-        "QEMU takes all of its huge pages as it starts, and ends where there are too few",
+        "QEMU allocates all huge pages when it starts, and exits if there are too few",
         _more_pages(context, sizes),
     )
 
@@ -142,24 +141,24 @@ def _free(node: NumaNode, size: int) -> int:
 
 
 def _more_pages(context: PreflightContext, sizes: set[int]) -> str:
-    """What reserves those that are lacking, on the first of the nodes, in its largest pages."""
+    """The command that reserves the missing pages, on the first node and in its largest size."""
     total = context.domain.memory.total_bytes
     pools = [(n, p) for n in _nodes(context) for p in n.hugepages if p.page_bytes in sizes]
     if not pools:
-        return "take <hugepages> out: this kernel has no pool of that size"
+        return "remove <hugepages>: this kernel has no pool of that size"
     lacking = total - sum(pool.free * pool.page_bytes for _, pool in pools)
     first = pools[0][0]
     pool = max((p for n, p in pools if n is first), key=lambda pool: pool.page_bytes)
     count = pool.total + -(-lacking // pool.page_bytes)
     place = f"{_NODES}/node{first.number}/hugepages/hugepages-{pool.page_bytes // 1024}kB"
     return (
-        f"echo {count} > {place}/nr_hugepages, and look there how many came; or take <hugepages> "
-        "out"
+        f"echo {count} > {place}/nr_hugepages, then read the file to see how many were reserved; "
+        "or remove <hugepages>"
     )
 
 
 def too_little(context: PreflightContext) -> Iterator[Diagnostic]:
-    """VFIO locks all memory at the start: none of it can be swapped or come later."""
+    """VFIO locks all memory at the start, so it cannot be swapped or added later."""
     memory, nodes = context.domain.memory, _nodes(context)
     if memory.has_hugepages or not nodes or not context.takes_functions:
         return
@@ -172,26 +171,26 @@ def too_little(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "memory-too-little",
         "blocker" if is_fatal else "info",
-        f"the domain locks {shown_size(memory.total_bytes)}, and {names} {verb} "
+        f"the domain locks {shown_size(memory.total_bytes)}, but {names} {verb} only "
         f"{shown_size(total if is_fatal else free)}{'' if is_fatal else ' free now'}",
         (
             context.cite_memory(),
             *(f"{_NODES}/node{n.number}/meminfo: {shown_size(n.memory_bytes)}" for n in nodes),
         ),
-        "with a device of the host all of a guest's memory is taken and locked as it starts"
-        + ("" if is_fatal else ", and the kernel has to give up its cache for it first"),
-        "give the domain less memory, or end another guest"
+        "with a host device all guest memory is allocated and locked at the start"
+        + ("" if is_fatal else ", and the kernel must first free its cache"),
+        "give the domain less memory, or stop another guest"
         + (", or bind its memory to more nodes" if memory.host_nodes else ""),
     )
 
 
 def _nodes(context: PreflightContext) -> tuple[NumaNode, ...]:
-    """The nodes of the host that the domain's memory may come from."""
+    """The host nodes that may provide the domain's memory."""
     topology = context.host.topology
     bound = context.domain.memory.host_nodes
     return tuple(n for n in (topology.nodes if topology else ()) if not bound or n.number in bound)
 
 
 def _runs(context: PreflightContext) -> bool:
-    """Whether it has its memory already."""
+    """Whether it already has its memory."""
     return context.itself is not None and context.itself.is_active

@@ -1,7 +1,6 @@
-"""Rules about addresses: whether the guest's physical space holds its memory and all BARs.
+"""Rules about addresses: whether the guest's physical space fits its memory and all BARs.
 
-How large windows are, and what of them BARs take, is reckoned where domains are planned
-(libvirt/build/limits.py).
+The sizes of windows and BARs are computed by libvirt/build/limits.py, as for new domains.
 """
 
 from __future__ import annotations
@@ -34,22 +33,22 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 _USUAL_BITS = TCG_BITS
-"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also of a CPU model with KVM, where nobody asks more."""
+"""TCG_PHYS_ADDR_BITS (target/i386/cpu.h): also for a CPU model with KVM by default."""
 _LIKE_HOST = frozenset({"host-passthrough", "maximum"})
-"""Modes that are `-cpu host` and `-cpu max`, whose width is the host's with KVM."""
+"""Modes for `-cpu host` and `-cpu max`, which have the address width of the host with KVM."""
 _LIKE_HOST_SINCE = Version(6, 0)
 """The QEMU that sets host-phys-bits for them (host_cpu_instance_init in target/i386/host-cpu.c)."""
 _WITH_HOST_BITS = ("rhel", "-hpb")
-"""Machine types of distributions that ask for the host's: Red Hat's, some of Ubuntu's."""
+"""Machine types of distributions that use the host's width: Red Hat's, some of Ubuntu's."""
 _HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
-"""pci-hole64-size, where nobody sets it."""
+"""The default of pci-hole64-size."""
 _CHECKED_SINCE = Version(7, 1)
-"""The QEMU that does not start where the space is too small (pc_memory_init)."""
+"""The QEMU that does not start if the space is too small (pc_memory_init)."""
 _WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
 _AMD = "AuthenticAMD"
-"""Also of the CPU that QEMU emulates by itself (qemu64)."""
+"""Also for QEMU's default CPU (qemu64)."""
 _SOFTWARE = "qemu"
-"""The type of domains without KVM, to whose CPU nothing of the host's is passed."""
+"""The type of domains without KVM, whose CPU has nothing of the host's CPU."""
 
 
 def space_too_small(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -64,15 +63,16 @@ def space_too_small(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "address-space-too-small",
         "blocker",
-        f"memory and 64-bit hole end at {shown_size(end)}, and the guest has {bits} address bits",
+        f"memory and the 64-bit hole end at {shown_size(end)}, but the guest has only {bits} "
+        "address bits",
         (context.cite_memory(), source, f"a 64-bit hole of {shown_size(_hole(context))}"),
-        f'QEMU ends with "phys-bits too low": {bits} bits reach {shown_size(1 << bits)}',
-        _wider(context, end) or "take less memory, or a smaller <pcihole64>",
+        f'QEMU exits with "phys-bits too low": {bits} bits reach {shown_size(1 << bits)}',
+        _wider(context, end) or "use less memory, or a smaller <pcihole64>",
     )
 
 
 def _guest_bits(context: PreflightContext) -> tuple[int | None, str]:
-    """How wide the guest's physical addresses are, and what says so; None where nothing does."""
+    """The width of guest physical addresses, and its evidence; None if unknown."""
     domain, host = context.domain, context.host
     if not domain.is_x86:
         return None, ""
@@ -88,7 +88,7 @@ def _guest_bits(context: PreflightContext) -> tuple[int | None, str]:
     if width is None:
         return None, ""
     limited = min(width, domain.cpu.physical_bits_limit or width)
-    return limited, f"/proc/cpuinfo: {width} bits physical, which the guest gets"
+    return limited, f"/proc/cpuinfo: {width} bits physical, as in the guest"
 
 
 def has_host_bits(context: PreflightContext) -> bool:
@@ -105,7 +105,7 @@ def has_host_bits(context: PreflightContext) -> bool:
 
 
 def _highest_address(context: PreflightContext) -> int:
-    """Where the 64-bit hole ends."""
+    """The end of the 64-bit hole."""
     hole = _hole(context)
     return _end_of_memory(context, hole) + hole
 
@@ -128,7 +128,7 @@ def _hole(context: PreflightContext) -> int:
 
 
 def bars_too_large(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A BAR that finds no place reads as 0, and the guest's driver gives up."""
+    """A BAR without a place reads as 0, and the guest's driver fails."""
     bits, source = _guest_bits(context)
     sizes = [(taken, large_bytes([taken.device])) for taken in seen(context)]
     needed = bar_window(_slots(context), _emulated(context))
@@ -140,8 +140,8 @@ def bars_too_large(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "aperture-too-small",
         "warning",
-        f"the BARs of the devices need a window of {shown_size(needed)}, and the guest has "
-        f"{shown_size(window)} for them",
+        f"the BARs of the devices need a window of {shown_size(needed)}, but the guest has only "
+        f"{shown_size(window)}",
         (
             *(
                 f"{sysfs(t.device)}/resource: {shown_size(size)} of 64-bit BARs"
@@ -151,14 +151,14 @@ def bars_too_large(context: PreflightContext) -> Iterator[Diagnostic]:
             source,
             shown,
         ),
-        "the firmware finds no place for the last BARs: the guest starts, and its driver finds a "
-        "device without memory (BAR0 is 0M)",
+        "the firmware finds no place for the last BARs: the guest starts, but its driver finds "
+        "a device without memory (BAR0 is 0M)",
         _wider_window(context, needed, bits),
     )
 
 
 def _slots(context: PreflightContext) -> Iterable[list[PciDevice]]:
-    """The functions of each slot of the guest; one without a place gets a port of its own."""
+    """The functions of each slot of the guest; one without a place gets its own port."""
     found: dict[object, list[PciDevice]] = defaultdict(list)
     for taken in seen(context):
         guest = taken.hostdev.guest
@@ -168,7 +168,7 @@ def _slots(context: PreflightContext) -> Iterable[list[PciDevice]]:
 
 
 def _emulated(context: PreflightContext) -> int:
-    """How many other devices are behind ports, or will be."""
+    """How many other devices are or will be behind ports."""
     own = context.domain.hostdevs
     places = {place(hostdev.guest) for hostdev in own if hostdev.guest}
     others = (a for a in context.domain.taken if place(a) not in places)
@@ -178,28 +178,28 @@ def _emulated(context: PreflightContext) -> int:
 
 
 def _window(context: PreflightContext, bits: int) -> tuple[int, str]:
-    """How much of the space the firmware uses for BARs, and what says so."""
+    """The size of the window for BARs, and its evidence."""
     domain, host = context.domain, context.host
     if domain.firmware == "efi":
         vendor = host.cpu_vendor if domain.kind != _SOFTWARE else _AMD
         own = ovmf_window(bits, vendor)
-        shown = f"OVMF takes {shown_size(own)} by itself with {bits} bits (since 2022.11)"
+        shown = f"OVMF uses {shown_size(own)} by default with {bits} bits (since 2022.11)"
         written = max(_written(domain.qemu_arguments), default=(0, ""))
         return max((own, shown), written)
     above = max((1 << bits) - _highest_address(context) + _hole(context), 0)
-    return above, "SeaBIOS takes what is above the memory"
+    return above, "SeaBIOS uses the space above the memory"
 
 
 def _written(arguments: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The window that OVMF is told to take where it would take less, and what says so."""
+    """The window configured for OVMF if it is larger than the default, and its evidence."""
     for found in filter(None, map(_WINDOW.search, arguments)):
         yield int(found[1]) * MIB, f"<qemu:commandline>: {found[0]}"
 
 
 def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
-    """What makes the window large enough; addresses as wide as the host's come first."""
+    """How to enlarge the window; addresses as wide as the host's come first."""
     if context.domain.firmware != "efi":
-        return _wider(context, needed * 2) or "give the domain fewer of these devices"
+        return _wider(context, needed * 2) or "assign fewer of these devices to the domain"
     width, vendor = context.host.cpu_address_bits, context.host.cpu_vendor
     if width is not None and needed <= ovmf_window(width, vendor):
         wider = _wider(context, needed)
@@ -208,7 +208,7 @@ def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
     try:
         fitting = fitting_window(needed, bits, lambda _: _end_of_memory(context, DEFAULT_WINDOW))
     except NoRoom:
-        return _wider(context, needed * 2) or "give the domain fewer of these devices"
+        return _wider(context, needed * 2) or "assign fewer of these devices to the domain"
     window = (
         "<qemu:commandline> with <qemu:arg value='-fw_cfg'/> and <qemu:arg "
         f"value='name=opt/ovmf/X-PciMmio64Mb,string={fitting // MIB}'/>"
@@ -217,7 +217,7 @@ def _wider_window(context: PreflightContext, needed: int, bits: int) -> str:
 
 
 def _wider(context: PreflightContext, needed: int) -> str:
-    """Addresses as wide as the host's, where those suffice."""
+    """Addresses as wide as the host's, if that is enough."""
     width = context.host.cpu_address_bits
     if has_host_bits(context) or context.domain.kind == _SOFTWARE:
         return ""
@@ -226,7 +226,7 @@ def _wider(context: PreflightContext, needed: int) -> str:
     known = f" (the host has {width})" if width is not None else ""
     version = context.libvirt
     since = (
-        f", which libvirt reads since {MAXPHYSADDR.since}"
+        f", which needs libvirt {MAXPHYSADDR.since}"
         if version is None or not MAXPHYSADDR.is_in(version)
         else ""
     )
@@ -242,11 +242,11 @@ def emulated_bits(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "address-bits-beyond-host",
         "blocker",
-        f"the guest is to have {bits} address bits, and the host's CPU has {width}",
+        f"the guest has {bits} address bits, but the host's CPU only {width}",
         (
             f"{context.at(line)}: <maxphysaddr mode='emulate' bits='{bits}'>",
             f"/proc/cpuinfo: {width} bits physical",
         ),
-        "libvirt does not start it: an address that the CPU does not have ends in a fault",
+        "libvirt does not start it, because the CPU cannot use such addresses",
         f"write <maxphysaddr mode='passthrough'/> in line {line}",
     )

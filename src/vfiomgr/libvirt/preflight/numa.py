@@ -1,6 +1,6 @@
-"""Rules about distance: devices against the memory and the CPUs that the domain is bound to.
+"""Rules about NUMA: devices, and the memory and CPUs that the domain is bound to.
 
-What a guest of several cells takes a device to be near, only an expander with a `<node>` tells it.
+A guest with several cells learns the node of a device only from an expander with `<node>`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def missing_node(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "numa-node-missing",
             "blocker",
-            f"the domain's memory is bound to NUMA node {format_cpulist(absent)}, which this host "
-            "does not have",
+            f"the domain's memory is bound to NUMA node {format_cpulist(absent)}, which does not "
+            "exist",
             (
                 f"{context.at(line)}: <numatune>",
                 f"/sys/devices/system/node: node{format_cpulist(known)}",
             ),
-            "libvirt does not start it",
-            f"write a node of this host in line {line}",
+            "libvirt does not start the domain",
+            f"write an existing node in line {line}",
         )
 
 
 def far_memory(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A device that reaches all of its guest's memory across the link between sockets."""
+    """All memory accesses of the device cross the link between sockets."""
     bound = context.domain.memory.host_nodes
     far = [d for d in _near_some_node(context) if bound and d.numa_node not in bound]
     if far:
@@ -56,19 +56,19 @@ def far_memory(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "far-memory",
             "warning",
-            f"the domain's memory is bound to NUMA node {format_cpulist(bound)}, and its devices "
-            "are elsewhere",
+            f"the domain's memory is bound to NUMA node {format_cpulist(bound)}, far from its "
+            "devices",
             (
                 f"{context.at(line)}: <numatune>",
                 *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
             ),
-            "all that these devices read and write crosses the link between the sockets",
+            "all memory accesses of these devices cross the link between the sockets",
             f"write nodeset='{_nodes_of(far)}' in line {line}",
         )
 
 
 def far_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Virtual CPUs of which none is near a device."""
+    """All vCPUs are far from a device."""
     topology = context.host.topology
     pinned = frozenset[int]().union(*(cpus for _, cpus in context.domain.cpu.pins))
     if topology is None or not pinned:
@@ -84,19 +84,19 @@ def far_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "far-cpus",
             "warning",
-            f"the domain is pinned to CPUs {format_cpulist(pinned)}, and none is near its devices",
+            f"the domain is pinned to CPUs {format_cpulist(pinned)}, far from its devices",
             (
                 f"{context.at(line)}: <cputune>",
                 *(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in far),
                 f"/sys/devices/system/node/node{_nodes_of(far)}/cpulist: {format_cpulist(near)}",
             ),
             "interrupts and buffers of these devices cross the link between the sockets",
-            f"pin its CPUs to some of {format_cpulist(near)}",
+            f"pin its CPUs to CPUs {format_cpulist(near)}",
         )
 
 
 def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A host of several nodes, and a domain that says nothing of them."""
+    """The host has several nodes, and the domain names none."""
     topology = context.host.topology
     nodes = [n for n in (topology.nodes if topology else ()) if n.memory_bytes]
     near = _near_some_node(context)
@@ -106,27 +106,27 @@ def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "numa-unbound",
         "info",
-        f"the host has {len(nodes)} NUMA nodes, and the domain is bound to none",
+        f"the host has {len(nodes)} NUMA nodes, but the domain is not bound to any",
         tuple(f"{sysfs(device)}/numa_node: {device.numa_node}" for device in near),
-        "its memory and CPUs may be far from its devices, and elsewhere at each start",
-        f"write <numatune><memory mode='strict' nodeset='{_nodes_of(near)}'/></numatune>, and pin "
-        "its CPUs there; vfiomgr libvirt domain does both",
+        "its memory and CPUs may be far from its devices, and placed differently at each start",
+        f"write <numatune><memory mode='strict' nodeset='{_nodes_of(near)}'/></numatune>, and "
+        "pin its CPUs there, as vfiomgr libvirt domain does",
     )
 
 
 class _Near(Value):
-    """A device of a guest of several cells: where it is on the host, and behind what."""
+    """A device of a guest with several cells: its host node, and what it is behind."""
 
     hostdev: DomainHostdev
     node: int
     where: str
-    """The host's fact, as evidence."""
+    """The fact of the host, as evidence."""
     expander: PciController | None
-    """That which tells the guest a node; None where the guest finds -1."""
+    """The expander that sets the node in the guest; None if the guest reads -1."""
 
 
 def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
-    """The guest reads numa_node -1 of what no expander with a node is above (_PXM in ACPI)."""
+    """The guest reads numa_node -1 for devices not below an expander with a node (_PXM in ACPI)."""
     lost: dict[int, list[_Near]] = defaultdict(list)
     for near in _near_cells(context):
         if near.expander is None:
@@ -138,16 +138,15 @@ def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "device-without-cell",
             "warning",
-            f"the guest has several NUMA nodes, and is not told which of them "
-            f"{', '.join(near.hostdev.name for near in devices)} "
-            f"{'are' if devices[1:] else 'is'} near",
+            "the guest has several NUMA nodes, but no node is set for "
+            f"{', '.join(near.hostdev.name for near in devices)}",
             (
                 *(context.cite(near.hostdev) for near in devices),
                 *(near.where for near in devices),
                 f"{context.at(context.domain.line('cpu'))}: cells in <numa> of <cpu>",
             ),
-            "in the guest numa_node is -1: CUDA and NCCL place buffers and threads anywhere, half "
-            "of them across the link between the sockets",
+            "numa_node is -1 in the guest: CUDA and NCCL place buffers and threads on any node, "
+            "often across the link between the sockets",
             f"put {'them' if devices[1:] else 'it'} on root ports of an expander: <controller "
             f"type='pci' model='{EXPANDER}'><target busNr='{_free_number(context, devices)}'>"
             f"<node>{told}</node></target></controller>{meant}; vfiomgr libvirt domain writes "
@@ -156,7 +155,7 @@ def without_cell(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def elsewhere(context: PreflightContext) -> Iterator[Diagnostic]:
-    """An expander that has a guest take its devices for near to what is far on the host."""
+    """An expander that sets the wrong node for a device."""
     cells = dict(context.domain.memory.cell_nodes)
     wrong: dict[tuple[PciController, int], list[_Near]] = defaultdict(list)
     for near in _near_cells(context):
@@ -168,14 +167,14 @@ def elsewhere(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "device-of-other-cell",
             "warning",
-            f"the guest is told that {names} is near its cell {told}, whose memory is on NUMA node "
-            f"{format_cpulist(cells[told])} of the host, and it is on node {node}",
+            f"the guest places {names} near its cell {told}, whose memory is on host NUMA node "
+            f"{format_cpulist(cells[told])}, but the device is on node {node}",
             (
                 *(context.cite(near.hostdev) for near in devices),
                 f"{context.at(expander.line)}: expander with <node>{told}</node>",
                 *(near.where for near in devices),
             ),
-            "what the guest puts near the device is far from it",
+            "memory that the guest chooses for the device is far from it",
             f"write nodeset='{node}' into <memnode cellid='{told}'>"
             if cell is None
             else f"write <node>{cell}</node> in line {expander.line}, or put it behind another "
@@ -184,9 +183,9 @@ def elsewhere(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _near_cells(context: PreflightContext) -> Iterator[_Near]:
-    """The devices of a guest of several cells that may lie on several nodes of the host.
+    """The devices of a guest with several cells that may be on several host nodes.
 
-    `<acpi nodeset>` gives a device cells of its own.
+    `<acpi nodeset>` gives a device its own cells.
     """
     topology = context.host.topology
     cells = [cell for cell in context.domain.cpu.cells if cell.memory_bytes or cell.cpus]
@@ -211,7 +210,7 @@ def _nodes_of_hostdevs(
 
 
 def _expander_above(context: PreflightContext, guest: GuestAddress | None) -> PciController | None:
-    """The expander with a node that a place is behind; libvirt puts nothing there by itself."""
+    """The expander with a node above a place; libvirt places nothing there by default."""
     seen: set[int] = set()
     while guest is not None and guest.bus not in seen:
         seen.add(guest.bus)
@@ -225,29 +224,29 @@ def _expander_above(context: PreflightContext, guest: GuestAddress | None) -> Pc
 
 
 def _cell(expander: PciController) -> int:
-    """The cell that an expander with a node tells."""
+    """The cell set by an expander with a node."""
     return expander.numa_node or 0
 
 
 def _is_far(node: int, bound: frozenset[int] | None) -> bool:
-    """Whether memory is bound, and not to that node."""
+    """Whether memory is bound, but not to that node."""
     return bound is not None and node not in bound
 
 
 def _cell_on(context: PreflightContext, node: int) -> int | None:
-    """The cell of the guest whose memory comes from a node of the host."""
+    """The guest cell whose memory comes from a host node."""
     cells = context.domain.memory.cell_nodes
     return next((cell for cell, nodes in cells if node in nodes), None)
 
 
 def _free_number(context: PreflightContext, devices: list[_Near]) -> int:
-    """Below all expanders, with a number for each port."""
+    """A number below those of all expanders, with a number for each port."""
     taken = (c.bus_nr for c in context.domain.controllers if c.model == EXPANDER)
     return min((number for number in taken if number is not None), default=256) - 1 - len(devices)
 
 
 def _near_some_node(context: PreflightContext) -> list[PciDevice]:
-    """Its functions that the firmware gave a node; -1 says nothing."""
+    """Functions to which the firmware assigned a node; -1 means unknown."""
     devices = (taken.device for taken in seen(context))
     return [d for d in devices if d.numa_node is not None and d.numa_node >= 0]
 

@@ -1,4 +1,4 @@
-"""Rules about where devices sit in the guest: functions, slots, ports, expanders."""
+"""Rules about the places of devices in the guest: functions, slots, ports, expanders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAST_BUS = 255
 
 
 def without_function_zero(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Software looks for functions 1 to 7 where there is a function 0 (PCI specification)."""
+    """Software looks for functions 1 to 7 only if function 0 exists (PCI specification)."""
     for hostdev, guest in _placed(context):
         if not guest.function:
             continue
@@ -33,19 +33,19 @@ def without_function_zero(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "function-without-zero",
             "warning",
-            f"the guest never sees {hostdev.name}: its slot has no function 0",
+            f"the guest cannot find {hostdev.name}: its slot has no function 0",
             (context.cite(hostdev, _written(guest)),),
-            "a guest looks for other functions only where function 0 answers; libvirt and QEMU "
-            "accept it all the same",
-            f"write function='0x0' in the address of line {hostdev.line}, or add the device whose "
-            f"function 0 this goes with (vfiomgr libvirt hostdev {hostdev.name} prints all of its "
+            "a guest looks for other functions only if function 0 responds; libvirt and QEMU do "
+            "not check this",
+            f"write function='0x0' in the address of line {hostdev.line}, or add the device with "
+            f"function 0 (vfiomgr libvirt hostdev {hostdev.name} prints all functions of its "
             "slot)",
             subject=hostdev.name,
         )
 
 
 def multifunction(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt sets it by itself where it is left out (virDomainPCIAddressReserveAddr)."""
+    """Libvirt sets it by default (virDomainPCIAddressReserveAddr)."""
     for hostdev, guest in _placed(context):
         if guest.function or guest.multifunction:
             continue
@@ -54,7 +54,7 @@ def multifunction(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "multifunction-missing",
             "info",
-            f"{hostdev.name} is function 0 of several, and does not say multifunction='on'",
+            f"{hostdev.name} is function 0 of several, but lacks multifunction='on'",
             (context.cite(hostdev, _written(guest)),),
             "libvirt adds it; with multifunction='off' QEMU does not start",
             f"write multifunction='on' in the address of line {hostdev.line}",
@@ -74,11 +74,12 @@ def same_place(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "same-place",
             "blocker",
-            f"{context.times_taken[place(guest)]} devices are to be at {_written(guest)}",
+            f"{context.times_taken[place(guest)]} devices are at the same address: "
+            f"{_written(guest)}",
             tuple(context.cite(h, _written(h.guest)) for h in others),
-            "a place in the guest has one function",
-            f"write another address in line {hostdev.line}, or leave <address type='pci'> out: "
-            "libvirt then chooses",
+            "each function needs its own address",
+            f"write another address in line {hostdev.line}, or omit <address type='pci'>: "
+            "libvirt then chooses one",
         )
 
 
@@ -90,7 +91,7 @@ def slot_of_port(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "slot-not-zero",
             "blocker",
-            f"{hostdev.name} is to be in slot {guest.slot} below a port, which has slot 0 alone",
+            f"{hostdev.name} is in slot {guest.slot} below a port, which has only slot 0",
             (context.cite(hostdev, _written(guest)), _controller(context, guest.bus)),
             "libvirt rejects the domain",
             f"write slot='0x00' in line {hostdev.line}; a second device needs a port of its own",
@@ -99,16 +100,16 @@ def slot_of_port(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def on_expander(context: PreflightContext) -> Iterator[Diagnostic]:
-    """An expander takes ports alone (27)."""
+    """Only ports can be on an expander (27)."""
     for hostdev, guest in _placed(context):
         if context.model_at(guest.bus) != EXPANDER:
             continue
         yield finding(
             "device-on-expander",
             "blocker",
-            f"{hostdev.name} is to sit on a {EXPANDER} itself",
+            f"{hostdev.name} is placed directly on a {EXPANDER}",
             (context.cite(hostdev, _written(guest)), _controller(context, guest.bus)),
-            "libvirt rejects the domain: such a bus takes root ports alone",
+            "libvirt rejects the domain: only root ports are allowed there",
             f"add <controller type='pci' model='{ROOT_PORT}'> with <address type='pci' "
             f"bus='{guest.bus:#04x}' slot='0x00'/>, and write its index as bus in line "
             f"{hostdev.line}",
@@ -127,16 +128,16 @@ def expander_node(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "expander-node",
             "blocker",
-            f"an expander is to be of NUMA node {node}, which the guest does not have",
-            (f"{context.at(expander.line)}: <node>{node}</node>; cells of the guest: {known}",),
+            f"an expander has NUMA node {node}, which the guest does not have",
+            (f"{context.at(expander.line)}: <node>{node}</node>; guest cells: {known}",),
             "libvirt rejects the domain",
-            f"write a <cell id='{node}'> into <numa> of <cpu>, or another <node> in line "
+            f"add a <cell id='{node}'> to <numa> of <cpu>, or write another <node> in line "
             f"{expander.line}",
         )
 
 
 def expander_buses(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Bus numbers of an expander go up from busNr: its own, and one for each port and more."""
+    """Bus numbers of an expander start at busNr: its own, one per port, and more below."""
     numbered = [(e.bus_nr, e) for e in _expanders(context) if e.bus_nr is not None]
     numbered.sort(key=itemgetter(0))
     for (number, expander), (following, other) in pairwise(numbered):
@@ -147,16 +148,16 @@ def expander_buses(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "expander-buses",
             severity,
-            f"the expander with busNr {number} needs {needed} bus numbers, and the next one has "
-            f"busNr {following}",
+            f"the expander with busNr {number} needs {needed} bus numbers, but the next expander "
+            f"has busNr {following}",
             (
                 f"{context.at(expander.line)}: busNr='{number}'",
                 f"{context.at(other.line)}: busNr='{following}'",
             ),
-            "QEMU does not start with one number twice"
+            "QEMU does not start with a duplicate number"
             if number == following
-            else "the guest's firmware has no number for the last ports, and their devices are "
-            "not seen",
+            else "the guest's firmware has no number for the last ports, so the guest cannot "
+            "find their devices",
             f"write busNr='{number + needed}' or more in line {other.line}",
         )
 
@@ -170,12 +171,12 @@ def expander_limits(context: PreflightContext) -> Iterator[Diagnostic]:
     (first, lowest), (last, highest) = numbered[0], numbered[-1]
     own, behind = _own_buses(context), 1 + _below(context, highest.index)
     if first < own:
-        text = f"the guest's own root has {own} buses, and the first expander has busNr {first}"
+        text = f"the guest's root has {own} buses, but the first expander has busNr {first}"
         yield _without_number(context, lowest, text, f"busNr='{own}' or more")
     if last + behind > _LAST_BUS + 1:
         text = (
-            f"the expander with busNr {last} needs {behind} bus numbers, and {_LAST_BUS} is the "
-            "last"
+            f"the expander with busNr {last} needs {behind} bus numbers, but {_LAST_BUS} is the "
+            "highest"
         )
         fewer = f"busNr='{_LAST_BUS + 1 - behind}' or less"
         enough = f"{fewer}, and lower ones for other expanders" if numbered[1:] else fewer
@@ -183,7 +184,7 @@ def expander_limits(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _placed(context: PreflightContext) -> Iterator[tuple[DomainHostdev, GuestAddress]]:
-    """The devices that are given a place in the guest."""
+    """The devices with a place in the guest."""
     for hostdev in context.domain.hostdevs:
         if hostdev.guest is not None:
             yield hostdev, hostdev.guest
@@ -197,20 +198,21 @@ def _without_number(
         "warning",
         text,
         (f"{context.at(expander.line)}: busNr='{expander.bus_nr}'",),
-        "the guest's firmware has no number for the last ports, and their devices are not seen",
+        "the guest's firmware has no number for the last ports, so the guest cannot find their "
+        "devices",
         f"write {remedy} in line {expander.line}",
     )
 
 
 def _own_buses(context: PreflightContext) -> int:
-    """Of pcie.0: itself, and all controllers that are not behind an expander."""
+    """The buses of pcie.0: itself, and all controllers that are not behind an expander."""
     others = [c for c in context.domain.controllers if c.index and c.model != EXPANDER]
     behind = sum(_below(context, expander.index) for expander in _expanders(context))
     return 1 + len(others) - behind
 
 
 def _below(context: PreflightContext, index: int, depth: int = 0) -> int:
-    """How many buses are below a controller: each of its ports makes one, and so on."""
+    """The number of buses below a controller: one for each of its ports, and so on."""
     if depth > len(context.controllers):
         return 0  # controllers that go round in a circle
     below = [c for c in context.domain.controllers if c.guest and c.guest.bus == index]
@@ -222,7 +224,7 @@ def _expanders(context: PreflightContext) -> list[PciController]:
 
 
 def companions_left_out(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A GPU's sound, USB and UCSI functions, which do nothing for the host by themselves."""
+    """A GPU's audio, USB and UCSI functions, which the host cannot use alone."""
     told: set[tuple[int, int, int]] = set()
     for taken in context.functions:
         device = taken.device
@@ -235,17 +237,17 @@ def companions_left_out(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "companion-left-out",
             "info",
-            f"the domain takes {device} without the other functions of its slot",
+            f"the domain has {device} without the other functions of its slot",
             (context.cite(taken.hostdev), *(f"{sysfs(d)}: {d.class_name}" for d in others)),
-            "a guest's driver may miss them: no sound over HDMI, no USB-C; and the device is reset "
-            "as a whole",
-            f"{context.completion(device)}; it lacks {addresses(others)}",
+            "the guest's driver may need them (audio over HDMI, USB-C), and the device is reset "
+            "as one",
+            f"{context.completion(device)}; missing: {addresses(others)}",
             subject=device,
         )
 
 
 def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Functions of one device that the guest finds as several."""
+    """Functions of one device that are several devices in the guest."""
     for slot in _slots(context):
         places = {(t.hostdev.guest.bus, t.hostdev.guest.slot) for t in slot if t.hostdev.guest}
         unplaced = sum(t.hostdev.guest is None for t in slot)
@@ -254,15 +256,16 @@ def companions_apart(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "companions-apart",
             "info",
-            f"the guest gets the functions of {slot[0].device} as {len(places) + unplaced} devices",
+            f"the functions of {slot[0].device} are {len(places) + unplaced} separate devices in "
+            "the guest",
             tuple(context.cite(t.hostdev, _written(t.hostdev.guest)) for t in slot),
-            "on the host they are one, and some drivers look for the others beside function 0",
+            "some drivers look for the other functions beside function 0, as on the host",
             f"{context.completion(slot[0].device)}",
         )
 
 
 def _slots(context: PreflightContext) -> list[list[AssignedFunction]]:
-    """The functions of each slot of the host that the domain takes several of."""
+    """The functions of each host slot from which the domain has several."""
     found: dict[tuple[int, int, int], list[AssignedFunction]] = defaultdict(list)
     for taken in seen(context):
         if taken.device.physical_function is None:
@@ -275,7 +278,7 @@ def _has_gpu(slot: Sequence[AssignedFunction]) -> bool:
 
 
 def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A port takes one device; only hot-plug needs one that is free, for libvirt adds the rest."""
+    """A port takes one device; libvirt adds ports itself, except for hot-plug."""
     ports = [c for c in context.domain.controllers if c.model == ROOT_PORT and c.has_hotplug]
     if not ports or not context.hostdevs:
         return
@@ -286,16 +289,16 @@ def no_spare_port(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "no-free-port",
         "info",
-        "no root port is free: nothing can be attached while the domain runs",
+        "no free root port: no device can be attached while the domain runs",
         tuple(f"{context.at(p.line)}: root port {p.index}" for p in ports[-1:]),
-        'libvirt adds no port to a running domain ("No more available PCI slots")',
-        f"add <controller type='pci' model='{ROOT_PORT}'/> for each device to come",
+        'libvirt cannot add a port to a running domain ("No more available PCI slots")',
+        f"add <controller type='pci' model='{ROOT_PORT}'/> once for each device to attach later",
     )
 
 
 def _written(guest: GuestAddress | None) -> str:
     if guest is None:
-        return "at no place of its own"
+        return "without an address"
     return f"guest address bus {guest.bus:#04x} slot {guest.slot:#04x} function {guest.function:#x}"
 
 

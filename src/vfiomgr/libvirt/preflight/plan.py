@@ -1,7 +1,7 @@
-"""What would break the start of a domain, told before: small rules over what can be seen.
+"""Find what would prevent the start of a domain: small rules over visible facts.
 
-A blocker keeps the domain from starting, or hurts the host when it starts; a warning has it work
-badly, or break later. A rule yields what it can show; where a fact is None it is silent, and
+A blocker prevents the start or harms the host when the domain starts; a warning reduces performance
+or fails later. A rule yields what it can prove; if a fact is None it yields nothing, and
 `not_checked` says so.
 """
 
@@ -103,9 +103,9 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     devices.code_43,
 )
 _OF_QEMU = frozenset({None, "", "kvm", "qemu", "hvf", "test"})
-"""Types of domains whose devices go through VFIO; the last one is that of libvirt's test driver."""
-OF_LIBVIRT = "disks, networks, firmware, and all else that is no device of the host: libvirt's own"
-"""What a domain may fail for as well, and no rule is about."""
+"""Domain types whose devices use VFIO; the last one is that of libvirt's test driver."""
+OF_LIBVIRT = "disks, networks, firmware and other parts without host devices: libvirt checks them"
+"""Parts that may also fail, and that no rule covers."""
 
 
 def preflight(
@@ -114,10 +114,10 @@ def preflight(
     hypervisor: Hypervisor | None = None,
     files: Mapping[str, bool] | None = None,
 ) -> tuple[Report, ...]:
-    """All findings about the next start of each domain on a host, the gravest first.
+    """All findings about the next start of each domain on a host, blockers first.
 
-    `hypervisor` is what libvirt told, and `files` which of the files that the domains name are
-    there; None where nobody asked or looked.
+    `hypervisor` is what libvirt reports, and `files` the existing files among those that the
+    domains name; None if not checked.
     """
     claims = Claims(hypervisor)
     return tuple(_judge(PreflightContext(host, d, claims, hypervisor, files)) for d in domains)
@@ -126,16 +126,16 @@ def preflight(
 def _judge(context: PreflightContext) -> Report:
     kind = context.domain.kind
     if kind not in _OF_QEMU:
-        return Report((), (f"a domain of type {kind}: its devices do not go through VFIO",))
+        return Report((), (f"a domain of type {kind}: its devices do not use VFIO",))
     found = [finding for rule in RULES for finding in rule(context)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     return Report(tuple(dict.fromkeys(found)), tuple(_not_checked(context)))
 
 
 def _not_checked(context: PreflightContext) -> Iterator[str]:
-    """What no rule could look at, and what is missing for it."""
+    """What the rules could not check, and the missing facts."""
     if context.hypervisor is None:
-        yield "other domains, and what this libvirt and QEMU can read: libvirt was not asked"
+        yield "other domains, and supported features of libvirt and QEMU: libvirt was not queried"
     else:
         yield from unread_domains(context.hypervisor)
     yield OF_LIBVIRT
@@ -143,24 +143,24 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
         return
     host = context.host
     if host.readiness is None:
-        yield "modules, interrupts, limits: the snapshot was made without them"
+        yield "modules, interrupts, limits: not in the snapshot"
     if host.users is None:
-        yield "which processes hold the devices: nobody looked, or not as root"
+        yield "processes that use the devices: not checked, or not as root"
     if host.host_uses is None:
-        yield "disks and routes of the host: there is no /proc to tell"
+        yield "disks and routes of the host: no /proc"
     if not context.domain.is_x86:
         yield (
-            f"addresses, BAR windows and the number of CPUs of a machine of "
-            f"{context.domain.architecture}: their rules know PCs alone"
+            f"addresses, BAR windows and the number of CPUs ({context.domain.architecture} machine): "
+            "only PCs are supported"
         )
     if context.takes_functions:
         yield from _unseen_addresses(context)
     if context.files is None and any(hostdev.rom_file for hostdev in context.hostdevs):
-        yield "whether the ROM is there: the files are those of another machine"
+        yield "whether the ROM exists: the files are on another machine"
 
 
 def _unseen_addresses(context: PreflightContext) -> Iterator[str]:
     if context.host.topology is None:
-        yield "NUMA nodes and huge pages: the snapshot was made without them"
+        yield "NUMA nodes and huge pages: not in the snapshot"
     if context.host.cpu_address_bits is None and mmio_window.has_host_bits(context):
-        yield "whether the BARs fit: the host does not tell the width of its addresses"
+        yield "whether the BARs fit: the address width of the host is unknown"

@@ -1,4 +1,4 @@
-"""Rules about the host itself (IOMMU, VFIO, KVM), and about an IOMMU of the guest's own."""
+"""Rules about the host (IOMMU, VFIO, KVM), and about the guest's own IOMMU."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
-"""What else a host's CPU runs for guests."""
+"""Other architectures that a host CPU can run as guests."""
 _OF_THE_HOST = (platform.interrupt_remapping, modules.vfio_pci, modules.iommu_backend)
 
 
 def host(context: PreflightContext) -> Iterator[Diagnostic]:
-    """What `vfiomgr check` finds that keeps every function of the host from guests."""
+    """Findings of `vfiomgr check` that prevent passthrough of all functions."""
     if not context.takes_functions:
         return
     facts = context.host.readiness
@@ -53,15 +53,15 @@ def no_vfio(context: PreflightContext) -> Iterator[Diagnostic]:
         "blocker",
         "libvirt offers no VFIO on this host",
         (f"{hypervisor.uri}: domain capabilities, <hostdev>: pciBackend without vfio",),
-        "it looks for /dev/vfio/vfio and for IOMMU groups before it starts such a domain",
-        f"vfiomgr bind {bindable.address} loads VFIO"
+        "before it starts such a domain, it looks for /dev/vfio/vfio and for IOMMU groups",
+        f"load VFIO: vfiomgr bind {bindable.address}"
         if bindable
-        else "modprobe vfio-pci; vfiomgr check tells what else is missing",
+        else "modprobe vfio-pci; vfiomgr check shows what else is missing",
     )
 
 
 def _has_vfio(context: PreflightContext) -> bool:
-    """Whether the host itself shows what libvirt looks for at the start."""
+    """Whether the host has what libvirt looks for at the start."""
     facts = context.host.readiness
     if facts is not None and facts.has_dev:
         return facts.node("/dev/vfio/vfio") is not None
@@ -76,15 +76,15 @@ def no_kvm(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "no-kvm",
         "blocker",
-        "the domain is of type kvm, and libvirt offers no KVM on this host",
+        "the domain is of type kvm, but libvirt offers no KVM on this host",
         (
             f"{context.at(context.domain.line('domain'))}: <domain type='kvm'>",
             f"{hypervisor.uri}: capabilities without a domain of type kvm",
         ),
-        "the CPU has no virtualization that the kernel can use: it lacks it, or the firmware keeps "
-        "it off, or this is a virtual machine without nesting",
-        "enable VT-x or SVM in the firmware setup and load kvm_intel or kvm_amd; type='qemu' "
-        "emulates the CPU in software instead",
+        "the kernel cannot use virtualization: the CPU lacks it, the firmware disables it, or "
+        "this is a virtual machine without nesting",
+        "enable VT-x or SVM in the firmware setup and load kvm_intel or kvm_amd; or write "
+        "type='qemu' to emulate the CPU in software",
     )
 
 
@@ -99,22 +99,23 @@ def other_architecture(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "other-architecture",
         "blocker",
-        f"the domain is for {wanted} with KVM, and this host is {own}",
+        f"the domain is for {wanted} with KVM, but this host is {own}",
         (f"{context.at(line)}: <type arch='{wanted}'>", f"/proc/cpuinfo: a CPU of {own}"),
-        "KVM runs guests of the host's own architecture alone",
-        f"write arch='{own}' and a machine of it in line {line}, or start it on a host of {wanted}",
+        "KVM runs only guests of the host's architecture",
+        f"write arch='{own}' and a machine of it in line {line}, or start the domain on a host "
+        f"of {wanted}",
     )
 
 
 _INTEL = "intel"
 _Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
-"""Of QEMU itself: distributions have names and limits of their own."""
+"""The limits of QEMU itself: distributions have their own names and limits."""
 
 
 def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "more than 255 vCPUs require extended interrupt mode"; and the machine's limit.
 
-    Since 10.10 libvirt adds the IOMMU and the mode where neither is written
+    Since 10.10 libvirt adds the IOMMU and the mode if neither is written
     (https://libvirt.org/news.html).
     """
     domain = context.domain
@@ -128,7 +129,7 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "too-many-cpus",
             "blocker",
-            f"the domain has {count} CPUs, and its machine {most} at most",
+            f"the domain has {count} CPUs, but its machine supports only {most}",
             (cited, machine),
             "libvirt rejects the domain",
             f"write {most} or fewer in line {line}, or a newer machine type (288 up to "
@@ -138,7 +139,8 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "too-many-cpus",
             "blocker",
-            f"the domain has {count} CPUs, and a machine that is no q35 {MOST_WITHOUT_EIM} at most",
+            f"the domain has {count} CPUs, but a machine other than q35 supports only "
+            f"{MOST_WITHOUT_EIM}",
             (cited, machine),
             "libvirt rejects the domain",
             f"write {MOST_WITHOUT_EIM} or fewer in line {line}",
@@ -148,10 +150,10 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "too-many-cpus",
             "blocker",
-            f"the domain has {count} CPUs, and no IOMMU with extended interrupt mode",
+            f"the domain has {count} CPUs, but no IOMMU with extended interrupt mode",
             (cited, f"{iommu}: no <iommu> with eim='on'"),
-            f"libvirt before {ADDS_EIM.since} rejects the domain: interrupts reach "
-            f"{MOST_WITHOUT_EIM} CPUs without it",
+            f"libvirt before {ADDS_EIM.since} rejects the domain: without it, interrupts reach "
+            f"only {MOST_WITHOUT_EIM} CPUs",
             "write <iommu model='intel'><driver intremap='on' caching_mode='on' eim='on'/></iommu> "
             "into <devices> and <ioapic driver='qemu'/> into <features>, or "
             f"{MOST_WITHOUT_EIM} CPUs or fewer in line {line}",
@@ -159,7 +161,7 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _has_eim(context: PreflightContext) -> bool:
-    """Whether the guest gets extended interrupt mode: as written, or from libvirt itself."""
+    """Whether the guest gets extended interrupt mode: as written, or added by libvirt."""
     iommu, version = context.domain.iommu, context.libvirt
     if version is not None and ADDS_EIM.is_in(version):
         return iommu is None or (iommu.model == _INTEL and not iommu.is_eim_off)
@@ -177,17 +179,17 @@ _AMD_DEVICE = "amd-iommu"
 _REMAPS = "dma-remap"
 _USUAL_ALIAS = "iommu0"
 _ON = ("on", "yes", "true", "y")
-"""What QEMU takes for true (qapi_bool_parse in qapi/qapi-util.c)."""
+"""Values that QEMU accepts as true (qapi_bool_parse in qapi/qapi-util.c)."""
 _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
-"""Controllers below which all functions have one requester: the bridge."""
+"""Controllers below which all functions share one requester ID: that of the bridge."""
 
 
 def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
 
-    A function of PCI Express has a space of its own, also in one slot with others; all that is
-    behind a bridge to conventional PCI has one (pci_device_iommu_address_space in hw/pci/pci.c).
-    Of an IOMMU that is for one bus nothing is said.
+    Each PCI Express function has its own space, even in one slot with others; everything behind a
+    bridge to conventional PCI shares one (pci_device_iommu_address_space in hw/pci/pci.c). An IOMMU
+    for a single bus is not checked.
     """
     iommu = context.domain.iommu
     if iommu is None or iommu.bus is not None:
@@ -204,22 +206,22 @@ def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "viommu-group-apart",
             "blocker",
-            f"the guest has an IOMMU, and gets IOMMU group {number} as {spaces} functions",
+            f"the guest has an IOMMU, and IOMMU group {number} is assigned as {spaces} functions",
             (
                 f"{context.at(line)}: <iommu>",
                 *(context.cite(taken.hostdev) for taken in members),
                 *(f"{IOMMU_GROUPS}/{number}/devices/{t.device.address}" for t in members),
             ),
-            "each function of PCI Express is an address space of its own then, and a group has "
-            'one: QEMU ends with "group used in multiple address spaces"',
-            f"take <iommu> out of line {line}: only a guest that hands devices on needs one; or "
-            "put all of the group on the bus of one <controller type='pci' "
-            f"model='{TO_PCI}'/>; or take all but one out",
+            "behind an IOMMU each PCI Express function has its own address space, but a group "
+            'can have only one: QEMU exits with "group used in multiple address spaces"',
+            f"remove <iommu> in line {line} (only needed for passthrough inside the guest); or "
+            f"put the entire group on the bus of one <controller type='pci' model='{TO_PCI}'/>; "
+            "or assign only one of the functions",
         )
 
 
 def _count_spaces(context: PreflightContext, members: Sequence[AssignedFunction]) -> int:
-    """How many address spaces the functions of a group are in; libvirt places some alone."""
+    """The number of address spaces of a group's functions; libvirt places some separately."""
     placed = {
         guest.bus
         if context.model_at(guest.bus) in _CONVENTIONAL
@@ -243,21 +245,21 @@ def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "viommu-without-mapping",
         "blocker",
-        "the guest's IOMMU tells VFIO nothing of what the guest maps",
+        "the guest's IOMMU does not report its mappings to VFIO",
         (
             f"{context.at(line)}: <iommu model='{_AMD}'>",
             *(context.cite(hostdev) for hostdev in taking),
         ),
-        "QEMU's amd-iommu has that since 10.2, switched off, and libvirt no word for it: QEMU ends "
-        'with "requires dma-remap=1", or "requires iommu notifier"',
-        f"write <iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu> in line "
-        f"{line}, which hosts of AMD have too; or, with QEMU 10.2, <qemu:commandline> with "
+        "QEMU's amd-iommu supports it since 10.2, disabled by default, and libvirt has no "
+        'element for it: QEMU exits with "requires dma-remap=1", or "requires iommu notifier"',
+        "write <iommu model='intel'><driver intremap='on' caching_mode='on'/></iommu> in line "
+        f"{line} (also works on AMD hosts); or, with QEMU 10.2, <qemu:commandline> with "
         "<qemu:arg value='-global'/> and <qemu:arg value='amd-iommu.dma-remap=on'/>",
     )
 
 
 def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:
-    """Whether an option of QEMU has the IOMMU of AMD, and not another device, map for DMA."""
+    """Whether a QEMU option enables DMA remapping of the AMD IOMMU, and not of another device."""
     match option.removeprefix("-").removeprefix("-"):
         case "device":
             values = _values(argument, "driver")
@@ -277,7 +279,7 @@ def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:
 
 
 def _values(argument: str, implied: str) -> dict[str, object]:
-    """The members of an argument, which is JSON or `a=b,c=d`; the first may have no name."""
+    """The members of an argument, in JSON or as `a=b,c=d`; the first may have no name."""
     if argument.startswith("{"):
         try:
             read = parse_json(argument)
@@ -308,8 +310,8 @@ def caching_mode(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "viommu-caching-mode",
         "blocker",
-        "the guest's IOMMU has no caching mode, which devices of the host need",
+        "the guest's IOMMU has no caching mode, which host devices need",
         (f"{context.at(line)}: <iommu model='{_INTEL_IOMMU}'> without caching_mode='on'",),
-        "without it QEMU does not learn what the guest maps, and ends",
-        f"write <driver intremap='on' caching_mode='on'/> into the <iommu> of line {line}",
+        "without it QEMU cannot see the mappings of the guest, and exits",
+        f"add <driver intremap='on' caching_mode='on'/> to the <iommu> of line {line}",
     )

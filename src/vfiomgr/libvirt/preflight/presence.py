@@ -1,4 +1,4 @@
-"""Rules about devices and vGPUs that are missing, named twice, or unusable by any guest."""
+"""Rules about devices and vGPUs that are missing, duplicate, or unusable by any guest."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 _A_BUS = 256
-"""Functions of a bus; virtual ones of a device may go on to the next buses."""
+"""Functions per bus; virtual functions of a device may continue on the next buses."""
 
 
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt before 9.8 starts QEMU all the same, which then finds no such device."""
+    """Libvirt before 9.8 starts QEMU anyway, which then does not find the device."""
     for hostdev in context.hostdevs:
         if hostdev.kind != "pci" or context.host.device_named(hostdev.name) is not None:
             continue
         yield finding(
             "device-missing",
             "blocker",
-            f"this host has no PCI device {hostdev.name}",
-            (context.cite(hostdev), f"{PCI_DEVICES}/{hostdev.name} is not there"),
-            "QEMU cannot open a device that the host does not have, and does not start without it",
-            f"{_functions_to_make(context, hostdev)}vfiomgr list --all shows the addresses of "
-            "this host, which may change with the cards in it; write the right one, or take it "
-            f"out: {context.removal(hostdev)}",
+            f"no such PCI device: {hostdev.name}",
+            (context.cite(hostdev), f"{PCI_DEVICES}/{hostdev.name} does not exist"),
+            "QEMU cannot open the device and does not start",
+            f"{_functions_to_make(context, hostdev)}correct the address (vfiomgr list --all "
+            "shows them; they may change with the installed cards), or remove the device: "
+            f"{context.removal(hostdev)}",
             subject=hostdev.name,
         )
 
 
 def _functions_to_make(context: PreflightContext, hostdev: DomainHostdev) -> str:
-    """What makes virtual functions, where the address could be that of one."""
+    """The command that creates virtual functions, if the address may be that of one."""
     address = hostdev.address
     able = [
         device
@@ -60,15 +60,15 @@ def _functions_to_make(context: PreflightContext, hostdev: DomainHostdev) -> str
     if not able:
         return ""
     return (
-        "if it was a virtual function, they are gone after a reboot: vfiomgr sriov set "
-        f"{able[-1].address} COUNT makes those of {able[-1]}; else "
+        f"if it was a virtual function (lost at reboot): vfiomgr sriov set {able[-1].address} "
+        f"COUNT creates those of {able[-1]}; otherwise "
     )
 
 
 def twice(context: PreflightContext) -> Iterator[Diagnostic]:
     """One device, two elements (virHostdevPreparePCIDevices, qemuBuildHostdevMediatedDevStr).
 
-    Disks may share an NVMe controller: each is a namespace of its own.
+    Disks may share an NVMe controller: each uses its own namespace.
     """
     lines: dict[str, list[DomainHostdev]] = defaultdict(list)
     for hostdev in context.domain.hostdevs:
@@ -81,26 +81,26 @@ def twice(context: PreflightContext) -> Iterator[Diagnostic]:
                 "blocker",
                 f"the domain names {name} {len(elements)} times",
                 tuple(context.cite(hostdev) for hostdev in elements),
-                "a guest can open a device once",
-                "take all but one of these elements out",
+                "a guest can open a device only once",
+                "remove all but one of these elements",
             )
 
 
 class GuardRule(Value):
-    """A rule that is a guard of `bind`: what no guest can have, whoever gives it."""
+    """A rule that is a safety check of `bind`, and applies whoever binds the device."""
 
     id: str
     guard: guards.Guard
     shown: Callable[[PciDevice], str]
-    """What shows it, after the function's directory."""
+    """The evidence, after the function's directory."""
     reason: str
     remedy: str = "{remedy}"
-    """With the guard's own."""
+    """The remedy, with that of the safety check."""
     is_of_waiting: bool = False
-    """Whether it is about functions that somebody has to bind, and about no others."""
+    """Whether it applies only to functions that still must be bound."""
 
     def __call__(self, context: PreflightContext) -> Iterator[Diagnostic]:
-        """Each function of the domain that the guard objects to."""
+        """Each function of the domain that the safety check rejects."""
         for taken in context.waiting if self.is_of_waiting else context.functions:
             for diagnostic in self.guard(context.host, taken.device):
                 yield finding(
@@ -126,53 +126,53 @@ GUARD_RULES = (
         "bridge",
         guards.bridge,
         _kind,  # libvirt: "Non-endpoint PCI devices cannot be assigned to guests"
-        "bridges carry other devices: neither vfio-pci nor libvirt gives one to a guest",
-        "write the address of the device behind it instead; vfiomgr groups shows them",
+        "a bridge carries other devices: neither vfio-pci nor libvirt assigns it to a guest",
+        "write the address of the device behind it; vfiomgr groups shows them",
     ),
     GuardRule(
         "silent-device",
         guards.silence,
         lambda _: "/config reads as all ones",
-        "it is off the bus: QEMU ends with \"Unknown PCI header type '127'\"",
-        "{remedy}; where it comes back, look whether the next guest start loses it again: such a "
-        "device cannot be reset",
+        "the device does not respond: QEMU exits with \"Unknown PCI header type '127'\"",
+        "{remedy}; if it responds again, check whether the next start of the guest loses it "
+        "again: such a device cannot be reset",
     ),
     GuardRule(
         "stuck-device",
         guards.stuck,
         lambda device: f": {device.stuck}",
-        "the kernel has it locked: libvirtd would wait for it, and with it all its domains",
+        "the kernel has locked it: libvirtd would wait for it, and all its domains with it",
     ),
     GuardRule(
         "denied-device",
         guards.denied,  # vfio_pci_dev_in_denylist
         lambda device: f": {device.vendor_id}:{device.device_id}",
-        "vfio-pci does not bind to it, whoever asks: vfiomgr, or libvirt with managed='yes'",
+        "vfio-pci cannot bind it, neither with vfiomgr nor with managed='yes'",
         is_of_waiting=True,
     ),
     GuardRule(
         "no-group",
         guards.isolation,
         lambda _: " has no iommu_group",
-        "VFIO takes no function that the IOMMU does not isolate",
+        "VFIO supports only functions that the IOMMU isolates",
     ),
 )
 
 
 def plain_network_device(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt sets a MAC address first (virHostdevSetNetConfig)."""
+    """Libvirt first sets a MAC address (virHostdevSetNetConfig)."""
     for taken in context.functions:
         if taken.hostdev.element != "interface" or taken.device.physical_function is not None:
             continue
         yield finding(
             "interface-not-vf",
             "blocker",
-            f"{taken.device} is no virtual function, and is written as an <interface>",
+            f"{taken.device} is an <interface>, but not a virtual function",
             (context.cite(taken.hostdev), f"{sysfs(taken.device)} has no physfn"),
-            "for an <interface type='hostdev'> libvirt first sets a MAC address, which it does for "
-            "virtual functions alone",
-            f"write it as a <hostdev>: vfiomgr libvirt hostdev {taken.device.address} prints it; "
-            f"or give one of its virtual functions: vfiomgr sriov set {taken.device.address} COUNT",
+            "for an <interface type='hostdev'> libvirt first sets a MAC address, which only "
+            "virtual functions support",
+            f"write it as a <hostdev> (vfiomgr libvirt hostdev {taken.device.address} prints "
+            f"it); or assign a virtual function: vfiomgr sriov set {taken.device.address} COUNT",
             subject=taken.device,
         )
 
@@ -186,37 +186,35 @@ _MODEL, _CCW = "vfio-pci", "vfio-ccw"
 
 
 def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Mediated devices are gone after a reboot; libvirt attaches one that is not active."""
+    """Mediated devices do not survive a reboot; libvirt does not attach an inactive one."""
     for hostdev in context.hostdevs:
         if hostdev.kind != "mdev" or context.host.vgpu(hostdev.name) is not None:
             continue
         if hostdev.name in context.hook_needs.vgpus:
             continue
-        evidence = (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is not there")
+        evidence = (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} does not exist")
         definition = _definition(context, hostdev.name)
-        why = "QEMU opens a mediated device that is active; libvirt makes none for a domain"
+        why = "QEMU opens an active mediated device; libvirt does not create one for a domain"
         if definition is not None:
             yield finding(
                 "vgpu-inactive",
                 "blocker",
-                f"vGPU {hostdev.name} is defined, and not active",
+                f"vGPU {hostdev.name} is defined but not active",
                 (*evidence, f"{definition.path}: {definition.type_id} on {definition.parent}"),
                 why,
                 f"vfiomgr vgpu start {hostdev.name}"
-                + (
-                    "" if definition.autostart else "; vgpu define --autostart has it start at boot"
-                ),
+                + ("" if definition.autostart else "; vgpu define --autostart starts it at boot"),
                 subject=hostdev.name,
             )
             continue
         yield finding(
             "vgpu-missing",
             "blocker",
-            f"there is no vGPU {hostdev.name}, neither active nor defined",
+            f"no such vGPU: {hostdev.name} is neither active nor defined",
             evidence,
-            f"{why}; what is not defined is gone after a reboot",
-            f"vfiomgr vgpu create --type TYPE {hostdev.name} (vfiomgr vgpu types shows what "
-            "there is room for)",
+            f"{why}; an undefined one does not survive a reboot",
+            f"vfiomgr vgpu create --type TYPE {hostdev.name} (vfiomgr vgpu types shows available "
+            "types)",
             subject=hostdev.name,
         )
 
@@ -226,18 +224,18 @@ def _definition(context: PreflightContext, uuid: str) -> VgpuDefinition | None:
 
 
 def not_kept(context: PreflightContext) -> Iterator[Diagnostic]:
-    """An active vGPU that nothing brings back after a reboot."""
+    """An active vGPU that does not survive a reboot."""
     for hostdev, vgpu in context.vgpus:
         definition = _definition(context, hostdev.name)
         if context.host.definitions is None or (definition and definition.autostart):
             continue
-        how = "defined to start by hand" if definition else "not defined"
+        how = "defined without autostart" if definition else "not defined"
         yield finding(
             "vgpu-not-kept",
             "info",
-            f"{vgpu} is gone after a reboot: it is {how}",
-            (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} is there now"),
-            "the kernel keeps no mediated device, and without it the domain does not start",
+            f"{vgpu} does not survive a reboot: it is {how}",
+            (context.cite(hostdev), f"{MDEV_DEVICES}/{hostdev.name} exists now"),
+            "the kernel does not keep mediated devices, and the domain does not start without it",
             f"vfiomgr vgpu define {hostdev.name} --autostart",
             subject=vgpu,
         )
@@ -252,12 +250,12 @@ def wrong_model(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "vgpu-model",
             "blocker",
-            f"{vgpu} is of {api}, and the domain says model='{hostdev.model}'",
+            f"{vgpu} is of {api}, but the domain has model='{hostdev.model}'",
             (
                 context.cite(hostdev, f"model='{hostdev.model}'"),
                 f"{MDEV_DEVICES}/{hostdev.name}/mdev_type/device_api: {api}",
             ),
-            "libvirt compares the two before it starts QEMU",
+            "libvirt compares them before it starts QEMU",
             f"write model='{api}' in line {hostdev.line}",
             subject=vgpu,
         )
@@ -271,7 +269,7 @@ def _device_api(context: PreflightContext, vgpu: Vgpu) -> str | None:
 
 
 def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A virtual function of the vendor's driver is no vGPU until it has a type."""
+    """A virtual function of the vendor's driver is not a vGPU until it has a type."""
     for taken in context.functions:
         if str(taken.device.address) in context.hook_needs.vgpus:
             continue
@@ -285,10 +283,9 @@ def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
                     context.cite(taken.hostdev),
                     f"/sys/bus/pci/devices/{address}/nvidia/current_vgpu_type: 0",
                 ),
-                "its driver offers it to guests once it is a vGPU of some type, which is gone "
-                "after a reboot",
+                "guests can use it once it is a vGPU; the vGPU does not survive a reboot",
                 f"vfiomgr vgpu create --parent {address} --type TYPE (vfiomgr vgpu types shows "
-                "what there is room for)",
+                "available types)",
                 subject=taken.device,
             )
 
@@ -298,7 +295,7 @@ def _is_untyped(context: PreflightContext, taken: AssignedFunction) -> bool:
 
 
 def display_without_graphics(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt asks for it when it reads the domain (qemuValidateDomainMdevDefVFIOPCI)."""
+    """Libvirt checks it when it reads the domain (qemuValidateDomainMdevDefVFIOPCI)."""
     if context.domain.has_graphics:
         return
     for hostdev in context.hostdevs:
@@ -306,20 +303,20 @@ def display_without_graphics(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "display-without-graphics",
                 "blocker",
-                f"{hostdev.name} has display='on', and the domain has no graphics",
+                f"{hostdev.name} has display='on', but the domain has no graphics",
                 (
                     context.cite(hostdev, "display='on'"),
                     f"{context.at(context.domain.line('devices'))}: no <graphics>",
                 ),
-                "QEMU shows the device's picture through VNC or SPICE",
-                "write <graphics type='vnc'/> into <devices>, or display='off' in line "
+                "QEMU shows the image of the device through VNC or SPICE",
+                "add <graphics type='vnc'/> to <devices>, or write display='off' in line "
                 f"{hostdev.line}",
                 subject=hostdev.name,
             )
 
 
 def several_ramfb(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Ramfb is one file of the firmware's configuration: etc/ramfb (hw/display/ramfb.c)."""
+    """The firmware has one configuration file for ramfb: etc/ramfb (hw/display/ramfb.c)."""
     with_ramfb = [hostdev for hostdev in context.hostdevs if hostdev.ramfb]
     if len(with_ramfb) > 1:
         names = ", ".join(hostdev.name for hostdev in with_ramfb)
@@ -328,15 +325,15 @@ def several_ramfb(context: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             f"{len(with_ramfb)} devices have ramfb='on': {names}",
             tuple(context.cite(hostdev, "ramfb='on'") for hostdev in with_ramfb),
-            "a guest has one framebuffer of this kind, which its firmware draws to",
-            f"leave ramfb='on' in line {with_ramfb[0].line} alone",
+            "the firmware of a guest supports only one ramfb framebuffer",
+            f"keep ramfb='on' only in line {with_ramfb[0].line}",
         )
 
 
 def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Libvirt: "booting from assigned devices is not supported by mediated devices" (67).
+    """libvirt: "booting from assigned devices is not supported by mediated devices" (67).
 
-    It takes an order for disks of s390 (vfio-ccw), which are no vGPUs.
+    It allows an order for disks of s390 (vfio-ccw), which are not vGPUs.
     """
     for hostdev in context.hostdevs:
         is_vgpu = hostdev.kind == "mdev" and hostdev.model != _CCW
@@ -344,11 +341,11 @@ def boot_order(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "vgpu-boot-order",
                 "blocker",
-                f"the vGPU {hostdev.name} has a boot order",
+                f"vGPU {hostdev.name} has a boot order",
                 (context.cite(hostdev, f"<boot order='{hostdev.boot_order}'>"),),
-                "libvirt rejects the domain: no guest boots from a mediated device, with ramfb "
-                "or without",
-                f"take <boot order='{hostdev.boot_order}'/> out of the element in line "
+                "libvirt rejects the domain: a guest cannot boot from a mediated device, even "
+                "with ramfb",
+                f"remove <boot order='{hostdev.boot_order}'/> from the element in line "
                 f"{hostdev.line}",
                 subject=hostdev.name,
             )

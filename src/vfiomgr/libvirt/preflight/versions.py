@@ -1,6 +1,6 @@
-"""Rules about what the installed libvirt and QEMU can read: what is newer, is dropped or rejected.
+"""Rules about the installed libvirt and QEMU: newer parts that they drop or reject.
 
-Without validation libvirt drops attributes and elements that it does not know.
+Without validation libvirt drops unknown attributes and elements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OLD_BACKENDS = frozenset({"kvm", "xen"})
 
 
 def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
-    """What that libvirt does not know and leaves out, without a word."""
+    """What that libvirt does not know and drops silently."""
     version = context.libvirt
     if version is None:
         return
@@ -44,15 +44,15 @@ def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "element-dropped",
             "warning",
-            f"libvirt {version} does not know {feature.what}, and leaves it out",
+            f"libvirt {version} does not support {feature.what}, and drops it",
             (f"{context.at(line)}: {what}", context.cite_libvirt()),
-            "without validation it drops what it does not know, and the domain starts without it",
-            f"install libvirt {feature.since} or later, or take it out of line {line}",
+            "without validation the domain starts without it",
+            f"install libvirt {feature.since} or later, or remove it in line {line}",
         )
 
 
 def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
-    """What the domain has of which the age is known."""
+    """Features of the domain with a known minimum release."""
     domain = context.domain
     for hostdev in domain.hostdevs:
         yield from ((hostdev.line, *found) for found in _newer_of(hostdev))
@@ -77,7 +77,7 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
 
 
 def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
-    """A value that it does not know is an error (27)."""
+    """An unknown value is an error (27)."""
     iommu, version = context.domain.iommu, context.libvirt
     feature = _IOMMUS.get(iommu.model) if iommu else None
     if feature is None or version is None or feature.is_in(version):
@@ -86,30 +86,30 @@ def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
     yield finding(
         "iommu-model-unknown",
         "blocker",
-        f"libvirt {version} does not know {feature.what}",
+        f"libvirt {version} does not support {feature.what}",
         (f"{context.at(line)}: {feature.what}", context.cite_libvirt()),
-        "it rejects the domain",
+        "libvirt rejects the domain",
         f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line {line}",
     )
 
 
 def old_backend(context: PreflightContext) -> Iterator[Diagnostic]:
-    """Assignment by KVM itself went with Linux 4.12; Xen's is for Xen."""
+    """KVM's own device assignment was removed in Linux 4.12; Xen's is only for Xen."""
     for hostdev in context.domain.hostdevs:
         if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
             yield finding(
                 "old-backend",
                 "blocker",
-                f"{hostdev.name} is to go to the guest by {hostdev.driver}, which QEMU lacks",
+                f"{hostdev.name} uses the backend {hostdev.driver}, which QEMU does not support",
                 (context.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
-                "QEMU gives devices to guests through VFIO alone",
-                f"write <driver name='vfio'/> in line {hostdev.line}, or leave it out",
+                "QEMU assigns devices only through VFIO",
+                f"write <driver name='vfio'/> in line {hostdev.line}, or omit it",
                 subject=hostdev.name,
             )
 
 
 def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
-    """What iommufd needs beyond libvirt: the kernel's node and a QEMU that opens it."""
+    """The requirements of iommufd besides libvirt: the kernel's node, and a QEMU that opens it."""
     wanting = [hostdev for hostdev in context.hostdevs if hostdev.iommufd]
     if not (wanting or context.domain.has_iommufd):
         return
@@ -118,25 +118,25 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "iommufd-missing",
             "blocker",
-            "the domain wants iommufd, which this host lacks",
+            "the domain uses iommufd, which this host lacks",
             (*(context.cite(hostdev, "iommufd='yes'") for hostdev in wanting), *lacking),
             "QEMU opens /dev/iommu and the cdev of each device",
             "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
-            f"{QEMU_IOMMUFD} or later; or take iommufd out: VFIO groups do the same",
+            f"{QEMU_IOMMUFD} or later; or remove iommufd: VFIO groups work without it",
         )
 
 
 def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
     facts = context.host.readiness
     if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
-        yield "/dev/iommu is not there"
+        yield "/dev/iommu does not exist"
     qemu = context.hypervisor.qemu if context.hypervisor else None
     if lacks_iommufd(qemu):
-        yield f"QEMU {qemu} has no iommufd, which came with {QEMU_IOMMUFD}"
+        yield f"QEMU {qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
 
 
 def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
-    """`<driver model>` names a module (virPCIDeviceFindBestVFIOVariant does it by itself)."""
+    """`<driver model>` names a module (libvirt's default: virPCIDeviceFindBestVFIOVariant)."""
     known = context.host.vfio_modules
     for hostdev in context.hostdevs:
         model = hostdev.driver_model
@@ -147,13 +147,13 @@ def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
         yield finding(
             "driver-model-missing",
             "blocker",
-            f"{hostdev.name} is to be on {model}, which this kernel does not have",
+            f"{hostdev.name} uses driver {model}, which this kernel does not have",
             (
                 context.cite(hostdev, f"<driver model='{model}'>"),
                 f"modules of {context.host.kernel_release}: {', '.join(known) or 'none'}",
             ),
             "with managed='yes' libvirt loads that module and binds the device to it",
-            f"write a driver that is there in line {hostdev.line}, or leave model out: libvirt "
-            "then takes the one that fits",
+            f"write an available driver in line {hostdev.line}, or omit model: libvirt then "
+            "chooses one",
             subject=hostdev.name,
         )

@@ -1,1 +1,1 @@
-"""Domain XML: read, rendered and edited."""
+"""Read, render and edit domain XML."""

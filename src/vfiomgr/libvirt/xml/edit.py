@@ -1,8 +1,8 @@
-"""Elements put into a domain's XML, and taken out again, by the byte.
+"""Add elements to a domain's XML and remove them, byte by byte.
 
-What is not asked for stays as it is written: order, comments, quotes, line ends, unknown elements.
-An element is put after another one, on a line of its own where that has one, and in the same line
-where it has not. Taking it out therefore gives back the bytes that were there before.
+Everything else stays as written: order, comments, quotes, line ends, unknown elements. An element
+is added after another one: on a line of its own if that one has a line of its own, otherwise in the
+same line. Removing it therefore restores the original bytes.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _SPACED_END = re.compile(rb"(</devices)( +)>")
 _UNIT = b"  "
 _RENDERED_UNIT = 2
-"""Spaces of a level in templates/libvirt."""
+"""Spaces per level in templates/libvirt."""
 _PORT_NOTE = "<!-- vfiomgr: for {} -->"
 _PORT_NOTED = re.compile(rb"\s*<!-- vfiomgr: for [0-9a-f:.-]+ -->\s*")
 
 
 class _Splice(Value):
-    """Bytes of a text, and what comes into their place."""
+    """A range of bytes, and its replacement."""
 
     span: Span
     text: bytes
 
 
 class _InsertionPoint(Value):
-    """A place for elements: where, and what goes before each."""
+    """Where to insert elements, and what precedes each."""
 
     position: int
     line_end: bytes | None
-    """None where elements share a line."""
+    """None if elements share a line."""
     indent: bytes = b""
     unit: bytes = _UNIT
 
     def filled(self, element: str, encoding: str) -> bytes:
-        """An element as it is written at this place."""
+        """An element as written at this place."""
         lines = element.strip("\n").splitlines()
         if self.line_end is None:
             return _encoded("".join(line.strip() for line in lines), encoding)
@@ -62,18 +62,18 @@ class _InsertionPoint(Value):
 
 
 def root_port(index: int, device: str) -> str:
-    """A root port that is only there for a device: it says so, and goes with it."""
+    """A root port for one device: its comment says so, and it is removed with the device."""
     note = _PORT_NOTE.format(device)
     return f"<controller type='pci' index='{index}' model='pcie-root-port'>{note}</controller>\n"
 
 
 def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[str] = ()) -> bytes:
-    """The text with hostdevs after the last one, and root ports after the last PCI controller.
+    """Insert hostdevs after the last one, and root ports after the last PCI controller.
 
-    Where there is none of them yet, they are the last devices.
+    Without any of them, the elements become the last devices.
 
     Raises:
-        InvalidDocument: there is no `<devices>`.
+        InvalidDocument: `<devices>` is missing.
 
     """
     devices = _devices(document)
@@ -94,9 +94,10 @@ def add_elements(document: Document, hostdevs: Sequence[str], ports: Sequence[st
 
 
 def remove_hostdevs(document: Document, hostdevs: Iterable[DomainHostdev]) -> bytes:
-    """The text without these devices, and without the root ports that came with them.
+    """Remove these devices, and the root ports that were added with them.
 
-    What is alone on its line goes with the line; a `<devices/>` that was opened for them is closed.
+    An element that is alone on its line is removed with the line; a `<devices/>` that was opened
+    for them is closed again.
     """
     unwanted = frozenset(hostdevs)
     pairs = zip(hostdev_elements(document.root), read_hostdevs(document.root), strict=True)
@@ -109,10 +110,10 @@ def remove_hostdevs(document: Document, hostdevs: Iterable[DomainHostdev]) -> by
 
 
 def _devices(document: Document) -> Element:
-    """The element that holds the last hostdev; libvirt joins several."""
+    """The element that contains the last hostdev; libvirt joins several."""
     found = document.root.each("devices")
     if not found:
-        document.root.fail("the domain has no <devices>", "write <devices/> into it")
+        document.root.fail("the domain has no <devices>", "add <devices/>")
     with_hostdevs = [devices for devices in found if devices.all("hostdev")]
     return (with_hostdevs or list(found))[-1]
 
@@ -120,7 +121,7 @@ def _devices(document: Document) -> Element:
 def _insertion_point(
     document: Document, devices: Element, anchor: Sequence[Element]
 ) -> _InsertionPoint:
-    """After the anchor; without one, after all that `<devices>` holds."""
+    """After the anchor; without one, at the end of `<devices>`."""
     text = document.text
     end, start = _end_and_start(text, devices, anchor)
     rest = _REST.match(text, end)
@@ -139,7 +140,7 @@ def _insertion_point(
 def _end_and_start(
     text: bytes, devices: Element, anchor: Sequence[Element]
 ) -> tuple[int, int | None]:
-    """Where what elements are put after ends, and where it starts, if its indentation counts."""
+    """The end of the preceding element, and its start if its indentation is used."""
     if anchor:
         return anchor[0].whole.stop, anchor[0].whole.start
     inner = text[devices.content.start : devices.content.stop]
@@ -151,13 +152,13 @@ def _end_and_start(
 
 
 def _unit(outer: tuple[bytes, bytes] | None, indent: bytes) -> bytes:
-    """What one level more is indented by."""
+    """The indentation of one level."""
     base = b"" if outer is None else outer[1]
     return (indent.removeprefix(base) if indent.startswith(base) else b"") or _UNIT
 
 
 def _indent_of(text: bytes, start: int) -> tuple[bytes, bytes] | None:
-    """The line end before an element and its indentation; None where something is before it."""
+    """The line end before an element and its indentation; None if other text precedes it."""
     line = max(text.rfind(b"\n", 0, start), text.rfind(b"\r", 0, start))
     blanks = text[line + 1 : start]
     if line < 0 or blanks.strip(b" \t"):
@@ -167,7 +168,7 @@ def _indent_of(text: bytes, start: int) -> tuple[bytes, bytes] | None:
 
 
 def _first_indent(document: Document, devices: Element) -> tuple[bytes, bytes] | None:
-    """What the first element of `<devices>` would have, from where it stands itself."""
+    """The indentation for the first element of `<devices>`, derived from that of `<devices>`."""
     outer = _indent_of(document.text, devices.start.start)
     if outer is None:
         return None
@@ -184,7 +185,7 @@ def _inserted(
 
 
 def _opened(document: Document, devices: Element, elements: Sequence[str]) -> bytes:
-    """`<devices/>` with elements; a blank in its end tag tells that it was written so."""
+    """Open `<devices/>` for elements; a space in its end tag marks that it was empty."""
     stop = devices.start.stop
     outer = _indent_of(document.text, devices.start.start)
     inner = _first_indent(document, devices)
@@ -199,7 +200,7 @@ def _opened(document: Document, devices: Element, elements: Sequence[str]) -> by
 
 
 def _closed(document: Document) -> bytes:
-    """The text with `<devices/>` again, where `_opened` opened it and nothing is left in it."""
+    """Close `<devices>` again, if `_opened` opened it and it is empty."""
     text = document.text
     for devices in document.root.each("devices"):
         content, end = devices.content, devices.end
@@ -213,7 +214,7 @@ def _closed(document: Document) -> bytes:
 
 
 def _spaced(document: Document, devices: Element, more: int) -> Iterator[_Splice]:
-    """One blank more or less in an end tag that has some, of a `<devices>` that was long before."""
+    """Add or remove a space in an end tag that has some, for a `<devices>` that was not empty."""
     found = _SPACED_END.match(document.text, devices.end.start, devices.end.stop)
     if found is not None:
         blanks = b" " * (len(found[2]) + more)
@@ -221,7 +222,7 @@ def _spaced(document: Document, devices: Element, more: int) -> Iterator[_Splice
 
 
 def _without(text: bytes, element: Element) -> _Splice:
-    """Nothing in place of an element, and of its line where it has one."""
+    """Remove an element, and its line if it is alone on it."""
     start, stop = element.whole.start, element.whole.stop
     own = _indent_of(text, start)
     blanks = _BLANKS.match(text, stop)
@@ -234,7 +235,7 @@ def _without(text: bytes, element: Element) -> _Splice:
 
 
 def _ports_of(document: Document, gone: frozenset[DomainHostdev]) -> Iterator[Element]:
-    """The root ports that were made for devices, and that nothing is behind once these are gone."""
+    """The root ports that were added for devices, and that are unused without these devices."""
     left, freed = list(read_taken(document.root)), set()
     for guest in (device.guest for device in gone if device.guest is not None):
         left.remove(guest)
@@ -248,7 +249,7 @@ def _ports_of(document: Document, gone: frozenset[DomainHostdev]) -> Iterator[El
 
 
 def _spliced(text: bytes, splices: Iterable[_Splice]) -> bytes:
-    """A text with all splices; those at one place follow one another."""
+    """Apply all splices; those at one place follow one another."""
     parts, at = [], 0
     for splice in sorted(splices, key=lambda one: one.span.start):
         parts += [text[at : splice.span.start], splice.text]

@@ -1,6 +1,6 @@
-"""Domains, read from their XML (https://libvirt.org/formatdomain.html).
+"""Read domains from XML (https://libvirt.org/formatdomain.html).
 
-Elements and attributes that are not known, or newer, say nothing here and are no mistake.
+Unknown and newer elements and attributes are ignored.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 
 MOST_BYTES = 10 << 20
-"""What virsh reads of a file, too (VSH_MAX_XML_FILE of tools/vsh.h)."""
-_REMEDY = "name a file that is there, or - for a pipe; virsh dumpxml makes one"
+"""The size limit of virsh for files, too (VSH_MAX_XML_FILE of tools/vsh.h)."""
+_REMEDY = "name an existing file, or - for a pipe; virsh dumpxml creates one"
 
 
 def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
-    """A file byte by byte, as long as a domain's may be.
+    """Read a file as bytes, up to the size limit of a domain.
 
     Raises:
         UsageError: it cannot be read.
-        InvalidDocument: it is longer, or never ends.
+        InvalidDocument: it is larger, or never ends.
 
     """
     try:
@@ -48,18 +48,20 @@ def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
             with open(path, "rb") as file:
                 text = file.read(MOST_BYTES + 1)
     except OSError as error:
-        message = f"cannot read the domain {path}: {error.strerror}"
+        message = f"cannot read domain {path}: {error.strerror}"
         raise UsageError(message, remedy) from None
     if len(text) > MOST_BYTES:
-        message = f"{source_of(path)} has more than {MOST_BYTES >> 20} MiB: it is no domain's XML"
-        raise InvalidDocument(message, "virsh reads no longer ones either; is it the right file?")
+        message = (
+            f"{source_of(path)} is larger than {MOST_BYTES >> 20} MiB, the limit for a domain's XML"
+        )
+        raise InvalidDocument(message, "check that it is the right file; virsh has the same limit")
     return text
 
 
 _UNLIMITED = 9_007_199_254_740_991 * 1024
-"""VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, in KiB: virsh dumpxml never prints it, but may be given it."""
+"""VIR_DOMAIN_MEMORY_PARAM_UNLIMITED, in KiB: allowed in XML, although virsh never prints it."""
 _BINDING_MODES = frozenset({"", "strict", "interleave", "restrictive"})
-"""Of numatune: `preferred` only asks."""
+"""Modes of numatune: `preferred` is only a preference."""
 _LOCATED = (
     "metadata",
     "memory",
@@ -76,24 +78,24 @@ _LOCATED = (
     "devices",
     "devices/iommu",
 )
-"""Elements whose places messages tell."""
+"""Elements whose lines appear in messages."""
 _MOST_CPUS = 16_384
 _MOST_BITS = 128
 _MOST_CELLS = 1024
 
 
 def read_domain(text: bytes, source: str) -> Domain:
-    """What a domain's XML says; `source` is the file, or the domain's name, for messages.
+    """Read a domain's XML; `source` is the file or the domain's name, for messages.
 
     Raises:
-        InvalidDocument: it is no XML, no domain, or what devices depend on cannot be understood.
+        InvalidDocument: it is not XML, not a domain, or a part that devices depend on is invalid.
 
     """
     return domain_of(parse(text, source))
 
 
 def domain_of(root: Element) -> Domain:
-    """What a domain's element says.
+    """Read a domain's element.
 
     Raises:
         InvalidDocument: as `read_domain`.
@@ -128,14 +130,14 @@ def domain_of(root: Element) -> Domain:
 
 
 def is_bound_by_hook(root: Element) -> bool:
-    """Whether a domain's element asks for vfiomgr's hook."""
+    """Whether a domain's element enables vfiomgr's hook."""
     metadata = root.find("metadata")
     marks = () if metadata is None else metadata.all("devices", NAMESPACE)
     return any(map(says_yes, marks))
 
 
 def says_yes(mark: Element) -> bool:
-    """Whether an element of vfiomgr's own wants the devices of its domain bound."""
+    """Whether vfiomgr's own element enables binding the devices of its domain."""
     return mark.name == "devices" and mark.get("bind") == "yes"
 
 
@@ -157,11 +159,11 @@ def _boot_orders(root: Element) -> Iterator[int]:
 
 def _name(root: Element) -> str:
     if (root.name, root.namespace) != ("domain", None):
-        message = f"<{root.tag}> is no domain"
-        root.fail(message, "a domain begins with: <domain type='kvm'>; virsh dumpxml prints one")
+        message = f"<{root.tag}> is not a domain"
+        root.fail(message, "start with <domain type='kvm'>; virsh dumpxml prints a domain")
     name = root.find("name")
     if name is None or not name.text.strip():
-        root.fail("a domain without a name", "give it <name>…</name>, which libvirt requires")
+        root.fail("the domain has no name", "add <name>…</name>")
     return name.text.strip()
 
 
@@ -190,7 +192,7 @@ def _memory(root: Element) -> DomainMemory:
 
 
 def _total_memory(root: Element) -> int:
-    """`<memory>`; libvirt makes it the sum of the cells where it is not written."""
+    """`<memory>`; if it is missing, libvirt uses the sum of the cells."""
     memory = root.find("memory")
     if memory is not None:
         return size_of(memory)
@@ -228,12 +230,12 @@ def _cpu(root: Element) -> DomainCpu:
 def _count(element: Element) -> int:
     digits = element.text.strip()
     if not (digits.isascii() and digits.isdigit() and len(digits) <= len(str(_MOST_CPUS))):
-        element.fail(f"{digits!r} is no number of CPUs", "write e.g. <vcpu>4</vcpu>")
+        element.fail(f"invalid number of CPUs: {digits!r}", "write e.g. <vcpu>4</vcpu>")
     return int(digits)
 
 
 def _cells(root: Element) -> Iterator[NumaCell]:
-    """NUMA nodes of the guest; those without a number are counted."""
+    """NUMA nodes of the guest; those without a number are numbered in order."""
     for position, cell in enumerate(root.each("cpu/numa/cell")):
         yield NumaCell(
             number=number_of(cell, "id", _MOST_CPUS, position),

@@ -34,7 +34,7 @@ _NVME_ADDRESS = (
 
 
 def read_nvme_disks(root: Element) -> tuple[DomainHostdev, ...]:
-    """The controllers behind NVMe disks, in the order of the text; backing files and mirrors too.
+    """The controllers behind NVMe disks in text order, including backing files and mirrors.
 
     Raises:
         InvalidDocument: one has no source address.
@@ -49,7 +49,7 @@ def read_nvme_disks(root: Element) -> tuple[DomainHostdev, ...]:
 
 
 def count_own_mappings(root: Element) -> int:
-    """How many devices lock all memory of the guest for themselves: NVMe disks and vDPA interfaces.
+    """The number of devices that each lock all guest memory: NVMe disks and vDPA interfaces.
 
     qemuDomainGetNumNVMeDisks and qemuDomainGetNumVDPANetDevices (src/qemu/qemu_domain.c).
     """
@@ -61,9 +61,9 @@ def count_own_mappings(root: Element) -> int:
 
 
 def _layers(element: Element) -> Iterator[Element]:
-    """A disk with its chain of images: `<backingStore>`, `<mirror>` and `<dataStore>` of any depth.
+    """A disk with its chain of images: `<backingStore>`, `<mirror>` and `<dataStore>` at any depth.
 
-    Walked with a list of its own: a document may be nested deeper than Python calls go.
+    It uses its own stack, because a document may be nested deeper than Python can recurse.
     """
     waiting = [element]
     while waiting:
@@ -92,14 +92,14 @@ _MOST_INDEX = 0xFFFF
 _MOST_ORDER = 0xFFFFFFFF
 _MOST_NODE = 0x3FFF
 _LAST_BUS = 0xFF
-_ADDRESS = "give it <address domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>"
+_ADDRESS = "add <address domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>"
 
 
 def read_hostdevs(root: Element) -> tuple[DomainHostdev, ...]:
-    """The devices of the host that it takes, in the order of the text.
+    """The host devices of a domain, in text order.
 
     Raises:
-        InvalidDocument: one does not say which, or where it goes.
+        InvalidDocument: a device has an invalid source or guest address.
 
     """
     return tuple(_hostdev(element) for element in hostdev_elements(root))
@@ -116,10 +116,10 @@ def hostdev_elements(root: Element) -> Iterator[Element]:
 
 
 def read_controllers(root: Element) -> tuple[PciController, ...]:
-    """The PCI controllers; one without an index has the lowest that is free, as in libvirt.
+    """The PCI controllers; one without an index gets the lowest free one, as in libvirt.
 
     Raises:
-        InvalidDocument: a number is none.
+        InvalidDocument: a number is invalid.
 
     """
     elements = [e for e in root.each("devices/controller") if e.get("type") == "pci"]
@@ -129,22 +129,22 @@ def read_controllers(root: Element) -> tuple[PciController, ...]:
 
 
 def read_taken(root: Element) -> tuple[GuestAddress, ...]:
-    """The PCI addresses that devices give themselves.
+    """The PCI addresses that devices set themselves.
 
     Raises:
-        InvalidDocument: one is no address.
+        InvalidDocument: an address is invalid.
 
     """
     return tuple(address for device in _devices(root) if (address := guest_address(device)))
 
 
 def count_unplaced(root: Element) -> int:
-    """How many of the devices that say nothing of their place libvirt puts behind root ports."""
+    """How many devices without an address libvirt puts behind root ports."""
     return sum(map(_wants_port, _devices(root)))
 
 
 def _devices(root: Element) -> Iterator[Element]:
-    """All elements of `<devices>`, of which libvirt joins several; those of others are not its."""
+    """The elements of all `<devices>`, which libvirt joins, without nested `<devices>`."""
     for element in root.each("devices"):
         yield from (device for device in element.children if device.namespace is None)
 
@@ -156,8 +156,8 @@ def _hostdev(element: Element) -> DomainHostdev:
     boot, rom, acpi = element.find("boot"), element.find("rom"), element.find("acpi")
     place = element.find("address")
     if kind != "other" and source is None:
-        remedy = _ADDRESS if kind == "pci" else "give it <address uuid='…'/>"
-        element.fail(f"<{element.tag}> does not say which device: it has no source address", remedy)
+        remedy = _ADDRESS if kind == "pci" else "add <address uuid='…'/>"
+        element.fail(f"<{element.tag}> has no source address", remedy)
     return DomainHostdev(
         line=element.line,
         kind=kind,
@@ -181,7 +181,7 @@ def _hostdev(element: Element) -> DomainHostdev:
 
 
 def _kind(element: Element) -> Literal["pci", "mdev", "other"]:
-    """An interface names the kind with its address, and has the mode of a hostdev by itself."""
+    """The kind: an interface has it on its address, and is always a hostdev."""
     if element.name == "interface":
         source = element.find("source/address")
         is_pci = source is None or source.get("type", "pci") == "pci"
@@ -197,7 +197,7 @@ def _kind(element: Element) -> Literal["pci", "mdev", "other"]:
 
 
 def _choice(element: Element | None, attribute: str) -> bool | None:
-    """Yes, no, or nothing said."""
+    """Yes, no, or None if not set."""
     return is_on(element, attribute) if element and attribute in element.attributes else None
 
 
@@ -220,7 +220,7 @@ def _controller(element: Element, left: Iterator[int]) -> PciController:
 def _node(element: Element) -> int:
     digits = element.text.strip()
     if not (digits.isascii() and digits.isdigit() and int(digits[:9]) <= _MOST_NODE):
-        element.fail(f"{digits!r} is no NUMA node", "write the number of a cell of <cpu><numa>")
+        element.fail(f"invalid NUMA node: {digits!r}", "write the number of a cell of <cpu><numa>")
     return int(digits)
 
 
@@ -231,17 +231,17 @@ _BY_VALUE = {
     "sound": ("", "model", frozenset({"virtio"})),
     "memory": ("", "model", frozenset({"virtio-mem", "virtio-pmem"})),
 }
-"""Devices that are PCI Express where an attribute, or that of a child, has one of these values."""
+"""Devices that are PCI Express if an attribute, or that of a child, has one of these values."""
 _CONTROLLERS = frozenset({"scsi", "virtio-serial", "nvme"})
 _EXPRESS_USB = frozenset({"nec-xhci", "qemu-xhci"})
 _OLD_INTERFACES = frozenset(
     {"e1000", "rtl8139", "ne2k_pci", "pcnet", "i82550", "i82551", "i82557b", "usb-net", "lan9118"}
 )
-"""Cards of conventional PCI, which go behind a bridge, or of no PCI at all."""
+"""Devices of conventional PCI, which go behind a bridge, or not of PCI at all."""
 
 
 def _wants_port(device: Element) -> bool:
-    """Whether it is of PCI Express, and nobody said where it sits."""
+    """Whether it is a PCI Express device without an address."""
     address = device.find("address")
     if address is not None and (address.get("type") != "pci" or guest_address(device)):
         return False
@@ -253,7 +253,7 @@ def _wants_port(device: Element) -> bool:
 
 
 def _has_express_model(device: Element) -> bool:
-    """Of devices that are PCI Express but for some models."""
+    """For devices that are PCI Express except for some models."""
     match device.name:
         case "interface":
             model = device.find("model")

@@ -1,4 +1,4 @@
-"""libvirt's XML, an element a template of templates/libvirt (libvirt.org/formatdomain.html)."""
+"""Render libvirt's XML with the templates of templates/libvirt, one per element."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def hostdev(planned: GuestHostdev) -> str:
 
 
 def hostdev_source(device: DomainHostdev) -> str:
-    """The element that names a device of a domain, for libvirt to find it there."""
+    """The element that identifies a device in a domain for libvirt."""
     return _render("hostdev-source", hostdev=device)
 
 
 def node_mdev(uuid: str, parent: str, type_id: str) -> str:
-    """A mediated device for nodeDeviceDefineXML; `parent` is libvirt's name of it."""
+    """A mediated device for nodeDeviceDefineXML; `parent` is libvirt's name for it."""
     return _render("nodedev-mdev", uuid=uuid, parent=parent, type=type_id)
 
 
 def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
-    """A whole domain; `with_reasons` writes each part's reason as a comment before it."""
+    """A complete domain; `with_reasons` adds each part's reason as a comment before it."""
     return _render(
         "domain",
         plan=plan,
@@ -52,7 +52,7 @@ def domain(plan: GuestPlan, *, with_reasons: bool = False) -> str:
 
 
 def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The parts before the devices, each with what the plan calls it."""
+    """The parts before the devices, each with its name in the plan."""
     request = plan.request
 
     def part(name: str) -> str:
@@ -120,7 +120,7 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What is QEMU's own, in a namespace of its own."""
+    """The parts for QEMU, in their own namespace."""
     changed = [planned for planned in plan.hostdevs if planned.properties]
     if changed:
         yield _render("override", changed=changed), ()
@@ -131,7 +131,7 @@ def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
 def _explained(
     plan: GuestPlan, elements: Iterator[tuple[str, tuple[str, ...]]], *, with_reasons: bool
 ) -> list[object]:
-    """The elements as text that is XML already, each after its reasons."""
+    """The rendered elements, each after its reasons."""
     from markupsafe import Markup  # noqa: PLC0415 - as jinja2
 
     texts: list[object] = []
@@ -181,21 +181,21 @@ def _environment() -> Environment:
 
 
 def _without_controls(value: object) -> object:
-    """What goes into a template, but for characters that XML has not, or not in a line.
+    """Check a value for a template: reject characters that are not allowed in XML or in a line.
 
     Raises:
         UsageError: it has one (https://www.w3.org/TR/xml/#charsets); elements, which are Markup,
-            have line breaks.
+            may have line breaks.
 
     """
     if type(value) is str and (found := _CONTROL.search(value)) is not None:
         message = (
-            f"{value!r} has the character {found[0]!r}, which a domain's XML cannot have there"
+            f"cannot write {value!r}: the character {found[0]!r} is not allowed in a domain's XML"
         )
-        raise UsageError(message, "take it out, or name the file otherwise")
+        raise UsageError(message, "remove it, or rename the file")
     return value
 
 
 def _comment(text: str) -> str:
-    """The text as a comment may hold it: no two hyphens in a row, nothing unprintable."""
+    """The text for a comment: no two hyphens in a row, only printable characters."""
     return "".join(c for c in re.sub(r"-(?=-)", "- ", text) if c.isprintable()).rstrip("-")

@@ -16,33 +16,33 @@ _EXPONENTS = {letter: number for number, letter in enumerate("kmgtpe", start=1)}
 _NUMBER = re.compile(r"(?P<hex>0[xX][0-9a-fA-F]{1,16})|(?P<octal>0[0-7]{1,22})|[0-9]{1,20}")
 _UUID = re.compile(r"[0-9a-f]{32}")
 _MOST_NUMBERS = 16_384
-"""Of CPUs and nodes: VIR_DOMAIN_CPUMASK_LEN, and what Linux can have."""
+"""The limit for CPUs and nodes: VIR_DOMAIN_CPUMASK_LEN, and the maximum of Linux."""
 _LIMITS = {"domain": 0xFFFFFFFF, "bus": 0xFF, "slot": 0x1F, "function": 0x7}
-_HOW_TO_WRITE = "write 0x08 or 8; a leading 0 alone means octal"
+_HOW_TO_WRITE = "write 0x08 or 8; a leading 0 means octal"
 
 
 def number_of(element: Element, attribute: str, most: int, default: int | None = None) -> int:
-    """An attribute in hexadecimal, octal or decimal, as strtoul(…, 0) reads it.
+    """A hexadecimal, octal or decimal attribute, read like strtoul(…, 0).
 
     Raises:
-        InvalidDocument: it is no number, larger than `most`, or missing where it has no default.
+        InvalidDocument: it is not a number, larger than `most`, or missing without a default.
 
     """
     text = element.attributes.get(attribute)
     if text is None:
         if default is None:
-            element.fail(f"<{element.tag}> without {attribute}", f"give it {attribute}='…'")
+            element.fail(f"<{element.tag}> has no {attribute}", f"add {attribute}='…'")
         return default
     found = whole_number(text)
     if found is None:
-        element.fail(f"{attribute}={text!r} is no number", _HOW_TO_WRITE)
+        element.fail(f"invalid number: {attribute}={text!r}", _HOW_TO_WRITE)
     if found > most:
-        element.fail(f"{attribute}={text!r} is more than {most:#x}", f"{most:#x} is the last one")
+        element.fail(f"number too large: {attribute}={text!r}", f"use at most {most:#x}")
     return found
 
 
 def whole_number(text: str) -> int | None:
-    """As strtoul(…, 0) reads it; None where it is none."""
+    """Read a number like strtoul(…, 0); None if it is invalid."""
     match = _NUMBER.fullmatch(text.strip())
     if match is None:
         return None
@@ -55,23 +55,24 @@ def whole_number(text: str) -> int | None:
 
 
 def size_of(element: Element, unit: str = "KiB", attribute: str | None = None) -> int:
-    """Bytes of an element whose text, or `attribute`, is a number in its attribute `unit`.
+    """The bytes of an element: a number in its text or `attribute`, and its attribute `unit`.
 
-    virScaleInteger: `k`, `KiB` and `kib` are 1024, `KB` is 1000; b and bytes are themselves.
+    virScaleInteger: `k`, `KiB` and `kib` are 1024, `KB` is 1000; b and bytes are bytes.
 
     Raises:
-        InvalidDocument: it is no size.
+        InvalidDocument: the size is invalid.
 
     """
     text = (element.text if attribute is None else element.get(attribute)).strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 20):  # noqa: PLR2004 - 2**64 has 20
         element.fail(
-            f"{text!r} in <{element.tag}> is no size", "write a number, and its unit='KiB'"
+            f"invalid size in <{element.tag}>: {text!r}",
+            "write a number, and its unit, e.g. unit='KiB'",
         )
     scale = _scale(element.get("unit") or unit)
     if scale is None:
-        remedy = "units are b, KiB, MiB, GiB, TiB, and KB, MB, GB of 1000"
-        element.fail(f"unit={element.get('unit')!r} is not known", remedy)
+        remedy = "use b, KiB, MiB, GiB, TiB, or KB, MB, GB (multiples of 1000)"
+        element.fail(f"unknown unit: unit={element.get('unit')!r}", remedy)
     return int(text) * scale
 
 
@@ -86,10 +87,10 @@ def _scale(unit: str) -> int | None:
 
 
 def set_of(element: Element, text: str) -> frozenset[int]:
-    """CPUs or nodes: `0-3,^2,8`; each exclusion concerns what is before it.
+    """A set of CPUs or nodes: `0-3,^2,8`; an exclusion applies to what precedes it.
 
     Raises:
-        InvalidDocument: it is no such set.
+        InvalidDocument: the set is invalid.
 
     """
     found: set[int] = set()
@@ -97,8 +98,8 @@ def set_of(element: Element, text: str) -> frozenset[int]:
         first, _, last = part.removeprefix("^").partition("-")
         low, high = _index(first), _index(last or first)
         if low is None or high is None or low > high or high >= _MOST_NUMBERS:
-            remedy = f"write them as 0-3,^2,8, each below {_MOST_NUMBERS}"
-            element.fail(f"{text!r} is no set of numbers", remedy)
+            remedy = f"write it like 0-3,^2,8, with numbers below {_MOST_NUMBERS}"
+            element.fail(f"invalid set of numbers: {text!r}", remedy)
         numbers = range(low, high + 1)
         if part.startswith("^"):
             found.difference_update(numbers)
@@ -113,27 +114,27 @@ def _index(text: str) -> int | None:
 
 
 def is_on(element: Element | None, attribute: str) -> bool:
-    """Whether an attribute says `on` or `yes`."""
+    """Whether an attribute is `on` or `yes`."""
     return element is not None and element.get(attribute) in {"on", "yes"}
 
 
 def host_address(element: Element) -> PciAddress:
-    """A function of the host: `<address domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>`.
+    """A host function: `<address domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>`.
 
     Raises:
-        InvalidDocument: it is no address.
+        InvalidDocument: the address is invalid.
 
     """
     return PciAddress(*_parts(element))
 
 
 def guest_address(device: Element) -> GuestAddress | None:
-    """Where a device of a domain sits on PCI; None where it does not say, or sits elsewhere.
+    """The PCI address of a guest device; None if it has none, or is not on PCI.
 
-    An address of nothing but zeros asks libvirt for one.
+    An address of zeros lets libvirt choose one.
 
     Raises:
-        InvalidDocument: it is no address.
+        InvalidDocument: the address is invalid.
 
     """
     element = device.find("address")
@@ -155,13 +156,13 @@ def _parts(element: Element) -> tuple[int, int, int, int]:
 
 
 def uuid_of(element: Element, text: str) -> str:
-    """A UUID in the usual form, from one with or without hyphens.
+    """A UUID in its usual form, from one with or without hyphens.
 
     Raises:
-        InvalidDocument: it is none.
+        InvalidDocument: the UUID is invalid.
 
     """
     digits = re.sub(r"[-\s]", "", text).lower()
     if not _UUID.fullmatch(digits):
-        element.fail(f"{text.strip()!r} is no UUID", "uuidgen makes one")
+        element.fail(f"invalid UUID: {text.strip()!r}", "create one with: uuidgen")
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

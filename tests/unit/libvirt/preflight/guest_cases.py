@@ -96,7 +96,7 @@ CASES = [
                 + "<graphics type='vnc'/>"
             )
         ),
-        "leave ramfb='on' in line 13 alone",
+        "keep ramfb='on' only in line 13",
         "ramfb='on'",
         Side(xml(MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'") + "<graphics type='vnc'/>")),
     ),
@@ -111,7 +111,7 @@ CASES = [
                 + "<graphics type='vnc'/>"
             )
         ),
-        "take <boot order='2'/> out",
+        "remove <boot order='2'/> from the element in line",
         "<boot order='2'>",
         Side(xml(MDEV_ELEMENT.replace("'off'", "'on' ramfb='on'") + "<graphics type='vnc'/>")),
     ),
@@ -158,7 +158,7 @@ CASES = [
         "blocker",
         Side(xml(ports=EXPANDERS.format(node=1, bus=200), cpu=CELL)),
         "<cell id='1'>",
-        "<node>1</node>; cells of the guest: 0",
+        "<node>1</node>; guest cells: 0",
         Side(xml(ports=EXPANDERS.format(node=0, bus=200), cpu=CELL)),
     ),
     Case(
@@ -188,7 +188,8 @@ CASES = [
         "viommu-group-apart",
         "blocker",
         Side(xml(BOTH + VIOMMU)),
-        "take <iommu> out of line 21",
+        "(only needed for passthrough inside the guest); or put the entire group on the bus of "
+        "one <controller type='pci' model='",
         "gpu.xml:21: <iommu>",
     ),
     Case(
@@ -285,7 +286,7 @@ CASES = [
         "numa-node-missing",
         "blocker",
         Side(xml(before=NUMA.replace("'0'", "'0,7'"))),
-        "a node of this host",
+        "write an existing node in line",
         "node0-1",
     ),
     Case(
@@ -327,7 +328,7 @@ CASES = [
             xml(firmware=" firmware='efi'"), host(replace(GPU, bars=bar(128)), cpu_address_bits=39)
         ),
         "name=opt/ovmf/X-PciMmio64Mb,string=131072",
-        "OVMF takes 64 GiB by itself with 39 bits",
+        "OVMF uses 64 GiB by default with 39 bits (since 2022.11)",
         Side(
             xml(firmware=" firmware='efi'").replace(
                 "</domain>",
@@ -436,14 +437,14 @@ CASES = [
             libvirt(qemu=Version(8, 1)),
         ),
         "CONFIG_IOMMUFD",
-        "/dev/iommu is not there",
+        "/dev/iommu does not exist",
         Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio'/>"))),
     ),
     Case(
         "driver-model-missing",
         "blocker",
         Side(xml(pci_element("0000:02:00.0", managed="yes", rest="<driver model='xe-vfio-pci'/>"))),
-        "leave model out",
+        ", or omit model: libvirt then chooses one",
         "vfio_pci, mlx5_vfio_pci",
         Side(
             xml(pci_element("0000:02:00.0", managed="yes", rest="<driver model='mlx5-vfio-pci'/>"))
@@ -453,7 +454,7 @@ CASES = [
         "boot-order-twice",
         "blocker",
         Side(xml(pci_element("0000:02:00.0", rest="<boot order='1'/>"), system="<boot dev='hd'/>")),
-        "take <boot dev> out of line 6",
+        "remove <boot dev> in line 6 and give the disk a <boot order> instead",
         "gpu.xml:6: <boot dev>",
         Side(xml(pci_element("0000:02:00.0", rest="<boot order='1'/>"))),
     ),
@@ -461,7 +462,7 @@ CASES = [
         "rom-relative",
         "warning",
         Side(xml(pci_element("0000:02:00.0", rest="<rom file='gpu.rom'/>"))),
-        "from / in line 13",
+        "write an absolute path in line 13",
         "<rom file='gpu.rom'>",
         Side(xml(pci_element("0000:02:00.0", rest="<rom file='/gpu.rom'/>"))),
     ),
@@ -472,8 +473,8 @@ CASES = [
             xml(pci_element("0000:02:00.0", rest="<rom file='/gpu.rom'/>")),
             files={"/gpu.rom": False},
         ),
-        "take <rom file> out of line 13",
-        "/gpu.rom is no file",
+        "install the ROM file, or remove <rom file> in line",
+        "no such file: /gpu.rom",
         Side(
             xml(pci_element("0000:02:00.0", rest="<rom file='/gpu.rom'/>")),
             files={"/gpu.rom": True},

@@ -159,7 +159,7 @@ def test_a_function_that_another_domain_has_as_a_disk_is_claimed() -> None:
     owner = known_domain(with_ports(EMPTY, 1, 2), with_ports(EMPTY, 1, 2))
     snapshot = replace(host(SSD), users=())
     busy = known_domain(other, other, name="db")
-    with pytest.raises(Refusal, match=f"{ADDRESS} is with the domain db, which runs"):
+    with pytest.raises(Refusal, match=f"{ADDRESS} is in use by the running domain db"):
         plan_attach(
             snapshot,
             hypervisor(owner, busy),
