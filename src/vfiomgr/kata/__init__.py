@@ -1,4 +1,4 @@
-"""Kata Containers: its configuration, its pods, and why a pod gets no device.
+"""Kata Containers: configuration, pods, and checks of the way from a pod to its devices.
 
 In Python: `configuration`, `explain_pod`, `check_image`, `pods`, `runtime_class`, `run_command`.
 """
@@ -34,7 +34,7 @@ _PLACES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Import what is public when it is used."""
+        """Import a public name when it is first used."""
         if name not in _PLACES:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message)

@@ -1,4 +1,4 @@
-"""Commands of ctr, nerdctl, Podman and Docker that run a container in Kata with devices."""
+"""Command lines of ctr, nerdctl, Podman and Docker that run a container in Kata with devices."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _PLAIN = "docker.io/library/ubuntu:24.04"
 
 
 class KataRun(NamedTuple):
-    """A command, and what it was made for."""
+    """A command, and the facts that it was made from."""
 
     command: RunCommand
     devices: list[str]
     units: tuple[GuestDevice, ...]
     node: NodeForm
     waiting: tuple[PciDevice, ...]
-    """Functions that no guest can open yet."""
+    """Functions that are not available to guests yet."""
     runtime: RuntimeName | None
     config: str | None
     settings: KataSettings | None
@@ -67,11 +67,11 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
     node: NodeForm = "group",
     only: bool = False,
 ) -> KataRun:
-    """The command that starts a container in Kata with devices; `tell_of_run` says what it needs.
+    """The command that starts a container in Kata with devices; `tell_of_run` prints its needs.
 
     Raises:
-        UsageError: an option cannot be read.
-        Refusal: no container can have one of the devices, or the tool cannot start Kata.
+        UsageError: an option is invalid.
+        Refusal: a device cannot be assigned to a container, or the tool cannot start Kata.
 
     """
     installation = installation_of(source)
@@ -111,7 +111,7 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
 
 
 def tell_of_run(source: HostSource, ran: KataRun) -> None:
-    """Note what the command needs besides: a port, the driver, and who comes along in a group."""
+    """Note what else the command needs: a port, the driver, and the other devices of a group."""
     _tell_of_ports(source, ran.runtime, ran.config, ran.settings)
     if ran.node == "group":
         for line in oci_plan.companion_notes(source.scan_devices(), ran.units):
@@ -124,10 +124,10 @@ def tell_of_run(source: HostSource, ran: KataRun) -> None:
 def _configuration(
     source: HostSource, runtime: RuntimeName | None, config: str | None
 ) -> KataSettings | None:
-    """What Kata's configuration says; None where there is none to read.
+    """The settings of Kata's configuration; None without a readable configuration.
 
     Raises:
-        InvalidDocument: it is no TOML.
+        InvalidDocument: it is not TOML.
 
     """
     usual = search_path(runtime) if runtime else (*search_path("rs"), *search_path("go"))
@@ -145,11 +145,11 @@ def _tell_of_ports(
     config: str | None,
     settings: KataSettings | None,
 ) -> None:
-    """A guest has the device only where Kata's configuration has a port for it."""
+    """Note if Kata's configuration has no port for the device."""
     keys = "cold_plug_vfio" if runtime == "rs" else "cold_plug_vfio or hot_plug_vfio"
-    needed = f"a port for the device ({keys}): vfiomgr kata config prints that"
+    needed = f"a port for the device ({keys}); vfiomgr kata config prints it"
     if settings is None:
-        source.on_note(f"{config or 'the configuration that Kata finds by itself'} needs {needed}")
+        source.on_note(f"{config or 'the default configuration of Kata'} needs {needed}")
     elif not settings.plugs_devices(runtime):
         source.on_note(f"{settings.path} lacks {needed}")
 
@@ -157,7 +157,7 @@ def _tell_of_ports(
 def _shim(
     installation: KataInstallation, entry: HandlerEntry | None, runtime: RuntimeName | None
 ) -> str | None:
-    """The shim of a runtime; where none is told that of the handler, or the first that is there."""
+    """The shim of a runtime; by default that of the handler, or the first installed one."""
     if entry is not None and entry.runtime_path:
         return entry.runtime_path
     shims = [shim for shim in installation.shims if runtime in (None, shim.runtime)]
@@ -168,25 +168,25 @@ def _words(program: str | None) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(program or ""))
     except ValueError as error:
-        message = f"--command {program}: {str(error).lower()}"
+        message = f"invalid command: --command {program}: {str(error).lower()}"
         raise UsageError(
             message, "quote it as in a shell, e.g. --command 'sh -c \"ls /dev\"'"
         ) from None
 
 
 def _container_name(unit: GuestDevice) -> str:
-    """As containerd takes it: letters, digits, and single dots or hyphens between them."""
+    """A name for containerd: letters, digits, and single dots or hyphens between them."""
     return f"kata-{re.sub('[^A-Za-z0-9.]+', '-', unit.name)}"
 
 
 def _usual_image(units: Sequence[GuestDevice]) -> str:
-    """What shows that it works."""
+    """An image that shows that the device works."""
     functions = (function for unit in units for function in unit.functions)
     return _CUDA_SAMPLE if any(map(is_cdi_gpu, functions)) else _PLAIN
 
 
 def _handler_configuration(source: HostSource, entry: HandlerEntry | None) -> str | None:
-    """The configuration of vfiomgr's handler: what is installed names it, or it is there."""
+    """The configuration of vfiomgr's handler: named by an installed handler, or existing."""
     if entry is not None and entry.config_path:
         return entry.config_path
     path = handler_configuration(DEFAULT_HANDLER)
@@ -195,7 +195,7 @@ def _handler_configuration(source: HostSource, entry: HandlerEntry | None) -> st
 
 
 def _docker_runtime(source: HostSource) -> str | None:
-    """What daemon.json calls a runtime that is Kata's shim; vfiomgr's handler before others."""
+    """The name in daemon.json of a runtime with Kata's shim; vfiomgr's handler first."""
     text = None if source.snapshot is not None else source.tree.read_text(HostPath(DOCKER_FILE))
     try:
         runtimes = parse_json(text or "{}").get("runtimes", {})

@@ -28,11 +28,11 @@ _FORMER = {
 
 @click.group("kata", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def kata() -> None:
-    """Configure Kata Containers for devices, install handlers, write pods and RuntimeClasses."""
+    """Configure Kata, install handlers, write pods and RuntimeClasses."""
 
 
 class _RuntimeType(click.Choice[str]):
-    """Kata's runtime: `go`, or `rust`, whose own name is runtime-rs."""
+    """Kata's runtime: `go` or `rust` (runtime-rs)."""
 
     def __init__(self) -> None:
         super().__init__(["go", "rust"])
@@ -43,13 +43,13 @@ class _RuntimeType(click.Choice[str]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str:
-        """Read `rs` too."""
+        """Accept `rs` too."""
         name = super().convert("rust" if value == "rs" else value, param, ctx)
         return {"rust": "rs"}.get(name, name)
 
 
 def release_options(*former: str) -> Callable[[Any], Any]:
-    """The options that say which release of Kata is meant, and which runtime; with former names."""
+    """The options for the release and the runtime of Kata, including their former names."""
 
     def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
         function = click.option(
@@ -58,12 +58,12 @@ def release_options(*former: str) -> Callable[[Any], Any]:
             cls=RenamedOption,
             former=former,
             type=_RuntimeType(),
-            help="Kata's runtime in Go or Rust.  [default: the installed one; rust from 4.0 on]",
+            help="Use Kata's Go or Rust runtime.  [default: installed; rust from 4.0]",
         )(function)
         return click.option(
             "--kata-version",
             metavar="VERSION",
-            help="The release of Kata, e.g. 3.31.  [default: the installed one]",
+            help="Use this release of Kata, e.g. 3.31.  [default: installed]",
         )(function)
 
     return decorate

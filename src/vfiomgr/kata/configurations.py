@@ -1,4 +1,4 @@
-"""A configuration of Kata for the devices of a host."""
+"""Create a Kata configuration for the devices of a host."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class KataConfiguration(Value):
     """A configuration, where it belongs, and what it was made from."""
 
     text: str
-    """TOML: a drop-in, or all of a configuration."""
+    """TOML: a drop-in, or a complete configuration."""
     path: str
-    """Of a drop-in: `…/config.d/50-vfiomgr.toml`, as far as that is known."""
+    """The path of a drop-in: `…/config.d/50-vfiomgr.toml`, as far as known."""
     plan: KataPlan
     asked: tuple[PciDevice, ...]
-    """The devices that were named, with their slots; none for all that are ready."""
+    """The named devices with their slots; empty for all available devices."""
     host: HostSnapshot
 
     def __str__(self) -> str:
@@ -88,19 +88,19 @@ def configuration(  # noqa: PLR0913 - all but the host have defaults
     annotations: Iterable[str] = (),
     kernel_params: str | None = None,
 ) -> KataConfiguration:
-    """Kata's configuration for a guest with these devices, or with all that are ready for guests.
+    """Kata's configuration for a guest with these devices, or with all available ones.
 
-    It is a drop-in for config.d, or with `whole` that configuration file, changed; `beside` names
-    the one that a drop-in is for. `version` is Kata's (`3.31`; None: the one that is installed),
-    `runtime` `go` or `rs`, `hypervisor` `qemu` or `clh`, `plug` `cold` or `hot`, `memory` a size
-    with its unit (`16G`), `firmware` a path of the host. No key is written that the release does
-    not have. What should be known besides is noted.
+    The result is a drop-in for config.d; with `whole` it is that configuration file with changes.
+    `beside` names the configuration that a drop-in is for. `version` is that of Kata (`3.31`; None
+    for the installed one), `runtime` is `go` or `rs`, `hypervisor` is `qemu` or `clh`, `plug` is
+    `cold` or `hot`, `memory` is a size with its unit (`16G`), and `firmware` is a path on the host.
+    Only keys that the release supports are written. Notes report what else should be known.
 
     Raises:
-        UsageError: a name, a size, a version or a file cannot be read.
+        UsageError: a name, a size, a version or a file is invalid.
         UnknownDevice: the host has no such device.
-        InvalidDocument: the configuration that it is made of is malformed.
-        Refusal: this Kata cannot do it, or a device cannot go to it.
+        InvalidDocument: the original configuration is invalid.
+        Refusal: this Kata does not support it, or a device cannot be assigned.
 
     """
     made = planned_configuration(
@@ -139,9 +139,11 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
     kernel_params: str | None,
     is_verbose: bool = False,
 ) -> KataConfiguration:
-    """As `configuration`, without what `tell_of_devices` notes."""
+    """Like `configuration`, but without the notes of `tell_of_devices`."""
     if whole is not None and beside is not None:
-        forbid_together("--whole", "--beside", "a whole configuration has no drop-in of vfiomgr's")
+        forbid_together(
+            "--whole", "--beside", "a complete configuration does not use vfiomgr's drop-in"
+        )
     require_choice("--kata-runtime", runtime, get_args(RuntimeName))
     require_choice("--hypervisor", hypervisor, get_args(KataHypervisor))
     require_choice("--plug", plug, get_args(Plug))
@@ -178,7 +180,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
 
 
 def _named(host: HostSnapshot, names: tuple[str, ...]) -> tuple[PciDevice, ...]:
-    """The devices of these names, with all functions of their slots.
+    """The devices with these names, with all functions of their slots.
 
     Raises:
         Refusal: one is a bridge or a mediated device.
@@ -189,23 +191,23 @@ def _named(host: HostSnapshot, names: tuple[str, ...]) -> tuple[PciDevice, ...]:
 
 
 def _firmware(host: HostSource, path: str | None) -> str | None:
-    """What was named, as Kata wants it; a note where it is not there."""
+    """The firmware path for Kata; with a note if it does not exist."""
     path = _absolute("--firmware", path)
     is_seen = path is not None and host.snapshot is None
     if path is not None and is_seen and not host.tree.exists(HostPath(path)):
-        host.on_note(f"--firmware {path} is not there yet: Kata starts no guest without it")
+        host.on_note(f"--firmware {path} does not exist yet; Kata cannot start guests without it")
     return path
 
 
 def _absolute(option: str, path: str | None) -> str | None:
     if path is not None and not path.startswith("/"):
-        message = f"{option} {path}: Kata wants the whole path"
-        raise UsageError(message, f"write it from / on, e.g. {option} {_FIRMWARE}")
+        message = f"{option} {path} is not an absolute path"
+        raise UsageError(message, f"write an absolute path, e.g. {option} {_FIRMWARE}")
     return path
 
 
 def _setup(host: HostSource) -> KataSetup:
-    """What lies on the host, as far as its tree is there."""
+    """The facts of the host, as far as its tree has them."""
     if host.snapshot is not None:
         return KataSetup()
     tree = host.tree
@@ -217,10 +219,10 @@ def _setup(host: HostSource) -> KataSetup:
 
 
 def _rendered(host: HostSource, plan: KataPlan, whole: Base | None, *, is_verbose: bool) -> str:
-    """The text, which this Kata takes.
+    """The text, which this Kata accepts.
 
     Raises:
-        Refusal: the configuration that it is made of has what Kata refuses.
+        Refusal: the original configuration contains what Kata refuses.
 
     """
     if whole is None:
@@ -245,7 +247,7 @@ def _rendered(host: HostSource, plan: KataPlan, whole: Base | None, *, is_verbos
 
 
 def _tell_of_configured(host: HostSource, base: Base, plan: KataPlan, *, is_verbose: bool) -> None:
-    """What Kata refuses of the files that are there; what it ignores, where more is asked for."""
+    """Note what Kata refuses in existing files, and with -v what it ignores."""
     main = (base.file.resolved, base.file.text, False)
     table = key_table()
     for path, text, is_drop_in in (main, *((*each, True) for each in base.drop_ins)):
@@ -263,14 +265,14 @@ def _tell_of_configured(host: HostSource, base: Base, plan: KataPlan, *, is_verb
 
 
 def _is_foreign(finding: Diagnostic) -> bool:
-    """Whether it is about a key that vfiomgr did not write; its user may know more of it."""
+    """Whether it is about a key that vfiomgr did not write, which its user may know better."""
     return finding.rule == "kata-unknown-key"
 
 
 def _tell_of_findings(
     host: HostSource, source: str, findings: Iterable[Diagnostic], *, is_verbose: bool
 ) -> None:
-    """Print what Kata refuses; the keys that it ignores in one line, unless -v asks for all."""
+    """Print what Kata refuses; and the ignored keys in one line, unless -v is given."""
     ignored = [each for each in findings if each.severity == "warning" and _is_foreign(each)]
     short = () if is_verbose else ignored
     for each in findings:
@@ -280,30 +282,30 @@ def _tell_of_findings(
             host.on_note(f"{source}: {each.summary}: {each.why}")
     if short:
         names = ", ".join(each.subject for each in short)
-        host.on_note(f"{source} has keys that this Kata ignores (-v tells more): {names}")
+        host.on_note(f"{source} has keys that this Kata ignores: {names} (-v shows details)")
 
 
 def _path(base: Base | None, *, is_whole: bool) -> str:
-    """Where the text belongs, as far as that is known."""
+    """Where the text belongs, as far as known."""
     if is_whole:
         return ""
     return base.file.drop_in_directory / DROP_IN if base is not None else f"config.d/{DROP_IN}"
 
 
 def tell_of_devices(host: HostSource, made: KataConfiguration) -> None:
-    """Note what the plan says, which devices no guest can take yet, and which never can."""
+    """Print the notes of the plan, and the devices that are not or never available to guests."""
     for line in made.plan.notes:
         host.on_note(line)
     seen = made.host
     if not made.asked and not any(map(seen.is_ready_for_guests, seen.devices)):
         host.on_note(
-            "this is for no device yet, since nothing is bound: vfiomgr bind ADDRESS, or vfiomgr "
-            "vgpu create, and then again"
+            "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create, then "
+            "this command again"
         )
     waiting = [d for d in made.asked if not seen.is_ready_for_guests(d)]
     tell_how_to_bind(host, seen, waiting)
     if any(vgpu.uuid is not None for vgpu in seen.vgpus):
         host.on_note(
-            "vGPUs that are mediated devices are left out: Kata cannot attach them; "
-            "libvirt can, with vfiomgr libvirt hostdev UUID"
+            "mediated vGPUs are omitted: Kata cannot attach them; use libvirt: vfiomgr libvirt "
+            "hostdev UUID"
         )

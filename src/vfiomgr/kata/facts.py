@@ -1,4 +1,4 @@
-"""The installed Kata: its version, its shims, its configurations; and which Kata is assumed."""
+"""The installed Kata: version, shims, configurations; and the release to assume."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SHIMS: tuple[tuple[RuntimeName, HostPath], ...] = (
 _RUNTIMES = (HostPath("/opt/kata/bin/kata-runtime"), HostPath("/usr/bin/kata-runtime"))
 _SECONDS = 5.0
 _MOST = 1 << 20
-"""Bytes of a configuration; the longest that Kata ships has 40 KiB."""
+"""The size limit of a configuration; the longest that Kata ships has 40 KiB."""
 _TOLD = re.compile(r"(?:version|kata-runtime)\s*:\s*v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 _MOST_LINKS = 40
-"""As many as the kernel follows (MAXSYMLINKS)."""
+"""The link limit of the kernel (MAXSYMLINKS)."""
 
 
 def read_installation(tree: HostTree) -> KataInstallation:
-    """What is installed; programs are asked on the machine itself alone."""
+    """The installed Kata; programs are queried only on the machine itself."""
     there = (path for _, path in SHIMS if tree.exists(path))
     shims = tuple(Shim(name, path) for path in there if (name := runtime_at(tree, path)))
     version, source = _read_version(tree, shims)
@@ -50,7 +50,7 @@ def read_installation(tree: HostTree) -> KataInstallation:
 
 
 def installation_of(host: HostSource) -> KataInstallation:
-    """What the host's tree shows of Kata; a snapshot shows nothing of it."""
+    """What the host's tree shows of Kata; a snapshot shows nothing."""
     if host.snapshot is not None:
         return KataInstallation()
     return read_installation(host.tree)
@@ -62,10 +62,10 @@ def kata_release(
     version: str | None,
     runtime: RuntimeName | None,
 ) -> KataRelease:
-    """The release that is told, or installed, or the newest that is known, which is said.
+    """The given release, the installed one, or the newest known one, with a note.
 
     Raises:
-        UsageError: what is told is no version.
+        UsageError: the given version is invalid.
 
     """
     told = installation.version if version is None else Version.parse(version)
@@ -77,23 +77,23 @@ def kata_release(
 
 
 def _why_unknown(installation: KataInstallation) -> str:
-    """Why nobody knows which Kata it is."""
+    """Why the release of Kata is unknown."""
     if installation.version_source:
-        return f"{installation.version_source} cannot be read as a version"
+        return f"{installation.version_source} is not a valid version"
     if installation.shims:
-        return f"{installation.shims[0].path} is there, and nothing tells its version"
+        return f"{installation.shims[0].path} found, but its version is unknown"
     return "Kata not found"
 
 
 def runtime_at(tree: HostTree, path: HostPath) -> RuntimeName | None:
-    """Whose shim is at a place, by where its links lead; None for one that nobody knows."""
+    """The runtime of the shim at a path, by the target of its links; None if unknown."""
     known = {place: name for name, place in SHIMS}
     place = tree.resolve(path)
     return (known.get(place) if place is not None else None) or known.get(path)
 
 
 def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile | None:
-    """A configuration with what lies in its config.d; None where there is none to read."""
+    """A configuration with the files of its config.d; None if it is not readable."""
     resolved = tree.resolve(path)
     text = tree.read_text(resolved, _MOST) if resolved is not None else None
     if resolved is None or text is None:
@@ -112,7 +112,7 @@ def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile 
 
 
 def _read_configurations(tree: HostTree) -> Iterator[KataConfigurationFile]:
-    """Those that are looked for first, and the others of the same directories."""
+    """The default configurations first, then the others of the same directories."""
     names = [*search_path("rs"), *search_path("go")]
     for directory in KATA_DIRECTORIES:
         listed = (name for name in tree.children(directory) if name.endswith(".toml"))

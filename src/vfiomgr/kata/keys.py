@@ -1,4 +1,4 @@
-"""Which keys a configuration of Kata may have: of each release and runtime."""
+"""The keys that a configuration of Kata may have, for each release and runtime."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ if TYPE_CHECKING:
 
 
 KeyType = Literal["string", "strings", "integer", "integers", "number", "boolean", "tables"]
-"""As TOML has them; the plurals are arrays."""
+"""Types of TOML; the plurals are arrays."""
 _PER_SECOND = {"s": 1, "ms": 1000}
 
 
 class Releases(Value):
-    """The first and the last release that have something; all between them have it too."""
+    """The first and the last release with a feature, which those between also have."""
 
     first: Version
     last: Version
 
     def __contains__(self, release: Version) -> bool:
-        """Whether a release is among them."""
+        """Whether a release is in the range."""
         return self.first <= release <= self.last
 
 
 class KeyForm(Value):
-    """What the value of a key is, up to a release."""
+    """The type of a key's value, up to a release."""
 
     last: Version
     type: KeyType
     range: str = ""
-    """Of integers: `u32`, `i8`; empty where 64 bits are taken."""
+    """The range of integers: `u32`, `i8`; empty for 64 bits."""
     unit: str = ""
-    """`ms` or `s`, of a time whose key does not end with `_ms`."""
+    """`ms` or `s`, for a time whose key does not end with `_ms`."""
 
 
 class KataKey(Value):
@@ -48,18 +48,18 @@ class KataKey(Value):
 
     runtime: RuntimeName
     section: str
-    """`hypervisor`, `runtime`, `agent`, …: the name of the hypervisor or agent left out."""
+    """`hypervisor`, `runtime`, `agent`, …: without the name of the hypervisor or agent."""
     key: str
     releases: Releases
     forms: tuple[KeyForm, ...]
-    """In the order of their releases."""
+    """Ordered by release."""
 
 
 class KataSchema(Value, dict=True):
-    """All keys of all releases that were read, and what else decides about a configuration."""
+    """All keys of all known releases, and other facts about configurations."""
 
     releases: tuple[Version, ...]
-    """In their order."""
+    """In ascending order."""
     keys: tuple[KataKey, ...]
     strict: dict[tuple[RuntimeName, str], Releases]
     """By runtime and section: where an unknown key makes the runtime refuse the file."""
@@ -71,15 +71,15 @@ class KataSchema(Value, dict=True):
         return {(key.runtime, key.section, key.key): key for key in self.keys}
 
     def _nearest(self, release: KataRelease) -> Version:
-        """The release itself, or the last one before it that was read."""
+        """The release itself, or the last known one before it."""
         return self.releases[max(bisect_right(self.releases, release.version) - 1, 0)]
 
     def find(self, runtime: RuntimeName, section: str, key: str) -> KataKey | None:
-        """A key, whatever the release."""
+        """A key, in any release."""
         return self._by_place.get((runtime, section, key))
 
     def form(self, release: KataRelease, section: str, key: str) -> KeyForm | None:
-        """What the value of a key is in a release; None where the release does not have it."""
+        """The type of a key's value in a release; None if the release does not have it."""
         found, nearest = self.find(release.runtime, section, key), self._nearest(release)
         if found is None or nearest not in found.releases:
             return None
@@ -90,7 +90,7 @@ class KataSchema(Value, dict=True):
         return self.form(release, section, key) is not None
 
     def per_second(self, release: KataRelease, section: str, key: str) -> int:
-        """How many of the units of a time are a second."""
+        """How many units of a time are one second."""
         form = self.form(release, section, key)
         unit = form.unit if form is not None else ""
         return _PER_SECOND[unit or ("ms" if key.endswith("_ms") else "s")]
@@ -104,7 +104,7 @@ class KataSchema(Value, dict=True):
         )
 
     def first(self, runtime: RuntimeName, section: str, key: str) -> Version | None:
-        """The first release that has a key; None where none has."""
+        """The first release with a key; None without any."""
         found = self.find(runtime, section, key)
         return None if found is None else found.releases.first
 
@@ -114,12 +114,12 @@ class KataSchema(Value, dict=True):
         return found is not None and self._nearest(release) in found
 
     def takes_annotation(self, release: KataRelease, name: str) -> bool:
-        """Whether a release acts upon io.katacontainers.config.hypervisor.NAME."""
+        """Whether a release supports io.katacontainers.config.hypervisor.NAME."""
         found = self.annotations.get((release.runtime, name))
         return found is not None and self._nearest(release) in found
 
     def has_annotation(self, name: str) -> bool:
-        """Whether any release of any runtime acts upon it."""
+        """Whether any release of any runtime supports it."""
         return any(name == each for _, each in self.annotations)
 
 
@@ -128,7 +128,7 @@ _FORM = ("type", "range", "unit")
 
 @cache
 def key_table() -> KataSchema:
-    """The table that this vfiomgr carries."""
+    """The key table that vfiomgr ships."""
     with open(f"{resource_directory('kata')}/keys.json", encoding="utf-8") as file:
         document = json.load(file)
     return KataSchema(

@@ -1,4 +1,4 @@
-"""Kata Containers: its releases, what is installed of it, and the plan of a configuration."""
+"""Kata Containers: releases, the installation, and the plan of a configuration."""
 
 from __future__ import annotations
 
@@ -20,26 +20,28 @@ PciePort = Literal["no-port", "root-port", "switch-port", "bridge-port"]
 """Where a VFIO device is plugged (PCIePort in src/runtime/pkg/device/config/config.go)."""
 
 KataHypervisor = Literal["qemu", "clh"]
-"""QEMU, or Cloud Hypervisor, which runtime-rs calls cloud-hypervisor too."""
+"""QEMU or Cloud Hypervisor, which runtime-rs also names cloud-hypervisor."""
 
 DEFAULT_HANDLER = "kata-vfio"
 MAX_PORTS = 16
-"""Of a kind (maxPCIeRootPorts, maxPCIeSwitchPorts in src/runtime/pkg/katautils/config.go)."""
-LEAST_GUEST_MIB = 256
-"""MinHypervisorMemory in src/runtime/virtcontainers/hypervisor.go; what is less counts as unset."""
-OLDEST, NEWEST = Version(3, 2), Version(4, 1)
-"""The releases whose keys are known."""
-CLH_COLD_PLUG = Version(3, 29)
-"""From then on the Go runtime takes cold plug for Cloud Hypervisor (checkPCIeConfig in
+"""The maximum per kind (maxPCIeRootPorts, maxPCIeSwitchPorts in
 src/runtime/pkg/katautils/config.go)."""
+LEAST_GUEST_MIB = 256
+"""MinHypervisorMemory in src/runtime/virtcontainers/hypervisor.go; a smaller value counts as
+unset."""
+OLDEST, NEWEST = Version(3, 2), Version(4, 1)
+"""The releases with known keys."""
+CLH_COLD_PLUG = Version(3, 29)
+"""From this release on the Go runtime supports cold plug for Cloud Hypervisor (checkPCIeConfig
+in src/runtime/pkg/katautils/config.go)."""
 CDEVS_SINCE: dict[RuntimeName, Version] = {"go": Version(3, 15), "rs": Version(3, 31)}
-"""From then on /dev/vfio/devices/vfioN is a device to them."""
+"""From this release on /dev/vfio/devices/vfioN is accepted as a device."""
 _NVIDIA = "10de"
 CONFIGURATIONS = HostPath("/etc/kata-containers/vfiomgr")
 
 
 class KataRelease(Value):
-    """What decides about keys: the same key may exist in one runtime of a version only."""
+    """A release and a runtime, which decide about keys: a key may exist in only one runtime."""
 
     version: Version
     runtime: RuntimeName
@@ -50,19 +52,19 @@ class KataRelease(Value):
 
     @property
     def beyond_known(self) -> str | None:
-        """That it is newer than what is known, where it is."""
+        """A message if it is newer than the known releases."""
         if self.version < Version(NEWEST.major, NEWEST.minor + 1):
             return None
-        return f"{self} is newer than {NEWEST}, the last one whose keys are known"
+        return f"{self} is newer than {NEWEST}, the last known release"
 
     @property
     def takes_cdevs(self) -> bool:
-        """Whether /dev/vfio/devices/vfioN is a device to it; before, only /dev/vfio/GROUP is."""
+        """Whether Kata accepts /dev/vfio/devices/vfioN as a device, besides /dev/vfio/GROUP."""
         return self.version >= CDEVS_SINCE[self.runtime]
 
 
 def handler_configuration(handler: str) -> HostPath:
-    """The configuration of a handler's own: no other configuration shares its config.d."""
+    """The handler's own configuration: no other configuration shares its config.d."""
     return CONFIGURATIONS / handler / "configuration.toml"
 
 
@@ -74,12 +76,12 @@ KATA_DIRECTORIES = (
     HostPath("/usr/share/defaults/kata-containers"),
     HostPath("/usr/share/defaults/kata-containers/runtime-rs"),
 )
-"""Where configurations lie: those of a host, of Kata's own builds, of distributions."""
+"""Directories of configurations: of a host, of Kata's own builds, of distributions."""
 _NAME = "configuration.toml"
 
 
 def search_path(runtime: RuntimeName) -> tuple[HostPath, ...]:
-    """Where a runtime looks for its configuration where nobody names one, the first first.
+    """Where a runtime looks for its default configuration, in order.
 
     DEFAULT_RUNTIME_CONFIGURATIONS in src/libs/kata-types/src/config/default.rs, and
     GetDefaultConfigFilePaths in src/runtime/pkg/katautils/config.go.
@@ -92,21 +94,21 @@ def search_path(runtime: RuntimeName) -> tuple[HostPath, ...]:
 
 
 RS_BY_DEFAULT = Version(4, 0)
-"""From here on kata-deploy's default shim is runtime-rs."""
+"""From this release on kata-deploy's default shim is runtime-rs."""
 
 
 class KataConfigurationFile(Value):
-    """A configuration file, and what lies in the config.d that counts for it."""
+    """A configuration file, and the files of the config.d that applies to it."""
 
     path: HostPath
-    """As it is named; it may be a link."""
+    """The path as named; it may be a link."""
     resolved: HostPath
-    """Where its text is: config.d is looked for beside this one."""
+    """The path of its text: config.d is beside this file."""
     text: str
     drop_ins: tuple[tuple[HostPath, str], ...] = ()
-    """All files of config.d with their texts: Kata takes each, whatever it is called."""
+    """All files of config.d with their texts: Kata reads each, whatever its name."""
     neighbours: tuple[HostPath, ...] = ()
-    """Other configurations in the same directory, which have the same drop-ins."""
+    """Other configurations in the same directory, with the same drop-ins."""
 
     @property
     def drop_in_directory(self) -> HostPath:
@@ -115,74 +117,74 @@ class KataConfigurationFile(Value):
 
 
 class Shim(Value):
-    """A containerd-shim-kata-v2, and what is known of it."""
+    """A containerd-shim-kata-v2, and what is known about it."""
 
     runtime: RuntimeName
     path: HostPath
 
 
 class KataInstallation(Value):
-    """What is there of Kata; all empty where it is not installed."""
+    """The installed parts of Kata; all empty if it is not installed."""
 
     version: Version | None = None
     version_source: str = ""
-    """The file or program that told; without a version, the file that should have."""
+    """The file or program that gave the version; without one, the file that should have."""
     shims: tuple[Shim, ...] = ()
     configurations: tuple[KataConfigurationFile, ...] = ()
-    """In the order in which the runtimes look for theirs, and after them others that lie there."""
+    """In the search order of the runtimes, then the others of these directories."""
 
     @property
     def runtimes(self) -> frozenset[RuntimeName]:
-        """Those whose shims are there."""
+        """The runtimes whose shims are installed."""
         return frozenset(shim.runtime for shim in self.shims)
 
     def default_runtime(self, version: Version) -> RuntimeName:
-        """The runtime that is meant where nobody says which."""
+        """The default runtime."""
         if len(self.runtimes) == 1:
             return next(iter(self.runtimes))
         return "rs" if version >= RS_BY_DEFAULT else "go"
 
     def configuration(self, names: Iterable[str]) -> KataConfigurationFile | None:
-        """The first configuration with one of these paths, in the order of the paths."""
+        """The first configuration with one of these paths, in path order."""
         by_path = {file.path: file for file in self.configurations}
         return next((by_path[HostPath(name)] for name in names if name in by_path), None)
 
 
 Plug = Literal["cold", "hot"]
-"""Before the guest starts, or when a container comes that has the device."""
+"""Before the guest starts, or when a container with the device starts."""
 KeyValue = str | int | bool | tuple[str, ...]
 POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
 DROP_IN = "50-vfiomgr.toml"
 
 
 class KataRequest(Value):
-    """What a configuration is to be for; None leaves it to the planner."""
+    """What a configuration is for; None lets the planner choose."""
 
     release: KataRelease
     functions: tuple[PciDevice, ...]
-    """Those that one guest gets, whole slots."""
+    """The functions for one guest, entire slots."""
     hypervisor: KataHypervisor = "qemu"
     plug: Plug | None = None
     memory_mib: int | None = None
     firmware: str | None = None
     has_pod_resources: bool | None = None
     annotations: tuple[str, ...] = ()
-    """Names of annotations that pods may use; of the hypervisor's."""
+    """Hypervisor annotations that pods may use."""
     kernel_params: tuple[str, ...] = ()
-    """Arguments for the guest's kernel, beside those that the configuration has."""
+    """Arguments for the guest kernel, added to those of the configuration."""
 
 
 class KataSetup(Value):
-    """What of the host bears upon it."""
+    """The facts of the host that the plan needs."""
 
     pod_resources: HostPath = POD_RESOURCES
     """The kubelet's socket."""
     firmware: HostPath | None = None
-    """Kata's own OVMF, where it is there."""
+    """Kata's own OVMF, if it exists."""
 
 
 class KeyEntry(Value):
-    """One key that is written."""
+    """One key to write."""
 
     table: tuple[str, ...]
     """`("hypervisor", "qemu")`."""
@@ -192,24 +194,24 @@ class KeyEntry(Value):
 
 
 class KataPlan(Value):
-    """The keys of a configuration, in order, and what is to be said about them."""
+    """The keys of a configuration, in order, with notes."""
 
     release: KataRelease
     hypervisor: str
-    """As its table is called."""
+    """The hypervisor's name in the configuration."""
     plug: Plug | None
-    """None where the runtime has no key for it, and plugs in what containers are given."""
+    """None if the runtime has no key for it and plugs devices when containers start."""
     entries: tuple[KeyEntry, ...]
     notes: tuple[str, ...]
     functions: tuple[PciDevice, ...]
 
     def value(self, key: str) -> KeyValue | None:
-        """What is written for a key; None where it is not."""
+        """The value to write for a key; None if it is not written."""
         return next((entry.value for entry in self.entries if entry.key == key), None)
 
 
 def is_cdi_gpu(device: PciDevice) -> bool:
-    """Whether Kata asks the guest's CDI for a function: of NVIDIA's, those of the display class.
+    """Whether Kata looks for a function in the guest's CDI: NVIDIA functions of the display class.
 
     annotateContainerWithVFIOMetadata in src/runtime/virtcontainers/container.go.
     """
@@ -217,17 +219,15 @@ def is_cdi_gpu(device: PciDevice) -> bool:
 
 
 def guest_mebibytes(option: str, text: str) -> int:
-    """A size of memory in MiB that a guest of Kata can have.
+    """A memory size in MiB for a Kata guest.
 
     Raises:
-        UsageError: it is none, or less than Kata takes.
+        UsageError: it is invalid, or less than the minimum of Kata.
 
     """
     found = mebibytes(option, text)
     if found < LEAST_GUEST_MIB:
-        message = (
-            f"{option} {text} is {found} MiB: no guest of Kata has less than {LEAST_GUEST_MIB}"
-        )
+        message = f"{option} {text} is {found} MiB, but Kata needs at least {LEAST_GUEST_MIB}"
         remedy = f"write a number with a unit, e.g. {option} 6G or {option} 6144M"
         raise UsageError(message, f"{remedy} (a bare number is MiB)")
     return found

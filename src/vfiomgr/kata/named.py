@@ -1,4 +1,4 @@
-"""Pods for devices of a host, their class, and a check of the guest image."""
+"""Pods for the devices of a host, their RuntimeClass, and a check of the guest image."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ __all__ = [
 ]
 
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
-"""The label that kata-deploy gives to nodes where it has installed Kata."""
+"""The label that kata-deploy sets on nodes where it installed Kata."""
 
 
 # ---- kata check-image
 
 
 def check_image(source: HostSource, *addresses: str, config: str | None = None) -> Report:
-    """Whether the guest of a configuration can use devices, or all GPUs that are ready.
+    """Check whether the guest of a configuration can use devices, by default all available GPUs.
 
     Raises:
-        UsageError: the host is a recorded one, or has no such configuration.
+        UsageError: the host is a snapshot, or has no such configuration.
         UnknownDevice: the host has no such device.
 
     """
     source.require_live(
-        "a snapshot holds no files of Kata",
-        "run it on the host itself, or with --root",
+        "a snapshot has no files of Kata",
+        "run the command on the host itself, or with --root",
     )
     return check_guest_image(_guest_image(source, config), _devices(source, addresses))
 
@@ -90,14 +90,14 @@ def _devices(source: HostSource, addresses: tuple[str, ...]) -> list[PciDevice]:
 
 
 def _guest_image(source: HostSource, config: str | None) -> GuestImage:
-    """What the configuration says, and what is there of it."""
+    """The guest files of the configuration."""
     file = _image_configuration(source, config)
     settings = read_settings(file.path, file.text, file.drop_ins)
     return gather.image_of(source.tree, settings)
 
 
 def _image_configuration(source: HostSource, config: str | None) -> KataConfigurationFile:
-    """The one that is named, or the first of those that are usual.
+    """The named configuration, or the first default one.
 
     Raises:
         UsageError: there is none.
@@ -109,8 +109,8 @@ def _image_configuration(source: HostSource, config: str | None) -> KataConfigur
         facts = gather.read_settings_of(source.tree, (HostPath(config),))
     if facts.file is not None:
         return facts.file
-    message = f"cannot read a configuration of Kata: {', '.join(facts.looked_for)}"
-    raise UsageError(message, "name one: --config FILE; or install Kata Containers")
+    message = f"no readable configuration of Kata: {', '.join(facts.looked_for)}"
+    raise UsageError(message, "name one with --config FILE, or install Kata Containers")
 
 
 # ---- kata pod, kata runtimeclass
@@ -130,12 +130,12 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     memory: str = "16G",
     cpus: int = 4,
 ) -> tuple[PodRequest, ...]:
-    """Pods whose VMs receive devices: those of `addresses`, or one for each resource.
+    """Pods with devices for their VMs: those of `addresses`, or one pod for each resource.
 
-    `memory` is the limit of the container, e.g. `16G`; the VM has default_memory besides.
+    `memory` is the limit of the container, e.g. `16G`; the VM uses default_memory in addition.
 
     Raises:
-        UsageError: a name or a size cannot be read.
+        UsageError: a name or a size is invalid.
         Refusal: a bridge or a mediated device was named.
 
     """
@@ -161,7 +161,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
 
 
 def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
-    """The IOMMU groups of what was named, or all that a guest can take now.
+    """The IOMMU groups of the named devices, or all available ones.
 
     Raises:
         Refusal: a bridge or a mediated device was named.
@@ -178,11 +178,11 @@ def _tell(
     offered: dict[str, tuple[PodDevice, ...]],
     requests: tuple[PodRequest, ...],
 ) -> None:
-    """What is still missing for the pods to start."""
+    """Note what else the pods need to start."""
     units = [unit for found in offered.values() for unit in found]
     if not units:
         source.on_note(
-            "nothing is ready for a guest yet: vfiomgr bind ADDRESS; or vfiomgr vgpu create"
+            "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create"
         )
     lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
@@ -190,20 +190,20 @@ def _tell(
     for name, count in asked.items():
         if not is_kind(name):
             source.on_note(
-                f"{name} can be no kind of CDI: vendor and class have two characters or more, the "
-                "first a letter. Kata looks for what the kubelet tells of in the kind that is the "
-                "resource: pods fail with cold-plugged devices. Have the device plugin call it "
-                "otherwise, and write that: --resource domain/name"
+                f"{name} is not a valid CDI kind (vendor and class need two characters or more "
+                "and start with a letter). Kata looks up the kubelet's devices by that kind, so "
+                "pods with cold-plugged devices fail. Configure another name in the device "
+                "plugin, and pass it: --resource domain/name"
             )
             continue
         if count > len(offered[name]) > 0:
             source.on_note(
-                f"a pod asks for {count} of {name}, and on this host there is "
-                f"{len(offered[name])}: it waits for a node with more"
+                f"a pod requests {count} of {name}, but this host has {len(offered[name])}: it "
+                "waits for a node with more"
             )
         source.on_note(
-            f"the pods wait until a device plugin offers {name}; a CDI specification of that kind "
-            f"comes from: vfiomgr cdi generate --kind {name}"
+            f"the pods wait until a device plugin offers {name}; create a CDI specification of "
+            f"that kind with: vfiomgr cdi generate --kind {name}"
         )
 
 
@@ -217,14 +217,14 @@ def runtime_class(  # noqa: PLR0913 - each is an option of the command
     cpus: int = 1,
     selectors: Sequence[str] | None = (),
 ) -> RuntimeClassRequest:
-    """A RuntimeClass for a handler, with an overhead that its VMs fit in.
+    """A RuntimeClass for a handler, with an overhead large enough for its VMs.
 
     `default_memory`, e.g. `8G`, is that of the configuration (of `config`, or the handler's).
     `selectors` are KEY=VALUE; None selects all nodes, () those with kata-deploy's label.
 
     Raises:
-        UsageError: a name, a size or a selector cannot be read.
-        InvalidDocument: the configuration is no TOML.
+        UsageError: a name, a size or a selector is invalid.
+        InvalidDocument: the configuration is not TOML.
 
     """
     chosen = tuple(parse_selector("--node-selector", text) for text in selectors or ())
@@ -241,15 +241,15 @@ def runtime_class(  # noqa: PLR0913 - each is an option of the command
 
 
 def _default_memory(source: HostSource, handler: str, typed: str | None, config: str | None) -> int:
-    """What was typed, else what the configuration says, else what those for GPUs say.
+    """The given size, or that of the configuration, or Kata's usual one for GPUs.
 
     Raises:
-        InvalidDocument: the configuration is there, and is no TOML.
+        InvalidDocument: the configuration exists, but is not TOML.
 
     """
     if typed is not None:
         if config is not None:
-            forbid_together("--default-memory", "--config", "both say how much memory a guest has")
+            forbid_together("--default-memory", "--config", "both set the memory of a guest")
         return guest_mebibytes("--default-memory", typed)
     if config is not None:
         facts = gather.named_configuration(source, config)
@@ -257,13 +257,13 @@ def _default_memory(source: HostSource, handler: str, typed: str | None, config:
         facts = gather.configuration_of(source, handler)
     settings = facts.settings
     if settings is None and facts.file is not None:
-        raise InvalidDocument(facts.problem, "correct that place, or tell --default-memory SIZE")
+        raise InvalidDocument(facts.problem, "correct that place, or set --default-memory SIZE")
     if settings is not None and settings.default_memory_mib is not None:
         source.on_note(f"default_memory is {settings.default_memory_mib} MiB in {settings.path}")
         return settings.default_memory_mib
-    why = facts.problem or "it is not set there"
+    why = facts.problem or "not set in the configuration"
     source.on_note(
-        f"default_memory is taken to be {GPU_MEMORY_MIB} MiB, as in Kata's configurations for "
-        f"GPUs ({why}); --default-memory says otherwise"
+        f"assuming default_memory {GPU_MEMORY_MIB} MiB, as in Kata's configurations for GPUs "
+        f"({why}); set --default-memory to change it"
     )
     return GPU_MEMORY_MIB

@@ -1,4 +1,4 @@
-"""What a configuration of Kata says in the end: its file, and the drop-ins beside it."""
+"""The effective settings of a Kata configuration: its file, and the drop-ins beside it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 NO_PORT: PciePort = "no-port"
 GUEST_KERNEL = "guest-kernel"
 VFIO_MODES = (GUEST_KERNEL, "vfio")
-"""What a container in the guest gets of a device: its driver's nodes, or those of VFIO."""
+"""What a container in the guest gets of a device: nodes of its driver, or of VFIO."""
 _QEMU = "qemu"
 _MOST_SHOWN = 40
 
 
 class KataSettings(Value):
-    """The effective settings; what nobody set is what Kata takes then.
+    """The effective settings; unset keys have Kata's default.
 
-    A value of a wrong type counts as not set: `vfiomgr.kata.config.check` reports it.
+    A value of a wrong type counts as unset: `vfiomgr.kata.config.check` reports it.
     """
 
     path: HostPath
-    """The file itself, with links followed: config.d beside it is what counts."""
+    """The file itself, with links resolved: the config.d beside it applies."""
     drop_ins: tuple[HostPath, ...]
-    """Those that were read, in this order."""
+    """The drop-ins that were read, in this order."""
     document: Mapping[str, Any]
-    """The tables, merged: a later string or array replaces an earlier one whole."""
+    """The merged tables: a later string or array replaces an earlier one."""
 
     @property
     def hypervisor(self) -> str:
@@ -48,36 +48,36 @@ class KataSettings(Value):
 
     @property
     def runtime(self) -> RuntimeName:
-        """Which runtime it is for: only runtime-rs wants a hypervisor_name."""
+        """The runtime that it is for: only runtime-rs needs a hypervisor_name."""
         return "rs" if self.text("runtime", "hypervisor_name") else "go"
 
     @property
     def stated_runtime(self) -> RuntimeName | None:
-        """The same; None where it does not say."""
+        """The same; None if it does not say."""
         return self.runtime if "runtime" in self.document else None
 
     @property
     def cold_plug(self) -> PciePort:
-        """The port of devices that are there when the guest starts."""
+        """The port of devices that are plugged before the guest starts."""
         return self._port("cold_plug_vfio")
 
     @property
     def hot_plug(self) -> PciePort:
-        """The port of devices that come with a container; runtime-rs ignores it."""
+        """The port of devices that are plugged with a container; ignored by runtime-rs."""
         return self._port("hot_plug_vfio")
 
     def plugs_devices(self, runtime: RuntimeName | None) -> bool:
-        """Whether a runtime has a port for devices by it, before or after the guest starts."""
+        """Whether it sets a port for devices for a runtime, before or after the guest starts."""
         return {self.cold_plug, NO_PORT if runtime == "rs" else self.hot_plug} != {NO_PORT}
 
     @property
     def root_ports(self) -> int:
-        """How many root ports there are at least."""
+        """The minimum number of root ports."""
         return self.hypervisor_number("pcie_root_port") or 0
 
     @property
     def switch_ports(self) -> int:
-        """How many ports of a PCIe switch there are."""
+        """The number of ports of a PCIe switch."""
         return self.hypervisor_number("pcie_switch_port") or 0
 
     @property
@@ -87,22 +87,22 @@ class KataSettings(Value):
 
     @property
     def pod_resource_api_sock(self) -> str:
-        """The socket on which the kubelet tells a pod's devices; empty for none."""
+        """The socket on which the kubelet reports a pod's devices; empty for none."""
         return self.text("runtime", "pod_resource_api_sock")
 
     @property
     def default_memory_mib(self) -> int | None:
-        """Memory of a guest whose containers have no limits; None where Kata decides."""
+        """The memory of a guest without container limits; None for Kata's default."""
         return self.hypervisor_number("default_memory")
 
     @property
     def default_maxmemory_mib(self) -> int:
-        """Up to where memory can be added; 0 for all that the host has."""
+        """The limit for memory that is added later; 0 for all memory of the host."""
         return self.hypervisor_number("default_maxmemory") or 0
 
     @property
     def machine_type(self) -> str:
-        """`q35`, `virt`; empty where Kata decides."""
+        """`q35`, `virt`; empty for Kata's default."""
         return self.hypervisor_text("machine_type")
 
     @property
@@ -112,7 +112,7 @@ class KataSettings(Value):
 
     @property
     def kernel_params(self) -> str:
-        """The guest kernel's arguments."""
+        """The arguments of the guest kernel."""
         return self.hypervisor_text("kernel_params")
 
     @property
@@ -122,12 +122,12 @@ class KataSettings(Value):
 
     @property
     def has_iommu(self) -> bool:
-        """Whether the guest has an IOMMU of its own."""
+        """Whether the guest has its own IOMMU."""
         return self._hypervisor_value("enable_iommu") is True
 
     @property
     def is_confidential(self) -> bool:
-        """Whether the guest's memory is closed to the host."""
+        """Whether the host cannot read the guest's memory."""
         return self._hypervisor_value("confidential_guest") is True
 
     @property
@@ -137,16 +137,16 @@ class KataSettings(Value):
 
     @property
     def enable_annotations(self) -> tuple[str, ...]:
-        """Regular expressions of names of annotations that may change the hypervisor's table."""
+        """Regular expressions for annotations that may change the hypervisor's table."""
         found = self._hypervisor_value("enable_annotations")
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def allows_annotation(self, name: str) -> bool:
-        """Whether io.katacontainers.config.hypervisor.NAME counts: any part of it may match."""
+        """Whether io.katacontainers.config.hypervisor.NAME is allowed: any part of it may match."""
         return any(_matches(expression, name) for expression in self.enable_annotations)
 
     def value(self, table: str, key: str) -> object:
-        """What stands in a table, whose name may have dots (`agent.kata`); None for nothing."""
+        """The value of a key in a table, whose name may have dots (`agent.kata`); None if unset."""
         return self._table(table).get(key)
 
     def text(self, table: str, key: str) -> str:
@@ -155,21 +155,21 @@ class KataSettings(Value):
         return found if isinstance(found, str) else ""
 
     def number(self, table: str, key: str) -> int | None:
-        """A whole number; None for anything else."""
+        """An integer; None for anything else."""
         found = self.value(table, key)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
     def no_texts(self, table: str, *keys: str) -> tuple[tuple[str, str], ...]:
-        """Keys with something else than a string, or the table of the keys, and what that is."""
+        """Keys whose value is not a string, or whose table is not a table, and what it is."""
         found: Any = self.document
         parts = table.split(".")
         for depth, part in enumerate(parts, 1):
             found = found.get(part, {})
             if not isinstance(found, dict):
-                return ((".".join(parts[:depth]), f"{_shown(found)}, and no table"),)
+                return ((".".join(parts[:depth]), f"{_shown(found)}, not a table"),)
         values = ((key, found[key]) for key in keys if key in found)
         return tuple(
-            (f"{key} in [{table}]", f"{_shown(value)}, and no text")
+            (f"{key} in [{table}]", f"{_shown(value)}, not a string")
             for key, value in values
             if not isinstance(value, str)
         )
@@ -179,7 +179,7 @@ class KataSettings(Value):
         return self.text(f"hypervisor.{self.hypervisor}", key)
 
     def hypervisor_number(self, key: str) -> int | None:
-        """A whole number of the hypervisor's table."""
+        """An integer of the hypervisor's table."""
         return self.number(f"hypervisor.{self.hypervisor}", key)
 
     def _hypervisor_value(self, key: str) -> object:
@@ -210,19 +210,20 @@ def _matches(expression: str, name: str) -> bool:
 
 _SECTIONS = ("hypervisor", "agent", "runtime", "factory")
 NAMED = ("hypervisor", "agent")
-"""Sections with a table for each name: [hypervisor.qemu], [agent.kata]."""
+"""Sections with a table per name: [hypervisor.qemu], [agent.kata]."""
 
 
 def read_settings(
     path: HostPath, text: str, drop_ins: Iterable[tuple[HostPath, str]] = ()
 ) -> KataSettings:
-    """What Kata makes of a file and its drop-ins, which it takes in the order of their names.
+    """The settings of a file and its drop-ins, which Kata reads in name order.
 
-    Tables are merged, all else is replaced (decodeDropIns in src/runtime/pkg/katautils/config.go,
-    toml_tree_ops in src/libs/kata-types/src/config/drop_in.rs).
+    Tables are merged, everything else is replaced (decodeDropIns in
+    src/runtime/pkg/katautils/config.go, toml_tree_ops in
+    src/libs/kata-types/src/config/drop_in.rs).
 
     Raises:
-        InvalidDocument: one of them is no TOML.
+        InvalidDocument: one of them is not TOML.
 
     """
     document = parse(text, path)
@@ -237,21 +238,21 @@ def parse(text: str, source: str) -> dict[str, Any]:
     """The tables of a file.
 
     Raises:
-        InvalidDocument: it is no TOML; `source` names it.
+        InvalidDocument: it is not TOML; `source` names it.
 
     """
     try:
         return parse_toml(text)
     except Malformed as error:
-        message = f"{source}:{line_of(error, text)}: it is no TOML: {error}"
-        raise InvalidDocument(message, "Kata reads it no better: correct that place") from None
+        message = f"{source}:{line_of(error, text)}: not valid TOML: {error}"
+        raise InvalidDocument(message, "correct that place: Kata cannot read it either") from None
 
 
 def require_tables(document: Mapping[str, Any], source: str) -> None:
     """Make sure that the sections of a file are tables.
 
     Raises:
-        InvalidDocument: one is none; Kata takes no such file.
+        InvalidDocument: one is not; Kata rejects such a file.
 
     """
     for section in _SECTIONS:
@@ -263,12 +264,12 @@ def require_tables(document: Mapping[str, Any], source: str) -> None:
 
 def _require_table(found: object, place: str, source: str) -> None:
     if not isinstance(found, dict):
-        message = f"{source}: {place} is {found!r}, where Kata wants a table"
-        raise InvalidDocument(message, f"write [{place}], and its keys below it")
+        message = f"{source}: {place} is {found!r}, but Kata needs a table"
+        raise InvalidDocument(message, f"write [{place}], with its keys below it")
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with others over them: a value replaces another one whole."""
+    """Merge tables: a value replaces an earlier one."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)

@@ -42,17 +42,20 @@ def kata(kernel: FakeKernel) -> FakeKernel:
 def test_what_does_not_fit_blocks_and_a_drop_in_mends_it(run: Run, kata: FakeKernel) -> None:
     answer = run("kata", "check-image", GPU)
     assert answer.status == 1
-    assert answer.stdout.startswith("blocker: the image is erofs, and the guest is told ext4\n")
-    assert 'remedy    rootfs_type = "erofs"' in answer.stdout
-    assert answer.stdout.endswith("no guest starts: 1 blocker, 0 warnings, 0 infos, 3 fine\n")
-    assert answer.stderr.startswith("not checked: what is inside the image")
+    assert answer.stdout.startswith("blocker: the image is erofs, but rootfs_type is ext4\n")
+    assert 'remedy    write rootfs_type = "erofs"' in answer.stdout
+    assert answer.stdout.endswith("no guest can start: 1 blocker, 0 warnings, 0 infos, 3 fine\n")
+    assert answer.stderr.startswith(
+        "not checked: contents of the image: driver, agent and hooks (boot it with a debug "
+        "console, or mount it with losetup -P)"
+    )
     place = f"{SHARE}/defaults/kata-containers/config.d/50-x.toml"
     kata.sysfs.put_bytes(place, b'[hypervisor.qemu]\nrootfs_type = "erofs"\n')
     mended = run("kata", "check-image", GPU)
     assert mended.status == 0
-    assert mended.stdout == "nothing blocks: 0 blockers, 0 warnings, 0 infos, 4 fine\n"
+    assert mended.stdout == "no blockers: 0 blockers, 0 warnings, 0 infos, 4 fine\n"
     everything = run("kata", "check-image", GPU, "--all").stdout
-    assert "ok: image and kernel are those for NVIDIA's GPUs" in everything
+    assert "ok: image and kernel are for NVIDIA GPUs, by their names" in everything
 
 
 def test_json_has_all_findings(run: Run, kata: FakeKernel) -> None:
@@ -76,9 +79,9 @@ def test_the_handler_s_own_configuration_comes_first(run: Run, kata: FakeKernel)
 @pytest.mark.parametrize(
     ("text", "options", "told"),
     [
-        (None, (), (2, "cannot read a configuration of Kata")),
+        (None, (), (2, "no readable configuration of Kata:")),
         (None, ("--config", "/nix.toml"), (2, "/nix.toml")),
-        (b"[hypervisor\n", ("--config", "/k.toml"), (65, "/k.toml:1: it is no TOML")),
+        (b"[hypervisor\n", ("--config", "/k.toml"), (65, "/k.toml:1: not valid TOML:")),
     ],
 )
 def test_what_cannot_be_read_is_told(
@@ -104,13 +107,16 @@ def test_a_link_that_leads_to_itself_is_no_file(run: Run, kernel: FakeKernel) ->
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("hypervisor = []\n", "hypervisor is [], and no table"),
-        ("[hypervisor]\nqemu = 1\n", "hypervisor.qemu is 1, and no table"),
-        ("[hypervisor.qemu]\nkernel = 1\n", "kernel in [hypervisor.qemu] is 1, and no text"),
-        (f"runtime = true\n{MAIN.partition('[runtime]')[0]}", "runtime is true, and no table"),
-        (MAIN.replace('"guest-kernel"', "2"), "vfio_mode in [runtime] is 2, and no text"),
-        (MAIN.replace("guest-kernel", "bogus"), "vfio_mode is 'bogus'"),
-        (MAIN.replace("vmlinux-nvidia-gpu.container", ""), "the guest's kernel is no regular file"),
+        ("hypervisor = []\n", "hypervisor is [], not a table"),
+        ("[hypervisor]\nqemu = 1\n", "hypervisor.qemu is 1, not a table"),
+        ("[hypervisor.qemu]\nkernel = 1\n", "kernel in [hypervisor.qemu] is 1, not a string"),
+        (f"runtime = true\n{MAIN.partition('[runtime]')[0]}", "runtime is true, not a table"),
+        (MAIN.replace('"guest-kernel"', "2"), "vfio_mode in [runtime] is 2, not a string"),
+        (MAIN.replace("guest-kernel", "bogus"), "invalid vfio_mode: 'bogus'"),
+        (
+            MAIN.replace("vmlinux-nvidia-gpu.container", ""),
+            "the guest's kernel is not a regular file",
+        ),
     ],
 )
 def test_what_kata_could_not_read_blocks(run: Run, kata: FakeKernel, text: str, told: str) -> None:
@@ -127,7 +133,7 @@ def test_an_image_of_zeros_is_told_as_not_checked(run: Run, kata: FakeKernel) ->
     place = f"{SHARE}/kata-containers/kata-nvidia.img"
     kata.sysfs.put_bytes(place, bytes(8192))
     answer = run("kata", "check-image", GPU)
-    assert answer.stderr.startswith(f"not checked: the file system of {place}, in which none of ")
+    assert answer.stderr.startswith(f"not checked: the file system of {place}: none of ")
 
 
 def test_the_configuration_that_the_installed_handler_names_is_looked_at(

@@ -36,18 +36,26 @@ def explained(
     ("annotation", "what", "fate"),
     [
         ("go default_memory 9000 ^x$", "default_memory is not enabled'", (False, True)),
-        ("rs default_memory 9000 ^x$", "runtime-rs ignores the annot", (True, False)),
-        ("rs pcie_switch_port x port", "pcie_switch_port is 'x'", (False, True)),
-        ("rs pcie_root_port 17 port", "pcie_root_port is '17'", (False, True)),
-        ("rs use_legacy_serial 1 serial", "and does not know it", (False, True)),
-        ("rs indep_iothreads 1 ^x$", "runtime-rs ignores the annot", (True, False)),
-        ("rs nosuch 4 nosuch", "and does not know it", (False, True)),
-        ("go nosuch 4 nosuch", "has no annotation io.katacontainers", (True, False)),
-        ("go cc_init_data x data", "has no annotation io.katacontainers", (True, False)),
-        ("go default_memory 8Gi memory", "default_memory is '8Gi'", (False, True)),
-        ("rs default_memory 8Gi memory", "default_memory is '8Gi'", (False, True)),
-        ("go default_memory 16 memory", "default_memory is '16'", (False, True)),
-        ("go enable_iommu yes iommu", "enable_iommu is 'yes'", (False, True)),
+        ("rs default_memory 9000 ^x$", "runtime-rs ignores annot", (True, False)),
+        ("rs pcie_switch_port x port", "pcie_switch_port has the invalid value 'x'", (False, True)),
+        ("rs pcie_root_port 17 port", "pcie_root_port has the invalid value '17'", (False, True)),
+        ("rs use_legacy_serial 1 serial", "is allowed, but not supported", (False, True)),
+        ("rs indep_iothreads 1 ^x$", "runtime-rs ignores annot", (True, False)),
+        ("rs nosuch 4 nosuch", "is allowed, but not supported", (False, True)),
+        ("go nosuch 4 nosuch", "does not support annotation io.katacontainers", (True, False)),
+        ("go cc_init_data x data", "does not support annotation io.katacontainers", (True, False)),
+        (
+            "go default_memory 8Gi memory",
+            "default_memory has the invalid value '8Gi'",
+            (False, True),
+        ),
+        (
+            "rs default_memory 8Gi memory",
+            "default_memory has the invalid value '8Gi'",
+            (False, True),
+        ),
+        ("go default_memory 16 memory", "default_memory has the invalid value '16'", (False, True)),
+        ("go enable_iommu yes iommu", "enable_iommu has the invalid value 'yes'", (False, True)),
     ],
 )
 def test_an_annotation_goes_through_the_allow_list_and_the_table_of_keys(
@@ -67,7 +75,9 @@ def test_an_allowed_annotation_is_what_the_later_links_go_by(
     item = explained(run, tmp_path / "a", runtime, annotations, "^default_memory$")
     told = [said(found) for found in breaks(item)]
     assert any("less than default_memory (60000" in what for what in told), told
-    assert any("60000 MiB and limits of 16384 MiB is larger than the host" in w for w in told)
+    assert any(
+        "60000 MiB and container limits of 16384 MiB is larger than the host" in w for w in told
+    )
     annotations = {f"{HYPERVISOR}kernel_params": "quiet", f"{HYPERVISOR}default_memory": "4096"}
     item = explained(run, tmp_path / "b", runtime, annotations, "^(kernel_params|default_memory)$")
     assert breaks(item) == []
@@ -86,9 +96,12 @@ def test_the_mode_of_vfio_is_annotated_without_leave(
 ) -> None:
     item = explained(run, tmp_path / "a", runtime, {VFIO_MODE: "vfio"}, "^x$")
     (found,) = breaks(item)
-    assert "annotated as 'vfio', and enable_iommu is not set" in said(found)
+    assert (
+        "vfio_mode is annotated as 'vfio', but enable_iommu is not set: VFIO in the guest needs "
+        "an IOMMU there, so containers with a device do not start"
+    ) in said(found)
     assert not is_certain(found), "a guest without an IOMMU can allow VFIO without one"
     item = explained(run, tmp_path / "b", runtime, {VFIO_MODE: "both"}, "^x$")
-    assert "annotated as 'both', which is none" in said(breaks(item)[0])
+    assert "invalid vfio_mode in an annotation: 'both'" in said(breaks(item)[0])
     item = explained(run, tmp_path / "c", runtime, {VFIO_MODE: "guest-kernel"}, "^x$")
     assert breaks(item) == []

@@ -55,7 +55,7 @@ def test_a_right_pod_has_its_chain_up_to_the_index_in_the_guest(
         "the device:",
         f"  nvidia.com/pgpu={name} -> /{SPECIFICATION} -> {path} -> group {GROUP}",
         f"    {GPU} on vfio-pci -> rp0 -> nvidia.com/gpu=0",
-        f"    the agent is told {key}: nvidia.com/gpu=0",
+        f"    annotation for the agent: {key}: nvidia.com/gpu=0",
         "the chain is complete",
     ]
     item = document(run(*line, "--format", "json"))
@@ -171,4 +171,4 @@ def test_odd_files_are_no_crash(
     is_malformed = text == "x ="
     answer = run("--root", str(node.root), "kata", "runtimeclass")
     assert answer.status == (65 if is_malformed else 0)
-    assert is_malformed == (f"/{path}:1: it is no TOML: " in answer.stderr)
+    assert is_malformed == (f"/{path}:1: not valid TOML: " in answer.stderr)

@@ -45,16 +45,16 @@ def test_kata_s_build_for_gpus_is_fine() -> None:
 @pytest.mark.parametrize(
     ("image", "kind", "words"),
     [
-        (guest(KERNEL, replace(IMAGE, resolved=None)), "guest-file", "image is not there"),
+        (guest(KERNEL, replace(IMAGE, resolved=None)), "guest-file", "image does not exist"),
         (guest(KERNEL, replace(IMAGE, size=0)), "guest-file", "image is empty"),
-        (guest(replace(KERNEL, resolved=None), IMAGE), "guest-file", "kernel is not there"),
-        (guest(replace(KERNEL, is_regular=False), IMAGE), "guest-file", "is no regular file"),
+        (guest(replace(KERNEL, resolved=None), IMAGE), "guest-file", "kernel does not exist"),
+        (guest(replace(KERNEL, is_regular=False), IMAGE), "guest-file", "is not a regular file"),
         (guest(IMAGE), "guest-file", "no kernel"),
-        (replace(NVIDIA, vfio_mode="bogus"), "guest-setting", "vfio_mode is 'bogus'"),
+        (replace(NVIDIA, vfio_mode="bogus"), "guest-setting", "invalid vfio_mode: 'bogus'"),
         (guest(IMAGE, mistyped=(("kernel", "1"),)), "guest-setting", "kernel is 1"),
         (guest(KERNEL), "guest-root", "no root file system"),
         (guest(KERNEL, IMAGE, INITRD), "guest-root", "an image and an initrd"),
-        (replace(NVIDIA, rootfs_type=None), "rootfs-type", "erofs, and the guest is told ext4"),
+        (replace(NVIDIA, rootfs_type=None), "rootfs-type", ", but rootfs_type is ext4"),
         (guest(KERNEL, IMAGE, rootfs_type="erofs"), "rootfs-type", "is ext4"),
     ],
 )
@@ -113,7 +113,7 @@ def test_an_unknown_mode_leaves_nothing_out() -> None:
 
 
 def test_a_value_of_a_wrong_type_is_not_told_as_a_missing_one() -> None:
-    report = check_guest_image(guest(mistyped=(("hypervisor", "[], and no table"),)))
+    report = check_guest_image(guest(mistyped=(("hypervisor", "[], not a table"),)))
     assert [finding.rule for finding in report.findings] == ["guest-setting"]
 
 
@@ -121,7 +121,7 @@ def test_an_unknown_file_system_is_told_as_not_checked() -> None:
     report = check_guest_image(guest(KERNEL, replace(IMAGE, file_system=None)))
     assert not report.is_blocked
     assert report.not_checked[0].startswith(f"the file system of {IMAGE.resolved}")
-    assert "the guest is told ext4" in report.not_checked[0]
+    assert ", but rootfs_type is ext4" in report.not_checked[0]
     assert len(check_guest_image(guest(KERNEL, INITRD)).not_checked) == 1
 
 

@@ -86,7 +86,7 @@ def test_what_was_done_is_told_with_what_comes_next(node: FakeKernel, run: Run) 
     assert "systemctl restart containerd" in answer.stderr
     assert "undo with: vfiomgr kata uninstall" in answer.stderr
     again = run("kata", "install")
-    assert "the handler kata-vfio is there already\nnothing to do" in again.stdout
+    assert "handler kata-vfio already exists\nnothing to do" in again.stdout
     assert "restart" not in again.stderr
     gone = run("kata", "uninstall")
     assert f"done: remove {DROP_IN}" in gone.stdout
@@ -122,13 +122,13 @@ def test_without_katas_configuration_the_command_that_makes_it_is_named(
     answer = run("kata", "install", "--handler", "other")
     own = "/etc/kata-containers/vfiomgr/other/configuration.toml"
     assert answer.status == 4
-    assert f"there is no {own}" in answer.stderr
+    assert f"configuration for the handler's shim not found: {own}" in answer.stderr
     assert f"vfiomgr kata config --whole BASE --output {own}" in answer.stderr
     base = "/opt/kata/share/defaults/kata-containers/configuration.toml"
     put(node, base, "[runtime]\n")
     assert f"--whole {base} --output {own}" in run("kata", "install", "--handler", "other").stderr
     answer = run("kata", "install", "--config", "/etc/none.toml")
-    assert "leave out --config /etc/none.toml" in answer.stderr
+    assert "; or omit --config /etc/none.toml" in answer.stderr
     assert text(node, DROP_IN) is None
 
 
@@ -137,7 +137,7 @@ def test_the_configuration_that_kata_ships_for_gpus_serves(node: FakeKernel, run
     put(node, shipped, "")
     answer = run("kata", "install", "--handler", "other")
     assert answer.status == 0
-    assert f"reads {shipped}" in answer.stderr
+    assert f"the handler uses {shipped}" in answer.stderr
     assert shipped in (text(node, DROP_IN) or "")
 
 
@@ -166,7 +166,7 @@ def test_what_kata_finds_by_itself_serves_where_a_drop_in_plugs_devices(
     answer = run("kata", "install", "--handler", "other")
     assert answer.status == (0 if serves else 4), answer.stderr
     if serves:
-        assert f"reads {directory}/configuration.toml" in answer.stderr
+        assert f"the handler uses {directory}/configuration.toml" in answer.stderr
         assert f"{directory}/configuration.toml" in (text(node, DROP_IN) or "")
 
 
@@ -187,13 +187,13 @@ def test_of_two_shims_the_one_that_the_configuration_is_for_is_taken(
     put(node, "/opt/kata/VERSION", f"{version}\n")
     answer = run("kata", "install")
     shim = RS_SHIM if taken == "rs" else HostPath(SHIM)
-    assert f"of Kata's shims {shim} is taken" in answer.stderr
+    assert f"using Kata's shim {shim};" in answer.stderr
     assert f'runtime_path = "{shim}"' in (text(node, DROP_IN) or "")
 
 
 def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None:
     answer = run("kata", "install", "--runtime-path", "/opt/none")
-    assert (answer.status, "there is no /opt/none" in answer.stderr) == (4, True)
+    assert (answer.status, "/opt/none does not exist" in answer.stderr) == (4, True)
     put(node, CONFIGURATION, '[runtime]\nhypervisor_name = "qemu"\n')
     answer = run("kata", "install")
     assert answer.status == 4
@@ -207,10 +207,10 @@ def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("kata install --handler Kata_VFIO", "no RuntimeClass can name that"),
-        ("kata install --handler kata.vfio", "no RuntimeClass can name that"),
-        ("kata install --config kata.toml", "no absolute path"),
-        ("kata install --runtime-config config.toml", "no absolute path"),
+        ("kata install --handler Kata_VFIO", "invalid handler name: --handler"),
+        ("kata install --handler kata.vfio", "invalid handler name: --handler"),
+        ("kata install --config kata.toml", "not an absolute path:"),
+        ("kata install --runtime-config config.toml", "not an absolute path:"),
         ("kata install --containerd-version new", "is not a version"),
         ("runtime configure crun", "missing option: --path FILE"),
         ("runtime configure crun --path crun", "no absolute path"),
@@ -232,7 +232,7 @@ def test_several_runtimes_are_told_apart_by_the_user(node: FakeKernel, run: Run)
     put(node, "/etc/crio/crio.conf", "")
     answer = run("kata", "install")
     assert answer.status == 2
-    assert "several container runtimes here: containerd, crio" in answer.stderr
+    assert "several container runtimes found: containerd, crio" in answer.stderr
     assert run("kata", "install", "--runtime", "crio").status == 0
     assert text(node, "/etc/crio/crio.conf.d/50-vfiomgr.conf")
 
@@ -272,7 +272,7 @@ def test_of_several_entries_of_one_name_the_user_chooses(node: FakeKernel, run: 
         assert run("kata", "install", "--runtime", cri).status == 0
     answer = run("kata", "uninstall")
     assert answer.status == 2
-    assert f"several container runtimes have an entry kata-vfio: containerd ({MAIN}), docker" in (
+    assert f"several container runtimes have entry kata-vfio: containerd ({MAIN}), docker" in (
         answer.stderr
     )
     assert f"--runtime containerd --runtime-config {MAIN}" in answer.stderr
@@ -287,17 +287,17 @@ def test_without_any_runtime_that_is_told(kernel: FakeKernel, run: Run) -> None:
     put(kernel, CONFIGURATION, "")
     answer = run("kata", "install")
     assert answer.status == 2
-    assert "no container runtime here" in answer.stderr
+    assert "no container runtime found (containerd, CRI-O, Docker, k3s, rke2)" in answer.stderr
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("kata install --config /opt", "/opt is a directory"),
-        ("kata install --config /opt/pipe", "/opt/pipe is no regular file"),
+        ("kata install --config /opt/pipe", "/opt/pipe is not a regular file"),
         ("kata install --runtime-path /opt", "/opt is a directory"),
         ("kata install --runtime-path /opt/plain", "/opt/plain is not executable"),
-        ("kata install --runtime-path /opt/dangling", "there is no /opt/dangling"),
+        ("kata install --runtime-path /opt/dangling", "/opt/dangling does not exist"),
         ("runtime configure crun --path /opt", "/opt is a directory"),
         ("runtime configure crun --path /opt/plain", "/opt/plain is not executable"),
     ],
@@ -373,7 +373,7 @@ def test_an_image_needs_no_kernel(tmp_path: Path, run: Run) -> None:
     root = image(tmp_path, **{MAIN: V2})
     answer = run("kata", "install", "--root", str(root), "--containerd-version", "1.7")
     assert answer.status == 0, answer.stderr
-    assert "not checked: what containerd 1.7.0 makes of it" in answer.stderr
+    assert "not checked: how containerd 1.7.0 reads the files" in answer.stderr
     assert f"undo with: vfiomgr kata uninstall --root {root}\n" in answer.stderr
     place = root / MAIN.lstrip("/")
     assert "enable_cdi = true" in place.read_text()
@@ -493,7 +493,7 @@ def test_the_command_that_makes_the_configuration_is_about_the_same_root(
 def test_the_configuration_that_stays_is_named(node: FakeKernel, run: Run) -> None:
     run("kata", "install")
     answer = run("kata", "uninstall")
-    assert f"{CONFIGURATION}, the configuration of kata-vfio, stays" in answer.stderr
+    assert f"the configuration of kata-vfio stays: {CONFIGURATION}" in answer.stderr
     assert f"rm {node.locate(CONFIGURATION)}" in answer.stderr
     assert node.exists(CONFIGURATION)
     node.remove(CONFIGURATION)

@@ -141,14 +141,14 @@ def test_all_that_makes_pods_is_read_also_in_a_list_and_as_json(
         (POD.replace("kata-vfio", "5"), "p.yaml:7:21: spec.runtimeClassName: runtimeClassName is"),
         (
             POD.replace('"a/b=0, a/b=1"', "5"),
-            "p.yaml:5:33: metadata.annotations.cdi.k8s.io/gpu: an",
+            "p.yaml:5:33: metadata.annotations.cdi.k8s.io/gpu: the annotation is not",
         ),
         (
             POD.replace("16Gi", "16Gx"),
-            "p.yaml:16:46: spec.containers[0].resources.limits.memory: '16",
+            "p.yaml:16:46: spec.containers[0].resources.limits.memory: invalid quantity: '16",
         ),
-        (POD.replace('pgpu: "2"', "pgpu: 0.5"), "counted in whole"),
-        (POD.replace('pgpu: "2"', "pgpu: -1"), "counted in whole"),
+        (POD.replace('pgpu: "2"', "pgpu: 0.5"), "use whole numbers for devices"),
+        (POD.replace('pgpu: "2"', "pgpu: -1"), "use whole numbers for devices"),
         (POD.replace('limits: {nvidia.com/pgpu: "2",', "limits: {"), "requested without a limit"),
         (POD.replace("limits: {a.io/x: 1}", "limits: 5"), "limits is no mapping"),
         (CLASS.replace("handler: kata-gpu", "x: y"), "a RuntimeClass without a handler"),
@@ -172,7 +172,7 @@ def test_truths_are_those_of_kubectls_yaml(text: str, *, privileged: bool) -> No
 
 def test_several_flaws_are_told_at_once() -> None:
     text = POD.replace("16Gi", "16Gx").replace("500m", "half")
-    with pytest.raises(InvalidDocument, match="2 things are wrong") as caught:
+    with pytest.raises(InvalidDocument, match="2 errors") as caught:
         read_objects(text, "p.yaml")
     assert [line.split(":")[1] for line in caught.value.details] == ["16", "16"]
 

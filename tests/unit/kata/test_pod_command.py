@@ -51,9 +51,9 @@ def test_default_memory_is_read_from_the_configuration_of_the_handler(
     (made,) = objects(run("kata", "runtimeclass", "--config", str(other)))
     assert made["overhead"]["podFixed"]["memory"] == "3072Mi"
     node.change(CONFIGURATION, "default_memory = 4096\n", "")
-    assert "(it is not set there)" in run("kata", "runtimeclass").stderr
+    assert "(not set in the configuration)" in run("kata", "runtimeclass").stderr
     node.change(CONFIGURATION, "machine_type =", "machine_type")
-    assert "is no TOML" in run("kata", "runtimeclass").stderr
+    assert ": not valid TOML:" in run("kata", "runtimeclass").stderr
 
 
 def test_what_is_installed_written_and_printed_is_explained_as_whole(
@@ -65,7 +65,10 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
     before = run("kata", "explain", str(node.pod))
     assert before.status == 1
     assert "remedy: vfiomgr kata install --handler kata-vfio, then restart" in before.stdout
-    assert "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --write" in before.stdout
+    assert (
+        "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --write, when the devices are "
+        "available"
+    ) in before.stdout
     for command in (
         f"bind {GPU}",
         "kata install --runtime containerd --containerd-version 2.2",
@@ -104,8 +107,8 @@ def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> No
     assert container["resources"]["limits"]["vfiomgr.io/vfio"] == "1"
     assert "cuda" in container["image"]
     assert answer.stderr == (
-        "the pods wait until a device plugin offers vfiomgr.io/vfio; a CDI specification of that "
-        "kind comes from: vfiomgr cdi generate --kind vfiomgr.io/vfio\n"
+        "the pods wait until a device plugin offers vfiomgr.io/vfio; create a CDI specification "
+        "of that kind with: vfiomgr cdi generate --kind vfiomgr.io/vfio\n"
     )
     assert json.loads(run("kata", "pod", "--format", "json").stdout) == made
 
@@ -134,7 +137,7 @@ def test_a_group_goes_whole_and_its_bridges_need_no_port(run: Run) -> None:
     assert run("kata", "pod", SHARED, "--count", "5").status == 0
     answer = run("kata", "pod", SHARED, "--count", "6")
     assert answer.status == 4
-    assert "18 functions need a root port each, Kata has 16" in answer.stderr
+    assert "18 functions need a root port each, but Kata has only 16" in answer.stderr
 
 
 def test_a_deployment_keeps_its_pod_running(run: Run) -> None:
@@ -152,19 +155,24 @@ def test_a_deployment_keeps_its_pod_running(run: Run) -> None:
 def test_without_a_device_the_pod_is_printed_and_the_lack_is_told(run: Run) -> None:
     answer = run("kata", "pod")
     assert len(objects(answer)) == 1
-    assert answer.stderr.startswith("nothing is ready for a guest yet: vfiomgr bind ADDRESS")
+    assert answer.stderr.startswith(
+        "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create"
+    )
 
 
 def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
     uuid = run("vgpu", "create", "--type", "nvidia-222").stdout.strip()
     answer = run("kata", "pod", uuid)
     assert (answer.status, answer.stdout) == (4, "")
-    assert "is a mediated device of 0000:06:00.0, and Kata cannot attach one" in answer.stderr
+    assert (
+        "is a mediated device of 0000:06:00.0, which Kata does not support: the Go runtime "
+        "passes a wrong address or the entire parent, runtime-rs finds no PCI device ("
+    ) in answer.stderr
     assert f"vfiomgr libvirt hostdev {uuid}" in answer.stderr
     steps = f"vfiomgr vgpu remove {uuid}, vfiomgr bind 0000:06:00.0"
     for command in ("kata pod", "kata config", "kata explain", "kata run-command"):
         told = run(*command.split(), uuid).stderr
-        assert f"the whole GPU 0000:06:00.0: {steps}" in told, command
+        assert f"the entire GPU 0000:06:00.0 to Kata: {steps}" in told, command
         assert "a vGPU that is a virtual function" not in told, "this host makes none"
 
 
@@ -180,8 +188,8 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
         ("pod --runtime-class a_b", 2, "--runtime-class 'a_b' is no name"),
         ("pod --memory much", 2, "--memory much is not a size"),
         ("pod --count 17", 2, "from 1 to 16"),
-        ("pod 0000:05:00.0 --naming model", 4, "no plugin of NVIDIA's offers 0000:05:00.0"),
-        ("runtimeclass --handler A", 2, "--handler 'A' is no name"),
+        ("pod 0000:05:00.0 --naming model", 4, "no NVIDIA plugin offers 0000:05:00.0"),
+        ("runtimeclass --handler A", 2, "--handler 'A' is not a valid Kubernetes name"),
         ("runtimeclass --default-memory 1G --config x", 2, "contradict each other"),
         ("runtimeclass --config /nowhere.toml", 2, "cannot read the configuration"),
         ("runtimeclass --default-memory 0", 2, "--default-memory 0 is not a size"),
@@ -202,9 +210,9 @@ def test_more_than_this_host_has_is_told(run: Run) -> None:
     run("bind", "0000:01:00.0")
     answer = run("kata", "pod", "--count", "2")
     assert answer.status == 0
-    assert "a pod asks for 2 of " in answer.stderr
-    assert "on this host there is 1: it waits for a node with more" in answer.stderr
-    assert "a pod asks for" not in run("kata", "pod").stderr
+    assert "a pod requests 2 of " in answer.stderr
+    assert ", but this host has 1: it waits for a node with more" in answer.stderr
+    assert "a pod requests" not in run("kata", "pod").stderr
 
 
 @pytest.mark.parametrize("line", ["pod", "config", "run-command", "pod --format json"])
@@ -222,6 +230,11 @@ def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) 
 @pytest.mark.parametrize("name", ["nvidia.com/2684", "a/gpu", "example.com/1gpu"])
 def test_a_resource_that_is_no_kind_of_cdi_is_told(run: Run, name: str) -> None:
     answer = run("kata", "pod", "--resource", name)
-    assert f"{name} can be no kind of CDI" in answer.stderr
+    assert f"{name} is not a valid CDI kind" in answer.stderr
     assert "cdi generate --kind" not in answer.stderr
-    assert "can be no kind" not in run("kata", "pod", "--resource", "nvidia.com/pgpu").stderr
+    assert (
+        "is not a valid CDI kind (vendor and class need two characters or more and start with a "
+        "letter). Kata looks up the kubelet's devices by that kind, so pods with cold-plugged "
+        "devices fail. Configure another name in the device plugin, and pass it: --resource "
+        "domain/name"
+    ) not in run("kata", "pod", "--resource", "nvidia.com/pgpu").stderr

@@ -24,7 +24,7 @@ def test_the_command_is_the_answer_and_the_rest_is_told_beside_it(run: Run) -> N
         "ctr run --rm --tty --runtime io.containerd.kata.v2 --device /dev/vfio/10 "
         "--device /dev/vfio/11 ubuntu kata-0000-01-00.0 ls /\n"
     )
-    assert "before it: ctr image pull ubuntu" in answer.stderr
+    assert "run first: ctr image pull ubuntu" in answer.stderr
     assert "cold_plug_vfio or hot_plug_vfio" in answer.stderr
     assert "vfiomgr bind" not in answer.stderr
 
@@ -113,7 +113,7 @@ def test_the_installed_kata_counts_where_none_is_told(run: Run, kernel: FakeKern
     kernel.sysfs.put_bytes("/opt/kata/VERSION", b"3.14.0\n")
     run("bind", GPU)
     ask = ("kata", "run-command", GPU, "--node", "cdev")
-    assert "Kata 3.14.0 (Go runtime) takes no cdev" in run(*ask).stderr
+    assert "Kata 3.14.0 (Go runtime) does not support the VFIO character device" in run(*ask).stderr
     assert run(*ask, "--kata-version", "3.15").status == 0
 
 
@@ -161,7 +161,7 @@ def test_a_shim_outside_of_path_is_named_by_its_path(run: Run, kernel: FakeKerne
     for tool in ("ctr", "nerdctl"):
         answer = run("kata", "run-command", GPU, "--with", tool, "--kata-runtime", "rust")
         assert f"--runtime {RS_SHIM} " in answer.stdout
-        assert "since 1.6" in answer.stderr
+        assert "(containerd 1.6 and later)" in answer.stderr
     docker = run("kata", "run-command", GPU, "--with", "docker", "--kata-runtime", "rust").stderr
     assert f'"runtimeType": "{RS_SHIM}"' in docker
     assert "vfiomgr kata install --runtime docker" in docker

@@ -93,7 +93,7 @@ def test_whose_table_counts(text: str, hypervisor: str, runtime: str) -> None:
 
 
 def test_a_file_that_is_no_toml_is_named() -> None:
-    with pytest.raises(InvalidDocument, match=r"configuration-qemu\.toml:1: it is no TOML"):
+    with pytest.raises(InvalidDocument, match=r"configuration-qemu\.toml:1: not valid TOML"):
         read_settings(MAIN, "[hypervisor\n")
-    with pytest.raises(InvalidDocument, match=r"config\.d/50-a:1: it is no TOML"):
+    with pytest.raises(InvalidDocument, match=r"config\.d/50-a:1: not valid TOML"):
         read_settings(MAIN, BASE, [drop_in("50-a", "x")])

@@ -1,1 +1,1 @@
-"""The configuration of Kata: what devices need of it, and what it refuses."""
+"""The configuration of Kata: what devices need, and what Kata refuses."""

@@ -1,4 +1,4 @@
-"""The configuration of Kata that another one is made of, or that a drop-in changes."""
+"""The configuration of Kata that is changed by a new one or by a drop-in."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ _MOST_NAMED = 3
 
 
 class Base(Value):
-    """A configuration, and what it says with all drop-ins but vfiomgr's own."""
+    """A configuration, and its settings with all drop-ins except vfiomgr's own."""
 
     file: KataConfigurationFile
     settings: KataSettings
 
     @property
     def drop_ins(self) -> tuple[tuple[HostPath, str], ...]:
-        """Those of others."""
+        """The drop-ins of other programs."""
         return _foreign(self.file)
 
 
 def named_base(
     host: HostSource, name: str, hypervisor: KataHypervisor, runtime: RuntimeName | None
 ) -> Base:
-    """The configuration of a name.
+    """The configuration with a name.
 
     Raises:
-        UsageError: it is not there, or for another hypervisor or runtime.
-        InvalidDocument: it is no TOML, or a section of it no table.
+        UsageError: it does not exist, or is for another hypervisor or runtime.
+        InvalidDocument: it is not TOML, or a section is not a table.
 
     """
     file = _named(host, name)
@@ -75,7 +75,7 @@ def found_base(
     release: KataRelease,
     hypervisor: KataHypervisor,
 ) -> Base | None:
-    """The one that the runtime finds by itself, where it is for the hypervisor and can be read."""
+    """The runtime's default configuration, if it is readable and for the hypervisor."""
     for path in search_path(release.runtime):
         file = installation.configuration([path])
         if file is None:
@@ -83,7 +83,7 @@ def found_base(
         try:
             base = _read(file)
         except InvalidDocument as error:
-            host.on_note(f"{error.message}: what it configures is not counted")
+            host.on_note(f"{error.message}; ignoring this configuration")
             continue
         if base.settings.hypervisor in _TABLES[hypervisor]:
             return base
@@ -91,10 +91,10 @@ def found_base(
 
 
 def _read(file: KataConfigurationFile) -> Base:
-    """What a file says with its drop-ins.
+    """The settings of a file with its drop-ins.
 
     Raises:
-        InvalidDocument: one of them is no TOML, or a section of it no table.
+        InvalidDocument: one of them is not TOML, or a section is not a table.
 
     """
     drop_ins = _foreign(file)
@@ -105,31 +105,33 @@ def _read(file: KataConfigurationFile) -> Base:
 
 
 def _require_hypervisor(name: str, settings: KataSettings, hypervisor: KataHypervisor) -> None:
-    """Make sure that what a configuration runs is what is meant: runtime-rs names it.
+    """Make sure that a configuration is for the requested hypervisor, which runtime-rs names.
 
     Raises:
-        UsageError: it runs another one, and nothing else of it is read.
+        UsageError: it is for another hypervisor.
 
     """
     named = settings.text("runtime", "hypervisor_name")
     if not named or named in _TABLES[hypervisor]:
         return
     fitting = next((each for each, tables in _TABLES.items() if named in tables), None)
-    hint = f"write --hypervisor {fitting}" if fitting else "name another configuration"
-    message = f'{name} has hypervisor_name = "{named}": it reads no [hypervisor.{hypervisor}]'
+    hint = f"pass --hypervisor {fitting}" if fitting else "name another configuration"
+    message = f'{name} has hypervisor_name = "{named}", so [hypervisor.{hypervisor}] has no effect'
     raise UsageError(message, hint)
 
 
 def _named(host: HostSource, name: str) -> KataConfigurationFile:
-    """A file of the host, or one that lies here."""
+    """A file of the host, or a file on this machine."""
     path = HostPath(os.path.abspath(name))
     found = None
     if host.snapshot is None and name.startswith("/"):
         found = read_configuration(host.tree, path)
     found = found or read_configuration(host.machine, path)
     if found is None:
-        message = f"cannot read the configuration {name}"
-        raise UsageError(message, "Kata's own lie in /opt/kata/share/defaults/kata-containers")
+        message = f"cannot read configuration {name}"
+        raise UsageError(
+            message, "Kata's own configurations are in /opt/kata/share/defaults/kata-containers"
+        )
     return found
 
 
@@ -138,7 +140,7 @@ def _foreign(file: KataConfigurationFile) -> tuple[tuple[HostPath, str], ...]:
 
 
 def with_drop_in(base: Base, text: str) -> Mapping[str, Any]:
-    """What a configuration says in the end, with a text as vfiomgr's own drop-in."""
+    """The effective settings with a text as vfiomgr's own drop-in."""
     own = (HostPath(base.file.drop_in_directory / DROP_IN), text)
     drop_ins = (*base.drop_ins, own)
     return read_settings(base.file.resolved, base.file.text, drop_ins).document
@@ -147,11 +149,11 @@ def with_drop_in(base: Base, text: str) -> Mapping[str, Any]:
 def tell_of_drop_ins(
     host: HostSource, installation: KataInstallation, base: Base | None, plan: KataPlan
 ) -> None:
-    """What else a drop-in concerns, and what keeps it from having its say."""
+    """Note the other configurations of a drop-in, and the files that override it."""
     if base is None and installation.shims:
         host.on_note(
-            f"no configuration for {plan.hypervisor} was found where {plan.release} looks for its "
-            "own: --beside names the one that the drop-in is for"
+            f"no configuration for {plan.hypervisor} found in the default places of "
+            f"{plan.release}; name the configuration of the drop-in with --beside"
         )
     if base is None:
         return
@@ -161,12 +163,12 @@ def tell_of_drop_ins(
         rest = len(neighbours) - _MOST_NAMED
         others = f"{named} and {rest} more" if rest > 0 else named
         host.on_note(
-            f"{base.file.drop_in_directory} is also that of {others}: all of them get these keys; "
-            "--whole makes a configuration of its own"
+            f"{base.file.drop_in_directory} also applies to {others}, which get these keys too; "
+            "use --whole to create a separate configuration"
         )
     for path, text in base.drop_ins:
         if not path.endswith(".toml"):
-            host.on_note(f"{path} is read too, whatever it is called: move it elsewhere")
+            host.on_note(f"{path} is read too, whatever its name; move it elsewhere to disable it")
         if path.name > DROP_IN:
             _tell_of_later(host, path, text, plan)
 
@@ -180,11 +182,13 @@ def _tell_of_later(host: HostSource, path: HostPath, text: str, plan: KataPlan) 
         if isinstance(table, dict) and entry.key in table:
             value = list(entry.value) if isinstance(entry.value, tuple) else entry.value
             if table[entry.key] != value:
-                host.on_note(f"{path} is read later, and sets {entry.key} to {table[entry.key]!r}")
+                host.on_note(f"{path} is read later and sets {entry.key} to {table[entry.key]!r}")
 
 
 def tell_of_taken_in(host: HostSource, base: Base) -> None:
-    """Which drop-ins a whole configuration has become one with."""
+    """Note the drop-ins that were merged into a complete configuration."""
     if base.drop_ins:
         names = ", ".join(path for path, _ in base.drop_ins)
-        host.on_note(f"what {names} set was taken in: a configuration elsewhere has other drop-ins")
+        host.on_note(
+            f"merged the settings of {names}: a configuration elsewhere has other drop-ins"
+        )

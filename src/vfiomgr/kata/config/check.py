@@ -1,4 +1,4 @@
-"""A configuration of Kata that is checked: where it is from, and for which release."""
+"""Check a configuration of Kata for a release."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CheckedFile(Value):
-    """What is looked at: a whole configuration, or a drop-in, for which other rules hold."""
+    """A complete configuration, or a drop-in, for which other rules apply."""
 
     source: str
     release: KataRelease
@@ -33,11 +33,11 @@ class CheckedFile(Value):
         return self.table.knows(self.release, section, key)
 
     def refuses_unknown_keys(self, section: str) -> bool:
-        """Whether the runtime refuses the file for one.
+        """Whether the runtime refuses the file because of an unknown key.
 
-        Go decodes a drop-in as it does the file, without a word about keys that no field has, and
-        then copies each key of a hypervisor or an agent by its name (updateFromDropIn in
-        src/runtime/pkg/katautils/config.go): there it fails.
+        Go decodes a drop-in like the file and ignores keys that no field has. Then it copies each
+        key of a hypervisor or an agent by name (updateFromDropIn in
+        src/runtime/pkg/katautils/config.go) and fails for an unknown one.
         """
         if self.release.runtime == "go":
             return self.is_drop_in and section.partition(".")[0] in NAMED
@@ -75,20 +75,20 @@ _OF_RS = {
     "remote_hypervisor_socket": "hypervisor_socket",
     "remote_hypervisor_timeout": "hypervisor_timeout",
 }
-"""What runtime-rs calls what the Go runtime calls otherwise."""
+"""Names in runtime-rs for keys that the Go runtime names differently."""
 _DEFAULTS = {"kubelet_root_dir": "/var/lib/kubelet"}
-"""What Kata takes where a key is not set, of those that Kata's own configurations set to it."""
+"""Kata's defaults for keys that its own configurations set to these values."""
 _VARIABLE = re.compile(r"@[A-Z0-9_]+@")
-"""Of Kata's Makefiles; some of its own configurations have one that nothing replaced."""
+"""Placeholders of Kata's Makefiles, which some of its configurations still contain."""
 _RANGE = re.compile(r"([ui])(\d+)")
 _ITEMS: Mapping[KeyType, type] = {"strings": str, "integers": int, "tables": dict}
 
 
 class _Entry(Value):
     section: str
-    """As in the table of keys."""
+    """The section, as in the table of keys."""
     place: str
-    """As in the file: `hypervisor.qemu`."""
+    """The table in the file: `hypervisor.qemu`."""
     key: str
     value: object
 
@@ -105,7 +105,7 @@ def check_keys(
     source: str = "the configuration",
     is_drop_in: bool = False,
 ) -> tuple[Diagnostic, ...]:
-    """What Kata ignores or refuses in a file, the gravest first."""
+    """What Kata ignores or refuses in a file, blockers first."""
     file = CheckedFile(source, release, table, is_drop_in)
     return _sorted([*_check_entries(file, document), *check_values(file, document)])
 
@@ -118,14 +118,14 @@ def check_one_by_one(
     source: str,
     is_drop_in: bool,
 ) -> tuple[Diagnostic, ...]:
-    """What Kata ignores or refuses of the keys of a file, whatever other files set."""
+    """What Kata ignores or refuses in the keys of a file, without other files."""
     return _sorted(_check_entries(CheckedFile(source, release, table, is_drop_in), document))
 
 
 def check_together(
     document: Mapping[str, Any], release: KataRelease, table: KataSchema, *, source: str
 ) -> tuple[Diagnostic, ...]:
-    """What Kata refuses of the values that a file and all its drop-ins come to."""
+    """What Kata refuses in the combined settings of a file and its drop-ins."""
     return _sorted(check_values(CheckedFile(source, release, table, is_drop_in=False), document))
 
 
@@ -174,9 +174,9 @@ def _no_table(file: CheckedFile, place: str, value: object) -> Diagnostic:
     return file.finding(
         "kata-wrong-type",
         "blocker",
-        f"{place} is {value!r}: {file.release} wants a table",
-        "Kata refuses the whole configuration",
-        f"write [{place}], and its keys below it",
+        f"{place} is {value!r}, but {file.release} needs a table",
+        "Kata refuses the entire configuration",
+        f"write [{place}], with its keys below it",
         subject=place,
     )
 
@@ -189,8 +189,8 @@ def _check_entry(file: CheckedFile, entry: _Entry) -> Iterator[Diagnostic]:
         yield file.finding(
             "kata-wrong-type",
             "blocker",
-            f"{entry.name} is {entry.value!r}: {file.release} wants {_wanted(form)}",
-            "Kata refuses the whole configuration",
+            f"{entry.name} is {entry.value!r}, but {file.release} needs {_wanted(form)}",
+            "Kata refuses the entire configuration",
             f"write {_wanted(form)}",
             subject=entry.name,
         )
@@ -212,10 +212,10 @@ def _is_in(value: object, range_: str) -> bool:
 
 
 def _limits(text: str) -> tuple[int, int]:
-    """The least and the greatest of `u32`, `i8`."""
+    """The minimum and maximum of `u32`, `i8`."""
     match = _RANGE.fullmatch(text)
     if match is None:
-        message = f"the table of keys has the range {text!r}"
+        message = f"invalid range in the table of keys: {text!r}"
         raise RuntimeError(message)
     bits = int(match[2])
     return (0, 2**bits - 1) if match[1] == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -241,35 +241,35 @@ def _unknown(file: CheckedFile, entry: _Entry) -> Diagnostic:
 
 
 def _fate(file: CheckedFile, entry: _Entry) -> tuple[Severity, str]:
-    """What becomes of a key that a runtime does not know."""
+    """What a runtime does with an unknown key."""
     is_refused = file.refuses_unknown_keys(entry.section)
     if file.release.runtime == "rs" and is_refused:
-        return "blocker", "runtime-rs refuses the whole configuration for it"
+        return "blocker", "runtime-rs refuses the entire configuration"
     if is_refused:
-        return "blocker", "the Go runtime starts no guest: it finds no such key to set"
+        return "blocker", "the Go runtime starts no guest, because it cannot set this key"
     if _changes_nothing(file, entry):
-        return "info", f"{_of_other_runtime(file, entry)}, and the value changes nothing there"
+        return "info", f"{_of_other_runtime(file, entry)}, and the value has no effect there"
     if file.release.runtime == "rs":
-        return "warning", "runtime-rs ignores it without a word"
+        return "warning", "runtime-rs ignores it silently"
     if file.is_drop_in:
         return "warning", "the Go runtime ignores it, with a warning in its log"
-    return "warning", "the Go runtime ignores it without a word"
+    return "warning", "the Go runtime ignores it silently"
 
 
 def _way_out(file: CheckedFile, entry: _Entry) -> str:
     release, table, key = file.release, file.table, entry.key
     known = table.find(release.runtime, entry.section, key)
     if known is not None and release.version < known.releases.first:
-        return f"leave it out, or use Kata {known.releases.first} or later, which has it"
+        return f"remove it, or use Kata {known.releases.first} or later"
     if known is not None:
-        return "leave it out: this release has it no more"
+        return "remove it: this release no longer has it"
     for section in ("runtime", "agent", "hypervisor", "factory", "hypervisor.factory"):
         if table.knows(release, section, key):
             return f"write it into [{_shown(section)}]"
     if release.runtime == "rs" and key in _OF_RS:
         return f"write {_OF_RS[key]}"
     other = _of_other_runtime(file, entry)
-    return f"leave it out: {other}" if other else "leave it out"
+    return f"remove it: {other}" if other else "remove it"
 
 
 def _shown(section: str) -> str:
@@ -284,7 +284,7 @@ def _of_other_runtime(file: CheckedFile, entry: _Entry) -> str:
 
 
 def _changes_nothing(file: CheckedFile, entry: _Entry) -> bool:
-    """Whether a key of the other runtime has no effect there either.
+    """Whether a key of the other runtime also has no effect there.
 
     Kata's own configurations of one runtime have such keys of the other.
     """
@@ -295,39 +295,39 @@ def _changes_nothing(file: CheckedFile, entry: _Entry) -> bool:
 
 
 HOST_BITS = "host-phys-bits=on"
-"""Physical addresses of the guest as wide as the host's (target/i386/cpu.c)."""
+"""Guest physical addresses as wide as the host's (target/i386/cpu.c)."""
 _OWN_FEATURES = "pmu=off"
-"""What Kata takes where nothing is configured."""
+"""Kata's default."""
 _PREFIX = "io.katacontainers.config.hypervisor."
 _ANNOTATION = re.compile(r"\^?([a-z][a-z0-9_]*)\$?")
 
 
 def with_host_bits(configured: str) -> str:
-    """CPU features, and addresses as wide as the host's."""
+    """CPU features with addresses as wide as the host's."""
     features = [each.strip() for each in (configured or _OWN_FEATURES).split(",")]
     kept = [each for each in features if each and not each.startswith("host-phys-bits=")]
     return ",".join([*kept, HOST_BITS])
 
 
 def with_params(configured: str, added: Iterable[str]) -> str:
-    """Arguments of the guest's kernel; names may come several times, as pci= does."""
+    """Guest kernel arguments; a name may occur several times, like pci=."""
     return " ".join(dict.fromkeys([*configured.split(), *added]))
 
 
 def with_annotations(configured: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Expressions of annotations; Kata lets any part of a name match, where nothing anchors it."""
+    """Regular expressions for annotations; Kata matches any part of a name unless anchored."""
     return tuple(dict.fromkeys([*configured, *(f"^{name}$" for name in names)]))
 
 
 def annotation_name(text: str) -> str:
-    """The name of an annotation, typed as such, in full, or as an expression of it.
+    """The name of an annotation, given as a name, in full, or as an expression for it.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is invalid.
 
     """
     match = _ANNOTATION.fullmatch(text.strip().removeprefix(_PREFIX))
     if match is None:
-        message = f"--annotations {text}: that is no name of an annotation"
-        raise UsageError(message, "write names with commas between them, e.g. kernel_params")
+        message = f"invalid annotation name: --annotations {text}"
+        raise UsageError(message, "write names separated by commas, e.g. kernel_params")
     return match[1]

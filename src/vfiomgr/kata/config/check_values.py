@@ -1,4 +1,4 @@
-"""Values of a configuration that Kata refuses, or that leave devices without a use."""
+"""Values of a configuration that Kata refuses, or that make devices unusable."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 _COUNTS = ("pcie_root_port", "pcie_switch_port")
 _PCIE_HYPERVISORS, _PCIE_MACHINES = ("qemu", "clh"), ("q35", "virt")
-"""Where the Go runtime looks at ports at all (checkPCIeConfig in config.go)."""
+"""The machines for which the Go runtime checks ports (checkPCIeConfig in config.go)."""
 _WITHOUT_IOMMU = "s390-ccw-virtio"
 """The machine whose VFIO devices need no IOMMU in the guest."""
 
 
 def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """Values that are refused, alone or with others; a drop-in need not hold the others."""
+    """Values that are refused, alone or with others; in a drop-in the others may be missing."""
     runtime = document.get("runtime")
     mode = runtime.get("vfio_mode") if isinstance(runtime, dict) else None
     if isinstance(mode, str) and mode and mode not in VFIO_MODES:
@@ -33,7 +33,7 @@ def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Dia
             "kata-vfio-mode",
             "blocker",
             f"vfio_mode is {mode!r}",
-            "Kata refuses the whole configuration",
+            "Kata refuses the entire configuration",
             f"write {' or '.join(VFIO_MODES)}",
             subject="vfio_mode",
         )
@@ -46,17 +46,17 @@ def check_values(file: CheckedFile, document: Mapping[str, Any]) -> Iterator[Dia
 
 
 def _check_iommu(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Iterator[Diagnostic]:
-    """An IOMMU group in the guest, without which its agent gives no container a device.
+    """An IOMMU group in the guest, which the agent needs to give a container a device.
 
-    vfio_pci_device_handler in src/agent/src/device; a configuration loads without one.
+    vfio_pci_device_handler in src/agent/src/device; Kata accepts a configuration without one.
     """
     if keys.get("enable_iommu") is not True and keys.get("machine_type") != _WITHOUT_IOMMU:
         yield file.finding(
             "kata-vfio-without-iommu",
             "warning",
-            f"vfio_mode is 'vfio', and enable_iommu in [hypervisor.{name}] is not true",
-            "a device without an IOMMU group in the guest cannot be used by VFIO there: "
-            "containers with one do not start",
+            f"vfio_mode is 'vfio', but enable_iommu in [hypervisor.{name}] is not true",
+            "without an IOMMU in the guest, VFIO there cannot use a device: containers with a "
+            "device do not start",
             'write vfio_mode = "guest-kernel", or enable_iommu = true',
             subject=f"hypervisor.{name}",
         )
@@ -73,7 +73,7 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
                 "kata-port",
                 "blocker",
                 f"{key} in {place} is {port!r}",
-                f"{file.release} refuses it there",
+                f"{file.release} refuses this value",
                 f"write one of {', '.join(ports)}",
                 subject=key,
             )
@@ -82,8 +82,8 @@ def _check_ports(file: CheckedFile, name: str, keys: Mapping[str, Any]) -> Itera
         yield file.finding(
             "kata-both-plugs",
             "blocker",
-            f"cold_plug_vfio and hot_plug_vfio in {place} both name a port",
-            "the Go runtime refuses the configuration: only one of them can be set",
+            f"cold_plug_vfio and hot_plug_vfio in {place} are both set",
+            "the Go runtime refuses the configuration: only one may be set",
             'write hot_plug_vfio = "no-port", or cold_plug_vfio = "no-port"',
             subject=place,
         )
@@ -99,8 +99,8 @@ def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Ite
                 "kata-too-many-ports",
                 "warning",
                 f"{key} in {place} is {count}",
-                f"the Go runtime makes {MAX_PORTS} ports at most",
-                f"write {MAX_PORTS} or fewer; give the devices to several pods",
+                f"the Go runtime creates at most {MAX_PORTS} ports",
+                f"write {MAX_PORTS} or fewer; assign the devices to several pods",
                 subject=key,
             )
     if file.release.runtime == "rs" and len(counts) == len(_COUNTS) and all(counts.values()):
@@ -108,7 +108,7 @@ def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Ite
             "kata-both-ports",
             "blocker",
             f"{place} has root ports and switch ports",
-            "runtime-rs refuses the configuration: both at the same time are forbidden",
+            "runtime-rs refuses a configuration with both",
             "write pcie_switch_port = 0, or pcie_root_port = 0",
             subject=place,
         )
@@ -117,7 +117,7 @@ def _check_counts(file: CheckedFile, place: str, keys: Mapping[str, Any]) -> Ite
 def _ports(
     release: KataRelease, hypervisor: str, key: str, keys: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """The ports that a runtime takes for a hypervisor; none where it takes any text."""
+    """The ports that a runtime accepts for a hypervisor; none if it accepts any text."""
     if release.runtime == "rs":
         return ("no-port", "root-port")
     has_pcie_machine = (keys.get("machine_type") or _PCIE_MACHINES[0]) in _PCIE_MACHINES
@@ -135,13 +135,12 @@ def _number(value: object) -> int:
 
 _KEY, _OLD_KEY = "create_container_timeout", "request_timeout_ms"
 _DEFAULTS: dict[RuntimeName, float] = {"go": 60.0, "rs": 30.0}
-"""Seconds where the key is not set (defaultRequestTimeout in
-src/runtime/virtcontainers/kata_agent.go, default_request_timeout in
-src/libs/kata-types/src/config/agent.rs)."""
+"""The default in seconds (defaultRequestTimeout in src/runtime/virtcontainers/kata_agent.go,
+default_request_timeout in src/libs/kata-types/src/config/agent.rs)."""
 
 
 def container_timeout_key(table: KataSchema, release: KataRelease) -> tuple[str, str]:
-    """The section and the key of it."""
+    """The section and the key of the timeout."""
     if release.runtime == "go":
         return "runtime", _KEY
     return "agent", _KEY if table.knows(release, "agent", _KEY) else _OLD_KEY
@@ -150,7 +149,7 @@ def container_timeout_key(table: KataSchema, release: KataRelease) -> tuple[str,
 def container_timeout(
     table: KataSchema, release: KataRelease, settings: KataSettings
 ) -> tuple[str, float]:
-    """The key, and the seconds that a release waits with these settings."""
+    """The key, and how many seconds a release waits with these settings."""
     section, key = container_timeout_key(table, release)
     found = settings.number("agent.kata" if section == "agent" else section, key)
     if found is None or not table.knows(release, section, key):

@@ -29,16 +29,16 @@ _MACHINE = "/"
 
 
 def output_path(session: Session, typed: str) -> str:
-    """The file on this machine; below --root a path from / on is the host's, and stays below it.
+    """The file on this machine; with --root an absolute path is inside that root.
 
     Raises:
-        UsageError: it is no file of that host.
-        OSError: the links in it go round in a circle.
+        UsageError: it is not a file of that host.
+        OSError: its links form a loop.
 
     """
     session.require_live(
-        "a snapshot holds no files: there is nothing that --output could write",
-        "leave --output out, and redirect what is printed: > FILE",
+        "cannot write --output to a snapshot",
+        "omit --output, and redirect the output: > FILE",
     )
     root = os.path.realpath(session.root)
     if root == _MACHINE:
@@ -47,15 +47,15 @@ def output_path(session: Session, typed: str) -> str:
     if _is_below(whole, root):
         return _located(session, whole[len(root) :])
     if not typed.startswith("/"):
-        message = f"--output {typed} is no file of the host below --root {session.root}"
+        message = f"--output {typed} is not a file below --root {session.root}"
         raise UsageError(
-            message, f"name it from / on, as that host does; or redirect what is printed: > {typed}"
+            message, f"write an absolute path on that host; or redirect the output: > {typed}"
         )
     return _located(session, whole)
 
 
 def _located(session: Session, path: str) -> str:
-    """Where a path of the host lies, all links followed as on that host."""
+    """The real path of a file on the host, with its links resolved there."""
     tree = session.tree
     return tree.locate(tree.followed(HostPath(path)))
 
@@ -72,44 +72,44 @@ def _is_below(path: str, root: str) -> bool:
     type=click.Choice(["qemu", "clh"]),
     default="qemu",
     show_default=True,
-    help="QEMU, or Cloud Hypervisor.",
+    help="Configure QEMU or Cloud Hypervisor.",
 )
 @click.option(
     "--plug",
     type=click.Choice(["cold", "hot"]),
-    help="Devices before the guest starts, or when a container comes.  [default: cold if it can]",
+    help="Plug devices before the guest starts or later.  [default: cold if possible]",
 )
 @click.option(
     "--whole",
     metavar="BASE",
-    help="Print all of this configuration, changed, instead of a drop-in.",
+    help="Print this configuration with the changes, not a drop-in.",
 )
 @click.option(
     "--beside",
     metavar="FILE",
-    help="The configuration that a drop-in is for.  [default: the one that Kata finds]",
+    help="Write a drop-in for this configuration.  [default: Kata's default]",
 )
 @click.option(
     "--output",
     metavar="FILE",
-    help="Write it there, whole or not at all; with --root, below that root.",
+    help="Write to this file atomically; with --root, below that root.",
 )
-@click.option("--memory", metavar="SIZE", help="default_memory, e.g. 16G.  [default: 8G for GPUs]")
-@click.option("--firmware", metavar="FILE", help="OVMF of this Kata, where BARs are large.")
+@click.option(
+    "--memory", metavar="SIZE", help="Set default_memory, e.g. 16G.  [default: 8G for GPUs]"
+)
+@click.option("--firmware", metavar="FILE", help="Set the OVMF of this Kata, for large BARs.")
 @click.option(
     "--pod-resources/--no-pod-resources",
     default=None,
-    help="Whether the kubelet is asked for a pod's devices.  [default: where Kata can]",
+    help="Ask the kubelet for a pod's devices.  [default: if possible]",
 )
 @click.option(
     "--annotations",
     multiple=True,
     metavar="NAME[,NAME…]",
-    help="Annotations of the hypervisor that pods may use.",
+    help="Allow pods to use these hypervisor annotations.",
 )
-@click.option(
-    "--kernel-params", metavar="TEXT", help="Arguments of the guest's kernel, beside those it has."
-)
+@click.option("--kernel-params", metavar="TEXT", help="Add arguments for the guest kernel.")
 @session_options(*READING, "dry_run", "verbose")
 @pass_session
 def config(
@@ -129,11 +129,12 @@ def config(
     annotations: tuple[str, ...],
     kernel_params: str | None,
 ) -> None:
-    """Print configuration of Kata for a guest with ADDRESSES, or with all that a guest can take.
+    """Print a Kata configuration for a guest with devices.
 
-    That is what is bound, and virtual functions that the vendor's own driver has made vGPUs. A
-    function comes with its slot, and each needs a root port; Kata has 16. By default it is a
-    drop-in for config.d. No key is written that the release does not know.
+    Without ADDRESSES it is for all available devices: bound functions, and virtual functions with a
+    vGPU of the vendor's driver. Functions of the same slot are included. Each function needs a root
+    port, of which Kata has 16. By default a drop-in for config.d is printed. Only keys that the
+    release supports are written.
 
     \b
     Examples:
@@ -184,25 +185,28 @@ def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str
     elif output is None:
         print_text(text)
     elif not is_changed:
-        say(f"{path}: nothing to do")
+        say(f"{path}: unchanged")
     elif session.dry_run:
         say_text(difference)
     else:
-        say(f"{path}: written")
+        say(f"wrote {path}")
 
 
 def _refuse_over(before: str | None, text: str, path: str) -> None:
-    """Make sure that a drop-in takes the place of none but vfiomgr's own.
+    """Refuse to replace files other than vfiomgr's own drop-in.
 
     Raises:
-        Refusal: a file is there that is another's, or a whole configuration.
+        Refusal: the file was written by another program, or is a complete configuration.
 
     """
     if not render.is_drop_in(text) or before is None or not before.strip():
         return
     if not render.is_drop_in(before):
-        message = f"{path} is there, and no drop-in of vfiomgr's: all that it says would be lost"
-        hint = f"--output …/config.d/{DROP_IN}; --whole {path} changes a configuration and keeps it"
+        message = f"cannot replace {path}: it is not a drop-in of vfiomgr"
+        hint = (
+            f"pass --output …/config.d/{DROP_IN}; or --whole {path} to change it and keep its "
+            "contents"
+        )
         refuse("kata-foreign-file", path, message, hint)
 
 
@@ -233,7 +237,7 @@ def _read(path: str) -> str | None:
 
 
 def _write(path: str, text: str) -> None:
-    """Exchange the file as a whole; its directory is made where there is none."""
+    """Replace the file atomically; create its directory if needed."""
     rewrite(path, None, text.encode(), makes_parents=True)
 
 

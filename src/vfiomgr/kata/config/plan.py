@@ -1,4 +1,4 @@
-"""From devices, a release of Kata and what is configured to the keys that are to be written."""
+"""Plan the keys to write, from devices, a release of Kata and its configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GPU_MEMORY_MIB = 8192
 """default_memory of Kata's configurations for GPUs."""
 TIMEOUT = 1200
-"""Seconds, as in Kata's configurations for GPUs: BARs, memory to pin and images take their time."""
+"""Seconds, as in Kata's configurations for GPUs: BARs, memory pinning and images take time."""
 _MACHINES = ("q35", "virt")
 _CLH = ("cloud-hypervisor", "clh")
 _CLH_RENAMED = Version(3, 30)
@@ -39,18 +39,18 @@ def plan_config(
     base: KataSettings | None = None,
     setup: KataSetup | None = None,
 ) -> KataPlan:
-    """The keys for a guest that gets some functions; `base` is what is configured without them.
+    """Plan the keys for a guest with some functions; `base` is the configuration without them.
 
     Raises:
-        Refusal: this Kata cannot give them to a guest so.
-        UsageError: an option means nothing.
+        Refusal: this Kata does not support the request.
+        UsageError: an option is invalid.
 
     """
     return _Planner(host, request, table, base, setup or KataSetup()).plan()
 
 
 class _Planner:
-    """Gathers entries and notes; a key that the release does not know is never among them."""
+    """Collects entries and notes; never an entry that the release does not support."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _Planner:
         return self.table.knows(self.release, section, key)
 
     def _write(self, section: str, key: str, value: KeyValue, comment: str = "") -> bool:
-        """Write a key where the release has it, and say whether it has."""
+        """Write a key if the release supports it, and return whether it does."""
         if not self._knows(section, key):
             return False
         tables = {"hypervisor": ("hypervisor", self.name), "agent": ("agent", "kata")}
@@ -112,7 +112,7 @@ class _Planner:
         return True
 
     def _hypervisor_name(self) -> str:
-        """Of Cloud Hypervisor in runtime-rs the installed configuration knows best."""
+        """The name of Cloud Hypervisor, for runtime-rs from the installed configuration."""
         if self.request.hypervisor == "qemu" or not self.is_rs:
             return self.request.hypervisor
         if self.base is not None and self.base.hypervisor in _CLH:
@@ -121,22 +121,20 @@ class _Planner:
 
     def _check_release(self) -> None:
         if self.release.version < OLDEST:
-            message = f"{self.release} is older than {OLDEST}, where cold_plug_vfio began"
-            self._refuse(
-                "kata-too-old", message, "use a later Kata; --kata-version tells which one is meant"
-            )
+            message = f"{self.release} is older than {OLDEST}, which introduced cold_plug_vfio"
+            self._refuse("kata-too-old", message, "use a later Kata (set --kata-version)")
         beyond = self.release.beyond_known
         if beyond is not None:
-            self.notes.append(f"{beyond}: what is written is for that one")
+            self.notes.append(f"{beyond}; writing keys for that release")
 
     def _plug(self) -> Plug | None:
-        """How devices come; where it is left open, as this runtime can."""
+        """When to plug devices; by default as this runtime supports it."""
         wanted = self.request.plug
         if self.is_rs:
             return self._plug_of_rs(wanted)
         is_early = self.release.version < CLH_COLD_PLUG
         if self.request.hypervisor == "clh" and wanted == "cold" and is_early:
-            message = f"{self.release} plugs devices into Cloud Hypervisor's running guests only"
+            message = f"{self.release} can only plug devices into a running Cloud Hypervisor guest"
             self._refuse(
                 "kata-plug", message, "use --plug hot, --hypervisor qemu or --kata-runtime rust"
             )
@@ -144,7 +142,7 @@ class _Planner:
 
     def _plug_of_rs(self, wanted: Plug | None) -> Plug | None:
         if wanted == "hot":
-            message = f"{self.release} knows no hot_plug_vfio: runtime-rs has never had it"
+            message = f"{self.release} does not support hot_plug_vfio: runtime-rs never had it"
             self._refuse(
                 "kata-plug", message, "use --plug cold (3.31 and later), or --kata-runtime go"
             )
@@ -152,14 +150,16 @@ class _Planner:
             return "cold"
         since = self.table.first("rs", "hypervisor", "cold_plug_vfio")
         if wanted == "cold":
-            message = f"{self.release} knows no cold_plug_vfio: runtime-rs has it since {since}"
+            message = (
+                f"{self.release} does not support cold_plug_vfio: runtime-rs has it since {since}"
+            )
             self._refuse(
                 "kata-plug", message, f"use --kata-version {since} or later, or --kata-runtime go"
             )
         self.notes.append(
-            f"{self.release} plugs no device before the guest starts: cold_plug_vfio is there "
-            f"since {since}. What a container is given is plugged into the root ports when it "
-            "comes, and devices of the kubelet's are not asked for; --kata-runtime go can do both"
+            f"{self.release} cannot plug devices before the guest starts (cold_plug_vfio since "
+            f"{since}). Devices are plugged into the root ports when their container starts, and "
+            "the kubelet is not asked for devices; --kata-runtime go supports both"
         )
         return None
 
@@ -181,31 +181,31 @@ class _Planner:
         self._take_switch_ports_out()
 
     def _root_ports(self) -> int:
-        """One for each function; those that are configured stay, up to what Kata takes."""
+        """One per function; configured ports stay, up to Kata's maximum."""
         needed = max(len(self.request.functions), 1)
         configured = 0 if self.base is None else self.base.root_ports
         if self.base is None or not needed < configured <= MAX_PORTS:
             return needed
         self.notes.append(
-            f"pcie_root_port stays {configured}, as {self.base.path} has it: what is given needs "
-            f"{needed}"
+            f"pcie_root_port stays {configured}, as in {self.base.path}; the assigned devices "
+            f"need {needed}"
         )
         return configured
 
     def _take_switch_ports_out(self) -> None:
-        """runtime-rs refuses them beside root ports."""
+        """runtime-rs refuses switch ports beside root ports."""
         if self.is_rs and self.base is not None and self.base.switch_ports:
-            self._write("hypervisor", "pcie_switch_port", 0, "not beside root ports")
+            self._write("hypervisor", "pcie_switch_port", 0, "not allowed beside root ports")
 
     def _write_resources(self) -> None:
         memory = self._memory()
         if memory is not None:
-            overhead = f"the RuntimeClass adds {recommended_overhead_mib(memory)}Mi or more"
+            overhead = f"the RuntimeClass adds at least {recommended_overhead_mib(memory)}Mi"
             self._write("hypervisor", "default_memory", memory, overhead)
         elif self._gpus and self._is_small_host:
             self.notes.append(
-                f"guests with a GPU get {GPU_MEMORY_MIB} MiB elsewhere, more than this host's "
-                f"{self.configured.host_memory_mib}: --memory tells how much they get here"
+                f"the usual {GPU_MEMORY_MIB} MiB for guests with a GPU are more than this host's "
+                f"{self.configured.host_memory_mib}; set the guest memory with --memory"
             )
         features = self._cpu_features()
         if features:
@@ -219,7 +219,7 @@ class _Planner:
         return sum(each.is_graphics_or_accelerator for each in self.request.functions)
 
     def _memory(self) -> int | None:
-        """What is asked for; for a GPU what Kata gives such guests, where there is not more."""
+        """The requested memory; for a GPU at least Kata's usual memory for such guests."""
         if self.request.memory_mib is not None:
             return self.request.memory_mib
         has_enough = (self.configured.default_memory_mib or 0) >= GPU_MEMORY_MIB
@@ -243,7 +243,7 @@ class _Planner:
         return self.base.machine_type if self.base is not None else ""
 
     def _cpu_features(self) -> str:
-        """The configured ones, and addresses as wide as the host's where BARs need them."""
+        """The configured features, and addresses as wide as the host's if BARs need them."""
         if not self._needs_host_bits():
             return ""
         return with_host_bits("" if self.base is None else self.base.cpu_features)
@@ -257,17 +257,20 @@ class _Planner:
         if self.setup.firmware is not None and self._machine() != "virt":
             return self.setup.firmware
         self.notes.append(
-            f"BARs of {size(self._sizing().window)} want a firmware that makes room for them, and "
-            "none was found: --firmware names the OVMF of this Kata"
+            f"BARs of {size(self._sizing().window)} need firmware that makes room for them, but "
+            "none was found; name the OVMF of this Kata with --firmware"
         )
         return ""
 
     def _write_kernel_params(self) -> None:
-        """A string replaces the one before it whole: what is configured goes in again."""
+        """A string replaces the previous one, so the configured parameters are written again."""
         if not self.request.kernel_params:
             return
         if self.base is None:
-            message = "kernel_params of a drop-in replace those of the configuration, unknown here"
+            message = (
+                "kernel_params of a drop-in would replace those of the configuration, which is "
+                "unknown"
+            )
             self._refuse(
                 "kata-kernel-params",
                 message,
@@ -280,16 +283,14 @@ class _Planner:
         names = tuple(map(annotation_name, self.request.annotations))
         for name in names:
             if not self.table.has_annotation(name):
-                message = f"--annotations {name}: no Kata has annotation {name}"
-                raise UsageError(
-                    message, "write names with commas between them, e.g. kernel_params"
-                )
+                message = f"no such annotation in any Kata: --annotations {name}"
+                raise UsageError(message, "write names separated by commas, e.g. kernel_params")
         refused = [n for n in names if not self.table.takes_annotation(self.release, n)]
         if refused:
-            fate = "fails where it is allowed" if self.is_rs else "ignores it"
-            message = f"{self.release} has no annotation {refused[0]}, and {fate}"
+            fate = "fails if it is allowed" if self.is_rs else "ignores it"
+            message = f"{self.release} does not support annotation {refused[0]}, and {fate}"
             self._refuse(
-                "kata-annotation-unknown", message, f"set the key itself, or leave {refused[0]} out"
+                "kata-annotation-unknown", message, f"set the key itself, or omit {refused[0]}"
             )
         if not names:
             return
@@ -297,17 +298,17 @@ class _Planner:
         self._write("hypervisor", "enable_annotations", with_annotations(configured, names))
         if self.base is None:
             self.notes.append(
-                "enable_annotations replaces that of the configuration beside it: write its "
-                "expressions in too, or name it with --beside FILE"
+                "enable_annotations replaces that of the configuration beside it; add its "
+                "expressions too, or name it with --beside FILE"
             )
         if "cold_plug_vfio" in names:
             self.notes.append(
-                "cold_plug_vfio as an annotation alone plugs no device of CDI: Kata looks for "
-                "them before it reads annotations"
+                "cold_plug_vfio only as an annotation plugs no CDI device: Kata looks for "
+                "devices before it reads annotations"
             )
 
     def _write_agent(self) -> None:
-        """Time for the guest to come up, and for its containers, in the units of the runtime."""
+        """Timeouts for the start of the guest and its containers, in the units of the runtime."""
         if not self.is_rs:
             self._write_timeout("agent", "dial_timeout")
             return
@@ -315,7 +316,7 @@ class _Planner:
         self._write_timeout("agent", "reconnect_timeout_ms")
 
     def _write_timeout(self, section: str, key: str) -> None:
-        """A time that is long enough; one that is configured longer stays."""
+        """A sufficient timeout; a longer configured one stays."""
         place = "agent.kata" if section == "agent" else section
         configured = self.base.number(place, key) if self.base is not None else None
         per_second = self.table.per_second(self.release, section, key)
@@ -334,16 +335,19 @@ class _Planner:
         wanted, key = self.request.has_pod_resources, "pod_resource_api_sock"
         since = self.table.first(self.release.runtime, "runtime", key)
         if wanted and not self._knows("runtime", key):
-            message = f"{self.release} knows no {key}: it is there since {since}"
+            message = f"{self.release} does not support {key} (since {since})"
             self._refuse(
                 "kata-no-pod-resources",
                 message,
-                "leave out --pod-resources, and give pods annotations of CDI",
+                "omit --pod-resources, and add CDI annotations to pods",
             )
         if wanted and plug != "cold":
-            message = "--pod-resources is for devices that are there when the guest starts"
+            message = (
+                "cannot use --pod-resources without cold plug: it is for devices that are "
+                "plugged before the guest starts"
+            )
             self._refuse(
-                "kata-pod-resources-plug", message, "use --plug cold, or leave out --pod-resources"
+                "kata-pod-resources-plug", message, "use --plug cold, or omit --pod-resources"
             )
         if plug != "cold":
             return
@@ -351,17 +355,17 @@ class _Planner:
             self._write("runtime", key, "")
         elif not self._write("runtime", key, self.setup.pod_resources):
             self.notes.append(
-                f"{self.release} does not ask the kubelet for a pod's devices (since {since}): "
-                "pods need annotations cdi.k8s.io/NAME: KIND=DEVICE"
+                f"{self.release} does not ask the kubelet for a pod's devices (since {since}); "
+                "add annotations cdi.k8s.io/NAME: KIND=DEVICE to pods"
             )
 
     def _sizing(self) -> Sizing:
-        """The guest with the memory that it is to have."""
+        """The guest with its planned memory."""
         memory = self._memory()
         return replace(self.configured, default_memory_mib=memory) if memory else self.configured
 
     def _check_room(self) -> None:
-        """Refuse what has none, and tell of the rest.
+        """Refuse a guest without enough room, and note the other findings.
 
         Raises:
             Refusal: a blocker of `check_sizing`.
@@ -377,18 +381,21 @@ class _Planner:
             self.notes.append(f"{told}; {finding.remedy}" if finding.remedy else told)
 
     def _tell_of_nodes(self) -> None:
-        """Which node of a function the runtime can take from CDI."""
+        """Note which device node of a function the runtime accepts from CDI."""
         is_confidential = self.base is not None and self.base.is_confidential
         if is_confidential and not self.is_rs and not self.release.takes_cdevs:
-            message = f"{self.release} gives confidential guests no device: they need iommufd"
+            message = (
+                f"{self.release} cannot assign devices to confidential guests: they need iommufd"
+            )
             self._refuse("kata-no-cdevs", message, "use Kata 3.15 or later")
         has_cdevs = any(function.vfio_cdev for function in self.request.functions)
         if is_confidential and not self.is_rs and self.request.functions and not has_cdevs:
             self.notes.append(
-                "confidential guests take /dev/vfio/devices/vfioN alone, which this host does not "
-                "have: its kernel needs CONFIG_VFIO_DEVICE_CDEV"
+                "confidential guests only support /dev/vfio/devices/vfioN, which this host "
+                "lacks: its kernel needs CONFIG_VFIO_DEVICE_CDEV"
             )
         if has_cdevs and not self.release.takes_cdevs:
             self.notes.append(
-                f"{self.release} takes no /dev/vfio/devices/vfioN: publish /dev/vfio/GROUP in CDI"
+                f"{self.release} does not support /dev/vfio/devices/vfioN: publish "
+                "/dev/vfio/GROUP in CDI"
             )

@@ -1,7 +1,7 @@
-"""Sections of a document as tables of their own, so that keys can be set and added in them.
+"""Sections of a document as separate tables, so that keys can be set and added.
 
-TOML has a section inline (`agent = {kata = {}}`), dotted (`agent.kata.x = 1`) or in several places
-as well; tomlkit adds nothing to those.
+TOML also allows sections inline (`agent = {kata = {}}`), dotted (`agent.kata.x = 1`) or in several
+places; tomlkit cannot add to those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def make_tables(document: TOMLDocument, places: Iterable[tuple[str, ...]]) -> None:
-    """Write the sections of these tables anew, at the end, where they are written otherwise."""
+    """Rewrite the sections of these tables at the end if they are not separate tables."""
     wanted = [place for place in places if place and not _is_plain(document, place)]
     for name in dict.fromkeys(place[0] for place in wanted):
         parts = [item for key, item in document.body if key is not None and key.key == name]
@@ -53,7 +53,7 @@ def _is_plain(document: TOMLDocument, place: tuple[str, ...]) -> bool:
 
 
 def _one_table(parts: Sequence[Any]) -> Table:
-    """What tables of one name hold; what is no table holds nothing."""
+    """The combined content of tables with one name; values that are not tables are ignored."""
     import tomlkit  # noqa: PLC0415
     from tomlkit.items import AoT, Comment, InlineTable, Table  # noqa: PLC0415
 
@@ -93,7 +93,7 @@ _PORTS = ", each behind a PCIe root port of its own"
 
 
 def render_drop_in(plan: KataPlan) -> str:
-    """The keys alone, for config.d beside the configuration that the runtime reads."""
+    """Only the keys, for config.d beside the configuration that the runtime reads."""
     import tomlkit  # noqa: PLC0415 - slow, and only these renderers need it
 
     document = tomlkit.document()
@@ -105,19 +105,20 @@ def render_drop_in(plan: KataPlan) -> str:
 
 
 def is_drop_in(text: str) -> bool:
-    """Whether a text is what `render_drop_in` made."""
+    """Whether `render_drop_in` created a text."""
     return _HEAD.match(text) is not None
 
 
 def render_whole(
     text: str, path: HostPath, drop_ins: Iterable[tuple[HostPath, str]], plan: KataPlan
 ) -> str:
-    """A configuration with these keys; comments and all else stay.
+    """A configuration with these keys; comments and everything else stay.
 
-    What its drop-ins set goes in first: a configuration elsewhere does not have them beside it.
+    The settings of its drop-ins are merged first, because a configuration elsewhere does not have
+    them.
 
     Raises:
-        InvalidDocument: one of the texts is no TOML.
+        InvalidDocument: one of the texts is not TOML.
 
     """
     known = parse(text, path)
@@ -128,7 +129,7 @@ def render_whole(
     expected = _with(known, entries)
     made = _edited(text, entries)
     if not _is(made, expected):
-        message = f"{path}: its text with the new keys does not say what it has to"
+        message = f"cannot edit {path}: the new text does not contain the new keys"
         raise RuntimeError(message)
     return made
 
@@ -144,7 +145,7 @@ def _edited(text: str, entries: Sequence[KeyEntry]) -> str:
 
 
 def _with(document: Mapping[str, Any], entries: Iterable[KeyEntry]) -> dict[str, Any]:
-    """The tables with these keys, as Kata merges drop-ins."""
+    """The tables with these keys, merged like Kata merges drop-ins."""
     result: dict[str, Any] = dict(document)
     for entry in entries:
         over: Any = {entry.key: _plain(entry.value)}
@@ -155,7 +156,7 @@ def _with(document: Mapping[str, Any], entries: Iterable[KeyEntry]) -> dict[str,
 
 
 def _is(text: str, expected: Mapping[str, Any]) -> bool:
-    """Whether a text that was made here is TOML, and says this."""
+    """Whether a text created here is TOML with these tables."""
     try:
         return parse_toml(text) == expected
     except Malformed:
@@ -177,7 +178,7 @@ def _entries(document: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterat
 
 
 def _set(document: Any, entry: KeyEntry) -> None:  # noqa: ANN401 - tomlkit's tables
-    """Give a key a value where it stands, or add it; a value that is the same stays as written."""
+    """Set a key in its place, or add it; an equal value stays as written."""
     import tomlkit  # noqa: PLC0415
 
     table = document

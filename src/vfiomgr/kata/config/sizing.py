@@ -1,4 +1,4 @@
-"""Whether a guest of Kata has room for its memory, for its devices' BARs and for their ports."""
+"""Whether a Kata guest has room for its memory, and for the BARs and ports of its devices."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 OWN_MEMORY_MIB = 2048
-"""What QEMU, virtiofsd and the shim take beside the guest: kata-deploy's overhead of 10240 MiB for
-a default_memory of 8192."""
+"""The memory of QEMU, virtiofsd and the shim besides the guest: kata-deploy's overhead of 10240
+MiB for a default_memory of 8192."""
 TIGHT_MIB = 256
-"""What QEMU needs at the least."""
+"""The minimum memory for QEMU."""
 _SORTED_WRONG = 11
-"""From so many ports on their names, sorted as strings, are in another order: rp10 before rp2."""
+"""From this number of ports on, their names sort differently as strings: rp10 before rp2."""
 
 
 class Sizing(Value):
-    """A guest, the host and the pod's class, as far as they are known."""
+    """A guest, the host and the RuntimeClass, as far as known."""
 
     runtime: RuntimeName
     hypervisor: KataHypervisor
     functions: tuple[PciDevice, ...]
-    """Those that the guest gets, each behind a port of its own."""
+    """The functions of the guest, each behind its own port."""
     default_memory_mib: int | None = None
     default_maxmemory_mib: int = 0
-    """0 for as much as the host has."""
+    """0 for all memory of the host."""
     has_host_address_bits: bool = False
     """Whether the guest's addresses are as wide as the host's."""
     host_address_bits: int | None = None
     host_memory_mib: int | None = None
     is_amd: bool = False
     limit_mib: int = 0
-    """Of the pod's containers together."""
+    """The limit of all containers of the pod together."""
     overhead_mib: int | None = None
-    """Of the RuntimeClass; None where none is known, 0 where it has none."""
+    """The overhead of the RuntimeClass; None if unknown, 0 without one."""
 
     @property
     def window(self) -> int:
-        """The bytes of addresses above 4 GiB that the BARs of its devices need."""
+        """The bytes of address space above 4 GiB that the BARs of its devices need."""
         return bar_window((function,) for function in self.functions)
 
     @property
     def address_bits(self) -> int | None:
-        """The width of the guest's addresses, as far as it is known."""
+        """The width of the guest's addresses, if known."""
         if self.has_host_address_bits or self.hypervisor == "clh":
             return self.host_address_bits
         return TCG_BITS if self.host_address_bits is None else min(TCG_BITS, self.host_address_bits)
@@ -67,7 +67,7 @@ def sizing_of(
     functions: tuple[PciDevice, ...],
     settings: KataSettings | None = None,
 ) -> Sizing:
-    """A guest as it is configured, on a host; of the pod and its class nothing is known."""
+    """A guest as configured, on a host; the pod and its class are unknown."""
     nodes = host.topology.nodes if host.topology is not None else ()
     return Sizing(
         runtime=runtime,
@@ -83,12 +83,12 @@ def sizing_of(
 
 
 def recommended_overhead_mib(default_memory_mib: int) -> int:
-    """The memory that a RuntimeClass is to add to a pod."""
+    """The memory overhead to set in a RuntimeClass."""
     return default_memory_mib + OWN_MEMORY_MIB
 
 
 def check_sizing(sizing: Sizing) -> tuple[Diagnostic, ...]:
-    """What has no room, the gravest first."""
+    """What does not fit, blockers first."""
     rules = (_overhead, _host_memory, _window, _ports, _port_order, _domains)
     findings = [finding for rule in rules for finding in rule(sizing)]
     return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
@@ -102,12 +102,13 @@ def _overhead(sizing: Sizing) -> Iterator[Diagnostic]:
     yield finding(
         "kata-overhead",
         "blocker" if is_less else "warning",
-        f"the RuntimeClass adds {overhead} MiB to a pod, and its guest starts with {memory} MiB",
+        f"the RuntimeClass adds only {overhead} MiB to a pod, but its guest starts with {memory} "
+        "MiB",
         (f"overhead.podFixed.memory: {overhead}Mi", f"default_memory = {memory}"),
-        "the guest's memory is charged to the pod's cgroup, whose limit is the overhead and the "
-        "limits of the containers: the kernel kills QEMU when the guest comes to use it",
-        f"overhead.podFixed.memory: {recommended_overhead_mib(memory)}Mi, "
-        "which leaves room for QEMU itself",
+        "the guest's memory counts in the pod's cgroup, whose limit is the overhead plus the "
+        "container limits: the kernel kills QEMU when the guest uses it",
+        f"set overhead.podFixed.memory: {recommended_overhead_mib(memory)}Mi, which includes "
+        "QEMU itself",
     )
 
 
@@ -117,19 +118,19 @@ def _host_memory(sizing: Sizing) -> Iterator[Diagnostic]:
         return
     needed = memory + sizing.limit_mib
     if needed > host:
-        limits = f" and limits of {sizing.limit_mib} MiB" if sizing.limit_mib else ""
+        limits = f" and container limits of {sizing.limit_mib} MiB" if sizing.limit_mib else ""
         yield finding(
             "kata-host-memory",
             "blocker",
             f"a guest with {memory} MiB{limits} is larger than the host, which has {host} MiB",
             (f"default_memory = {memory}", "MemTotal of the host's nodes"),
-            "VFIO pins all memory of a guest that has a device",
-            "lower default_memory, or the limits of the containers",
+            "VFIO pins all memory of a guest with a device",
+            "lower default_memory, or the container limits",
         )
 
 
 def _window(sizing: Sizing) -> Iterator[Diagnostic]:
-    """The 64-bit window lies above the memory, and above what memory may be added."""
+    """The 64-bit window is above the memory, and above memory that may be added."""
     window = sizing.window
     if not window:
         return
@@ -142,9 +143,9 @@ def _window(sizing: Sizing) -> Iterator[Diagnostic]:
         yield finding(
             "kata-window",
             "info",
-            f"whether the guest has room for BARs of {size(window)} cannot be seen",
+            f"cannot check whether BARs of {size(window)} fit into the guest",
             evidence,
-            "the width of the host's addresses is not known",
+            "the address width of the host is unknown",
         )
         return
     memory = (sizing.default_memory_mib or 0) + sizing.limit_mib
@@ -154,8 +155,8 @@ def _window(sizing: Sizing) -> Iterator[Diagnostic]:
             "blocker",
             f"{memory} MiB of memory and BARs of {size(window)} do not fit below {size(1 << bits)}",
             evidence,
-            "the guest's kernel leaves BARs without addresses, and drivers find no device",
-            _wider(sizing) or "give the guest fewer devices, or less memory",
+            "the guest kernel leaves BARs without addresses, and drivers find no device",
+            _wider(sizing) or "assign fewer devices, or use less memory",
         )
         return
     most = sizing.default_maxmemory_mib or sizing.host_memory_mib or memory
@@ -164,15 +165,16 @@ def _window(sizing: Sizing) -> Iterator[Diagnostic]:
         yield finding(
             "kata-maxmemory",
             "warning",
-            f"addresses for memory that may be added leave no room for BARs of {size(window)}",
+            "the address space for memory that may be added leaves no room for BARs of "
+            f"{size(window)}",
             (*evidence, f"default_maxmemory = {told}"),
-            f"QEMU keeps the addresses below {size(1 << bits)} free for it",
+            f"QEMU reserves the addresses below {size(1 << bits)} for it",
             _wider(sizing) or "set default_maxmemory to what its pods may use",
         )
 
 
 def _wider(sizing: Sizing) -> str:
-    """What makes the guest's addresses as wide as the host's, where that is more."""
+    """How to widen the guest's addresses to those of the host, if these are wider."""
     host = sizing.host_address_bits
     if sizing.has_host_address_bits or sizing.hypervisor == "clh" or host is None:
         return ""
@@ -190,10 +192,11 @@ def _ports(sizing: Sizing) -> Iterator[Diagnostic]:
         yield finding(
             "kata-too-many-devices",
             "blocker",
-            f"{count} functions need a root port each, Kata has {MAX_PORTS}",
+            f"{count} functions need a root port each, but Kata has only {MAX_PORTS}",
             tuple(str(function.address) for function in sizing.functions),
-            "those beyond find none (maxPCIeRootPorts in src/runtime/pkg/katautils/config.go)",
-            "name the functions that one guest shall get",
+            "functions beyond that get none (maxPCIeRootPorts in "
+            "src/runtime/pkg/katautils/config.go)",
+            "name only the functions for one guest",
         )
 
 
@@ -203,10 +206,10 @@ def _port_order(sizing: Sizing) -> Iterator[Diagnostic]:
         yield finding(
             "kata-port-order",
             "warning",
-            f"with {count} functions containers get the wrong GPU",
+            f"with {count} functions, containers get the wrong GPU",
             (f"{count} functions, a root port each",),
-            "the Go runtime sorts the names of ports as text, rp10 before rp2, and counts so",
-            f"give a guest {_SORTED_WRONG - 1} functions or fewer, or use runtime-rs",
+            "the Go runtime sorts port names as text (rp10 before rp2) and counts in that order",
+            f"assign at most {_SORTED_WRONG - 1} functions per guest, or use runtime-rs",
         )
 
 
@@ -218,6 +221,7 @@ def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
             "warning",
             f"{', '.join(others)}: Kata loses PCI domains other than 0000",
             tuple(others),
-            "what it tells the agent of where a host's device is in the guest has no domain",
-            "give a guest no two functions whose addresses differ in their domain alone",
+            "the PCI domain is missing in the mapping of host devices that Kata passes to the "
+            "agent",
+            "do not assign functions whose addresses differ only in the domain to one guest",
         )

@@ -1,1 +1,1 @@
-"""Why a pod gets its devices, or does not: each link from the pod to the guest."""
+"""Check whether a pod gets its devices: each link from the pod to the guest."""

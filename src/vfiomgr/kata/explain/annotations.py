@@ -1,4 +1,4 @@
-"""Annotations of a pod that change Kata's configuration for it alone.
+"""Annotations that change Kata's configuration for one pod.
 
 Annotations in src/runtime/virtcontainers/pkg/annotations/annotations.go, addAnnotations in
 src/runtime/pkg/oci/utils.go, update_config_by_annotation in
@@ -28,41 +28,41 @@ if TYPE_CHECKING:
 
 _VFIO_MODE = f"{KATA_ANNOTATION}runtime.vfio_mode"
 _PORTS, _PORT_LIMIT = ("pcie_root_port", "pcie_switch_port"), Version(3, 17)
-"""Annotations that runtime-rs takes up to MAX_PORTS of, and from when on it looks."""
+"""Annotations that runtime-rs limits to MAX_PORTS, and the release that introduced the check."""
 _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
 def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    """What Kata refuses or ignores of them; COLD_PLUG and HOT_PLUG have a rule of their own."""
+    """What Kata refuses or ignores in annotations, except COLD_PLUG and HOT_PLUG."""
     for name, value in _hypervisor_annotations(situation):
         yield from _hypervisor_breaks(situation, settings, name, value)
     mode = situation.pod.annotation(_VFIO_MODE)
     if mode is None:
         return
-    remedy = f"take the annotation {_VFIO_MODE} out: guest-kernel is what containers need"
+    remedy = f"remove the annotation {_VFIO_MODE}: containers need guest-kernel"
     if mode not in VFIO_MODES:
         yield chain_break(
             "kata-vfio-mode",
             _VFIO_MODE,
-            f"vfio_mode is annotated as {mode!r}, which is none",
+            f"invalid vfio_mode in an annotation: {mode!r}",
             remedy,
         )
     elif mode == "vfio" and not settings.has_iommu:
         yield chain_break(
             "kata-vfio-without-iommu",
             _VFIO_MODE,
-            "vfio_mode is annotated as 'vfio', and enable_iommu is not set: VFIO in the guest "
-            "needs an IOMMU there, and containers with a device do not start",
+            "vfio_mode is annotated as 'vfio', but enable_iommu is not set: VFIO in the guest "
+            "needs an IOMMU there, so containers with a device do not start",
             remedy,
             is_certain=False,
         )
 
 
 def with_annotations(situation: PodContext) -> PodContext:
-    """The same with the settings that the pod's own annotations come to.
+    """The pod with the settings from its own annotations.
 
-    Ports that are annotated stay out: devices are looked for before annotations are read.
+    Annotated ports are omitted: Kata looks for devices before it reads annotations.
     """
     settings = situation.settings
     if settings is None:
@@ -89,43 +89,43 @@ def _hypervisor_annotations(situation: PodContext) -> Iterator[tuple[str, str]]:
 def _hypervisor_breaks(
     situation: PodContext, settings: KataSettings, name: str, value: str
 ) -> Iterator[Diagnostic]:
-    full, out = f"{HYPERVISOR_ANNOTATION}{name}", "take the annotation out"
+    full, out = f"{HYPERVISOR_ANNOTATION}{name}", "remove the annotation"
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
     is_taken = situation.keys.takes_annotation(situation.release, name)
     if not settings.allows_annotation(name) and not situation.is_rs:
         yield not_enabled(full, allow if is_taken else out)
     elif not settings.allows_annotation(name):
-        what = f"runtime-rs ignores the annotation {full}: enable_annotations lacks it"
+        what = f"runtime-rs ignores annotation {full}: enable_annotations does not allow it"
         yield chain_break(
             "kata-annotation-ignored", full, what, allow if is_taken else out, is_certain=False
         )
     elif not is_taken and situation.is_rs:
         yield not_known(full, out)
     elif not is_taken:
-        what = f"{situation.release} has no annotation {full}, and ignores it"
+        what = f"{situation.release} does not support annotation {full}, and ignores it"
         yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
     elif _is_refused(situation, name, value):
-        what = f"the pod fails: the annotation {full} is {value!r}"
+        what = f"the pod fails: annotation {full} has the invalid value {value!r}"
         yield chain_break("kata-annotation-value", full, what, _wanted(name, value))
 
 
 def not_enabled(annotation: str, remedy: str) -> Diagnostic:
-    """The Go runtime fails with an annotation that it is not to take."""
+    """The Go runtime fails because of an annotation that is not allowed."""
     what = f"the pod fails with 'annotation {annotation} is not enabled': "
-    what += "enable_annotations of the configuration lacks it"
+    what += "enable_annotations of the configuration does not allow it"
     return chain_break("kata-annotation-not-enabled", annotation, what, remedy)
 
 
 def not_known(annotation: str, remedy: str) -> Diagnostic:
-    """runtime-rs fails with one that it is to take and does not know."""
-    what = f"runtime-rs fails: it allows the annotation {annotation} and does not know it"
+    """runtime-rs fails because of an annotation that is allowed but unknown."""
+    what = f"runtime-rs fails: annotation {annotation} is allowed, but not supported"
     return chain_break("kata-annotation-refused", annotation, what, remedy)
 
 
 def _wanted(name: str, value: str) -> str:
     if name == _MEMORY:
-        return f'write whole MiB, {LEAST_GUEST_MIB} or more, as text: {name}: "8192"'
-    return f"write a value of {name} instead of {value!r}, or take the annotation out"
+        return f'write MiB as a string, {LEAST_GUEST_MIB} or more: {name}: "8192"'
+    return f"replace {value!r} by a valid value of {name}, or remove the annotation"
 
 
 def _is_refused(situation: PodContext, name: str, text: str) -> bool:
@@ -150,7 +150,7 @@ def _type(situation: PodContext, name: str) -> KeyType | None:
 def _value(
     situation: PodContext, settings: KataSettings, name: str, text: str
 ) -> str | int | bool | None:
-    """What it sets its key to; None where it sets none."""
+    """The value for its key; None if it sets none."""
     kind = _type(situation, name)
     is_taken = situation.keys.takes_annotation(situation.release, name)
     if not is_taken or _is_refused(situation, name, text):

@@ -1,4 +1,4 @@
-"""From the name of a device in CDI to its specification, as the runtime at hand finds it."""
+"""From the CDI name of a device to its specification, as the pod's runtime finds it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 _OF_DEVICES = frozenset({"not-plugged"})
 """Rules of `check cdi` about single devices that no other link tells of.
 
-Read in the sources of runtime-rs, and seen by nobody yet: it does not break the chain for certain.
-"""
+They come from the sources of runtime-rs, without a test, so they only may break the chain."""
 _NAMED = 8
 """How many names a remedy lists."""
 
 
 def cdi(situation: PodContext) -> TraceStep:
-    """Which specification has the devices."""
+    """The specification of the devices."""
     breaks = tuple(_breaks(situation))
     looked = tuple(f.path for f in situation.host.cdi_files) or (str(STATIC), str(DYNAMIC))
     found = [
@@ -41,7 +40,7 @@ def cdi(situation: PodContext) -> TraceStep:
     ]
     if found:
         return judged("CDI", found, looked, breaks)
-    what = "no specification has a device of what is asked for"
+    what = "no specification has a requested device"
     is_needed = channel(situation) in ("kubelet", "annotations")
     return judged("CDI", what, looked, breaks, "ok" if is_needed or breaks else "unknown")
 
@@ -57,7 +56,7 @@ def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
 
 
 def _judged(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 4: one file that the runtime cannot read fails all pods that are cold-plugged."""
+    """Number 4: one unreadable file makes all pods with cold-plugged devices fail."""
     if not situation.is_cold:
         return
     consumer, host = situation.consumer, situation.host
@@ -69,24 +68,24 @@ def _judged(situation: PodContext) -> Iterator[Diagnostic]:
             yield chain_break(
                 "kata-cdi-unreadable",
                 found.subject,
-                f"{where}: {consumer} fails to load any specification, so every pod with a "
+                f"{where}: {consumer} cannot load any specification, so every pod with a "
                 "cold-plugged device fails",
-                f"correct it ({found.remedy}), or move {found.subject} away; "
-                "vfiomgr check cdi tells all",
+                f"correct it ({found.remedy}), or move {found.subject} away; vfiomgr check cdi "
+                "shows every error",
             )
         elif found.rule in _OF_DEVICES and found.subject in asked:
             yield replace(found, severity="warning", summary=where, evidence=(), why="")
 
 
 def _all_of(situation: PodContext, item: Request) -> tuple[Published, ...]:
-    """All that is published of a kind, by whatever file."""
+    """All devices of a kind, in any file."""
     return tuple(each for each in situation.published if each.kind == item.kind)
 
 
 def _annotated(situation: PodContext) -> Iterator[Diagnostic]:
-    """Names in annotations that nothing has, or that are none: whoever reads them fails.
+    """Invalid or unknown CDI names in annotations: the runtime that reads them fails.
 
-    Names are taken as they stand between commas (ParseAnnotations in pkg/cdi/annotations.go).
+    Names are everything between commas (ParseAnnotations in pkg/cdi/annotations.go).
     """
     for key, text in situation.pod.cdi_annotations:
         kind, _, name = text.partition("=")
@@ -94,17 +93,17 @@ def _annotated(situation: PodContext) -> Iterator[Diagnostic]:
             yield chain_break(
                 "kata-cdi-name-invalid",
                 key,
-                f"the annotation {key} has {text!r}, which is no name of CDI (VENDOR/CLASS=NAME, "
-                "with commas and no blanks between several): the pod fails where it is read",
+                f"annotation {key} has an invalid CDI name: {text!r} (write VENDOR/CLASS=NAME, "
+                "separated by commas without spaces); the pod fails when it is read",
                 _named_instead(situation, kind if is_kind(kind) else DEFAULT_KIND),
             )
         elif name not in situation.devices_of(kind):
-            what = f"no specification has {text}, which the annotation {key} names"
+            what = f"no specification has {text}, from annotation {key}"
             yield chain_break("kata-cdi-name-unknown", key, what, _named_instead(situation, kind))
 
 
 def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
-    """More devices than there are; of a resource that is another plugin's `requested` tells."""
+    """More devices are requested than exist; `requested` covers resources of other plugins."""
     devices = situation.devices_of(item.kind)
     if item.names or len(devices) >= item.count:
         return
@@ -117,21 +116,24 @@ def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
     yield chain_break(
         "kata-too-few-devices",
         item.kind,
-        f"the pod asks for {item.count} of {item.kind}, and the CDI specifications {has}"
-        f"{f'; the node has {there}' if there else ''}: Kata finds a device by its resource as "
-        "kind and the plugin's id as name",
+        f"the pod requests {item.count} of {item.kind}, but the CDI specifications "
+        f"{has}{f'; the node has {there}' if there else ''}: Kata looks up the resource as kind "
+        "and the plugin's device ID as name",
         _instead(situation, item, len(devices), tuple(kinds)),
     )
 
 
 def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str, ...]) -> str:
-    """What helps: another resource, fewer devices, or a specification of what has none."""
+    """The remedy: another resource, fewer devices, or a specification for unpublished ones."""
     generate = f"vfiomgr cdi generate --kind {item.kind} --write"
     if kinds:
-        return f"ask for {' or '.join(kinds)}, as the device plugin must call it too"
+        return (
+            f"request {' or '.join(kinds)}, which must also be the resource name of the device "
+            "plugin"
+        )
     if not count:
-        return f"{generate}, once the devices are ready for guests"
-    fewer = f"ask for at most {count}"
+        return f"{generate}, when the devices are available"
+    fewer = f"request at most {count}"
     published = {node for each in situation.published for node in each.nodes}
     host = situation.host
     free = [
@@ -143,24 +145,24 @@ def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str,
     ]
     if free:
         more = f" and {len(free) - _NAMED} more" if len(free) > _NAMED else ""
-        return f"{fewer}, or publish {', '.join(free[:_NAMED])}{more} as well: {generate}"
-    return f"{fewer}: no other device is ready for guests (vfiomgr list; vfiomgr bind)"
+        return f"{fewer}, or also publish {', '.join(free[:_NAMED])}{more}: {generate}"
+    return f"{fewer}: no other device is available (vfiomgr list; vfiomgr bind)"
 
 
 def _named_instead(situation: PodContext, kind: str) -> str:
-    """The names that an annotation may have."""
+    """The valid names for an annotation."""
     if not situation.published:
-        return f"vfiomgr cdi generate --kind {kind} --write, once the devices are ready for guests"
+        return f"vfiomgr cdi generate --kind {kind} --write, when the devices are available"
     names = list(dict.fromkeys(each.name for each in situation.published if each.nodes))
     if not names:
-        return "vfiomgr cdi list shows what there is"
+        return "vfiomgr cdi list shows the devices"
     more = len(names) - _NAMED
     others = f" and {more} more (vfiomgr cdi list)" if more > 0 else ""
-    return f"name one that there is: {', '.join(names[:_NAMED])}{others}"
+    return f"use one of {', '.join(names[:_NAMED])}{others}"
 
 
 def _kinds_of_vfio(situation: PodContext) -> dict[str, int]:
-    """The kinds whose devices have nodes of VFIO, and how many devices each has."""
+    """The kinds of devices with VFIO nodes, and how many devices each has."""
     kinds = sorted({each.kind for each in situation.published if each.nodes})
     return {kind: len(situation.devices_of(kind)) for kind in kinds}
 
@@ -176,20 +178,19 @@ def _precedence(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
             continue
         loser = losers[0]
         rs, go = "runtime-rs", "containerd and the Go runtime"
-        mine, others = (rs, f"{go} take") if situation.is_rs else ("the Go runtime", f"{rs} takes")
+        mine, others = (rs, f"{go} use") if situation.is_rs else ("the Go runtime", f"{rs} uses")
         yield chain_break(
             "kata-cdi-precedence",
             winner.name,
-            f"{winner.name} is in {winner.path} ({', '.join(winner.nodes)}), which {mine} takes, "
-            f"and in {loser.path} ({', '.join(loser.nodes)}), which {others}: they mean different "
-            "devices",
+            f"{winner.name} has two definitions: {winner.path} ({', '.join(winner.nodes)}), "
+            f"which {mine} uses, and {loser.path} ({', '.join(loser.nodes)}), which {others}",
             f"keep one of them, e.g. remove {loser.path}",
             is_certain=situation.is_rs,
         )
 
 
 def _published_twice(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
-    """One node under two names: two pods may be given the same device."""
+    """One node under two names: two pods may get the same device."""
     names: dict[str, dict[str, Published]] = {}
     for each in situation.published:
         for node in each.nodes:
@@ -200,8 +201,8 @@ def _published_twice(situation: PodContext, item: Request) -> Iterator[Diagnosti
             yield chain_break(
                 "twice-published",
                 node,
-                f"{node} is published under {len(by_name)} names: {told}; a second pod that is "
-                "given it by another name cannot open it",
+                f"{node} is published under {len(by_name)} names: {told}; two pods may get it, "
+                "and the second cannot open it",
                 "publish each group under one name: vfiomgr check cdi",
                 is_certain=False,
             )

@@ -31,17 +31,17 @@ _STATE_WIDTH = 9
 _NAME_WIDTH = 15
 _INDENT = " " * _STATE_WIDTH
 _CHAINS = 3
-"""How many devices are followed in a table; the links tell what is wrong with any."""
+"""How many devices a table shows; the links report problems of all devices."""
 _PARTS = 3
-"""How many parts of a list are told there, where more than _LONG are in it."""
+"""How many parts of a longer list a table shows."""
 _LONG = 5
 _BREAKS = 8
-"""How many breaks of a link that has them of each device."""
+"""How many problems of a link with many devices a table shows."""
 _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 
 
 def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: bool) -> None:
-    """Each pod's links in their order; in JSON a `KataTrace` of all, whole in any case."""
+    """Print the links of each pod in order; JSON has a complete `KataTrace` of all."""
     if output != "table":
         items = [_document(item) for item in found]
         body = {"items": items, "is_broken": any(item.is_broken for item in found)}
@@ -82,16 +82,18 @@ def _lines(item: KataTrace, *, is_whole: bool) -> Iterator[str | Marked]:
     for step in item.steps:
         yield from _step_lines(step, is_whole=is_whole)
     if item.devices:
-        which = "each device that the kubelet could give" if len(item.devices) > 1 else "the device"
-        yield f"{which}, were nothing broken:" if item.is_broken else f"{which}:"
+        which = (
+            "each device that the kubelet could assign" if len(item.devices) > 1 else "the device"
+        )
+        yield f"{which}, if nothing were broken:" if item.is_broken else f"{which}:"
     told = item.devices if is_whole else item.devices[:_CHAINS]
     for chain in told:
         yield from _chain_lines(chain)
     more = len(item.devices) - len(told)
     if more:
-        yield f"  and {more} more: -v, or --format json, tells of each"
+        yield f"  and {more} more: -v or --format json shows all"
     for difference in item.differences:
-        yield f"  they differ: {difference if is_whole else _shorter(difference)}"
+        yield f"  differences: {difference if is_whole else _shorter(difference)}"
     yield _verdict(item)
 
 
@@ -104,22 +106,22 @@ def _step_lines(step: TraceStep, *, is_whole: bool) -> Iterator[str | Marked]:
     state = step.state.ljust(_STATE_WIDTH)
     yield Marked(state, _COLOURS[step.state], f"{step.name.ljust(_NAME_WIDTH)}{what}")
     if looked:
-        yield f"{_INDENT}  looked at: {', '.join(looked)}"
+        yield f"{_INDENT}  checked: {', '.join(looked)}"
     for found in breaks:
         yield from _break_lines(found)
     if len(breaks) < len(step.breaks):
-        yield f"{_INDENT}and {len(step.breaks) - len(breaks)} more such: -v tells them"
+        yield f"{_INDENT}and {len(step.breaks) - len(breaks)} more: -v shows all"
 
 
 def _first(parts: tuple[str, ...]) -> tuple[str, ...]:
-    """The first ones of many, and how many more there are."""
+    """The first items of many, and how many follow."""
     if len(parts) <= _LONG:
         return parts
     return (*parts[:_PARTS], f"and {len(parts) - _PARTS} more")
 
 
 def _shorter(difference: Difference) -> str:
-    """`RESOURCE, ASPECT: VALUE: ID, ID; VALUE: …` with the first ones of each."""
+    """`RESOURCE, ASPECT: VALUE: ID, ID; VALUE: …`, shortened."""
     parts = tuple(f"{value}: {', '.join(_first(ids))}" for value, ids in difference.ids)
     return f"{difference.resource}, {difference.aspect}: {LIST.join(_first(parts))}"
 
@@ -144,7 +146,7 @@ def _chain_lines(chain: DeviceChain) -> Iterator[str]:
         driver = function.driver or "no driver"
         yield f"    {function.address} on {driver} -> {function.port or '-'} -> {guest}"
     for key, value in chain.annotations:
-        yield f"    the agent is told {key}: {value}"
+        yield f"    annotation for the agent: {key}: {value}"
 
 
 def _verdict(item: KataTrace) -> str:
@@ -153,10 +155,10 @@ def _verdict(item: KataTrace) -> str:
         return f"broken: {', '.join(broken)}"
     unknown = [step.name for step in item.steps if step.state == "unknown"]
     if unknown:
-        return f"nothing is broken that can be seen; not known: {', '.join(unknown)}"
+        return f"no problem found; unknown: {', '.join(unknown)}"
     doubtful = [step.name for step in item.steps if step.breaks]
     if doubtful:
-        return f"the chain is complete, unless what may break does: {', '.join(doubtful)}"
+        return f"the chain is complete, with possible problems: {', '.join(doubtful)}"
     return "the chain is complete"
 
 
@@ -164,10 +166,10 @@ def _verdict(item: KataTrace) -> str:
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_address)
 @release_options()
 @click.option(
-    "--config", metavar="FILE", help="Kata's configuration.  [default: the one of the handler]"
+    "--config", metavar="FILE", help="Use this Kata configuration.  [default: that of the handler]"
 )
 @click.option(
-    "--handler", metavar="NAME", help="What the RuntimeClass names, where it is not in the file."
+    "--handler", metavar="NAME", help="Use this handler if the file lacks the RuntimeClass."
 )
 @click.option(
     "--runtime",
@@ -175,10 +177,12 @@ def _verdict(item: KataTrace) -> str:
     cls=RenamedOption,
     former=("--cri",),
     type=click.Choice(["containerd", "crio"]),
-    help="Which container runtime.  [default: the one that is configured]",
+    help="Check this container runtime.  [default: the configured one]",
 )
 @click.option(
-    "--resource", metavar="DOMAIN/NAME", help="Of a DEVICE: what its device plugin calls it."
+    "--resource",
+    metavar="DOMAIN/NAME",
+    help="Use this resource name of the device plugin, for DEVICE.",
 )
 @session_options(*READING, "verbose")
 @click.pass_context
@@ -193,16 +197,16 @@ def explain(
     cri: CriName | None,
     resource: str | None,
 ) -> None:
-    """Follow a device to the guest of a pod, link by link, and say what breaks the way.
+    """Check whether a pod gets its devices, link by link.
 
-    From the pod of a file (YAML or JSON, - for a pipe; a Deployment's or another's as well), or
-    from a pod that asks for DEVICE (an address, or KIND=NAME of CDI): RuntimeClass, handler, Kata's
-    configuration, the resource, its CDI name, specification, node, IOMMU group, functions, root
-    ports, and the index that the guest's agent is told. Nothing is started, and nothing is asked of
-    a cluster. Which device of a resource the kubelet gives is not known: the way of each is told,
-    and where they differ; of many the first ones, without -v.
+    The pod is in a file (YAML or JSON, - for a pipe; also in a Deployment or a similar object), or
+    it is one that requests DEVICE (an address, or KIND=NAME of CDI). The links are RuntimeClass,
+    handler, Kata's configuration, resource, CDI name, specification, device node, IOMMU group,
+    functions, root ports, and the GPU index in the guest. Nothing is started, and no cluster is
+    contacted. The kubelet chooses the device of a resource, so all candidates are checked and their
+    differences shown; without -v only the first ones are listed.
 
-    Exit status 1 where a link is broken.
+    Exit status: 1 if a link is broken.
 
     \b
     Examples:
@@ -236,22 +240,22 @@ _BLOCKED = 1
 @click.option(
     "--config",
     metavar="FILE",
-    help="Kata's configuration, as a path of the host.  [default: the one of the handler "
-    "kata-vfio, else the first that is there in /etc/kata-containers and of Kata's own]",
+    help="Use this configuration, a path on the host.  [default: that of the handler kata-vfio, "
+    "else the first one in /etc/kata-containers or Kata's defaults]",
 )
-@click.option("--all", "every", is_flag=True, help="Show also what is fine.")
+@click.option("--all", "every", is_flag=True, help="Also show what is correct.")
 @session_options(*READING)
 @click.pass_context
 def check_image(
     context: click.Context, addresses: tuple[str, ...], *, config: str | None, every: bool
 ) -> None:
-    """Say whether the guest of a Kata configuration can use the devices of this host.
+    """Check whether a Kata guest can use the devices.
 
-    Looked at are the files that it names, the file system of the image, and what names and hooks
-    tell of driver and toolkit; for ADDRESSES, or for the GPUs that are ready for guests. What is
-    inside an image is not looked at.
+    The files of the configuration, the file system of the image, and the driver and toolkit (as far
+    as file names and hooks show them) are checked, for ADDRESSES or for all available GPUs. The
+    contents of an image are not checked.
 
-    Exit status: 0 where nothing blocks, 1 where no guest would start.
+    Exit status: 0 if no blocker is found, 1 if no guest can start.
 
     \b
     Examples:
@@ -265,7 +269,7 @@ def check_image(
         print_document("CheckReport", report_document(report), session.format)
     else:
         print_findings(report, every=every)
-        verdict = "no guest starts" if report.is_blocked else "nothing blocks"
+        verdict = "no guest can start" if report.is_blocked else "no blockers"
         counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
         say(f"{verdict}: {', '.join(counts)}, {report.count('ok')} fine")
         for text in report.not_checked:

@@ -1,4 +1,4 @@
-"""What Kata's configuration says of devices."""
+"""The settings for devices in Kata's configuration."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def configuration(situation: PodContext) -> TraceStep:
     facts, settings = situation.configuration, situation.settings
     breaks = _breaks(situation)
     if settings is None:
-        why = facts.problem or "there is none to be read"
-        what = f"what Kata's configuration says cannot be told: {why}"
+        why = facts.problem or "no readable configuration"
+        what = f"the settings of Kata are unknown: {why}"
         return judged("configuration", what, facts.looked_for, breaks, "unknown")
     read = (str(settings.path), *map(str, settings.drop_ins))
     port = settings.cold_plug
-    plugged = f"devices are there when the guest starts ({COLD_PLUG} = {port})"
+    plugged = f"devices are plugged before the guest starts ({COLD_PLUG} = {port})"
     if situation.is_hot and port == NO_PORT:
-        plugged = f"devices come with the container ({HOT_PLUG} = {settings.hot_plug})"
+        plugged = f"devices are plugged with their container ({HOT_PLUG} = {settings.hot_plug})"
     elif port == NO_PORT:
         plugged = f"no device is plugged ({COLD_PLUG} = {port})"
     what = f"{plugged}, vfio_mode {settings.vfio_mode}"
     kubelet = situation.kubelet
     is_open = kubelet is not None and bool(kubelet.problem)
     if kubelet is not None and is_open:
-        what += f"; how long the kubelet waits is not known: {kubelet.problem}"
+        what += f"; the timeout of the kubelet is unknown: {kubelet.problem}"
     return judged("configuration", what, read, breaks, "unknown" if is_open else "ok")
 
 
@@ -65,30 +65,30 @@ def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
 
 
 def _unusable(situation: PodContext) -> Iterator[Diagnostic]:
-    """A configuration that the handler names and that is not there, or that nobody can read."""
+    """A configuration of the handler that does not exist or is not readable."""
     facts, entry = situation.configuration, situation.entry
     if facts.file is not None:
-        path, remedy = facts.file.path, "mend it: every pod of the handler fails until then"
-        what = f"{path} cannot be read: {facts.problem}"
+        path, remedy = facts.file.path, "correct it: every pod of the handler fails until then"
+        what = f"cannot read {path}: {facts.problem}"
         yield chain_break("kata-configuration-unreadable", path, what, remedy)
     elif entry is not None and entry.config_path in facts.looked_for:
         yield chain_break(
             "kata-configuration-missing",
             entry.config_path,
-            f"{entry.config_path}, which {entry.source} names for {entry.name}, is not there: "
+            f"{entry.config_path} does not exist, but {entry.source} names it for {entry.name}: "
             "every pod of the handler fails",
             f"vfiomgr kata config --whole BASE --output {entry.config_path}",
         )
 
 
 def _asked(situation: PodContext) -> list[str]:
-    """Keys of the hypervisor that the pod's annotations set, of those about plugging."""
+    """The device plug keys that annotations of the pod set."""
     keys = {HYPERVISOR_ANNOTATION + key: key for key in (COLD_PLUG, HOT_PLUG)}
     return [keys[name] for name, _ in situation.pod.annotations if name in keys]
 
 
 def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    """A shim with a configuration that is for the other runtime."""
+    """A shim with a configuration of the other runtime."""
     shim, own = situation.shim_runtime, settings.stated_runtime
     if shim is None or own is None or shim == own:
         return
@@ -99,31 +99,31 @@ def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagn
     yield chain_break(
         "kata-configuration-other-runtime",
         settings.path,
-        f"the handler's shim is that of {names[shim]}, and {settings.path} is for {names[own]}: "
+        f"the handler has the shim of {names[shim]}, but {settings.path} is for {names[own]}: "
         f"[runtime] {has}",
-        f"name a configuration for {names[shim]}, or the shim of {names[own]}{where}",
+        f"use a configuration for {names[shim]}, or the shim of {names[own]}{where}",
         is_certain=False,
     )
 
 
 def _annotated_blindly(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 1, where the configuration is not there to tell whether the annotation matters."""
+    """Number 1, if the configuration is unknown, so that the annotation may have no effect."""
     for key in _asked(situation):
         yield chain_break(
             "kata-annotation-alone",
             key,
-            f"{key} is annotated; devices are looked for before annotations are read, so it does "
-            "nothing where the configuration does not set it too",
+            f"{key} is annotated; it has no effect unless the configuration sets it too, because "
+            "Kata looks for devices before it reads annotations",
             f"set {key} in the configuration: vfiomgr kata config",
             is_certain=False,
         )
 
 
 def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    """Number 1: CDI names are resolved by what the file says, before annotations are read."""
+    """Number 1: CDI names are resolved with the file's settings, before annotations are read."""
     for key in _asked(situation):
         annotation = HYPERVISOR_ANNOTATION + key
-        remedy = f"take the annotation out, and set {key} in {settings.path}: vfiomgr kata config"
+        remedy = f"remove the annotation, and set {key} in {settings.path}: vfiomgr kata config"
         allowed = settings.allows_annotation(key)
         in_file = settings.hypervisor_text(key) or NO_PORT
         if situation.is_rs and allowed:
@@ -131,8 +131,8 @@ def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[Diagno
         elif not situation.is_rs and not allowed:
             yield not_enabled(annotation, remedy)
         elif key == COLD_PLUG and in_file == NO_PORT:
-            how = "runtime-rs ignores it" if situation.is_rs else "devices are looked for before it"
-            what = f"{key} is set by annotation alone, and {how}: nothing is injected"
+            how = "runtime-rs ignores it" if situation.is_rs else "Kata looks for devices before it"
+            what = f"{key} is only set by annotation, and {how}: no device is injected"
             yield chain_break("kata-annotation-alone", annotation, what, remedy)
 
 
@@ -140,16 +140,16 @@ def _plugging(situation: PodContext, settings: KataSettings) -> Iterator[Diagnos
     cold, release = settings.cold_plug, situation.release
     if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
         first = situation.keys.first(release.runtime, "hypervisor", COLD_PLUG)
-        what = f"{release} has no {COLD_PLUG}: it came with {first}"
+        what = f"{release} does not support {COLD_PLUG} (added in {first})"
         yield chain_break(
-            "kata-no-cold-plug", COLD_PLUG, what, "take a later Kata, or its other runtime"
+            "kata-no-cold-plug", COLD_PLUG, what, "use a later Kata or its other runtime"
         )
     if cold == NO_PORT and not situation.is_hot and not _asked(situation):
         yield _unplugged(situation, settings)
 
 
 def _refused(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    """What Kata refuses in all that is configured, and keys that it refuses in its own file."""
+    """What Kata refuses in the combined settings, and keys that it refuses in its own file."""
     release, keys, name = situation.release, situation.keys, settings.path
     (_, own), *_ = situation.configuration.documents
     found = [f for f in check_keys(settings.document, release, keys) if f.rule != _UNKNOWN_KEY]
@@ -160,11 +160,11 @@ def _refused(situation: PodContext, settings: KataSettings) -> Iterator[Diagnost
 
 
 def _unplugged(situation: PodContext, settings: KataSettings) -> Diagnostic:
-    hot = f"; {HOT_PLUG} is nothing to runtime-rs" if settings.hot_plug != NO_PORT else ""
+    hot = f"; runtime-rs ignores {HOT_PLUG}" if settings.hot_plug != NO_PORT else ""
     what = (
-        f"{settings.path} says {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
+        f"{settings.path} sets {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
     )
-    remedy = f"set {COLD_PLUG} = root-port: vfiomgr kata config prints a drop-in that does"
+    remedy = f"set {COLD_PLUG} = root-port; vfiomgr kata config prints a drop-in for it"
     if situation.is_rs:
         return chain_break("kata-not-plugged-silently", settings.path, what, remedy)
     issue = "kata-containers/kata-containers#9014"
@@ -172,7 +172,7 @@ def _unplugged(situation: PodContext, settings: KataSettings) -> Diagnostic:
 
 
 def _drop_ins(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 6: all files of config.d count, for all configurations beside it."""
+    """Number 6: all files of config.d apply to all configurations beside it."""
     documents = situation.configuration.documents
     for number, (path, document) in enumerate(documents[1:], 1):
         others = [*documents[:number], *documents[number + 1 :]]
@@ -185,9 +185,9 @@ def _drop_ins(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-drop-ins-shared",
             file.drop_in_directory,
-            f"{file.drop_in_directory} counts for {', '.join(map(str, file.neighbours))} as well: "
-            "every configuration beside it has the same drop-ins",
-            "give the handler a directory of its own, as vfiomgr kata install does",
+            f"{file.drop_in_directory} also applies to {', '.join(map(str, file.neighbours))}: "
+            "configurations in one directory share their drop-ins",
+            "give the handler its own directory, as vfiomgr kata install does",
             is_certain=False,
         )
 
@@ -201,11 +201,11 @@ def _stray(
     for _, other in others:
         known.update(_leaves(other))
     changed = [key[-1] for key, value in _leaves(document) if known.get(key) != value]
-    does = f"it sets {', '.join(changed)} anew" if changed else "it changes nothing now"
+    does = f"it overrides {', '.join(changed)}" if changed else "it currently changes nothing"
     return chain_break(
         "kata-drop-in-ending",
         path,
-        f"{path} is read too, whatever its name ends with: {does}",
+        f"{path} is read too, whatever its suffix: {does}",
         f"move it out of {path.parent}",
         is_certain=bool(changed),
     )
@@ -224,7 +224,7 @@ def _leaves(
 def _unknown_keys(
     situation: PodContext, path: HostPath, document: Mapping[str, Any]
 ) -> Iterator[Diagnostic]:
-    """Number 6: what one drop-in has."""
+    """Number 6: keys of one drop-in."""
     for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
         if found.rule == _UNKNOWN_KEY and found.severity != "info":
             rule = _DROP_IN_KEYS[found.severity == "blocker"]
@@ -234,7 +234,7 @@ def _unknown_keys(
 def _kernel_params(
     path: HostPath, document: Mapping[str, Any], before: list[Mapping[str, Any]]
 ) -> Iterator[Diagnostic]:
-    """A string replaces the one before it whole."""
+    """A string replaces the previous one."""
     for key, value in _leaves(document):
         if key[-1] != "kernel_params" or not isinstance(value, str):
             continue
@@ -244,8 +244,8 @@ def _kernel_params(
             yield chain_break(
                 "kata-kernel-params-replaced",
                 path,
-                f"kernel_params in {path} replaces the one before it: {' '.join(lost)} is lost",
-                f"write these into {path} as well",
+                f"kernel_params in {path} replaces the previous one, so {' '.join(lost)} is lost",
+                f"add the lost parameters to {path}",
                 is_certain=False,
             )
 
@@ -263,9 +263,10 @@ def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[Diagnos
     yield chain_break(
         "kata-kubelet-timeout",
         key,
-        f"the kubelet gives up after {limit:g} s (runtimeRequestTimeout {source}), before Kata's "
-        f"{key} of {timeout:g} s: a guest with much pinned memory or a large "
-        "image needs longer",
-        f"set runtimeRequestTimeout: {timeout:g}s in the kubelet's configuration, and restart it",
+        f"the kubelet times out after {limit:g} s (runtimeRequestTimeout {source}), before "
+        f"Kata's {key} of {timeout:g} s: guests with much pinned memory or a large image may "
+        "need longer",
+        f"set runtimeRequestTimeout: {timeout:g}s in the kubelet's configuration, and restart "
+        "the kubelet",
         is_certain=False,
     )

@@ -1,4 +1,4 @@
-"""What can be seen of the way from a pod to its devices: all that `explain` looks at."""
+"""The facts about the way from a pod to its devices that `explain` uses."""
 
 from __future__ import annotations
 
@@ -29,42 +29,42 @@ if TYPE_CHECKING:
 COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
 HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
 _NEW_CRATE = Version(4, 0)
-"""Since when runtime-rs has the crate that knows CDI 1.1."""
+"""From this release on runtime-rs has the crate that supports CDI 1.1."""
 _CONTROL = ("/dev/vfio/vfio", "/dev/iommu")
-"""Nodes of VFIO that are no device."""
+"""VFIO nodes that are not devices."""
 
 
 class ConfigurationFacts(Value):
-    """A configuration of Kata, or why there is none to be seen."""
+    """A configuration of Kata, or why it is unknown."""
 
     looked_for: tuple[str, ...]
     file: KataConfigurationFile | None = None
     settings: KataSettings | None = None
     documents: tuple[tuple[HostPath, Mapping[str, Any]], ...] = ()
-    """The file itself and its drop-ins, one by one."""
+    """The file itself and its drop-ins, separately."""
     problem: str = ""
 
 
 ShimState = Literal["there", "not found", "missing", "not looked for"]
-"""`not found` in the usual directories, where a name without a path is looked for."""
+"""`not found` for a name without a path, searched in the usual directories."""
 
 
 KUBELET_TIMEOUT = 120.0
-"""runtimeRequestTimeout where the kubelet's configuration does not set it."""
+"""runtimeRequestTimeout if the kubelet's configuration does not set it."""
 
 
 class KubeletFacts(Value):
-    """What of the kubelet's configuration decides."""
+    """The relevant settings of the kubelet."""
 
     source: str
     request_timeout: float
     """Seconds; runtimeRequestTimeout."""
     problem: str = ""
-    """Why the file cannot be read, and where in it."""
+    """Why the file is not readable, with the line."""
 
 
 class Published(Value):
-    """A CDI device, and the file that it is in."""
+    """A CDI device, and its file."""
 
     path: str
     specification: CdiSpecification
@@ -82,19 +82,19 @@ class Published(Value):
 
     @property
     def directory(self) -> str:
-        """Where its file lies."""
+        """The directory of its file."""
         return self.path.rpartition("/")[0]
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Its own nodes of VFIO that stand for a device, and those that all of its file have."""
+        """Its own VFIO device nodes, and those of the entire file."""
         shared = self.specification.edits.device_nodes
         nodes = (node.on_host for node in (*self.device.edits.device_nodes, *shared))
         return tuple(node for node in dict.fromkeys(nodes) if is_vfio_node(node))
 
 
 class PodContext(Value, dict=True):
-    """A pod, and what a host shows of the way to its devices; None where nobody could look."""
+    """A pod, and the host's facts about the way to its devices; None if unknown."""
 
     host: HostSnapshot
     pod: PodSpec
@@ -107,25 +107,24 @@ class PodContext(Value, dict=True):
     configuration: ConfigurationFacts
     keys: KataSchema
     conf_file: tuple[str, str] | None = None
-    """What KATA_CONF_FILE is for the shim, and where that is said."""
+    """The value of KATA_CONF_FILE for the shim, and where it is set."""
     kubelet: KubeletFacts | None = None
     shim: ShimState = "not looked for"
     shims: tuple[str, ...] = ()
-    """The shims of Kata that are installed."""
+    """The installed shims of Kata."""
     shim_runtime: RuntimeName | None = None
-    """Of the handler's shim, where its path tells."""
+    """The runtime of the handler's shim, if its path shows it."""
     absent_nodes: frozenset[str] = frozenset()
-    """Nodes that specifications name and that a host whose /dev is there does not have."""
+    """Nodes of specifications that are missing in an existing /dev."""
     guest_image: GuestImage | None = None
     has_kubelet_socket: bool | None = None
-    """Whether the socket of the configuration is there; None where the kubelet's directory is not.
-    """
+    """Whether the configured socket exists; None without the kubelet's directory."""
     is_machine: bool = False
-    """Whether it is the running machine, not files of one."""
+    """Whether it is the running machine, not a file tree."""
     only: frozenset[PciAddress] = frozenset()
-    """Functions that were asked about; none for all."""
+    """The requested functions; None for all."""
     only_name: str | None = None
-    """The CDI device that was asked about, by its name; None for all."""
+    """The requested CDI device, by name; None for all."""
 
     @property
     def is_rs(self) -> bool:
@@ -134,19 +133,19 @@ class PodContext(Value, dict=True):
 
     @property
     def settings(self) -> KataSettings | None:
-        """What Kata's configuration says in the end."""
+        """The effective settings of Kata."""
         return self.configuration.settings
 
     @property
     def entry(self) -> HandlerEntry | None:
-        """What the container runtime knows of the handler."""
+        """The handler's entry in the container runtime."""
         if self.handlers is None or self.handler_name is None:
             return None
         return self.handlers.handler(self.handler_name)
 
     @property
     def has_no_handler(self) -> bool:
-        """Whether nothing of Kata's is known to run the pod, and no configuration was named."""
+        """Whether no Kata handler for the pod is known, and no configuration was named."""
         if self.settings is not None or self.configuration.file is not None:
             return False
         if self.handler_name is None:
@@ -156,12 +155,12 @@ class PodContext(Value, dict=True):
 
     @property
     def is_cold(self) -> bool:
-        """Whether devices are plugged before the guest starts, as far as can be seen."""
+        """Whether devices are plugged before the guest starts, as far as known."""
         return self.settings is None or self.settings.cold_plug != NO_PORT
 
     @property
     def is_hot(self) -> bool:
-        """Whether devices are plugged into the running guest: the Go runtime's way alone."""
+        """Whether devices are plugged into the running guest: only the Go runtime does."""
         settings = self.settings
         return not self.is_rs and settings is not None and settings.hot_plug != NO_PORT
 
@@ -171,13 +170,13 @@ class PodContext(Value, dict=True):
 
     @property
     def consumer(self) -> Consumer:
-        """Who of those that read CDI specifications runs the pod."""
+        """The consumer of CDI specifications that runs the pod."""
         is_old = self.release.runtime == "rs" and self.release.version < _NEW_CRATE
         return consumers_named("kata-rs-3.31" if is_old else f"kata-{self.release.runtime}")[0]
 
     @cached_property
     def readable(self) -> tuple[tuple[CdiFile, CdiSpecification], ...]:
-        """What the runtime can read, in the order in which it looks: the last one counts."""
+        """What the runtime can read, in search order: the last one applies."""
         consumer = self.consumer
         files = [file for file in self.host.cdi_files if reads(consumer, file)]
         pairs = [(file, read_file(file, consumer.family)) for file in files]
@@ -187,11 +186,11 @@ class PodContext(Value, dict=True):
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds that there are specifications of."""
+        """The kinds of all specifications."""
         return frozenset(each.kind for each in self.published)
 
     def devices_of(self, kind: str) -> dict[str, Published]:
-        """The devices of a kind by name, from the file that counts, sorted by name."""
+        """The devices of a kind from the applicable file, sorted by name."""
         found = {each.device.name: each for each in self.published if each.kind == kind}
         return dict(sorted(found.items(), key=lambda item: _natural(item[0])))
 
@@ -206,10 +205,10 @@ class PodContext(Value, dict=True):
 
 
 def is_vfio_node(path: str) -> bool:
-    """Whether a node stands for a group or a device."""
+    """Whether a node represents a group or a device."""
     return path.startswith("/dev/vfio/") and path not in _CONTROL
 
 
 def _natural(name: str) -> tuple[int, str]:
-    """Numbers by value."""
+    """Sort numbers by value."""
     return (int(name), "") if name.isdecimal() and len(name) < 10 else (1 << 31, name)  # noqa: PLR2004

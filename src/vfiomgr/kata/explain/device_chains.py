@@ -1,4 +1,4 @@
-"""The devices that the kubelet could give to a pod, and what is behind their nodes."""
+"""The devices that the kubelet could assign to a pod, and the functions behind their nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class KubeletDevice(Value):
-    """A device that the kubelet could give: its name in CDI and what is behind it."""
+    """A device that the kubelet could assign: its CDI name and its functions."""
 
     kind: str
     name: str
@@ -42,7 +42,7 @@ class KubeletDevice(Value):
 
 
 def candidates(situation: PodContext) -> tuple[KubeletDevice, ...]:
-    """All devices that could be given, by kind; those that were asked about where some were."""
+    """All devices that could be assigned, by kind; only the requested ones if some were named."""
     found = []
     for item in requests(situation):
         for name, each in situation.devices_of(item.kind).items():
@@ -58,7 +58,7 @@ def candidates(situation: PodContext) -> tuple[KubeletDevice, ...]:
 
 
 def _unpublished(situation: PodContext) -> Iterator[KubeletDevice]:
-    """The groups of functions that were asked about and that no specification has."""
+    """The groups of requested functions that no specification has."""
     host = situation.host
     groups = {host.device(address).iommu_group for address in situation.only}
     for item in requests(situation):
@@ -78,7 +78,7 @@ def _candidate(
     breaks: list[tuple[StepName, Diagnostic]] = []
     if not nodes:
         full, remedy = f"{kind}={name}", f"vfiomgr cdi generate --kind {kind} --write"
-        what = f"{full} in {source} has no node of VFIO"
+        what = f"{full} in {source} has no VFIO device node"
         breaks.append(("node", chain_break("kata-device-without-node", full, what, remedy)))
     for node in nodes:
         members, problems = _behind(situation, node)
@@ -94,7 +94,7 @@ def _candidate(
 def _behind(
     situation: PodContext, node: str
 ) -> tuple[tuple[PciDevice, ...], list[tuple[StepName, Diagnostic]]]:
-    """The functions that a guest gets by a node, and what is wrong with it."""
+    """The functions behind a node, and its problems."""
     host = situation.host
     found: tuple[PciDevice, ...]
     if node.startswith(f"{VFIO_CDEVS}/"):
@@ -114,15 +114,15 @@ def _behind(
     ]
     problems = mediated or problems
     if not found and not problems:
-        what = f"{node} stands for no device of this host"
-        remedy = "vfiomgr groups shows those there are; "
-        remedy += "vfiomgr cdi generate --write names them anew"
+        what = f"{node} belongs to no device of this host"
+        remedy = "vfiomgr groups shows the groups; "
+        remedy += "update the specification: vfiomgr cdi generate --write"
         problems = [chain_break("kata-node-unknown", node, what, remedy)]
     return found, [("node", problem) for problem in problems]
 
 
 def _lost(situation: PodContext, nodes: tuple[str, ...]) -> list[str]:
-    """Nodes that are not there though VFIO has the functions behind them."""
+    """Missing nodes of functions that are on VFIO."""
     known = {n for d in situation.host.devices for n in situation.host.guest_nodes(d)}
     return [node for node in nodes if node in situation.absent_nodes and node in known]
 
@@ -132,8 +132,8 @@ def _absent(node: str, functions: Sequence[PciDevice]) -> Diagnostic:
     return chain_break(
         "kata-node-missing",
         node,
-        f"{node} is not there, though {names} is ready for guests",
-        f"let udev make it anew (udevadm trigger), or vfiomgr unbind {names} and bind it again",
+        f"{node} does not exist, although {names} is available to guests",
+        f"recreate it with udevadm trigger, or run vfiomgr unbind {names} and bind it again",
     )
 
 
@@ -141,8 +141,8 @@ def _of_cdev(situation: PodContext, node: str) -> Iterator[Diagnostic]:
     release = situation.release
     if not release.takes_cdevs:
         since = CDEVS_SINCE[release.runtime]
-        what = f"{node} is a cdev of iommufd, which {release} does not know"
-        remedy = f"name the group instead ({VFIO_NODES}/N), or take Kata {since}"
+        what = f"{node} is an iommufd device node, which {release} does not support"
+        remedy = f"use the group instead ({VFIO_NODES}/N), or Kata {since}"
         yield chain_break("kata-no-cdevs", node, what, remedy)
 
 
@@ -152,13 +152,13 @@ def _of_group(situation: PodContext, node: str) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-confidential-group",
             node,
-            f"the Go runtime refuses the group {node} for confidential guests",
-            f"name the cdev instead ({VFIO_CDEVS}/vfioN)",
+            f"the Go runtime does not accept group {node} for confidential guests",
+            f"use the device node instead ({VFIO_CDEVS}/vfioN)",
         )
 
 
 def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
-    """A function that no guest can open now."""
+    """A function that is not available to guests."""
     host = situation.host
     if host.is_ready_for_guests(device):
         return
@@ -167,7 +167,7 @@ def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-function-without-vgpu",
             device.address,
-            f"{device} is no vGPU yet, and its driver lets nobody open it",
+            f"{device} has no vGPU yet, so guests cannot open it",
             remedy,
         )
         return
@@ -175,20 +175,22 @@ def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-gpu-with-vgpus",
             device.address,
-            f"{device} is on {device.driver}, which makes mediated devices of it; Kata takes none",
-            "give Kata a whole GPU (vfiomgr bind); this one is for guests of libvirt: vfiomgr vgpu "
-            f"create --parent {device.address} --type TYPE, then vfiomgr libvirt hostdev UUID",
+            f"{device} is on {device.driver}, which creates mediated devices; Kata does not "
+            "support them",
+            "assign a GPU without vGPUs to Kata (vfiomgr bind); use this one in libvirt guests: "
+            f"vfiomgr vgpu create --parent {device.address} --type TYPE, then vfiomgr libvirt "
+            "hostdev UUID",
             evidence=(ISSUE,),
         )
         return
     if device.driver is None:
-        what = f"{device} has no driver: VFIO must have it for a guest"
+        what = f"{device} has no driver; it must be on a VFIO driver"
     else:
-        what = f"{device} is on {device.driver}, a driver of the host"
+        what = f"{device} is on the host driver {device.driver}"
     diagnostics = diagnostics_to_bind(host, [device])
     bind = f"vfiomgr bind {host.slot(device)[0].address}"
     remedy = (
-        f"{bind}; now it refuses: {diagnostics[0].summary} ({diagnostics[0].hint})"
+        f"{bind}; currently refused: {diagnostics[0].summary} ({diagnostics[0].hint})"
         if diagnostics
         else bind
     )
@@ -196,12 +198,12 @@ def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
 
 
 _OF_ROOM = frozenset({"kata-host-memory", "kata-window", "kata-maxmemory"})
-"""Rules of `kata config` that no other link tells of."""
+"""Rules of `kata config` that no other link covers."""
 _MIB = 1 << 20
 
 
 def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
-    """What has no room, as far as the configuration and the host show it."""
+    """What does not fit, as far as the configuration and the host show it."""
     settings = situation.settings
     if settings is None:
         return

@@ -1,4 +1,4 @@
-"""What of a host, beside Kata's own files, decides how a device reaches a pod."""
+"""Facts of a host, besides Kata's own files, about the way of a device to a pod."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ _SHIM_DIRECTORIES = tuple(
 _MOST = 1 << 20
 _SCRIPT = "#!"
 _CONFIGURATION = re.compile(r"\bKATA_CONF_FILE=[\"']?([^\s\"'\x00]+)")
-"""As a script exports it, or a unit's Environment= has it."""
+"""A script's export, or Environment= of a unit."""
 
 
 def texts_below(
     tree: HostTree, directory: HostPath, pattern: str = "*"
 ) -> Iterator[tuple[str, str]]:
-    """The files of a directory whose names fit, in the order of their names."""
+    """The matching files of a directory, in name order."""
     for name in sorted(tree.children(directory)):
         path = directory / name
         text = tree.read_text(path, _MOST) if fnmatch.fnmatchcase(name, pattern) else None
@@ -78,9 +78,9 @@ def texts_below(
 
 
 def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str] | None:
-    """What KATA_CONF_FILE is for a shim, and where that is said: a script around it, or a unit.
+    """The value of KATA_CONF_FILE for a shim, and where it is set: a wrapper script, or a unit.
 
-    A program without a path is looked for where containerd would find it.
+    A program without a path is searched like containerd does.
     """
     for path, text in (*_programs(tree, program), *_units(tree, runtime)):
         said = _CONFIGURATION.search(text)
@@ -90,12 +90,12 @@ def kata_conf_file(tree: HostTree, runtime: str, program: str) -> tuple[str, str
 
 
 def has_program(tree: HostTree, program: str) -> bool:
-    """Whether a program is there: where its path says, or where containerd would find its name."""
+    """Whether a program exists: at its path, or where containerd would find its name."""
     return any(tree.resolve(path) is not None for path in _places(program))
 
 
 def runtime_of(tree: HostTree, program: str) -> RuntimeName | None:
-    """Whose shim a program is; None for one that nobody knows."""
+    """The runtime of a shim; None if unknown."""
     found = (runtime_at(tree, path) for path in _places(program))
     return next((name for name in found if name is not None), None)
 
@@ -108,7 +108,7 @@ def _places(program: str) -> list[HostPath]:
 
 
 def _programs(tree: HostTree, program: str) -> Iterator[tuple[str, str]]:
-    """The program, where it is a script."""
+    """The program, if it is a script."""
     for path in _places(program):
         text = tree.read_text(path, _MOST)
         if text is not None and text.startswith(_SCRIPT):
@@ -125,14 +125,14 @@ def _units(tree: HostTree, runtime: str) -> Iterator[tuple[str, str]]:
 _GUEST_FILES = ("kernel", "image", "initrd")
 _DEV = HostPath("/dev")
 _MACHINE = "/"
-"""Where the files of who types a command are, whatever host it is about."""
+"""Where the user's own files are, whatever host is checked."""
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
-    """The handlers of a container runtime; of the one that is configured where none is named."""
+    """The handlers of a container runtime; by default of the configured one."""
     if cri == "crio" or (cri is None and _has_crio_alone(tree)):
         crio = runtimes_facts.main_file("crio")
         files = [(crio, tree.read_text(crio))]
@@ -150,7 +150,7 @@ def read_handlers(tree: HostTree, cri: CriName | None) -> HandlerFacts:
 def _containerd(
     tree: HostTree, program: ProgramName, main: HostPath, beside: Iterable[tuple[str, str]]
 ) -> HandlerFacts:
-    """What a main file and all that it brings in define."""
+    """The definitions of a main file and all its imports."""
     version = runtimes_facts.read_version(tree, program)
     read: list[tuple[str, str]] = []
     unread: list[UnreadFile] = []
@@ -174,7 +174,7 @@ def _containerd(
 def _mixed(
     main: HostPath, files: list[ConfigFile], version: Version | None
 ) -> tuple[MixedVersions, ...]:
-    """What is known of imports of another version; nothing where the main file is unread."""
+    """What is known about imports of another version; nothing if the main file is unread."""
     if not files or files[0].path != main:
         return ()
     try:
@@ -184,7 +184,7 @@ def _mixed(
 
 
 def _read_into(read: list[tuple[str, str]], tree: HostTree, path: HostPath) -> Iterator[UnreadFile]:
-    """A file that cannot be read as text; any other is added to what was read."""
+    """Record a file that is not readable as text; add any other to the read ones."""
     try:
         text = runtimes_facts.read_config(tree, path).text
     except InvalidDocument:
@@ -194,9 +194,9 @@ def _read_into(read: list[tuple[str, str]], tree: HostTree, path: HostPath) -> I
 
 
 def _unread(path: HostPath, text: str | None) -> UnreadFile:
-    """A file of which there is no text at all, or one with characters that are none."""
+    """A file without readable text, or with invalid characters."""
     if text is None:
-        return UnreadFile(path, "it cannot be read here: run as root", is_wrong=False)
+        return UnreadFile(path, "cannot read it; run as root", is_wrong=False)
     line = text.partition("\ufffd")[0].count("\n") + 1
     return UnreadFile(f"{path}:{line}", "it is not UTF-8")
 
@@ -213,7 +213,7 @@ def configuration_paths(
     handler: str | None,
     runtime: RuntimeName,
 ) -> tuple[HostPath, ...]:
-    """Where the shim finds its configuration, the first first."""
+    """The paths where the shim looks for its configuration, in order."""
     if entry is not None and entry.config_path:
         return (HostPath(entry.config_path),)
     if conf_file is not None:
@@ -223,14 +223,14 @@ def configuration_paths(
 
 
 def configuration_of(host: HostSource, handler: str) -> ConfigurationFacts:
-    """The configuration of a handler, as the container runtime or vfiomgr's own place has it."""
+    """The configuration of a handler, from the container runtime or in vfiomgr's own place."""
     if host.snapshot is not None:
-        return ConfigurationFacts((), problem="a snapshot does not hold the configuration")
+        return ConfigurationFacts((), problem="a snapshot does not contain the configuration")
     return read_settings_of(host.tree, _paths_of(handler, installed_handler(host, handler)))
 
 
 def installed_handler(host: HostSource, handler: str) -> HandlerEntry | None:
-    """What the container runtime of the host knows of a handler."""
+    """The handler's entry in the container runtime of the host."""
     return None if host.snapshot else read_handlers(host.tree, None).handler(handler)
 
 
@@ -239,7 +239,7 @@ def _paths_of(handler: str, entry: HandlerEntry | None) -> tuple[HostPath, ...]:
 
 
 def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> ConfigurationFacts:
-    """The first configuration that is there, with its drop-ins."""
+    """The first existing configuration, with its drop-ins."""
     looked = []
     for path in paths:
         looked.append(path)
@@ -247,7 +247,7 @@ def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> Configuration
         if file is not None:
             return _facts(file, tuple(looked))
     first, *others = looked or ("configuration",)
-    problem = f"there is no {first}" + (", nor one where Kata looks otherwise" if others else "")
+    problem = f"{first} does not exist" + (", and Kata's other places have none" if others else "")
     return ConfigurationFacts(tuple(looked), problem=problem)
 
 
@@ -262,7 +262,7 @@ def _facts(file: KataConfigurationFile, looked: tuple[str, ...]) -> Configuratio
 
 
 def named_configuration(host: HostSource, typed: str) -> ConfigurationFacts:
-    """A file that a user named: below the root where it is there, else on this machine.
+    """A file that a user named: below the root if it exists there, else on this machine.
 
     Raises:
         UsageError: it is in neither.
@@ -275,12 +275,12 @@ def named_configuration(host: HostSource, typed: str) -> ConfigurationFacts:
         facts = read_settings_of(tree, (place,))
         if facts.file is not None:
             return facts
-    message = f"cannot read the configuration {typed}"
-    raise UsageError(message, "name a file that is there and may be read: --config FILE")
+    message = f"cannot read configuration {typed}"
+    raise UsageError(message, "name an existing, readable file: --config FILE")
 
 
 def image_of(tree: HostTree, settings: KataSettings) -> GuestImage:
-    """What the guest of a configuration is made of, and what is there of it."""
+    """The guest files of a configuration."""
     named = ((key, settings.hypervisor_text(key)) for key in _GUEST_FILES)
     hypervisor = f"hypervisor.{settings.hypervisor}"
     return GuestImage(
@@ -298,7 +298,7 @@ def image_of(tree: HostTree, settings: KataSettings) -> GuestImage:
 
 
 def absent_nodes(tree: HostTree, host: HostSnapshot) -> frozenset[str]:
-    """Nodes of VFIO that specifications name and that are not there; none where /dev is not."""
+    """VFIO nodes of specifications that do not exist; none without /dev."""
     if not tree.exists(_DEV):
         return frozenset()
     edits = [e for f in host.cdi_files for s in (read_file(f),) for e in _edits(s)]
@@ -311,7 +311,7 @@ def _edits(specification: CdiSpecification) -> list[CdiEdits]:
 
 
 def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
-    """Whether the kubelet's socket is there; None where nobody can see, or none is set."""
+    """Whether the kubelet's socket exists; None if unknown or not set."""
     path = "" if settings is None else settings.pod_resource_api_sock.removeprefix("unix://")
     if not path.startswith("/") or not tree.exists(HostPath(path).parent.parent):
         return None
@@ -319,7 +319,7 @@ def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
 
 
 def read_kubelet(tree: HostTree) -> KubeletFacts | None:
-    """The kubelet's patience; None where its configuration is not there to be read."""
+    """The kubelet's timeout; None if its configuration is not readable."""
     text = tree.read_text(KUBELET)
     if text is None:
         return None
@@ -328,7 +328,7 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
     except InvalidDocument as error:
         return KubeletFacts(KUBELET, 0, error.message)
     if not isinstance(document, dict | None):
-        return KubeletFacts(KUBELET, 0, f"{KUBELET}:1: it is no mapping")
+        return KubeletFacts(KUBELET, 0, f"{KUBELET}:1: not a mapping")
     said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
     parts = _DURATION.findall(str(said or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 _SORTED_WELL = 10
-"""Root ports whose names sort as texts as they do by number: rp0 to rp9."""
+"""Root ports whose names sort as text like by number: rp0 to rp9."""
 
 
 def chosen(situation: PodContext, found: Sequence[KubeletDevice]) -> tuple[KubeletDevice, ...]:
-    """The first devices of each kind, as many as the pod asks for."""
+    """The first devices of each kind, as many as the pod requests."""
     picked: list[KubeletDevice] = []
     for item in requests(situation):
         picked += [c for c in found if c.kind == item.kind][: item.count]
@@ -43,7 +43,7 @@ def chosen(situation: PodContext, found: Sequence[KubeletDevice]) -> tuple[Kubel
 
 
 def chains(situation: PodContext) -> tuple[DeviceChain, ...]:
-    """What becomes of each candidate, if it is one of those that are given."""
+    """The chain of each candidate, as if it were assigned."""
     found = candidates(situation)
     picked = chosen(situation, found)
     return tuple(_chain(situation, candidate, picked) for candidate in found)
@@ -83,15 +83,15 @@ def _chain(
 
 
 def _ports(given: Iterable[KubeletDevice]) -> dict[PciDevice, str]:
-    """A root port for each function, in the order in which they come."""
+    """A root port for each function, in order."""
     functions = dict.fromkeys(device for candidate in given for device in candidate.functions)
     return {device: f"rp{number}" for number, device in enumerate(functions)}
 
 
 def guest_indexes(situation: PodContext, given: Iterable[KubeletDevice]) -> dict[PciDevice, int]:
-    """What Kata takes for the index of each NVIDIA GPU in the guest.
+    """The index in the guest that Kata computes for each NVIDIA GPU.
 
-    The Go runtime sorts the names of ports as texts (annotateContainerWithVFIOMetadata in
+    The Go runtime sorts port names as text (annotateContainerWithVFIOMetadata in
     src/runtime/virtcontainers/container.go), runtime-rs the paths in the guest.
     """
     settings = situation.settings
@@ -106,7 +106,7 @@ def guest_indexes(situation: PodContext, given: Iterable[KubeletDevice]) -> dict
 def _annotations(
     situation: PodContext, candidate: KubeletDevice, functions: Sequence[PassedFunction]
 ) -> Iterator[tuple[str, str]]:
-    """The key is made of the node's name, with the function's number in runtime-rs."""
+    """The key is the name of the node, in runtime-rs with the function's number."""
     told = [function for function in functions if function.guest_index is not None]
     for node in candidate.nodes:
         name = node.rpartition("/")[2]
@@ -116,10 +116,10 @@ def _annotations(
 
 
 def steps(situation: PodContext) -> tuple[TraceStep, ...]:
-    """Nodes, functions, ports and the guest, of all that could be given."""
+    """Nodes, functions, ports and the guest, for all candidates."""
     found = candidates(situation)
     if not found:
-        why = "no device is known that could be given"
+        why = "no candidate device is known"
         names: tuple[StepName, ...] = ("node", "functions", "root ports", "guest")
         return tuple(judged(name, why, otherwise="unknown") for name in names)
     picked = chosen(situation, found)
@@ -134,7 +134,7 @@ def steps(situation: PodContext) -> tuple[TraceStep, ...]:
 def _of(
     situation: PodContext, found: Sequence[KubeletDevice], name: StepName, what: Iterable[str]
 ) -> TraceStep:
-    """A step about each candidate; what the kubelet may pass over only may break the chain."""
+    """A step about each candidate; problems that the kubelet may avoid are not certain."""
     breaks: list[Diagnostic] = []
     for item in requests(situation):
         same = [c for c in found if c.kind == item.kind]
@@ -147,7 +147,7 @@ def _of(
 
 
 def _lacks_nodes(situation: PodContext, found: Sequence[KubeletDevice]) -> bool:
-    """Whether fewer are ready than are asked for: VFIO makes nodes of functions that it has."""
+    """Whether fewer are available than requested: only functions on VFIO have nodes."""
     return any(
         sum(not _is_pending(situation, c) for c in found if c.kind == item.kind) < item.count
         for item in requests(situation)
@@ -155,7 +155,7 @@ def _lacks_nodes(situation: PodContext, found: Sequence[KubeletDevice]) -> bool:
 
 
 def _is_pending(situation: PodContext, candidate: KubeletDevice) -> bool:
-    """Whether its node comes, or comes back, only once its functions are ready for guests."""
+    """Whether its node only exists when its functions are available to guests."""
     return any(not situation.host.is_ready_for_guests(d) for d in candidate.functions)
 
 
@@ -163,7 +163,7 @@ def _nodes_told(situation: PodContext, found: Sequence[KubeletDevice]) -> list[s
     return [
         f"{c.kind}={c.name}: {', '.join(c.nodes) or 'no node'}"
         + (f" (IOMMU group {', '.join(map(str, c.groups))})" if c.groups else "")
-        + (", not there until its functions are ready" if _is_pending(situation, c) else "")
+        + (", missing until its functions are available" if _is_pending(situation, c) else "")
         for c in found
     ]
 
@@ -171,7 +171,7 @@ def _nodes_told(situation: PodContext, found: Sequence[KubeletDevice]) -> list[s
 def _functions_told(situation: PodContext, found: Sequence[KubeletDevice]) -> list[str]:
     told = []
     for device in dict.fromkeys(d for c in found for d in c.functions):
-        ready = "ready" if situation.host.is_ready_for_guests(device) else "not ready"
+        ready = "ready" if situation.host.is_ready_for_guests(device) else "not available"
         told.append(f"{device} on {device.driver or 'no driver'}: {ready}")
     return told or ["no function"]
 
@@ -179,21 +179,21 @@ def _functions_told(situation: PodContext, found: Sequence[KubeletDevice]) -> li
 def _root_ports(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceStep:
     ports = _ports(picked)
     what = ", ".join(f"{device.address} at {port}" for device, port in ports.items())
-    return judged("root ports", what or "none are needed", (), _port_breaks(situation, ports))
+    return judged("root ports", what or "none needed", (), _port_breaks(situation, ports))
 
 
 def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator[Diagnostic]:
     settings = situation.settings
     if len(ports) > MAX_PORTS:
-        what = f"{len(ports)} functions need a root port each, Kata has {MAX_PORTS}"
+        what = f"{len(ports)} functions need a root port each, but Kata has only {MAX_PORTS}"
         yield chain_break(
-            "kata-too-many-devices", situation.pod.name, what, "ask for fewer devices in one pod"
+            "kata-too-many-devices", situation.pod.name, what, "request fewer devices per pod"
         )
     if situation.is_rs and settings is not None and 0 < settings.root_ports < len(ports):
         yield chain_break(
             "kata-too-few-ports",
             settings.path,
-            f"{len(ports)} functions need a root port each, and pcie_root_port is "
+            f"{len(ports)} functions need a root port each, but pcie_root_port is "
             f"{settings.root_ports}",
             f"set pcie_root_port = {len(ports)}: vfiomgr kata config",
             is_certain=False,
@@ -203,11 +203,10 @@ def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator
         yield chain_break(
             "kata-port-order",
             situation.pod.name,
-            f"{len(ports)} root ports: the Go runtime sorts their names as texts, so rp10 comes "
-            "before rp2, and containers are told the wrong index of a GPU",
-            "give at most 10 functions to one pod (bind a GPU without its audio function: "
-            "--function-only), "
-            "or take runtime-rs",
+            f"{len(ports)} root ports: the Go runtime sorts their names as text (rp10 before "
+            "rp2), so containers get the wrong GPU index",
+            "assign at most 10 functions per pod (bind a GPU without its audio function: "
+            "--function-only), or use runtime-rs",
             is_certain=_is_mixed_up(ports, gpus),
         )
     far = [device for device in gpus if device.address.domain]
@@ -215,16 +214,16 @@ def _port_breaks(situation: PodContext, ports: dict[PciDevice, str]) -> Iterator
         yield chain_break(
             "kata-pci-domain",
             far[0].address,
-            f"{', '.join(str(d.address) for d in far)} is in a PCI domain other than 0000, which "
-            "Kata loses where it maps the host's GPUs to the guest's",
-            "give GPUs of the domain 0000 to Kata, and this one to libvirt: vfiomgr libvirt "
+            f"{', '.join(str(d.address) for d in far)} is in a PCI domain other than 0000, "
+            "which Kata loses when it maps host GPUs to guest GPUs",
+            "use GPUs of domain 0000 for Kata, and this one for libvirt: vfiomgr libvirt "
             f"hostdev {far[0].address}",
             is_certain=len(gpus) > 1,
         )
 
 
 def _is_mixed_up(ports: dict[PciDevice, str], gpus: Sequence[PciDevice]) -> bool:
-    """Whether GPUs come in another order by the names of their ports than by number."""
+    """Whether GPUs sort differently by port name than by number."""
     names = [ports[device] for device in gpus]
     return names != sorted(names)
 
@@ -234,7 +233,7 @@ def _guest(situation: PodContext, picked: tuple[KubeletDevice, ...]) -> TraceSte
     breaks = (*room_breaks(situation, given), *_image_breaks(situation, given))
     what = _arrival(situation, picked, given)
     if given and not is_broken(breaks):
-        what += f"; what is inside the guest's image is not looked at: {_check_image(situation)}"
+        what += f"; the contents of the guest's image are not checked: {_check_image(situation)}"
     return judged("guest", what, (), breaks, "ok" if given else "unknown")
 
 
@@ -251,25 +250,25 @@ def _image_breaks(situation: PodContext, given: tuple[PciDevice, ...]) -> Iterat
         return
     for found in check_guest_image(image, given).findings:
         if found.severity == "blocker":
-            remedy = Remedy(f"{_check_image(situation)} tells all", joint="; ")
+            remedy = Remedy(f"{_check_image(situation)} shows all findings", joint="; ")
             yield replace(found, remedies=(*found.remedies, remedy))
 
 
 def _arrival(
     situation: PodContext, picked: tuple[KubeletDevice, ...], given: tuple[PciDevice, ...]
 ) -> str:
-    """What the guest makes of its devices."""
+    """How the devices appear in the guest."""
     settings = situation.settings
     if settings is not None and settings.vfio_mode != GUEST_KERNEL:
-        return f"vfio_mode is {settings.vfio_mode}: the container has the nodes of VFIO themselves"
+        return f"vfio_mode is {settings.vfio_mode}: the container gets the VFIO device nodes"
     indexes = guest_indexes(situation, picked)
     told = [f"{device.address} is nvidia.com/gpu={index}" for device, index in indexes.items()]
     if told:
-        told.append("the guest's own CDI specification resolves it (NVIDIA's driver and toolkit)")
+        told.append("resolved by the guest's own CDI specification (NVIDIA's driver and toolkit)")
     others = [str(device.address) for device in given if not is_cdi_gpu(device)]
     if others:
         told.append(
-            f"{', '.join(others)}: a PCI device of the guest, whose own kernel drives it; Kata "
-            "injects no nodes for it into the container (it does so for NVIDIA's display class)"
+            f"{', '.join(others)}: a PCI device of the guest, with a driver of the guest kernel; "
+            "Kata adds no device nodes to the container (only for NVIDIA's display class)"
         )
-    return "; ".join(told) or "nothing arrives"
+    return "; ".join(told) or "no device"

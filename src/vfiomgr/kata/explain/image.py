@@ -1,4 +1,4 @@
-"""What a Kata guest boots: the files that its configuration names, and what is seen of them."""
+"""The files that a Kata guest boots, and what can be seen in them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_ROOTFS_TYPE = "ext4"
-"""What Kata takes where the configuration does not say (defaultRootfsType, config-settings.go)."""
+"""Kata's default (defaultRootfsType, config-settings.go)."""
 _SECTOR = 512
 _SIGNATURE = b"\x55\xaa"
 _FIRST_PARTITION = 0x1BE
@@ -34,60 +34,60 @@ _EROFS = (1024, bytes.fromhex("e2e1f5e0"))
 _EXT = (1024 + 56, b"\x53\xef")
 _XFS = (0, b"XFSB")
 FILE_SYSTEMS = {"erofs": _EROFS, "ext4": _EXT, "xfs": _XFS}
-"""Where the superblocks of those that the image builder makes have their numbers."""
+"""The places of superblock numbers, for the file systems of the image builder."""
 _SUPERBLOCK = 2048
 ReadPart = Callable[[int, int], bytes]
-"""The bytes of an image from a place on; fewer where it ends."""
+"""Bytes of an image from an offset on; fewer at its end."""
 
 
 class GuestFile(Value):
-    """A file that the configuration names."""
+    """A file of the configuration."""
 
     key: str
     """`kernel`, `image` or `initrd`."""
     path: str
     resolved: str | None
-    """Where its links lead; None where there is no such file."""
+    """The target of its links; None if the file does not exist."""
     size: int = 0
     file_system: str | None = None
-    """Of an image: that of its first partition; None where it is not known."""
+    """The file system of an image's first partition; None if unknown."""
     is_regular: bool = True
 
     @property
     def is_for_nvidia(self) -> bool:
-        """Whether its name says so: Kata's own builds for GPUs have it in theirs."""
+        """Whether it is for NVIDIA GPUs, by the naming of Kata's own builds."""
         return "nvidia" in f"{self.path} {self.resolved or ''}".lower()
 
 
 class GuestImage(Value):
-    """What the guest of a configuration is made of."""
+    """The files and settings of a guest."""
 
     source: str
     """The configuration."""
     hypervisor: str
     files: tuple[GuestFile, ...]
     rootfs_type: str | None
-    """As it is set; None for the default."""
+    """As configured; None for the default."""
     guest_hook_path: str
     vfio_mode: str
     mistyped: tuple[tuple[str, str], ...] = ()
-    """Keys with values of a wrong type, and what these are: `3, and no text`."""
+    """Keys with values of a wrong type, and what these are: `3, not a string`."""
 
     def file(self, key: str) -> GuestFile | None:
-        """The file of a key; None where the configuration names none."""
+        """The file of a key; None if it is not set."""
         return next((file for file in self.files if file.key == key), None)
 
     @property
     def root(self) -> GuestFile | None:
-        """What holds the guest's root file system."""
+        """The file with the guest's root file system."""
         return self.file("image") or self.file("initrd")
 
 
 def file_system_of(read: ReadPart) -> str | None:
-    """The file system of an image: in its first partition, or of the whole where it has none.
+    """The file system of an image: in its first partition, or in the image without partitions.
 
-    tools/osbuilder/image-builder/image_builder.sh: a table of MS-DOS at the start leads to the root
-    also where a second one, for DAX, is 2 MiB behind it.
+    tools/osbuilder/image-builder/image_builder.sh: an MS-DOS partition table at the start leads to
+    the root, even if a second one, for DAX, follows 2 MiB later.
     """
     start = _partition_start(read(0, _SECTOR))
     superblock = read(start, _SUPERBLOCK)
@@ -98,7 +98,7 @@ def file_system_of(read: ReadPart) -> str | None:
 
 
 def _partition_start(sector: bytes) -> int:
-    """Where the first partition begins, in bytes; 0 where there is no table."""
+    """The offset of the first partition in bytes; 0 without a partition table."""
     entry = sector[_FIRST_PARTITION : _FIRST_PARTITION + 16]
     if sector[-2:] != _SIGNATURE or len(sector) < _SECTOR or not entry[4]:
         return 0
@@ -107,7 +107,7 @@ def _partition_start(sector: bytes) -> int:
 
 
 def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:
-    """What is there of a file; of an image also its file system."""
+    """The state of a file; for an image with its file system."""
     resolved = tree.resolve(HostPath(path)) if path.startswith("/") else None
     status = None if resolved is None else tree.status(resolved)
     if resolved is None or status is None:
@@ -121,13 +121,13 @@ def read_guest_file(tree: HostTree, key: str, path: str) -> GuestFile:
 
 _VFIO = "vfio"
 _INSIDE = (
-    "what is inside the image: driver, agent and hooks; boot it with a debug console, or mount it "
-    "(losetup -P)"
+    "contents of the image: driver, agent and hooks (boot it with a debug console, or mount it "
+    "with losetup -P)"
 )
 
 
 def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> Report:
-    """What is found of a guest, the gravest first; without devices, what any GPU would need."""
+    """Findings about a guest, blockers first; without devices, for any GPU."""
     found = [
         *_settings(image),
         *_files(image),
@@ -143,16 +143,16 @@ def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> R
 
 
 def _settings(image: GuestImage) -> Iterator[Diagnostic]:
-    """Kata reads no part of a configuration with a value that it cannot take."""
-    why = "Kata refuses the whole configuration"
+    """Kata rejects a configuration with a value that it does not accept."""
+    why = "Kata refuses the entire configuration"
     for key, value in image.mistyped:
-        title, remedy = f"{key} is {value}", f"correct {key}, or leave it out"
+        title, remedy = f"{key} is {value}", f"correct {key}, or remove it"
         yield finding("guest-setting", "blocker", title, (image.source,), why, remedy)
     if image.vfio_mode not in VFIO_MODES:
         yield finding(
             "guest-setting",
             "blocker",
-            f"vfio_mode is {image.vfio_mode!r}",
+            f"invalid vfio_mode: {image.vfio_mode!r}",
             (f"{image.source}: vfio_mode = {image.vfio_mode}",),
             why,
             f"write {' or '.join(VFIO_MODES)}",
@@ -160,36 +160,36 @@ def _settings(image: GuestImage) -> Iterator[Diagnostic]:
 
 
 def _files(image: GuestImage) -> Iterator[Diagnostic]:
-    """Every file that is named has to be there."""
-    why = "Kata starts no guest without it"
+    """Every named file must exist."""
+    why = "Kata cannot start a guest without it"
     for file in image.files:
         evidence = (f"{image.source}: {file.key} = {file.path}",)
         if file.resolved is None:
             yield finding(
                 "guest-file",
                 "blocker",
-                f"the guest's {file.key} is not there",
+                f"the guest's {file.key} does not exist",
                 evidence,
                 why,
-                f"install what holds {file.path}, or name another {file.key}",
+                f"install the package of {file.path}, or name another {file.key}",
             )
         elif not file.is_regular:
-            title = f"the guest's {file.key} is no regular file"
+            title = f"the guest's {file.key} is not a regular file"
             remedy = f"name the file itself: {file.key} = …"
             yield finding("guest-file", "blocker", title, evidence, why, remedy)
         elif not file.size:
             title = f"the guest's {file.key} is empty"
             yield finding("guest-file", "blocker", title, evidence, why, "install it again")
         else:
-            yield finding("guest-file", "ok", f"the guest's {file.key} is there", evidence, why)
+            yield finding("guest-file", "ok", f"the guest's {file.key} exists", evidence, why)
     if image.file("kernel") is None and not image.mistyped:
-        evidence = (f"{image.source}: no kernel below [hypervisor.{image.hypervisor}]",)
-        remedy = "name one: kernel = …"
+        evidence = (f"{image.source}: no kernel in [hypervisor.{image.hypervisor}]",)
+        remedy = "add one: kernel = …"
         yield finding("guest-file", "blocker", "the guest has no kernel", evidence, why, remedy)
 
 
 def _root(image: GuestImage) -> Iterator[Diagnostic]:
-    """An image or an initrd: one of both (getAssetPath and validation in config.go)."""
+    """An image or an initrd, but not both (getAssetPath and validation in config.go)."""
     names = [key for key in ("image", "initrd") if image.file(key) is not None]
     if len(names) == 1 or (not names and image.mistyped):
         return
@@ -199,14 +199,14 @@ def _root(image: GuestImage) -> Iterator[Diagnostic]:
         "guest-root",
         "blocker",
         title,
-        (f"{image.source}: {section} names {' and '.join(names) or 'neither image nor initrd'}",),
-        "Kata takes one of the two, and no guest with both or none",
-        "leave one of them out" if names else "name an image: image = …",
+        (f"{image.source}: {section} has {' and '.join(names) or 'neither image nor initrd'}",),
+        "Kata needs exactly one of them",
+        "remove one of them" if names else "add an image: image = …",
     )
 
 
 def _file_system(image: GuestImage) -> Iterator[Diagnostic]:
-    """The guest's kernel is told the file system of its root, and mounts no other."""
+    """The guest's kernel mounts its root only with the configured file system."""
     file = image.file("image")
     if file is None or file.file_system is None:
         return
@@ -216,13 +216,13 @@ def _file_system(image: GuestImage) -> Iterator[Diagnostic]:
         f"{image.source}: rootfs_type = {told}{shown}",
         f"{file.resolved}: {file.file_system} in its first partition",
     )
-    why = "the guest's kernel panics over a root that it cannot mount (rootfstype=)"
+    why = "the guest kernel panics if it cannot mount its root (rootfstype=)"
     if told == file.file_system:
-        title = f"rootfs_type is the image's: {told}"
+        title = f"rootfs_type matches the image: {told}"
         yield finding("rootfs-type", "ok", title, evidence, why)
         return
-    title = f"the image is {file.file_system}, and the guest is told {told}"
-    remedy = f'rootfs_type = "{file.file_system}"'
+    title = f"the image is {file.file_system}, but rootfs_type is {told}"
+    remedy = f'write rootfs_type = "{file.file_system}"'
     yield finding("rootfs-type", "blocker", title, evidence, why, remedy)
 
 
@@ -232,31 +232,31 @@ def _unknown_file_system(image: GuestImage) -> Iterator[str]:
         return
     told = image.rootfs_type or DEFAULT_ROOTFS_TYPE
     yield (
-        f"the file system of {file.resolved}, in which none of {', '.join(FILE_SYSTEMS)} is found; "
-        f"the guest is told {told}"
+        f"the file system of {file.resolved}: none of {', '.join(FILE_SYSTEMS)} found, but "
+        f"rootfs_type is {told}"
     )
 
 
 def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
-    """Where a container gets no nodes of VFIO, the guest needs the device's driver."""
+    """The guest needs the device's driver, unless containers get VFIO nodes."""
     root, kernel = image.root, image.file("kernel")
     if image.vfio_mode == _VFIO or root is None or kernel is None:
         return
     evidence = (_named(image, root), _named(image, kernel))
     nvidia = [device for device in devices if is_cdi_gpu(device)]
-    why = "a container in the guest uses what the guest's kernel has a driver for"
+    why = "containers in the guest need a driver in the guest kernel"
     if root.is_for_nvidia and kernel.is_for_nvidia:
-        title = "image and kernel are those for NVIDIA's GPUs, by their names"
+        title = "image and kernel are for NVIDIA GPUs, by their names"
         yield finding("guest-driver", "ok", title, evidence, why)
     elif root.is_for_nvidia or kernel.is_for_nvidia:
-        title = "image and kernel are not of one build, by their names"
+        title = "image and kernel are of different builds, by their names"
         yield finding(
             "guest-driver",
             "warning",
             title,
             evidence,
-            "NVIDIA's modules are in the image, and are for the kernel that they were built with",
-            "take both from one build: vmlinux-nvidia-gpu and kata-containers-nvidia-gpu.img",
+            "the NVIDIA modules of the image only work with the kernel that they were built for",
+            "use both from one build: vmlinux-nvidia-gpu and kata-containers-nvidia-gpu.img",
         )
     elif nvidia or not devices:
         shown = ", ".join(str(device) for device in nvidia) or "NVIDIA's GPUs"
@@ -266,8 +266,8 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Diagnos
             f"image and kernel have no driver for {shown}, by their names",
             evidence,
             why,
-            "take Kata's build for GPUs (kata-containers-nvidia-gpu.img and vmlinux-nvidia-gpu), "
-            "or an image of your own with driver and toolkit",
+            "use Kata's build for GPUs (kata-containers-nvidia-gpu.img and vmlinux-nvidia-gpu), "
+            "or your own image with driver and toolkit",
         )
     others = [device for device in devices if device not in nvidia]
     if others:
@@ -278,12 +278,13 @@ def _driver(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Diagnos
             f"the guest needs a driver for {shown}",
             evidence,
             why,
-            "build it into the guest's kernel or image; lspci -k in the guest shows which it has",
+            "add it to the guest's kernel or image; lspci -k in the guest shows the available "
+            "drivers",
         )
 
 
 def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
-    """How a container in the guest comes by the nodes of the guest's driver."""
+    """How a container in the guest gets the device nodes of the driver."""
     root = image.root
     if image.vfio_mode == _VFIO or root is None:
         return
@@ -295,12 +296,12 @@ def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Dia
         yield finding(
             "guest-nodes",
             "info",
-            f"no container gets nodes for {shown} by itself",
+            f"containers get no device nodes for {shown} automatically",
             evidence,
-            "Kata asks the guest's CDI for NVIDIA's display functions alone; all else is a PCI "
-            "device of the guest, whose nodes a container does not have",
-            "give the image a hook (guest_hook_path/prestart) that adds them, or run the container "
-            "privileged in its guest",
+            "Kata uses the guest's CDI only for NVIDIA display functions; for other PCI devices "
+            "of the guest, containers get no device nodes",
+            "add a hook to the image that adds them (guest_hook_path/prestart), or run the "
+            "container privileged in its guest",
         )
     needs_hook = not root.is_for_nvidia and (not devices or len(others) < len(devices))
     if needs_hook and not hooks:
@@ -309,13 +310,14 @@ def _containers(image: GuestImage, devices: Sequence[PciDevice]) -> Iterator[Dia
             "info" if not devices else "warning",
             "neither the image nor a hook gives containers the GPU",
             evidence,
-            "in Kata's build for GPUs the guest's CDI does (NVRC and nvidia-ctk in the image); "
+            "Kata's build for GPUs uses the guest's CDI (NVRC and nvidia-ctk in the image); "
             "other images need NVIDIA's container toolkit and its hook",
-            'guest_hook_path = "/usr/share/oci/hooks", with the toolkit\'s hook in its prestart',
+            'set guest_hook_path = "/usr/share/oci/hooks", with the toolkit\'s hook in its '
+            "prestart",
         )
     elif hooks:
         title = f"the guest's agent runs the hooks below {hooks}"
-        why = "they lie in the image: prestart, poststart and poststop below that directory"
+        why = "the hooks are in the image: prestart, poststart and poststop below that directory"
         yield finding("guest-nodes", "ok", title, evidence, why)
 
 
@@ -331,7 +333,7 @@ def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
     """Make sure that a name is not that of a mediated device.
 
     Raises:
-        Refusal: it is; the hint is what works instead, and `otherwise` after it.
+        Refusal: it is; the hint says what works instead, followed by `otherwise`.
 
     """
     vgpu = host.vgpu(name)
@@ -339,18 +341,18 @@ def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
         hint = instead_of(host, vgpu) + otherwise
         refuse("kata-mediated", vgpu.name, why_not(vgpu), hint)
     if vgpu is None and is_uuid(name):
-        message = f"{name.lower()}: Kata attaches no mediated device ({ISSUE})"
+        message = f"Kata does not support mediated devices: {name.lower()} ({ISSUE})"
         libvirt = f"vfiomgr libvirt hostdev {name.lower()}"
-        hint = f"name a PCI function (vfiomgr list); a VM of libvirt's can have it: {libvirt}"
+        hint = f"name a PCI function (vfiomgr list); or use it in a libvirt VM: {libvirt}"
         refuse("kata-mediated", name.lower(), message, hint + otherwise)
 
 
 def devices_named(host: HostSnapshot, names: Iterable[str]) -> tuple[PciDevice, ...]:
-    """The functions of these addresses.
+    """The functions with these addresses.
 
     Raises:
         Refusal: one is a bridge or a mediated device.
-        UsageError: there is none of that name.
+        UsageError: there is no such device.
 
     """
     names = tuple(names)
@@ -362,10 +364,11 @@ def devices_named(host: HostSnapshot, names: Iterable[str]) -> tuple[PciDevice, 
 
 
 def why_not(vgpu: Vgpu) -> str:
-    """What becomes of it: the Go runtime loses or mistakes its address, the other finds no PCI."""
+    """The effect: the Go runtime loses or mistakes its address, runtime-rs finds no PCI device."""
     return (
-        f"{vgpu} is a mediated device of {vgpu.parent}, and Kata cannot attach one: the Go runtime "
-        f"passes a wrong address or the whole parent, runtime-rs finds no PCI device ({ISSUE})"
+        f"{vgpu} is a mediated device of {vgpu.parent}, which Kata does not support: the Go "
+        "runtime passes a wrong address or the entire parent, runtime-rs finds no PCI device "
+        f"({ISSUE})"
     )
 
 
@@ -375,19 +378,19 @@ def instead_of(host: HostSnapshot, vgpu: Vgpu) -> str:
 
 
 def _ways(host: HostSnapshot, vgpu: Vgpu) -> Iterator[str]:
-    yield f"give it to a VM of libvirt's: vfiomgr libvirt hostdev {vgpu.name}"
+    yield f"assign it to a libvirt VM: vfiomgr libvirt hostdev {vgpu.name}"
     gpu = _gpu_of(host, vgpu)
     if gpu is not None:
-        yield f"give Kata the whole GPU {gpu.address}: {_steps(host, gpu)}"
+        yield f"assign the entire GPU {gpu.address} to Kata: {_steps(host, gpu)}"
     vendors = [p.name for p in host.vgpu_parents if p.family == "vendor-vfio"]
     free = [name for name in vendors if host.vgpu(name) is None]
     if vendors:
         create = f"vfiomgr vgpu create --parent {(free or vendors)[0]} --type …"
-        yield f"give Kata a vGPU that is a virtual function: {create}"
+        yield f"assign a vGPU that is a virtual function to Kata: {create}"
 
 
 def _gpu_of(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
-    """The physical GPU; None where the parent is no PCI function."""
+    """The physical GPU; None if the parent is not a PCI function."""
     name = _gpu_name(host, vgpu)
     return next((device for device in host.devices if str(device.address) == name), None)
 
@@ -397,7 +400,7 @@ def _gpu_name(host: HostSnapshot, vgpu: Vgpu) -> str:
 
 
 def _steps(host: HostSnapshot, gpu: PciDevice) -> str:
-    """What frees a GPU of its vGPUs and gives it to VFIO, in order."""
+    """The commands that remove the vGPUs of a GPU and bind it, in order."""
     name = str(gpu.address)
     vgpus = [vgpu.name for vgpu in host.vgpus if _gpu_name(host, vgpu) == name]
     steps = [f"vfiomgr vgpu remove {' '.join(vgpus)}"]

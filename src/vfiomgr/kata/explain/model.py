@@ -1,4 +1,4 @@
-"""The chain by which a device reaches a pod's guest: each link, and what breaks it."""
+"""The chain from a pod to its devices: each link, and what breaks it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ StepName = Literal[
     "root ports",
     "guest",
 ]
-"""In the order in which a device passes them."""
+"""In the order of the chain."""
 
 
 NUMBERS: dict[str, int] = {
@@ -52,7 +52,7 @@ NUMBERS: dict[str, int] = {
     "kata-crio-sizes": 11,
     "kata-privileged": 12,
 }
-"""The rules of the silent or confusing breaks that docs/kata.md numbers."""
+"""The rules of the silent or confusing problems that docs/kata.md numbers."""
 SILENT = frozenset(
     {
         "kata-annotation-alone",
@@ -85,8 +85,8 @@ SILENT = frozenset(
         "kata-window",
     }
 )
-"""The rules of breaks of which no component reports anything: the pod runs without its device, or
-with a wrong one."""
+"""The rules of problems that no component reports: the pod runs without its device, or with a
+wrong one."""
 
 
 def chain_break(  # noqa: PLR0913 - a field each
@@ -98,13 +98,13 @@ def chain_break(  # noqa: PLR0913 - a field each
     is_certain: bool = True,
     evidence: tuple[str, ...] = (),
 ) -> Diagnostic:
-    """Something that keeps a device from a guest; a warning where it only may."""
+    """A problem that keeps a device from a guest; a warning if it only may."""
     severity: Severity = "blocker" if is_certain else "warning"
     return finding(rule, severity, summary, evidence, "", remedy, subject=subject)
 
 
 def is_broken(breaks: Iterable[Diagnostic]) -> bool:
-    """Whether one of them breaks the chain by itself."""
+    """Whether one of them certainly breaks the chain."""
     return any(found.severity == "blocker" for found in breaks)
 
 
@@ -114,9 +114,9 @@ class TraceStep(Value):
     name: StepName
     state: StepState
     parts: tuple[str, ...]
-    """What it is; of a link that many devices pass, one after the other."""
+    """The state; for a link with many devices, of each device."""
     looked_at: tuple[str, ...] = ()
-    """Files and facts that tell it."""
+    """The evidence: files and facts."""
     breaks: tuple[Diagnostic, ...] = ()
 
     @property
@@ -132,27 +132,27 @@ def judged(
     breaks: Iterable[Diagnostic] = (),
     otherwise: StepState = "ok",
 ) -> TraceStep:
-    """A link that is broken if one of its breaks is certain."""
+    """A link that is broken if one of its problems is certain."""
     found = tuple(breaks)
     parts = (what,) if isinstance(what, str) else tuple(what)
     return TraceStep(name, "broken" if is_broken(found) else otherwise, parts, looked_at, found)
 
 
 class PassedFunction(Value):
-    """A PCI function on its way into a guest."""
+    """A PCI function assigned to a guest."""
 
     address: PciAddress
     name: str
     driver: str | None
     is_ready: bool
     port: str | None
-    """`rp0`; None where it has none."""
+    """`rp0`; None without a port."""
     guest_index: int | None
-    """Of the guest's nvidia.com/gpu; None for what Kata tells the guest's agent nothing of."""
+    """The index in the guest's nvidia.com/gpu; None if Kata does not tell the agent."""
 
 
 class DeviceChain(Value):
-    """What becomes of one device that the kubelet could give."""
+    """The chain of one device that the kubelet could assign."""
 
     resource: str
     id: str
@@ -165,11 +165,11 @@ class DeviceChain(Value):
     annotations: tuple[tuple[str, str], ...]
     """What Kata writes for the agent in the guest."""
     is_complete: bool
-    """Whether nothing breaks on the way of this device."""
+    """Whether its chain is complete."""
 
 
 class Difference(Value):
-    """What the devices that could be given for a resource do not have in common."""
+    """A property in which the candidate devices of a resource differ."""
 
     resource: str
     aspect: str
@@ -183,7 +183,7 @@ class Difference(Value):
 
 
 class KataTrace(Value):
-    """The whole chain of a pod."""
+    """The complete chain of a pod."""
 
     pod: str
     kind: str
@@ -194,16 +194,16 @@ class KataTrace(Value):
     release_source: str
     steps: tuple[TraceStep, ...]
     devices: tuple[DeviceChain, ...]
-    """Each that could be given; which ones are is for the kubelet to choose."""
+    """Each candidate; the kubelet chooses among them."""
     differences: tuple[Difference, ...]
-    """Where these differ."""
+    """How they differ."""
 
     @property
     def is_broken(self) -> bool:
-        """Whether a link is broken for certain."""
+        """Whether a link is certainly broken."""
         return any(step.state == "broken" for step in self.steps)
 
     @property
     def breaks(self) -> tuple[Diagnostic, ...]:
-        """All breaks, in the order of the links."""
+        """All problems, in the order of the links."""
         return tuple(found for step in self.steps for found in step.breaks)

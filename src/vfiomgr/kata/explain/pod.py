@@ -1,4 +1,4 @@
-"""Pods and RuntimeClasses as their YAML has them, as far as devices are concerned."""
+"""Pods and RuntimeClasses from YAML, as far as devices are concerned."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 CDI_ANNOTATION = "cdi.k8s.io/"
-"""Container runtimes take annotations that begin so for CDI names, with commas between them."""
+"""Container runtimes read annotations with this prefix as CDI names, separated by commas."""
 KATA_ANNOTATION = "io.katacontainers.config."
-"""What begins so is a key of Kata's configuration, for this pod alone."""
+"""The prefix of keys of Kata's configuration, for one pod."""
 
 ContainerRole = Literal["container", "init container"]
 
@@ -36,42 +36,42 @@ class PodContainer(Value):
     name: str
     role: ContainerRole
     limits: tuple[tuple[str, str], ...]
-    """Resources and quantities, as they are written."""
+    """Resources and quantities, as written."""
     is_privileged: bool
     claims: tuple[str, ...]
-    """Which of the pod's claims it uses (dynamic resource allocation)."""
+    """The pod's claims that it uses (dynamic resource allocation)."""
     line: int
     is_sidecar: bool = False
-    """An init container that runs on beside those after it (restartPolicy: Always)."""
+    """An init container that keeps running beside the following ones (restartPolicy: Always)."""
 
     @property
     def devices(self) -> tuple[tuple[str, int], ...]:
-        """The resources of device plugins and how many of each."""
+        """The resources of device plugins, with their counts."""
         found = ((name, int(text)) for name, text in self.limits if is_extended_resource(name))
         return tuple((name, count) for name, count in found if count)
 
     def limit(self, name: str) -> str | None:
-        """How much of a resource it may use."""
+        """Its limit of a resource."""
         return dict(self.limits).get(name)
 
 
 class PodSpec(Value):
-    """A pod, or the template of one."""
+    """A pod, or its template in another object."""
 
     kind: str
-    """Of the object that it is in: `Pod`, `Deployment`."""
+    """The kind of the object: `Pod`, `Deployment`."""
     name: str
     runtime_class: str | None
     annotations: tuple[tuple[str, str], ...]
     containers: tuple[PodContainer, ...]
-    """Init containers first, in their order."""
+    """Init containers first, in order."""
     claims: tuple[str, ...]
     """Names of its claims (dynamic resource allocation)."""
     source: str
     line: int
     runtime_class_line: int
     limits: tuple[tuple[str, str], ...] = ()
-    """Of the pod as a whole (spec.resources), which go before those of its containers."""
+    """The limits of the entire pod (spec.resources), which precede those of its containers."""
 
     def annotation(self, name: str) -> str | None:
         """The value of an annotation."""
@@ -79,31 +79,31 @@ class PodSpec(Value):
 
     @property
     def cdi_annotations(self) -> tuple[tuple[str, str], ...]:
-        """Each annotation that names devices, with each of its names, as they are written."""
+        """Each annotation that names devices, with each of its names, as written."""
         found = ((key, text) for key, text in self.annotations if key.startswith(CDI_ANNOTATION))
         return tuple((key, name) for key, text in found for name in text.split(","))
 
     @property
     def cdi_names(self) -> tuple[str, ...]:
-        """What its annotations name, in their order."""
+        """The names in its annotations, in order."""
         return tuple(name.strip() for _, name in self.cdi_annotations if name.strip())
 
     @property
     def resources(self) -> tuple[tuple[str, int], ...]:
-        """The resources of device plugins, in the order of the containers."""
+        """The resources of device plugins, in container order."""
         names = dict.fromkeys(name for each in self.containers for name, _ in each.devices)
         return tuple((name, self._most(name)) for name in names)
 
     @property
     def memory_bytes(self) -> int:
-        """The limit of its memory, as far as there is one."""
+        """The memory limit, if there is one."""
         of_pod = parse_quantity(dict(self.limits).get("memory", ""))
         return self._most("memory") if of_pod is None else whole(of_pod)
 
     def _most(self, resource: str) -> int:
-        """How much it uses at once (AggregateContainerLimits of k8s.io/component-helpers/resource).
+        """The maximum in use at once (AggregateContainerLimits, k8s.io/component-helpers/resource).
 
-        Init containers run one after the other, before the rest; sidecars stay.
+        Init containers run one after the other, before the others; sidecars keep running.
         """
         running, highest = Fraction(0), Fraction(0)
         for container in self.containers:
@@ -125,29 +125,29 @@ class RuntimeClassSpec(Value):
     name: str
     handler: str
     overhead_bytes: int | None
-    """Memory; None where it has no overhead of it."""
+    """The memory overhead; None without one."""
     source: str
     line: int
 
 
 class Objects(Value):
-    """What a file of objects holds that says how devices reach pods."""
+    """The objects of a file that affect how pods get devices."""
 
     pods: tuple[PodSpec, ...]
     runtime_classes: tuple[RuntimeClassSpec, ...]
     others: tuple[str, ...]
-    """Kinds of all else."""
+    """The kinds of all other objects."""
 
 
 _WORDING = Wording(
     "an object",
     "objects",
     shown_path,
-    "write a Pod, a Deployment or another object with pods: vfiomgr kata pod prints one",
+    "write a Pod, a Deployment or another object with pods; vfiomgr kata pod prints one",
     merges="taken",
 )
 _HINT = (
-    "kubectl apply --dry-run=server -f FILE checks all of it; vfiomgr kata pod prints a right one"
+    "validate it with kubectl apply --dry-run=server -f FILE; vfiomgr kata pod prints a valid one"
 )
 _TEMPLATES: dict[str, Path] = {
     "Pod": (),
@@ -160,22 +160,22 @@ _TEMPLATES: dict[str, Path] = {
     "Job": ("spec", "template"),
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
-"""Where the template of a pod is in objects that have one."""
+"""The place of the pod template in objects that have one."""
 _ROLES: tuple[tuple[str, ContainerRole], ...] = (
     ("initContainers", "init container"),
     ("containers", "container"),
 )
 _TRUE = ("true", "yes", "on", "y")
-"""As kubectl's YAML 1.1 has it."""
+"""Values for true in kubectl's YAML 1.1."""
 _MOST = 20
-"""Flaws that are told at once."""
+"""How many errors are reported at once."""
 
 
 def read_objects(text: str, source: str) -> Objects:
-    """Read a stream of documents, YAML or JSON; `source` names it in errors.
+    """Read a stream of YAML or JSON documents; `source` names it in errors.
 
     Raises:
-        InvalidDocument: all that is wrong, each with its line and column; or no pod is in it.
+        InvalidDocument: lists every error with line and column; or the file has no pod.
 
     """
     try:
@@ -192,17 +192,17 @@ def read_objects(text: str, source: str) -> Objects:
         ]
         if len(lines) == 1:
             raise InvalidDocument(lines[0], _HINT)
-        message = f"{source}: {len(lines)} things are wrong"
+        message = f"{source} has {len(lines)} errors"
         raise InvalidDocument(message, _HINT, tuple(lines[:_MOST]))
     if not reader.pods:
         kinds = ", ".join(dict.fromkeys(("RuntimeClass",) * bool(reader.classes) + reader.kinds))
-        message = f"{source}:1:1: no pod is in it: it holds {kinds}"
+        message = f"{source}:1:1: no pod found, only {kinds}"
         raise InvalidDocument(message, _WORDING.start)
     return Objects(tuple(reader.pods), tuple(reader.classes), reader.kinds)
 
 
 class _Reader(Struct):
-    """Gathers what objects say, and what is wrong with it."""
+    """Collects the pods and RuntimeClasses, and the errors."""
 
     source: str
     flaws: list[Diagnostic]
@@ -211,14 +211,14 @@ class _Reader(Struct):
     kinds: tuple[str, ...] = ()
 
     def take(self, document: Located) -> None:
-        """One object, or those of a List."""
+        """Add an object, or those of a List."""
         kind = self._text(document, ("kind",))
         if document.members is None:
             self._add(
-                document.place, (), "this is no object", "write apiVersion, kind and the rest"
+                document.place, (), "not an object", "add apiVersion, kind and the other keys"
             )
         elif not kind:
-            self._add(document.place, (), "an object without a kind", "write kind: Pod")
+            self._add(document.place, (), "the object has no kind", "add kind: Pod")
         elif kind == "List":
             for item in self._items(document, ("items",)):
                 self.take(item)
@@ -233,8 +233,8 @@ class _Reader(Struct):
         name = self._text(document, ("metadata", "name"))
         handler = self._text(document, ("handler",))
         if not name or not handler:
-            what = f"a RuntimeClass without a {'handler' if name else 'name'}"
-            self._add(document.place, (), what, "vfiomgr kata runtimeclass prints a right one")
+            what = f"the RuntimeClass has no {'handler' if name else 'name'}"
+            self._add(document.place, (), what, "vfiomgr kata runtimeclass prints a valid one")
             return
         path = ("overhead", "podFixed", "memory")
         memory = document.at(path)
@@ -249,11 +249,11 @@ class _Reader(Struct):
         spec = None if template is None else template.at(("spec",))
         if template is None or spec is None or spec.members is None:
             where = shown_path((*path, "spec"))
-            self._add(document.place, (), f"{kind} without {where}", "write the pod's spec there")
+            self._add(document.place, (), f"{kind} has no {where}", "add the pod's spec there")
             return
         base = (*path, "spec")
         if spec.at(("containers",)) is None:
-            self._add(spec.place, base, "a pod without containers", "write containers")
+            self._add(spec.place, base, "the pod has no containers", "add containers")
         runtime = spec.members.get("runtimeClassName")
         line = spec.place.line if runtime is None else runtime.place.line
         name = self._text(document, ("metadata", "name"))
@@ -279,7 +279,7 @@ class _Reader(Struct):
             for number, item in enumerate(self._items(spec, (key,), base)):
                 path = (*base, key, number)
                 if item.members is None:
-                    self._add(item.place, path, "this is no container", "write name and image")
+                    self._add(item.place, path, "not a container", "add name and image")
                     continue
                 flag = item.at(privileged)
                 yield PodContainer(
@@ -301,21 +301,21 @@ class _Reader(Struct):
             if quantity is None:
                 continue
             if is_extended_resource(name) and (quantity.denominator != 1 or quantity < 0):
-                what = f"{value.text} of a device plugin's resource"
-                self._add(value.place, here, what, "devices are counted in whole numbers")
+                what = f"invalid number of devices: {value.text}"
+                self._add(value.place, here, what, "use whole numbers for devices")
                 continue
             text = str(quantity) if is_extended_resource(name) else value.text
             yield name, text
         for name, value in self._parts(container, ("resources", "requests"), base):
             if is_extended_resource(name) and name not in found:
                 here = (*base, "resources", "requests", name)
-                remedy = "write it below limits: a device cannot be lent to several pods"
-                self._add(value.place, here, "a device that is requested without a limit", remedy)
+                remedy = "add it to limits: a device cannot be shared by several pods"
+                self._add(value.place, here, "a device is requested without a limit", remedy)
 
     def _quantity(self, value: Located, path: Path) -> Fraction | None:
         quantity = parse_quantity(value.text)
         if quantity is None:
-            what = f"{value.text or 'this'!r} is no quantity"
+            what = f"invalid quantity: {value.text or 'this'!r}"
             self._add(value.place, path, what, 'write it like "1", 500m or 16Gi')
         return quantity
 
@@ -328,22 +328,26 @@ class _Reader(Struct):
             if isinstance(value.scalar, str):
                 yield key, value.scalar
             else:
-                remedy = f'put it into quotes: "{value.text}"'
-                self._add(value.place, (*base, *path, key), "an annotation that is no text", remedy)
+                remedy = f'quote it: "{value.text}"'
+                self._add(
+                    value.place, (*base, *path, key), "the annotation is not a string", remedy
+                )
 
     def _parts(self, part: Located, path: Path, base: Path) -> Iterator[tuple[str, Located]]:
         found = part.at(path)
         if found is None or found.is_empty:
             return
         if found.members is None:
-            what = f"{path[-1]} is no mapping"
+            what = f"{path[-1]} is not a mapping"
             self._add(found.place, (*base, *path), what, "write keys with values")
         yield from (found.members or {}).items()
 
     def _items(self, part: Located, path: Path, base: Path = ()) -> tuple[Located, ...]:
         found = part.at(path)
         if found is not None and found.items is None and not found.is_empty:
-            self._add(found.place, (*base, *path), f"{path[-1]} is no list", "begin items with -")
+            self._add(
+                found.place, (*base, *path), f"{path[-1]} is not a list", "start items with -"
+            )
         return () if found is None else found.items or ()
 
     def _text(self, part: Located, path: Path, base: Path = ()) -> str:
@@ -351,8 +355,8 @@ class _Reader(Struct):
         if found is None or found.is_empty:
             return ""
         if not isinstance(found.scalar, str):
-            what = f"{path[-1]} is no text"
-            remedy = f'put it into quotes: "{found.text}"' if found.text else "write a text"
+            what = f"{path[-1]} is not a string"
+            remedy = f'quote it: "{found.text}"' if found.text else "write a string"
             self._add(found.place, (*base, *path), what, remedy)
         return found.text
 

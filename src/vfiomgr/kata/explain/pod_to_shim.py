@@ -1,4 +1,4 @@
-"""From the pod to Kata's shim: the RuntimeClass, and the handler that it names."""
+"""From the pod to Kata's shim: the RuntimeClass, and its handler."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _KATA = "kata"
 _ALIKE = 0.85
-"""How much alike two names are of which one is taken to be mistyped."""
+"""The minimum similarity of a name to a mistyped one."""
 _DEFAULT_MEMORY_MIB = 2048
-"""Of a configuration that does not say (defaultMemSize of Kata)."""
+"""Kata's default (defaultMemSize)."""
 _SHIPPED_ONLY = Version(4, 0)
 _NONE, _CONTAINERD_2 = Version(0, 0), Version(2, 0)
 _READS_BY_DEFAULT, _READS_BESIDE = Version(2, 2), Version(2, 3)
 _MERGES_TABLES = 3
-"""The version of containerd's configuration that only releases have which merge drop-ins."""
+"""The version of containerd's configuration that only releases with merged drop-ins support."""
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 
 
 def pod(situation: PodContext) -> TraceStep:
-    """What the pod asks for."""
+    """What the pod requests."""
     spec = situation.pod
     asked = [f"{name} ({count})" for name, count in spec.resources]
     asked += [f"{name} (by annotation)" for name in spec.cdi_names]
-    asked += [f"the claim {name}" for name in spec.claims]
+    asked += [f"claim {name}" for name in spec.claims]
     place = (f"{spec.source}:{spec.line}",) if spec.line else ()
     if asked:
-        return judged("pod", f"{spec} asks for {', '.join(asked)}", place)
+        return judged("pod", f"{spec} requests {', '.join(asked)}", place)
     lack = chain_break(
         "kata-no-device-requested",
         spec.name,
-        "no container asks for a device",
-        "write the plugin's resource below resources.limits: vfiomgr kata pod prints such a pod",
+        "no container requests a device",
+        "add the plugin's resource to resources.limits; vfiomgr kata pod prints such a pod",
     )
-    return judged("pod", f"{spec} asks for no device", place, (lack,))
+    return judged("pod", f"{spec} requests no device", place, (lack,))
 
 
 def runtime_class(situation: PodContext) -> TraceStep:
-    """Which handler runs the pod."""
+    """The handler of the pod."""
     spec, found = situation.pod, situation.runtime_class
     line = spec.runtime_class_line
     place = (f"{spec.source}:{line}",) if line else ()
@@ -60,24 +60,24 @@ def runtime_class(situation: PodContext) -> TraceStep:
         lack = chain_break(
             "kata-no-runtime-class",
             spec.name,
-            "the pod has no runtimeClassName: the node's default runtime runs it, most likely "
-            "runc, on the host's own kernel",
+            "the pod has no runtimeClassName: the default runtime of the node runs it (usually "
+            "runc, on the host kernel)",
             "add runtimeClassName to the pod's spec; vfiomgr kata runtimeclass prints a class",
         )
-        return judged("runtime class", "no RuntimeClass is named", place, (lack,))
+        return judged("runtime class", "no RuntimeClass", place, (lack,))
     if found is None:
         what = (
-            f"{spec.runtime_class}: its RuntimeClass is not in the file; the handler is taken to "
-            f"be {situation.handler_name}"
+            f"{spec.runtime_class}: its RuntimeClass is not in the file; assuming handler "
+            f"{situation.handler_name}"
         )
         return judged("runtime class", what, place, otherwise="unknown")
-    what = f"{found.name} names the handler {found.handler}"
+    what = f"{found.name} uses handler {found.handler}"
     looked = (*place, f"{found.source}:{found.line}")
     return judged("runtime class", what, looked, _overhead(situation))
 
 
 def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 9: all of default_memory is in the pod's cgroup, and none of it in its limits."""
+    """Number 9: default_memory is in the pod's cgroup, but not in its limits."""
     found, settings = situation.runtime_class, situation.settings
     if found is None or settings is None:
         return
@@ -87,12 +87,12 @@ def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
         return
     is_less = overhead < memory * _MIB
     has = f"{overhead // _MIB}Mi" if overhead else "nothing"
-    than = "less than" if is_less else "hardly more than"
+    than = "less than" if is_less else "little more than"
     yield chain_break(
         "kata-overhead",
         found.name,
         f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
-        "MiB): VFIO pins all of the guest's memory, and QEMU is killed for want of it",
+        "MiB): VFIO pins all guest memory, so QEMU is killed for lack of memory",
         f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
         f"runtimeclass --handler {found.handler} --default-memory {memory}M",
         is_certain=is_less,
@@ -101,28 +101,28 @@ def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
 
 
 def handler(situation: PodContext) -> TraceStep:
-    """What the container runtime starts for the handler."""
+    """The program that the container runtime starts for the handler."""
     name, facts, entry = situation.handler_name, situation.handlers, situation.entry
     program = _CRI_NAMES[situation.cri]
     breaks = tuple(_of_pod_and_shim(situation))
     looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
     if name is None:
-        return judged("handler", "no handler is named", looked, breaks, "unknown")
+        return judged("handler", "no handler", looked, breaks, "unknown")
     if facts is None or (not facts.is_known and entry is None):
-        what = f"{name}: what {program} knows of it cannot be told, since {_why_unknown(facts)}"
+        what = f"{name}: its entry in {program} is unknown, because {_why_unknown(facts)}"
         return judged("handler", what, looked, breaks, "unknown")
     if facts.disabling:
-        what = f"{name}: containerd runs no pods, since its CRI plugin is disabled"
+        what = f"{name}: containerd runs no pods, because its CRI plugin is disabled"
         return judged("handler", what, looked, (_disabled(facts), *breaks))
     if entry is None:
         what = f"{name} is not in the configuration of {program}"
         return judged("handler", what, looked, (_lacking(facts, name), *breaks))
-    runs = entry.runtime_path or entry.shim or "what its type says, which is not set"
+    runs = entry.runtime_path or entry.shim or "an unknown program, because its type is not set"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
     since = _drop_ins_since(facts)
     if facts.is_known and entry.source in facts.unsure and (facts.version or _NONE) < since:
-        what += "; no import of the main file names that file, so containerd before "
+        what += "; the main file does not import that file, so containerd before "
         what += f"{since} ignores it"
         return judged("handler", what, looked, (*_unread(facts, entry), *breaks), "unknown")
     return judged("handler", what, looked, breaks)
@@ -130,14 +130,14 @@ def handler(situation: PodContext) -> TraceStep:
 
 def _why_unknown(facts: HandlerFacts | None) -> str:
     if facts is None:
-        return "files cannot be looked at"
+        return "its files cannot be read"
     if not facts.unreadable:
         return "it has no configuration here"
     return "its configuration cannot be read"
 
 
 def _unreadable(situation: PodContext) -> Iterator[Diagnostic]:
-    """Files with which no container runtime starts; a drop-in counts for those that read it."""
+    """Files that prevent the start of a container runtime; a drop-in counts only if it is read."""
     facts = situation.handlers
     if facts is None:
         return
@@ -150,8 +150,8 @@ def _unreadable(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-runtime-unreadable",
             file.place,
-            f"{file}: {who} does not start with it (one that runs goes on until it is restarted)",
-            f"mend that place, then restart {program}",
+            f"{file}: {who} does not start with it (a running one continues until it is restarted)",
+            f"correct that place, then restart {program}",
             is_certain=not file.is_unsure or facts.version is not None,
         )
 
@@ -161,38 +161,38 @@ def _disabled(facts: HandlerFacts) -> Diagnostic:
     return chain_break(
         "kata-cri-disabled",
         named,
-        f"{named} disables CRI (disabled_plugins), without which the kubelet reaches no containerd",
-        f"take cri out of disabled_plugins in {named}, then restart containerd",
+        f"{named} disables CRI (disabled_plugins), so the kubelet cannot use containerd",
+        f"remove cri from disabled_plugins in {named}, then restart containerd",
     )
 
 
 def _lacking(facts: HandlerFacts, name: str) -> Diagnostic:
-    """A handler that the container runtime does not have, with those that it has."""
+    """A handler that the container runtime does not have, and those that it has."""
     program = _CRI_NAMES[facts.cri]
-    there = ", ".join(entry.name for entry in facts.handlers) or "none at all"
+    there = ", ".join(entry.name for entry in facts.handlers) or "no handlers"
     return chain_break(
         "kata-handler-missing",
         name,
-        f'{program} has no handler {name}: pods of it fail with \'no runtime for "{name}" is '
-        f"configured'; it has {there}",
+        f"{program} has no handler {name} (available: {there}): its pods fail with 'no runtime "
+        f'for "{name}" is configured\'',
         _instead(facts, name, program),
     )
 
 
 def _instead(facts: HandlerFacts, name: str, program: str) -> str:
-    """The handler that may be meant; only what may be one of Kata's is to be made."""
+    """The likely intended handler; only a possible Kata handler can be created."""
     kata = [entry.name for entry in facts.handlers if entry.is_kata]
     near = get_close_matches(name, kata or [DEFAULT_HANDLER], 1, _ALIKE)
     install = f"vfiomgr kata install --handler {name}, then restart {program}"
     if near and near[0] != name:
-        meant = f"is {near[0]} meant? name it as the handler of the RuntimeClass"
-        return meant if kata else f"{meant}, and make it: vfiomgr kata install"
+        meant = f"did you mean {near[0]}? set it as the handler of the RuntimeClass"
+        return meant if kata else f"{meant}, and create it: vfiomgr kata install"
     if not kata and _KATA in name:
         return install
     if not kata:
-        return f"vfiomgr kata install makes {DEFAULT_HANDLER}: name it as the handler"
-    named = f"name one of Kata's that is there as the handler: {', '.join(kata)}"
-    return f"{named}; or make this one: {install}" if _KATA in name else named
+        return f"create {DEFAULT_HANDLER} with vfiomgr kata install, and set it as the handler"
+    named = f"use an existing Kata handler: {', '.join(kata)}"
+    return f"{named}; or create this one: {install}" if _KATA in name else named
 
 
 def _of_pod_and_shim(situation: PodContext) -> Iterator[Diagnostic]:
@@ -208,19 +208,19 @@ def _of_pod_and_shim(situation: PodContext) -> Iterator[Diagnostic]:
 
 
 def _no_shim(situation: PodContext) -> Iterator[Diagnostic]:
-    """A shim that is not where the handler says, or nowhere that it is looked for."""
+    """A shim that is missing at its path, or in the usual directories."""
     entry = situation.entry
     if entry is None or situation.shim not in ("missing", "not found") or not entry.is_kata:
         return
     is_certain = situation.shim == "missing"
-    place = "is not there" if is_certain else "is in none of the usual directories"
+    place = "does not exist" if is_certain else "is in none of the usual directories"
     named = f'set runtime_path = "{next(iter(situation.shims), "FILE")}" there'
-    remedy = named if situation.shims else f"install Kata Containers where it is named, or {named}"
+    remedy = named if situation.shims else f"install Kata Containers at that path, or {named}"
     yield chain_break(
         "kata-shim-missing",
         entry.runtime_path or entry.shim,
-        f"{entry.runtime_path or entry.shim}, the shim that {entry.source} names for {entry.name}, "
-        f"{place}: no pod of the handler starts without it",
+        f"{entry.runtime_path or entry.shim}, the shim of {entry.name} in {entry.source}, "
+        f"{place}: no pod of the handler starts",
         f"{remedy}, then restart {_CRI_NAMES[situation.cri]}",
         is_certain=is_certain,
     )
@@ -232,17 +232,17 @@ def _no_kata(situation: PodContext) -> Iterator[Diagnostic]:
         return
     facts = situation.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
-    another = f"give the handler another name: vfiomgr kata install --handler {entry.name}-vfio"
+    another = f"use another name for the handler: vfiomgr kata install --handler {entry.name}-vfio"
     yield chain_break(
         "kata-handler-not-kata",
         entry.name,
-        f"the handler {entry.name} runs {entry.runtime_type or 'runc'}, which is not Kata's shim",
-        f"name one of Kata's as the handler: {', '.join(kata)}" if kata else another,
+        f"handler {entry.name} runs {entry.runtime_type or 'runc'}, not Kata's shim",
+        f"use a Kata handler: {', '.join(kata)}" if kata else another,
     )
 
 
 def _conf_file(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 7; a ConfigPath of the container runtime counts more than the variable."""
+    """Number 7; a ConfigPath of the container runtime overrides the variable."""
     entry, said = situation.entry, situation.conf_file
     if said is None or (entry is not None and entry.config_path):
         return
@@ -253,15 +253,15 @@ def _conf_file(situation: PodContext) -> Iterator[Diagnostic]:
     yield chain_break(
         "kata-conf-file",
         source,
-        f"{source} sets KATA_CONF_FILE={path}, and {situation.release} takes only paths that Kata "
-        "ships from it",
-        "name the file in the container runtime instead (ConfigPath, or runtime_config_path of "
+        f"{source} sets KATA_CONF_FILE={path}, but {situation.release} accepts only paths that "
+        "Kata ships",
+        "set the file in the container runtime instead (ConfigPath, or runtime_config_path in "
         f"CRI-O): vfiomgr kata install --config {path}",
     )
 
 
 def _sizing(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 11: CRI-O does not tell the sandbox how large its containers will be."""
+    """Number 11: CRI-O does not report the container sizes to the sandbox."""
     settings = situation.settings
     if situation.cri != "crio" or settings is None or not settings.has_static_resources:
         return
@@ -277,10 +277,9 @@ def _sizing(situation: PodContext) -> Iterator[Diagnostic]:
     yield chain_break(
         "kata-crio-sizes",
         situation.pod.name,
-        "static_sandbox_resource_mgmt is on, and CRI-O passes no sizes of the containers: the "
-        f"guest has default_memory ({memory} MiB) and default_vcpus alone, without "
-        f"{', '.join(limits)}",
-        "set default_memory and default_vcpus to what the pods need, or run them by containerd",
+        "static_sandbox_resource_mgmt is on, but CRI-O does not pass container sizes: the guest "
+        f"has only default_memory ({memory} MiB) and default_vcpus, without {', '.join(limits)}",
+        "set default_memory and default_vcpus to what the pods need, or use containerd",
     )
 
 
@@ -294,16 +293,16 @@ def _privileged(situation: PodContext) -> Iterator[Diagnostic]:
     yield chain_break(
         "kata-privileged",
         situation.pod.name,
-        f"{', '.join(names)} is privileged, so it receives every device of the host{unless}: all "
-        "VFIO groups go to this guest, those of other pods too",
-        "set privileged_without_host_devices = true for the handler (vfiomgr kata install does), "
-        "or take privileged out of the pod",
+        f"{', '.join(names)} is privileged, so it gets every device of the host{unless}: all "
+        "VFIO groups are assigned to this guest, including those of other pods",
+        "set privileged_without_host_devices = true for the handler (vfiomgr kata install "
+        "does), or remove privileged from the pod",
         is_certain=entry is not None,
     )
 
 
 def _untold(situation: PodContext) -> Iterator[Diagnostic]:
-    """Annotations that containerd keeps to itself."""
+    """Annotations that containerd does not pass."""
     entry = situation.entry
     if entry is None or situation.cri != "containerd":
         return
@@ -313,33 +312,33 @@ def _untold(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-annotations-not-passed",
             entry.name,
-            f"containerd does not pass {', '.join(lost)} on: pod_annotations of {entry.name} in "
-            f"{entry.source} lacks a pattern for it",
+            f"containerd does not pass {', '.join(lost)}: pod_annotations of {entry.name} in "
+            f"{entry.source} has no matching pattern",
             'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr kata install '
             f"--handler {entry.name}",
         )
 
 
 def _drop_ins_since(facts: HandlerFacts) -> Version:
-    """The containerd that reads conf.d unasked: by its defaults, or beside any main file."""
+    """The containerd that reads conf.d without an import: by default, or with any main file."""
     return _READS_BESIDE if facts.files else _READS_BY_DEFAULT
 
 
 def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[Diagnostic]:
-    """A drop-in that nothing imports, with a containerd that is known not to look for any."""
+    """A drop-in that is not imported, with a containerd that does not read it by default."""
     if facts.version is not None:
         yield chain_break(
             "kata-runtime-drop-in-unread",
             entry.source,
-            f"{entry.source} is not read: no main file imports it, and containerd {facts.version} "
-            f'does not look there by itself: pods fail with \'no runtime for "{entry.name}" is '
-            "configured'",
+            f"{entry.source} is not read: no main file imports it, and containerd "
+            f"{facts.version} does not read it by default, so pods fail with 'no runtime for "
+            f'"{entry.name}" is configured\'',
             f"vfiomgr kata install --handler {entry.name}, then restart containerd",
         )
 
 
 def _mixed(situation: PodContext) -> Iterator[Diagnostic]:
-    """Imports of another version than the main file, as far as they touch the handler."""
+    """Imports of another version than the main file, if they concern the handler."""
     facts, entry = situation.handlers, situation.entry
     if facts is None:
         return
@@ -366,7 +365,7 @@ def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
 
 
 def _merged_badly(situation: PodContext) -> Iterator[Diagnostic]:
-    """Drop-ins that releases of containerd read otherwise than by merging tables."""
+    """Drop-ins that some releases of containerd do not merge by table."""
     facts, entry = situation.handlers, situation.entry
     if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
         return
@@ -379,8 +378,8 @@ def _merged_badly(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-runtime-drop-in-replaced",
             entry.source,
-            f"before containerd 2.0 the CRI table of {others[-1]} takes the place of all others: "
-            f"{entry.name} of {entry.source} is lost then",
-            f"keep {entry.name} in {others[-1]} too, or all in {main}",
+            f"before containerd 2.0 the CRI table of {others[-1]} replaces all others, so "
+            f"{entry.name} of {entry.source} is lost",
+            f"also define {entry.name} in {others[-1]}, or move all to {main}",
             is_certain=version is not None,
         )

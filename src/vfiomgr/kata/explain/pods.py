@@ -1,4 +1,4 @@
-"""Why a pod gets its devices, or does not: the facts of a host and of a pod, put together."""
+"""Check whether a pod gets its devices: combine the facts of a host and of a pod."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
     cri: CriName | None = None,
     resource: str | None = None,
 ) -> tuple[KataTrace, ...]:
-    """Follow a device to the guest of each pod of a file, link by link, to what breaks the way.
+    """Check for each pod of a file whether it gets its devices, link by link.
 
-    `pod` is a file of Kubernetes (YAML or JSON), or a device: an address, or KIND=NAME of CDI, for
-    which a pod that asks for it is taken. `version` is Kata's (`3.31`; None: the one that is
-    installed), `runtime` `go` or `rs`, `config` Kata's configuration, `handler` what the
-    RuntimeClass names, `cri` `containerd` or `crio`, and `resource` what the device plugin calls a
-    device. Nothing is started, and no cluster is asked.
+    `pod` is a file of Kubernetes objects (YAML or JSON), or a device: an address, or KIND=NAME of
+    CDI; then a pod that requests it is assumed. `version` is that of Kata (`3.31`; None for the
+    installed one), `runtime` is `go` or `rs`, `config` is Kata's configuration, `handler` is that
+    of the RuntimeClass, `cri` is `containerd` or `crio`, and `resource` is the device plugin's name
+    for a device. Nothing is started, and no cluster is contacted.
 
     Raises:
-        UsageError: there is no such file or device, or an option cannot be read.
-        InvalidDocument: the file holds no pod.
+        UsageError: there is no such file or device, or an option is invalid.
+        InvalidDocument: the file has no pod.
         Refusal: the device is a bridge, or a mediated device.
 
     """
@@ -90,12 +90,12 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
     else:
         found = (scene.explain_device(subject, resource, handler or DEFAULT_HANDLER),)
     for text in dict.fromkeys(filter(None, scene.beyond_known)):
-        host.on_note(f"{text}: it is judged as that one")
+        host.on_note(f"{text}: checked as that release")
     return found
 
 
 def _is_file(subject: str) -> bool:
-    """Whether the argument is a file, or looks like the name of one."""
+    """Whether the argument is a file, or looks like a file name."""
     if subject == STANDARD_INPUT or os.path.exists(subject):
         return True
     return subject.endswith((".yaml", ".yml", ".json"))
@@ -109,13 +109,13 @@ _NOTHING = Objects((), (), ())
 
 
 def _pod_for(subject: str, kind: str, handler: str) -> PodSpec:
-    """A pod that asks for one device of a kind."""
+    """A pod that requests one device of a kind."""
     container = PodContainer("main", "container", ((kind, "1"),), False, (), 0)  # noqa: FBT003
     return PodSpec("Pod", "example", handler, (), (container,), (), subject, 0, 0)
 
 
 class _Scene:
-    """What does not depend on the pod."""
+    """The facts that do not depend on the pod."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what was typed
         self,
@@ -194,11 +194,11 @@ class _Scene:
         )
 
     def explain_device(self, text: str, resource: str | None, handler: str) -> KataTrace:
-        """The chain of a pod that asks for a device, and for nothing else.
+        """The chain of a pod that only requests a device.
 
         Raises:
             Refusal: it is a bridge or a mediated device.
-            UsageError: there is none of that name.
+            UsageError: there is no such device.
 
         """
         if "=" in text:
@@ -208,18 +208,18 @@ class _Scene:
         return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
 
     def _explain_name(self, text: str, resource: str | None, handler: str) -> KataTrace:
-        """The same for a device by its name in CDI, KIND=NAME."""
+        """The same for a device by its CDI name, KIND=NAME."""
         kind, _, name = text.partition("=")
         known = [read_file(file) for file in self._host.cdi_files]
         if not any(s.kind == kind and name in [d.name for d in s.devices] for s in known):
-            message = f"no CDI specification of this host has {text}"
-            raise UsageError(message, "vfiomgr cdi list shows what there is")
+            message = f"no such device in the CDI specifications of this host: {text}"
+            raise UsageError(message, "vfiomgr cdi list shows the devices")
         if resource not in (None, kind):
-            forbid_together("--resource", text, f"the resource is {kind}, the kind")
+            forbid_together("--resource", text, f"the resource is already given as the kind {kind}")
         return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only_name=name)
 
     def _kind_of(self, device: PciDevice) -> str | None:
-        """The kind of the first specification that has the device's node."""
+        """The kind of the first specification with the device's node."""
         nodes = self._host.guest_nodes(device)
         for file in self._host.cdi_files:
             specification = read_file(file)
@@ -229,7 +229,7 @@ class _Scene:
         return None
 
     def _lacks(self, entry: HandlerEntry | None) -> bool:
-        """Whether the container runtime is known to have no such handler."""
+        """Whether the container runtime is known to lack such a handler."""
         return entry is None and self._handlers is not None and self._handlers.is_known
 
     def _shim(self, entry: HandlerEntry | None) -> ShimState:
@@ -241,9 +241,9 @@ class _Scene:
         return "missing" if program.startswith("/") else "not found"
 
     def _version_told(self) -> tuple[Version, str]:
-        """Which version it is, and what tells."""
+        """The version, and its source."""
         version = self._version or self._installed.version or NEWEST
-        source = "taken: the newest that is known"
+        source = "assumed: the newest known release"
         if self._version is not None:
             source = "--kata-version"
         elif self._installed.version is not None:
@@ -251,7 +251,7 @@ class _Scene:
         return version, source
 
     def _runtime_of_shim(self, entry: HandlerEntry | None) -> RuntimeName | None:
-        """Of the handler's shim, by its path and where links of it lead."""
+        """The runtime of the handler's shim, by its path and the target of its links."""
         program = (entry.runtime_path or entry.shim) if entry is not None else ""
         if not self._is_live:
             return None
@@ -267,19 +267,19 @@ class _Scene:
         if self._config is not None:
             return gather.named_configuration(self._source, self._config)
         if not self._is_live:
-            return ConfigurationFacts((), problem="a snapshot does not hold it")
+            return ConfigurationFacts((), problem="a snapshot does not contain it")
         if handler is None or (entry is not None and not entry.is_kata):
-            return ConfigurationFacts((), problem="no handler of Kata's is named")
+            return ConfigurationFacts((), problem="no Kata handler")
         if self._lacks(entry):
             own = gather.read_settings_of(self._source.tree, [handler_configuration(handler)])
-            problem = f"there is no handler {handler} that would name one"
+            problem = f"handler {handler} not found, which would name it"
             return own if own.file is not None else ConfigurationFacts((), problem=problem)
         paths = gather.configuration_paths(entry, conf_file, handler, runtime)
         return gather.read_settings_of(self._source.tree, paths)
 
 
 def trace(situation: PodContext) -> KataTrace:
-    """Every link, also behind one that is broken: all breaks that apply are told at once."""
+    """Every link, also after a broken one: all problems are reported at once."""
     spec = situation.pod
     effective = with_annotations(situation)
     chains = functions.chains(effective)
@@ -304,7 +304,7 @@ def trace(situation: PodContext) -> KataTrace:
 
 
 def _later(situation: PodContext) -> Iterator[TraceStep]:
-    """What comes behind the configuration: not known of a pod that nothing of Kata's runs."""
+    """The links after the configuration; unknown for a pod without a Kata handler."""
     for step in (
         resources.request(situation),
         cdi_names.cdi(situation),
@@ -315,7 +315,7 @@ def _later(situation: PodContext) -> Iterator[TraceStep]:
 
 
 def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterator[Difference]:
-    """Where the devices that could be given differ."""
+    """The differences between the candidate devices."""
     host = situation.host
 
     def node(chain: DeviceChain) -> str:

@@ -1,4 +1,4 @@
-"""How Kata learns which devices a pod has: the kubelet, annotations or the container tell."""
+"""How Kata learns which devices a pod has: from the kubelet, annotations or the container."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.model import StepState, TraceStep
 
 _SOCKET = "pod_resource_api_sock"
-_NOTHING = "the pod asks for no device of a device plugin and names none: there is none to tell of"
+_NOTHING = "the pod requests no device of a device plugin, and names none"
 Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
 """PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
 
 
 class Request(Value):
-    """Devices of one kind that a pod asks for, with the names that it has for them."""
+    """Devices of one kind that a pod requests, with their names."""
 
     kind: str
     count: int
     names: tuple[str, ...] = ()
-    """Where annotations name them; the kubelet chooses the others."""
+    """The names from annotations; the kubelet chooses the others."""
 
 
 def channel(situation: PodContext) -> Channel:
-    """Where Kata looks."""
+    """Where Kata looks for devices."""
     settings = situation.settings
     if settings is None:
         return "annotations" if situation.pod.cdi_names else "unknown"
@@ -51,7 +51,7 @@ def _asks_kubelet(situation: PodContext) -> bool:
 
 
 def requests(situation: PodContext) -> tuple[Request, ...]:
-    """What is asked for, by kind, in the order of the pod."""
+    """The requested devices by kind, in the order of the pod."""
     found = {name: Request(name, count) for name, count in situation.pod.resources}
     if channel(situation) != "kubelet":
         for text in filter(is_qualified, situation.pod.cdi_names):
@@ -63,7 +63,7 @@ def requests(situation: PodContext) -> tuple[Request, ...]:
 
 
 def request(situation: PodContext) -> TraceStep:
-    """The step in which a resource becomes a name of CDI."""
+    """The step from a resource to a CDI name."""
     how = channel(situation)
     pod = situation.pod
     what = _told(situation) if pod.resources or pod.cdi_names else _NOTHING
@@ -73,24 +73,30 @@ def request(situation: PodContext) -> TraceStep:
 
 def _told(situation: PodContext) -> str:
     asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(situation))
-    asked = asked or "what is annotated"
+    asked = asked or "the annotated devices"
     match channel(situation):
         case "kubelet":
             return (
-                f"the kubelet tells Kata which devices of {asked} the pod has (PodResources; "
-                "before Kubernetes 1.34 behind the feature gate KubeletPodResourcesGet); not "
-                "checked: whether a device plugin offers it (kubectl describe node)"
+                f"Kata asks the kubelet which devices of {asked} the pod has (PodResources; "
+                "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet); not "
+                "checked: whether a device plugin offers the resource (kubectl describe node)"
             )
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(situation.pod.cdi_names)}"
         case "container":
-            return f"the container has nodes of {asked} by its device plugin, which are hot-plugged"
+            return (
+                f"the container has device nodes of {asked} from its device plugin, which are "
+                "hot-plugged"
+            )
         case "unknown":
-            return f"the pod asks for {asked}; how Kata learns which ones is in its configuration"
+            return (
+                f"the pod requests {asked}; it depends on the configuration how Kata finds the "
+                "devices"
+            )
     settings = situation.settings
     if settings is not None and settings.cold_plug == NO_PORT:
-        return f"Kata does not look which devices of {asked} the pod has, since it plugs none"
-    return f"nothing tells Kata which devices of {asked} the pod has"
+        return f"Kata does not look for devices of {asked}, because it plugs none"
+    return f"Kata cannot find out which devices of {asked} the pod has"
 
 
 def _looked_at(situation: PodContext) -> tuple[str, ...]:
@@ -117,9 +123,9 @@ def _claims(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-claim",
             situation.pod.name,
-            f"the claim {', '.join(claims)} is dynamic resource allocation (DRA): both runtimes of "
-            "Kata read the devices of device plugins alone, and ignore it",
-            "ask for the resource of a device plugin in resources.limits instead: vfiomgr kata pod",
+            f"claim {', '.join(claims)} uses dynamic resource allocation (DRA), which both "
+            "runtimes of Kata ignore: they only read devices of device plugins",
+            "request the resource of a device plugin in resources.limits instead: vfiomgr kata pod",
             evidence=("kata-containers/kata-containers#13322",),
         )
 
@@ -131,11 +137,9 @@ def _nobody_tells(situation: PodContext) -> Iterator[Diagnostic]:
     wants = f'set {_SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
     if settings.pod_resource_api_sock and not situation.knows("runtime", _SOCKET):
         first = situation.keys.first(situation.release.runtime, "runtime", _SOCKET)
-        what = f"{situation.release} has no {_SOCKET}: it came with {first}"
+        what = f"{situation.release} does not support {_SOCKET} (added in {first})"
         is_certain = not situation.pod.cdi_names
-        remedy = (
-            "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or take a later Kata"
-        )
+        remedy = "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or use a later Kata"
         yield chain_break("kata-no-pod-resources", _SOCKET, what, remedy, is_certain=is_certain)
     elif channel(situation) == "annotations" and _asks_kubelet(situation):
         yield _overruled(situation, settings.pod_resource_api_sock)
@@ -143,8 +147,8 @@ def _nobody_tells(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-annotations-unread",
             situation.pod.name,
-            "runtime-rs takes devices from the kubelet's socket and from nodes of the sandbox "
-            "itself (prepare_coldplug_cdi_devices); its sources show no reading of CDI annotations",
+            "runtime-rs gets devices from the kubelet's socket and from nodes of the sandbox "
+            "(prepare_coldplug_cdi_devices); its sources do not seem to read CDI annotations",
             wants,
             is_certain=False,
         )
@@ -152,7 +156,8 @@ def _nobody_tells(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-devices-unnamed",
             _SOCKET,
-            f"{_SOCKET} is not set, and no annotation names a device: the guest starts without any",
+            f"{_SOCKET} is not set, and no annotation names a device: the guest starts without "
+            "devices",
             wants,
         )
 
@@ -165,33 +170,33 @@ def _no_socket(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-kubelet-socket",
             settings.pod_resource_api_sock,
-            f"{settings.pod_resource_api_sock}, on which Kata asks the kubelet, is not there",
-            "start the kubelet; if its directory is another one, set "
-            f"{_SOCKET} in {settings.path}: vfiomgr kata config",
+            "the kubelet socket of Kata's configuration does not exist: "
+            f"{settings.pod_resource_api_sock}",
+            f"start the kubelet; if its directory is different, set {_SOCKET} in "
+            f"{settings.path}: vfiomgr kata config",
             is_certain=situation.is_machine,
         )
 
 
 def _overruled(situation: PodContext, socket: str) -> Diagnostic:
-    """Annotations are for pods without a kubelet (coldPlugDevices, create.go of the Go shim)."""
+    """Annotations only work without a kubelet (coldPlugDevices, create.go of the Go shim)."""
     names = filter(is_qualified, situation.pod.cdi_names)
     kinds = dict.fromkeys(name.partition("=")[0] for name in names)
     limits = ", ".join(f"{kind}: 1" for kind in kinds)
-    otherwise = "" if situation.is_rs else "; annotations are read where there is no socket"
+    otherwise = "" if situation.is_rs else "; without a socket, annotations are used"
     return chain_break(
         "kata-annotations-overruled",
         _SOCKET,
-        f"{_SOCKET} is {socket}: where a kubelet answers there, Kata takes the devices from it "
-        f"alone, and to a pod that asks for no resource it has given none{otherwise}",
-        f"ask for the resource in resources.limits{f' ({limits})' if limits else ''}, or "
-        "name a handler whose configuration sets no socket: vfiomgr kata config "
-        "--no-pod-resources",
+        f"{_SOCKET} is {socket}: if a kubelet answers there, Kata uses only its devices, and a "
+        f"pod that requests no resource has none{otherwise}",
+        f"request the resource in resources.limits{f' ({limits})' if limits else ''}, or use a "
+        "handler without a socket in its configuration: vfiomgr kata config --no-pod-resources",
         is_certain=False,
     )
 
 
 def _unresolvable(situation: PodContext) -> Iterator[Diagnostic]:
-    """Number 3: one resource that no specification has fails the pod."""
+    """Number 3: one resource without a specification makes the pod fail."""
     if channel(situation) != "kubelet":
         return
     known = [item for item in requests(situation) if item.kind in situation.kinds]
@@ -201,10 +206,10 @@ def _unresolvable(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-foreign-resource",
             item.kind,
-            f"{item.kind} is another device plugin's, and no CDI specification is of that kind: "
-            "the pod fails with 'unresolvable CDI devices', since Kata looks up every device of it",
-            f"write a specification of the kind {item.kind} with the plugin's device ids, or ask "
-            f"for {item.kind} in another pod",
+            f"{item.kind} belongs to another device plugin and has no CDI specification: the pod "
+            "fails with 'unresolvable CDI devices', because Kata looks up each of its devices",
+            f"write a specification of kind {item.kind} with the plugin's device IDs, or request "
+            f"{item.kind} in another pod",
         )
 
 
@@ -213,9 +218,9 @@ def _twice(situation: PodContext) -> Iterator[Diagnostic]:
         yield chain_break(
             "kata-named-twice",
             situation.pod.name,
-            "annotations name devices, and the kubelet tells of some too: a device that both name "
-            "is injected twice",
-            "take the cdi.k8s.io annotations out: the kubelet's answer is enough",
+            "devices come from annotations and from the kubelet: a device in both is injected "
+            "twice",
+            "remove the cdi.k8s.io annotations: the kubelet's answer is enough",
             is_certain=False,
             evidence=("kata-containers/kata-containers#11125",),
         )

@@ -1,1 +1,1 @@
-"""Kata in the configuration of a container runtime."""
+"""Install Kata in the configuration of a container runtime."""

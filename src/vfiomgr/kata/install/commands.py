@@ -36,7 +36,7 @@ _handler_option = click.option(
     default=DEFAULT_HANDLER,
     show_default=True,
     metavar="NAME",
-    help="What a RuntimeClass names.",
+    help="Use this name, to which a RuntimeClass refers.",
 )
 
 
@@ -46,14 +46,14 @@ _handler_option = click.option(
     "--config",
     "config",
     metavar="FILE",
-    help="Kata's configuration for it.  [default: the handler's own, else Kata's for GPUs]",
+    help="Use this Kata configuration.  [default: its own, else Kata's for GPUs]",
 )
 @click.option(
     "--runtime-path",
     metavar="FILE",
-    help="Kata's shim.  [default: the installed one that the configuration is for]",
+    help="Use this Kata shim.  [default: the one for the configuration]",
 )
-@click.option("--set-default", is_flag=True, help="Make it the runtime of pods that name none.")
+@click.option("--set-default", is_flag=True, help="Make it the default runtime.")
 @place_options
 @session_options(*FILES)
 @pass_session
@@ -68,11 +68,12 @@ def install(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> None:
-    """Give containerd, CRI-O, Docker, k3s or rke2 a handler for Kata with devices.
+    """Install a Kata handler in a container runtime.
 
-    Where the container runtime can be asked, it reads the files before they are written, and they
-    are not if it would see anything else differently. All else in them stays as it is, comments
-    too; a copy lies beside. Nothing is restarted.
+    The container runtime is containerd, CRI-O, Docker, k3s or rke2. If possible, it checks the new
+    files before they are written; if it would read other settings differently, nothing is written.
+    Everything else in the files stays, including comments, and a backup copy is kept beside them.
+    Nothing is restarted.
 
     \b
     Examples:
@@ -116,10 +117,10 @@ def uninstall(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> None:
-    """Take back what `kata install` wrote, and nothing else; what was edited since is refused.
+    """Remove a Kata handler that `kata install` added.
 
-    Where nothing else was changed since, the files are as they were to the byte. A configuration
-    that `kata config --output` wrote for the handler stays, and is named.
+    An entry that was edited since is refused. If nothing else was changed, the original files are
+    restored exactly. A configuration that `kata config --output` wrote for the handler stays.
 
     \b
     Examples:
@@ -140,11 +141,11 @@ def uninstall(
 
 
 def _tell_of_configuration(session: Session, handler: str) -> None:
-    """What `kata config --output` wrote is its user's, who may have edited it since."""
+    """Note the file of `kata config --output`: it belongs to the user, who may have edited it."""
     path = handler_configuration(handler)
     if session.files.exists(path):
         here = session.files.locate(path)
-        note(f"{path}, the configuration of {handler}, stays: remove it with: rm {here}")
+        note(f"the configuration of {handler} stays: {path}; remove it with: rm {here}")
 
 
 def _uninstalling(handler: str) -> str:
@@ -153,7 +154,7 @@ def _uninstalling(handler: str) -> str:
 
 
 def _require_handler(handler: str) -> None:
-    """What a RuntimeClass may name: a label of DNS (node.k8s.io/v1)."""
+    """Check the name for a RuntimeClass: a DNS label (node.k8s.io/v1)."""
     if not is_label(handler):
-        message = f"--handler {handler!r}: no RuntimeClass can name that"
-        raise UsageError(message, "take small letters, digits and -, e.g. --handler kata-vfio")
+        message = f"invalid handler name: --handler {handler!r}"
+        raise UsageError(message, "use lower-case letters, digits and -, e.g. --handler kata-vfio")

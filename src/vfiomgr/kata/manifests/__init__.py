@@ -1,1 +1,1 @@
-"""Objects of Kubernetes for Kata: RuntimeClasses and pods."""
+"""Kubernetes objects for Kata: RuntimeClasses and pods."""

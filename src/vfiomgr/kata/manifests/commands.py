@@ -1,4 +1,4 @@
-"""Objects of Kubernetes on stdout: YAML with comments for people, JSON for programs."""
+"""Print Kubernetes objects: YAML with comments for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def print_objects(objects: Sequence[Any], output: Format) -> None:
-    """What `kubectl apply -f -` reads; several in JSON are one List."""
+    """Print the input for `kubectl apply -f -`; in JSON several objects are one List."""
     if output == "json":
         import json  # noqa: PLC0415 - slow
 
@@ -34,42 +34,48 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
 
 @click.command("pod")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@click.option("--deployment", is_flag=True, help="A Deployment that keeps one such pod running.")
-@click.option("--name", default="gpu", show_default=True, metavar="NAME", help="Of the pod.")
-@click.option("--namespace", metavar="NAME", help="Where it is to be.")
+@click.option(
+    "--deployment", is_flag=True, help="Print a Deployment that keeps one such pod running."
+)
+@click.option(
+    "--name", default="gpu", show_default=True, metavar="NAME", help="Set the name of the pod."
+)
+@click.option("--namespace", metavar="NAME", help="Set the namespace.")
 @click.option(
     "--runtime-class",
     default=DEFAULT_HANDLER,
     show_default=True,
     metavar="NAME",
-    help="As vfiomgr kata runtimeclass calls it.",
+    help="Use this RuntimeClass.",
 )
-@click.option("--image", metavar="IMAGE", help="What runs.  [default: a sample that needs a GPU]")
+@click.option(
+    "--image", metavar="IMAGE", help="Run this image.  [default: a sample that needs a GPU]"
+)
 @click.option(
     "--resource",
     metavar="DOMAIN/NAME",
-    help="What the device plugin of your nodes calls the devices; overrides --naming.",
+    help="Request this resource of the device plugin; overrides --naming.",
 )
 @click.option(
     "--naming",
     type=click.Choice(NAMINGS),
     default="kind",
     show_default=True,
-    help="Call the resource as cdi generate's kind, as kubevirt-gpu-device-plugin (model) or as "
-    "sandbox-device-plugin (pgpu) does.",
+    help="Name the resource like cdi generate (kind), kubevirt-gpu-device-plugin (model) or "
+    "sandbox-device-plugin (pgpu).",
 )
 @click.option(
     "--count",
     type=WholeNumber(min=1, max=16),
     metavar="N",
-    help="How many devices.  [default: as many as ADDRESSES, else 1]",
+    help="Request this many devices.  [default: as many as ADDRESSES, else 1]",
 )
 @click.option(
     "--memory",
     default="16G",
     show_default=True,
     metavar="SIZE",
-    help="Of the container; the VM has default_memory besides.",
+    help="Limit the memory of the container; the VM adds default_memory.",
 )
 @click.option(
     "--cpus",
@@ -77,7 +83,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     default=4,
     show_default=True,
     metavar="COUNT",
-    help="Of the container.",
+    help="Limit the CPUs of the container.",
 )
 @session_options(*READING)
 @pass_session
@@ -96,11 +102,11 @@ def pod(
     memory: str,
     cpus: int,
 ) -> None:
-    """Print a Pod, or a Deployment, whose VM receives devices of this host.
+    """Print a Pod or Deployment that requests host devices.
 
-    One that asks for as many devices as ADDRESSES name; without ADDRESSES one for each resource
-    that the devices make which a guest can take. The kubelet chooses which devices of a resource a
-    pod receives. A device is an IOMMU group, which goes to one guest whole.
+    With ADDRESSES one pod requests as many devices as they name; without, one pod is printed for
+    each resource of the available devices. The kubelet chooses which devices of a resource a pod
+    gets. A device is an entire IOMMU group.
 
     \b
     Examples:
@@ -132,16 +138,18 @@ def pod(
     default=DEFAULT_HANDLER,
     show_default=True,
     metavar="NAME",
-    help="What containerd or CRI-O calls it.",
+    help="Refer to this handler of containerd or CRI-O.",
 )
-@click.option("--name", metavar="NAME", help="What pods call it.  [default: as the handler]")
+@click.option(
+    "--name", metavar="NAME", help="Set the name of the class.  [default: that of the handler]"
+)
 @click.option(
     "--default-memory",
     metavar="SIZE",
-    help="default_memory of Kata's configuration.  [default: read from it, else 8192M]",
+    help="Set Kata's default_memory.  [default: as configured, else 8192M]",
 )
 @click.option(
-    "--config", metavar="FILE", help="Kata's configuration.  [default: the one of the handler]"
+    "--config", metavar="FILE", help="Use this Kata configuration.  [default: that of the handler]"
 )
 @click.option(
     "--cpus",
@@ -149,16 +157,18 @@ def pod(
     default=1,
     show_default=True,
     metavar="COUNT",
-    help="Processors of the overhead: default_vcpus of Kata's configuration.",
+    help="Set the CPUs of the overhead, like Kata's default_vcpus.",
 )
 @click.option(
     "--node-selector",
     "selectors",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A label of nodes with the handler.  [default: katacontainers.io/kata-runtime=true]",
+    help="Select nodes by label.  [default: katacontainers.io/kata-runtime=true]",
 )
-@click.option("--any-node", is_flag=True, help="No node selector: all nodes have the handler.")
+@click.option(
+    "--any-node", is_flag=True, help="Omit the node selector, if all nodes have the handler."
+)
 @session_options(*READING)
 @pass_session
 def runtimeclass(
@@ -172,11 +182,11 @@ def runtimeclass(
     selectors: tuple[str, ...],
     any_node: bool,
 ) -> None:
-    """Print a RuntimeClass for a handler, with an overhead that its VMs fit in.
+    """Print a RuntimeClass for a handler, with overhead.
 
-    Kubernetes adds the overhead to the limits of a pod's containers, in the scheduler and in the
-    pod's cgroup. A VM has default_memory besides those limits, and VFIO pins all of it: with a
-    smaller overhead QEMU is killed once the guest runs.
+    Kubernetes adds the overhead to the container limits of a pod, in the scheduler and in the pod's
+    cgroup. A VM uses default_memory in addition to those limits, and VFIO pins all of it: if the
+    overhead is too small, QEMU is killed while the guest runs.
 
     \b
     Examples:
@@ -186,7 +196,7 @@ def runtimeclass(
       vfiomgr kata runtimeclass --config /etc/kata-containers/configuration.toml
     """
     if any_node and selectors:
-        forbid_together("--any-node", "--node-selector", "one says which nodes, the other all")
+        forbid_together("--any-node", "--node-selector", "one selects some nodes, the other all")
     wanted = runtime_class_for(
         session,
         handler,

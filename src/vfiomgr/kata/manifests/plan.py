@@ -1,4 +1,4 @@
-"""Which resources the devices of a host make, and pods that ask for them."""
+"""The resources of a host's devices, and pods that request them."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 Naming = Literal["kind", "model", "pgpu"]
-"""Who offers the resource: the kind of a CDI specification, kubevirt-gpu-device-plugin (the model
-of pci.ids), sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
+"""Who offers the resource: the kind of a CDI specification, kubevirt-gpu-device-plugin (the
+model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
 NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
 
 _PGPU = "nvidia.com/pgpu"
 _MAKER = re.compile(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = re.compile(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
-"""What the name of a device is that pci.ids does not have."""
+"""The name of a device that pci.ids does not have."""
 _MOST = 63
-"""Characters of a label, and of the name of a resource."""
+"""Invalid characters in a label and in the name of a resource."""
 _CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
 _CUDA = "nvcr.io/nvidia/cuda:12.5.1-base-ubuntu22.04"
 _BUSYBOX = "docker.io/library/busybox:stable"
 _STAY = ("sleep", "infinity")
 _LOOK = ("lspci", "-k")
-"""What is plugged into the VM, and which driver of the guest has it."""
+"""Which devices are plugged into the VM, and which driver of the guest uses them."""
 
 
 class PodDevice(Value):
-    """What a device plugin offers as one device: an IOMMU group, whole."""
+    """What a device plugin offers as one device: an entire IOMMU group."""
 
     functions: tuple[PciDevice, ...]
 
     @property
     def lead(self) -> PciDevice:
-        """The GPU or accelerator of it, or its first function."""
+        """Its GPU or accelerator, or its first function."""
         return next((d for d in self.functions if d.is_graphics_or_accelerator), self.functions[0])
 
     @property
     def is_nvidia_gpu(self) -> bool:
-        """Whether Kata tells the guest's agent which GPU it is."""
+        """Whether Kata passes the GPU's index to the guest's agent."""
         return is_cdi_gpu(self.lead)
 
 
 def model_name(device: PciDevice) -> str:
-    """What kubevirt-gpu-device-plugin makes of the model in pci.ids: `GP104GL_TESLA_P4`.
+    """The model from pci.ids as kubevirt-gpu-device-plugin writes it: `GP104GL_TESLA_P4`.
 
-    Upper case; `/` and `.` become `_`, and so does white space; the rest is left out (getDeviceName
-    in pkg/device_plugin/device_plugin.go). A model that pci.ids lacks has its identifier.
+    Upper case; `/`, `.` and white space become `_`; other characters are dropped (getDeviceName in
+    pkg/device_plugin/device_plugin.go). For a model that pci.ids lacks, its PCI ID is used.
     """
     if _UNKNOWN.match(device.name):
         return device.device_id
@@ -65,7 +65,7 @@ def model_name(device: PciDevice) -> str:
 
 
 def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
-    """The resource that a unit is one of.
+    """The resource of a unit.
 
     Raises:
         Refusal: that plugin does not offer such a device.
@@ -74,22 +74,24 @@ def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
     if naming == "kind":
         return kind
     if not unit.is_nvidia_gpu:
-        message = f"no plugin of NVIDIA's offers {unit.lead}, so --naming {naming} has no name"
-        hint = "name the resource that offers it: --resource domain/name"
+        message = f"no NVIDIA plugin offers {unit.lead}, so --naming {naming} gives no name"
+        hint = "set the resource that offers it: --resource domain/name"
         refuse("kata-resource-unnamed", unit.lead.address, message, hint)
     return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else _PGPU
 
 
 def resource_of_none(naming: Naming, kind: str) -> str:
-    """The resource that devices will be of, where none is ready yet.
+    """The resource of future devices if none is available yet.
 
     Raises:
-        Refusal: it is their model.
+        Refusal: it depends on their model.
 
     """
     if naming == "model":
-        message = "no device is ready for a guest whose model could name the resource"
-        hint = "name a device: vfiomgr kata pod ADDRESS; or the resource: --resource domain/name"
+        message = "no available device whose model could name the resource"
+        hint = (
+            "name a device: vfiomgr kata pod ADDRESS; or set the resource: --resource domain/name"
+        )
         refuse("kata-resource-unnamed", "", message, hint)
     return kind if naming == "kind" else _PGPU
 
@@ -97,7 +99,7 @@ def resource_of_none(naming: Naming, kind: str) -> str:
 def offers(
     units: Iterable[PodDevice], naming: Naming, kind: str
 ) -> dict[str, tuple[PodDevice, ...]]:
-    """The units of each resource, in the order of their addresses."""
+    """The units of each resource, by address."""
     found: dict[str, tuple[PodDevice, ...]] = {}
     for unit in units:
         name = resource_of(unit, naming, kind)
@@ -106,9 +108,9 @@ def offers(
 
 
 def units_of(host: HostSnapshot, named: Iterable[PciDevice]) -> tuple[PodDevice, ...]:
-    """What goes to a guest with the named functions: their groups, or slots where there are none.
+    """The units for the named functions: their groups, or slots without groups.
 
-    Bridges of a group stay on the host; the rest of a group that several were named of is one.
+    Bridges of a group stay on the host; functions of one group are one unit.
     """
     found: dict[tuple[object, ...], PodDevice] = {}
     for device in named:
@@ -126,27 +128,29 @@ class PodOptions(Value):
     namespace: str | None
     runtime_class: str
     image: str | None
-    """None for one that shows the device."""
+    """None for an image that shows the device."""
     memory_mib: int
     cpus: int
     count: int | None
-    """Of devices; None for as many as are named, or one."""
+    """The number of devices; None for the named ones, or one."""
 
 
 def pods_for(
     offered: dict[str, tuple[PodDevice, ...]], options: PodOptions, *, together: bool
 ) -> tuple[PodRequest, ...]:
-    """One pod that asks for all units of all resources, or one for each resource.
+    """One pod for all units of all resources, or one for each resource.
 
     Raises:
-        UsageError: a count of several resources.
-        Refusal: more functions than Kata has root ports for.
+        UsageError: a count was given for several resources.
+        Refusal: there are more functions than Kata has root ports.
 
     """
     if together:
         if options.count is not None and len(offered) > 1:
-            message = f"--count {options.count} of which? The devices make {', '.join(offered)}"
-            raise UsageError(message, "leave it out: each resource is asked for as often as named")
+            message = (
+                f"--count {options.count} is ambiguous: the devices belong to {', '.join(offered)}"
+            )
+            raise UsageError(message, "omit --count: each resource is requested as often as named")
         items = (ResourceRequest(n, options.count or len(units)) for n, units in offered.items())
         return (_pod(tuple(items), offered, options, options.name),)
     return tuple(
@@ -161,7 +165,7 @@ def pods_for(
 
 
 def _numbered(name: str, number: int) -> str:
-    """`gpu-2`, which is a label as `name` is."""
+    """`gpu-2`, which is a label like `name`."""
     end = f"-{number}"
     return name[: _MOST - len(end)].rstrip("-") + end
 
@@ -189,7 +193,7 @@ def _pod(
 
 
 def _image(options: PodOptions, *, is_cuda: bool) -> tuple[str, tuple[str, ...]]:
-    """An image and its command: the sample fails where there is no GPU; a Deployment must stay."""
+    """An image and its command: the sample fails without a GPU; a Deployment must keep running."""
     if options.image is not None:
         return options.image, ()
     if options.kind == "Deployment":
@@ -200,14 +204,14 @@ def _image(options: PodOptions, *, is_cuda: bool) -> tuple[str, tuple[str, ...]]
 def _refuse_too_many(
     items: tuple[ResourceRequest, ...], offered: dict[str, tuple[PodDevice, ...]]
 ) -> None:
-    """Make sure that Kata has root ports for what one pod asks for."""
+    """Make sure that Kata has enough root ports for one pod."""
     ports = sum(item.count * _ports(offered[item.name]) for item in items)
     if ports > MAX_PORTS:
-        message = f"{ports} functions need a root port each, Kata has {MAX_PORTS}"
-        hint = "ask for fewer devices in one pod, and for more pods"
+        message = f"{ports} functions need a root port each, but Kata has only {MAX_PORTS}"
+        hint = "request fewer devices per pod, and use more pods"
         refuse("kata-too-many-devices", "", message, hint)
 
 
 def _ports(units: tuple[PodDevice, ...]) -> int:
-    """How many functions one unit has; the largest counts, since the kubelet chooses."""
+    """The number of functions of a unit; the largest, because the kubelet chooses."""
     return max((len(unit.functions) for unit in units), default=1)

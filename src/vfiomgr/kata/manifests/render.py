@@ -1,4 +1,4 @@
-"""Objects for kubectl, each a template of kata/ with values filled in; its comments stay."""
+"""Render objects for kubectl from the templates of kata/, keeping their comments."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from vfiomgr.kata.manifests.model import PodRequest, RuntimeClassRequest
 
 Object = Any
-"""A mapping of ruamel's, which knows its comments; dumped as JSON it is a plain one."""
+"""A mapping of ruamel.yaml with its comments; in JSON it is a plain object."""
 _LABEL = "app.kubernetes.io/name"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""What YAML 1.1, which kubectl reads, takes for something else than text."""
+"""Text that YAML 1.1, which kubectl reads, takes for another type."""
 
 
 def runtime_class(request: RuntimeClassRequest) -> Object:
@@ -77,7 +77,7 @@ def _fill(container: Object, request: PodRequest) -> None:
 
 
 def as_yaml(objects: Iterable[Object]) -> str:
-    """One stream of documents, as `kubectl apply -f -` reads it."""
+    """One stream of documents for `kubectl apply -f -`."""
     yaml = _yaml()
     texts = []
     for document in objects:
@@ -118,7 +118,7 @@ def _yaml() -> YAML:
 
 
 def _text(text: str) -> str:
-    """The text, in quotes where a reader of YAML 1.1 could take it for a number or a truth."""
+    """The text, quoted if YAML 1.1 could take it for a number or a boolean."""
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString  # noqa: PLC0415 - slow
 
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:

@@ -1,4 +1,4 @@
-"""The command that starts a container in Kata with devices of the host, for each tool that can.
+"""The command that starts a container in Kata with host devices, for each supported tool.
 
 docs/how-to and docs/install of Kata Containers; `ctr run --help`, `docker run --help`.
 """
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 Tool = Literal["ctr", "nerdctl", "docker", "podman"]
 SHIM = "io.containerd.kata.v2"
-"""containerd looks for containerd-shim-kata-v2 in its PATH by this name."""
+"""The name by which containerd finds containerd-shim-kata-v2 in its PATH."""
 SHIM_PATH = "/opt/kata/bin/containerd-shim-kata-v2"
-"""Where Kata's own packages put it."""
+"""The directory of Kata's own packages."""
 _OPT = "/opt/"
-"""Below it no PATH of a service leads."""
+"""Shims below it are not in the PATH of a service."""
 CONFIG_ANNOTATION = "io.katacontainers.config_path"
-"""Goes before what containerd and the environment say (loadRuntimeConfig in create.go)."""
+"""It overrides containerd's configuration and the environment (loadRuntimeConfig in create.go)."""
 DOCKER_FILE = "/etc/docker/daemon.json"
 _SINCE_DOCKER_26 = Version(3, 29)
 
@@ -42,17 +42,17 @@ class RunRequest(Value):
     image: str
     command: tuple[str, ...] = ()
     config: str | None = None
-    """Kata's configuration; None for the one that Kata finds by itself."""
+    """Kata's configuration; None for its default."""
     docker_runtime: str | None = None
-    """What daemon.json calls Kata; None where it does not have it."""
+    """The name of Kata in daemon.json; None without an entry."""
     release: KataRelease | None = None
-    """None where nobody knows it."""
+    """None if unknown."""
     shim: str | None = None
-    """The installed shim; None where none was found."""
+    """The installed shim; None if none was found."""
 
 
 class RunCommand(Value):
-    """A command as its words, what is to be run before it, and what to know of it."""
+    """A command as its words, the commands to run before it, and notes."""
 
     words: tuple[str, ...]
     before: tuple[tuple[str, ...], ...] = ()
@@ -60,7 +60,7 @@ class RunCommand(Value):
 
     @property
     def text(self) -> str:
-        """As a shell takes it."""
+        """The command line, quoted for a shell."""
         return shlex.join(self.words)
 
 
@@ -68,7 +68,7 @@ def command_for(request: RunRequest) -> RunCommand:
     """The command for a tool.
 
     Raises:
-        Refusal: it cannot be done with this tool, or with this release of Kata.
+        Refusal: this tool or this release of Kata does not support it.
 
     """
     _check_cdevs(request)
@@ -92,7 +92,7 @@ def _ctr(request: RunRequest) -> RunCommand:
         ),
         before=(("ctr", "image", "pull", request.image),),
         notes=(
-            "ctr gives the container no network; --cni does, where CNI is set up",
+            "ctr gives the container no network; add --cni if CNI is set up",
             *_shim_notes(request),
         ),
     )
@@ -118,7 +118,7 @@ def _nerdctl(request: RunRequest) -> RunCommand:
 
 
 def _shim(request: RunRequest) -> str:
-    """By name where containerd finds it in its PATH, or where nothing is known of it."""
+    """By name if it is in containerd's PATH or unknown, otherwise by path."""
     return request.shim if request.shim is not None and request.shim.startswith(_OPT) else SHIM
 
 
@@ -126,8 +126,8 @@ def _shim_notes(request: RunRequest) -> Iterator[str]:
     """https://github.com/containerd/containerd/pull/6206."""
     if _shim(request) != SHIM:
         yield (
-            f"the shim is named by its path, as containerd takes it since 1.6: it would look for "
-            f"{SHIM} in its PATH, where {request.shim} is not"
+            f"the shim is named by its path (containerd 1.6 and later), because {SHIM} in the "
+            f"PATH of containerd would not find {request.shim}"
         )
 
 
@@ -146,17 +146,17 @@ def _docker_notes(request: RunRequest) -> Iterator[str]:
     if request.docker_runtime is None:
         options = {"options": {"ConfigPath": request.config}} if request.config else {}
         entry = {"runtimes": {"kata": {"runtimeType": request.shim or SHIM_PATH, **options}}}
-        yield f"Docker 23 or later, with this in {DOCKER_FILE}: {json.dumps(entry)}"
-        yield "vfiomgr kata install --runtime docker writes such an entry, with the name kata-vfio"
+        yield f"needs Docker 23 or later, with this entry in {DOCKER_FILE}: {json.dumps(entry)}"
+        yield "vfiomgr kata install --runtime docker writes such an entry, named kata-vfio"
     elif request.config:
         runtime = request.docker_runtime
-        yield f"{DOCKER_FILE} says which configuration {runtime} has, not the command"
+        yield f"the configuration of {runtime} is set in {DOCKER_FILE}, not in the command"
     if request.release is None:
         yield f"Docker 26 and later need Kata {_short(_SINCE_DOCKER_26)} or later"
     elif request.release.version < _SINCE_DOCKER_26:
         yield (
             f"{request.release} has no network with Docker 26 and later, which need Kata "
-            f"{_short(_SINCE_DOCKER_26)}: take Docker 25, or --with nerdctl"
+            f"{_short(_SINCE_DOCKER_26)}: use Docker 25, or --with nerdctl"
         )
 
 
@@ -166,32 +166,35 @@ def _devices(request: RunRequest) -> Iterator[str]:
 
 
 def _check_cdevs(request: RunRequest) -> None:
-    """Whether this Kata takes `/dev/vfio/devices/vfioN`.
+    """Make sure that this Kata supports `/dev/vfio/devices/vfioN`.
 
     Raises:
-        Refusal: it came later.
+        Refusal: a later release introduced it.
 
     """
     release = request.release
     if release is None or not any("/devices/" in node for node in request.nodes):
         return
     if not release.takes_cdevs:
-        message = f"{release} takes no cdev: that came with 3.15 in Go, with 3.31 as runtime-rs"
-        refuse("kata-no-cdevs", release, message, "take the group: --node group")
+        message = (
+            f"{release} does not support the VFIO character device (Go runtime 3.15, runtime-rs "
+            "3.31)"
+        )
+        refuse("kata-no-cdevs", release, message, "use the group: --node group")
 
 
 def _no_podman(request: RunRequest) -> Refusal:
-    """Podman runs OCI runtimes by their command line, which Kata has not had since 2.0."""
+    """Refuse Podman: it runs OCI runtimes by their command line, which Kata lacks since 2.0."""
     devices = shlex.join(_devices(request))
     found = blocker(
         "kata-podman",
         "podman",
-        "Podman starts no containers in Kata: it calls runtimes by the OCI command line (create, "
-        "start), and Kata since 2.0 is a shim of containerd without one "
+        "Podman cannot start Kata: it calls runtimes with the OCI command line (create, start), "
+        "which Kata since 2.0, a containerd shim, does not have "
         "(kata-containers/kata-containers#722)",
-        "--with nerdctl prints a command with options like Podman's, --with ctr one for containerd "
-        f"alone; without Kata, podman run {devices} {request.image} gives the nodes to a container "
-        "on this kernel",
+        "use --with nerdctl (options like Podman's) or --with ctr (containerd only); without "
+        f"Kata, podman run {devices} {request.image} gives the device nodes to a container on "
+        "this kernel",
     )
     return refusal([found])
 

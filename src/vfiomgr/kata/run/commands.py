@@ -32,24 +32,31 @@ if TYPE_CHECKING:
     type=click.Choice(["ctr", "nerdctl", "docker", "podman"]),
     default="ctr",
     show_default=True,
-    help="What starts the container.",
+    help="Use this tool to start the container.",
 )
 @release_options("--runtime")
 @click.option(
     "--config",
     metavar="FILE",
-    help=f"Kata's configuration.  [default: that of {DEFAULT_HANDLER}, where there is one]",
+    help=f"Use this Kata configuration.  [default: that of {DEFAULT_HANDLER}, if it exists]",
 )
 @click.option(
-    "--image", metavar="IMAGE", help="[default: a CUDA sample for NVIDIA's GPUs, else Ubuntu]"
+    "--image",
+    metavar="IMAGE",
+    help="Run this image.  [default: a CUDA sample for NVIDIA GPUs, else Ubuntu]",
 )
-@click.option("--command", "program", metavar="TEXT", help="What runs in it, as a shell has it.")
+@click.option(
+    "--command",
+    "program",
+    metavar="TEXT",
+    help="Run this command in the container, quoted as in a shell.",
+)
 @click.option(
     "--node",
     type=click.Choice(["group", "cdev"]),
     default="group",
     show_default=True,
-    help="/dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6).",
+    help="Use /dev/vfio/N or /dev/vfio/devices/vfioN (Linux 6.6).",
 )
 @function_only_option("Leave the other functions of the slot out.")
 @session_options(*READING)
@@ -67,10 +74,10 @@ def command(
     node: NodeForm,
     only: bool,
 ) -> None:
-    """Print the command that starts a container in Kata with these devices.
+    """Print a command that runs a Kata container with devices.
 
-    The command is on stdout, what is to be known of it on stderr. Nothing is started. Podman cannot
-    start Kata: for it the answer is why, and what works instead, with exit status 4.
+    The command is printed on stdout, notes on stderr. Nothing is started. Podman cannot start Kata:
+    with it the exit status is 4, and the message says what works instead.
 
     \b
     Examples:
@@ -100,7 +107,7 @@ def _print(session: Session, found: RunCommand, devices: Sequence[str]) -> None:
     if session.format == "table":
         say_text(f"{found.text}\n")
         for words in found.before:
-            note(f"before it: {shlex.join(words)}")
+            note(f"run first: {shlex.join(words)}")
         for line in found.notes:
             note(line)
         return
