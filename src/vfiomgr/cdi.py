@@ -1,4 +1,4 @@
-"""CDI specifications: the devices of a host, named for container runtimes and Kata."""
+"""CDI specifications, which name the devices of a host for container runtimes and Kata."""
 
 from __future__ import annotations
 
@@ -50,34 +50,35 @@ __all__ = [
 
 
 class CdiOptions(TypedDict, total=False):
-    """What a specification is for; all of it may be left out."""
+    """Options of a specification; each may be omitted."""
 
     kind: str
-    """VENDOR/CLASS; Kata requires the resource name of the kubelet plugin here."""
+    """VENDOR/CLASS; Kata requires the resource name of the device plugin here."""
     name_by: Naming
-    """What devices are named by: `address`, `group`, `cdev` or `index`.  [address]"""
+    """How to name devices: `address`, `group`, `cdev` or `index`.  [address]"""
     node: NodeForm
     """`group` (/dev/vfio/N), `cdev` (/dev/vfio/devices/vfioN), or `auto`.  [auto]"""
     consumer: str
-    """Who must read it: `any`, `kata`, `containerd`, `podman`, or a release of one.  [any]"""
+    """Who must be able to read it: `any`, `kata`, `containerd`, `podman`, or a release of one.
+    [any]"""
 
 
 def specification(
     host: HostSource, *devices: str | PciAddress, **options: Unpack[CdiOptions]
 ) -> CdiSpecification:
-    """The specification of these devices, or of all that a guest can take now.
+    """The specification of these devices, or of all available ones.
 
     Raises:
-        UsageError: an address, the kind or the consumer cannot be read.
+        UsageError: an address, the kind or the consumer is invalid.
         UnknownDevice: the host has no such device.
-        Refusal: no guest can take one of them, or none is ready; it says what makes them so.
+        Refusal: a device is not available, or none is; the message names the remedy.
 
     """
     return made(host, offer(host, devices, options))
 
 
 def to_json(specification: CdiSpecification) -> str:
-    """The specification as consumers read it."""
+    """The specification as JSON, for consumers."""
     return render_specification(specification)
 
 
@@ -87,10 +88,10 @@ def request(
     lifetime: Lifetime = "static",
     **options: Unpack[CdiOptions],
 ) -> WriteCdi:
-    """The request to keep a specification in /etc/cdi, or `dynamic` in /run/cdi until a reboot.
+    """The request to write a specification to /etc/cdi, or, if `dynamic`, to /run/cdi.
 
     Raises:
-        UsageError: an address or the consumer cannot be read.
+        UsageError: an address or the consumer is invalid.
 
     """
     require_choice("--lifetime", lifetime, tuple(DIRECTORIES))
@@ -103,7 +104,7 @@ def write(
     lifetime: Lifetime = "static",
     **options: Unpack[CdiOptions],
 ) -> Outcome:
-    """Keep a specification where container runtimes look; removed devices leave it by themselves.
+    """Write a specification for container runtimes; vfiomgr removes devices that disappear later.
 
     Raises:
         VfiomgrError: as `specification`, and as `Host.apply`.
@@ -113,13 +114,13 @@ def write(
 
 
 def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
-    """Which consumers cannot read which specification, why, and what would be right.
+    """Check which consumers cannot read which specification, with reason and remedy.
 
-    All of /etc/cdi and /run/cdi, or `files` as if they were alone in one directory.
+    Checks all files in /etc/cdi and /run/cdi, or `files` as if they were alone in one directory.
 
     Raises:
-        UsageError: a file cannot be read, or there is no such consumer.
-        InvalidDocument: a file is no text.
+        UsageError: a file is not readable, or there is no such consumer.
+        InvalidDocument: a file is not text.
 
     """
     readers = consumers_named(consumer)
@@ -130,12 +131,12 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
     report = judge.check(found, readers, None if is_image else seen, nodes)
     if not is_image:
         return report
-    unseen = f"what devices are there: {host.root} holds files alone"
+    unseen = f"whether the devices exist: {host.root} contains only files"
     return replace(report, not_checked=(*report.not_checked, unseen))
 
 
 def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ...]]:
-    """The CDI devices in /etc/cdi and /run/cdi, and the files there that are no specification."""
+    """The CDI devices in /etc/cdi and /run/cdi, and the files there that are not specifications."""
     seen = host.scan_or_image()
     nodes = _present_nodes(host, seen, seen.cdi_files) or {}
     unreadable = (file.path for file in seen.cdi_files if not is_readable(read_file(file)))
@@ -145,7 +146,7 @@ def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ..
 def _present_nodes(
     source: HostSource, host: HostSnapshot, files: Iterable[CdiFile]
 ) -> dict[str, bool] | None:
-    """Which nodes that are not VFIO's exist; None where there is no host to look at."""
+    """Which nodes other than VFIO's exist; None without a host."""
     if source.snapshot is not None or host.pci_unlisted is not None:
         return None
     names = sorted(judge.other_nodes(files))
@@ -153,7 +154,7 @@ def _present_nodes(
 
 
 def _named_file(path: str) -> CdiFile:
-    """A file of this machine that a user named; - is taken for JSON."""
+    """A file of this machine that a user named; - is read as JSON."""
     name = "<stdin>.json" if path == STANDARD_INPUT else path
     return CdiFile(name, text_of(path, "a CDI specification"))
 
@@ -161,7 +162,7 @@ def _named_file(path: str) -> CdiFile:
 def offer(
     host: HostSource, devices: tuple[str | PciAddress, ...], options: CdiOptions
 ) -> OfferRequest:
-    """What is wanted of a specification, on this host."""
+    """The requested properties of a specification, on this host."""
     consumer = options.get("consumer", ANY)
     node, name_by = options.get("node", "auto"), options.get("name_by", "address")
     require_choice("--node", node, NODE_FORMS)
@@ -177,14 +178,14 @@ def offer(
 
 
 def made(host: HostSource, wanted: OfferRequest) -> CdiSpecification:
-    """The specification that is wanted; what it cannot have is noted."""
+    """Create the requested specification, with notes about omitted devices."""
     seen = host.scan()
     found = specification_of(seen, wanted)
     if not found.devices:
         raise nothing_ready(seen)
     if not wanted.is_plain and any(vgpu.uuid is not None for vgpu in seen.vgpus):
         host.on_note(
-            "vGPUs that are mediated devices are left out, since Kata cannot attach them: "
-            "--consumer containerd or podman has them, for containers that run a guest themselves"
+            "mediated vGPUs are omitted, because Kata cannot attach them; use --consumer "
+            "containerd or podman for containers that run a guest themselves"
         )
     return found

@@ -1,4 +1,4 @@
-"""Devices put into the configuration of an OCI bundle, and taken out, as a program names them."""
+"""Add devices to the configuration of an OCI bundle, and remove them, by name."""
 
 from __future__ import annotations
 
@@ -48,24 +48,24 @@ def inject(  # noqa: PLR0913 - each is an option of the command
     cdi: Sequence[str] = (),
     only: bool = False,
 ) -> Edit:
-    """The configuration of a bundle with devices put in; `write` writes it.
+    """The configuration of a bundle with added devices; `write` writes it.
 
     `bundle` is its directory, or the file. `node` is `group` (/dev/vfio/N) or `cdev`
-    (/dev/vfio/devices/vfioN, Linux 6.6); `runtime` is `runc` or `kata`, None for what both can
-    take; `cdi` has one name (vendor/class=device) for each device, or none; `only` leaves the
-    other functions of the slots out.
+    (/dev/vfio/devices/vfioN, Linux 6.6); `runtime` is `runc` or `kata`, None for devices that both
+    support; `cdi` has one name (vendor/class=device) for each device, or none; `only` omits the
+    other functions of the slots.
 
     Raises:
-        UsageError: the host is a recorded one, or the bundle or a name cannot be read.
-        InvalidDocument: it is no configuration; the message names line and column.
+        UsageError: the host is a snapshot, or the bundle or a name is invalid.
+        InvalidDocument: it is not a configuration; the message names line and column.
         UnknownDevice: the host has no such device.
-        Refusal: no container can open one of the devices.
+        Refusal: a device is not available to containers.
 
     """
     names = _paired(devices, cdi)
     host.require_live(
-        "a snapshot does not hold the numbers of nodes, which differ from boot to boot",
-        "run it on the host itself, or with --root",
+        "a snapshot does not have the numbers of device nodes, which change at each boot",
+        "run the command on the host itself, or with --root",
     )
     document = _read_bundle(os.fspath(bundle))
     found = host.scan_devices()
@@ -83,21 +83,21 @@ def inject(  # noqa: PLR0913 - each is an option of the command
 
 
 def eject(bundle: str | os.PathLike[str], *devices: str) -> Edit:
-    """The configuration of a bundle without devices that `inject` put in: all, or these.
+    """The configuration of a bundle without devices that `inject` added: all, or the given ones.
 
     Raises:
-        UsageError: it cannot be read, is a link or another user's.
-        InvalidDocument: it is no configuration; the message names line and column.
+        UsageError: it is not readable, a link, or another user's.
+        InvalidDocument: it is not a configuration; the message names line and column.
 
     """
     return edit.eject(_read_bundle(os.fspath(bundle)), devices or None)
 
 
 def write(change: Edit) -> None:
-    """Write the configuration as it is to be, where it differs.
+    """Write the configuration if it changed.
 
     Raises:
-        HostError: somebody else changed it meanwhile, or it cannot be written.
+        HostError: another program changed it meanwhile, or it is not writable.
 
     """
     if change.is_changed:
@@ -106,7 +106,7 @@ def write(change: Edit) -> None:
 
 
 def difference(change: Edit) -> str:
-    """As diff -u shows it; of a configuration on one line, as if it had many."""
+    """The difference like diff -u; a configuration on one line is first split into lines."""
     source = change.before.source
     before, after = (_lines(document) for document in (change.before, change.after))
     return "".join(
@@ -122,66 +122,67 @@ def _lines(document: JsonDocument) -> list[str]:
 
 
 def _read_bundle(place: str) -> JsonDocument:
-    """The configuration of a bundle: of its directory, or the file itself.
+    """Read the configuration of a bundle, given as directory or file.
 
     Raises:
-        UsageError: it cannot be read, is a link or another user's.
-        InvalidDocument: it is no configuration; the message names line and column.
+        UsageError: it is not readable, a link, or another user's.
+        InvalidDocument: it is not a configuration; the message names line and column.
 
     """
     path = os.path.join(place, _NAME) if os.path.isdir(place) else place
     try:
         data = read_own(path, _MOST_BYTES + 1)
     except OSError as error:
-        message = f"cannot read the bundle {path}: {error.strerror}"
+        message = f"cannot read bundle {path}: {error.strerror}"
         raise UsageError(message, _REMEDY) from None
     except HostError as error:
         raise UsageError(error.message, error.hint) from None
     if len(data) > _MOST_BYTES:
         message = (
-            f"{path} has more than {_MOST_BYTES >> 20} MiB: it is no container's configuration"
+            f"{path} is larger than {_MOST_BYTES >> 20} MiB, the limit for a container "
+            "configuration"
         )
         raise InvalidDocument(message, _REMEDY)
     try:
         return read_object(data.decode(), path)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        message = f"{path}:{line}: no UTF-8 text"
-        raise InvalidDocument(message, "have the runtime write it anew") from None
+        message = f"{path}:{line}: not UTF-8 text"
+        raise InvalidDocument(message, "let the runtime write it again") from None
 
 
 def _of_nodes(tree: HostTree, paths: Iterable[str]) -> Iterator[str]:
-    """Those that a tree does not have, as recordings: sysfs alone told of them."""
+    """Notes about nodes that a recorded tree lacks; their numbers come from sysfs."""
     if tree.is_live and not tree.is_machine:
         return
     for path in dict.fromkeys(paths):
         status = tree.status(HostPath(path))
         if status is None or not stat.S_ISCHR(status.st_mode):
-            what = "not there" if status is None else "no device node"
+            what = "missing" if status is None else "not a device node"
             yield (
-                f"not checked: {path} is {what} below {tree.root}: its numbers are those of sysfs, "
-                "its mode and owner need not be those of the host"
+                f"not checked: {path} is {what} below {tree.root}; its numbers are from sysfs, "
+                "its mode and owner may differ from those on the host"
             )
 
 
 def _of_names(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
-    """Those that no specification of CDI has."""
+    """Notes about names without a CDI specification."""
     asked = dict.fromkeys(names)
     made = map(read_file, read_cdi_files(tree)) if asked else ()
     known = {f"{each.kind}={device.name}" for each in made for device in each.devices}
     for name in (name for name in asked if name not in known):
         kind = name.partition("=")[0]
         yield (
-            f"no CDI specification of this host has {name}, and who looks for it fails: vfiomgr "
-            f"cdi list shows those there are, vfiomgr cdi generate --kind {kind} --write makes one"
+            f"no CDI specification of this host has {name}, so containers with it fail; vfiomgr "
+            f"cdi list shows the names, vfiomgr cdi generate --kind {kind} --write creates one"
         )
 
 
 def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Each device with its name in CDI.
+    """Each device with its CDI name.
 
     Raises:
-        UsageError: as many names as devices are wanted, or none; or one is no such name.
+        UsageError: the number of names differs from that of devices, or a name is invalid.
 
     """
     if not cdi:
@@ -189,18 +190,18 @@ def _paired(devices: Sequence[str], cdi: Sequence[str]) -> list[tuple[str, str |
     for name in cdi:
         kind, _, device = name.partition("=")
         if not (is_kind(kind) and is_device_name(device)):
-            message = f"--cdi {name} is no name of a CDI device"
-            raise UsageError(message, "write it as vendor/class=device, e.g. nvidia.com/pgpu=23")
+            message = f"invalid CDI device name: --cdi {name}"
+            raise UsageError(message, "use vendor/class=device, e.g. nvidia.com/pgpu=23")
     if len(cdi) != len(devices):
-        message = f"--cdi is given {len(cdi)} times, for {len(devices)} devices"
-        raise UsageError(message, "give it once for each device, in their order")
+        message = f"--cdi is given {len(cdi)} times, but there are {len(devices)} devices"
+        raise UsageError(message, "give it once per device, in the same order")
     return list(zip(devices, cdi, strict=True))
 
 
 def _units(
     host: HostSnapshot, names: Sequence[tuple[str, str | None]], *, only: bool
 ) -> list[tuple[GuestDevice, tuple[str, ...]]]:
-    """What is named, slots whole, each once, with its names in CDI."""
+    """The named devices with entire slots, each once, with their CDI names."""
     found: dict[str, tuple[GuestDevice, tuple[str, ...]]] = {}
     for device, cdi in names:
         (unit,) = units_of(host, [DeviceRequest(device, is_alone=only)])
@@ -216,14 +217,18 @@ def _refuse(
     units: Sequence[GuestDevice],
     runtime: ContainerRuntime | None,
 ) -> None:
-    """What no container could open, and what Kata cannot attach.
+    """Refuse devices that no container can open, and those that Kata cannot attach.
 
     Raises:
         Refusal: there is such a device.
 
     """
     if runtime != "runc":
-        lifted = "" if runtime else "; --runtime runc is for containers on this kernel, which can"
+        lifted = (
+            ""
+            if runtime
+            else "; use --runtime runc for containers on this kernel, which support it"
+        )
         for unit in units:
             refuse_mediated(host, unit.name, lifted)
     plan.refuse_noiommu(host, units)

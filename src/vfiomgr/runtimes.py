@@ -1,4 +1,4 @@
-"""Entries of OCI runtimes in container runtimes: where they go, added, removed."""
+"""Entries of OCI runtimes in container runtimes: find, add and remove them."""
 
 from __future__ import annotations
 
@@ -43,52 +43,52 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class PlaceOptions(TypedDict, total=False):
-    """Which container runtime is meant; all of it may be left out."""
+    """The container runtime; each option may be omitted."""
 
     program: ProgramName | None
-    """`containerd`, `crio`, `docker`, `k3s` or `rke2`; None for the one that is there."""
+    """`containerd`, `crio`, `docker`, `k3s` or `rke2`; None for the installed one."""
     runtime_config: str | None
-    """The container runtime's own file, where it is not at its usual place."""
+    """The container runtime's own configuration file, if it is not in its usual place."""
     containerd_version: str | None
     """Write for this containerd, e.g. `2.1`; None for the installed one."""
 
 
 class EntryOutcome(Value):
-    """What a change of an entry did."""
+    """The outcome of a change of an entry."""
 
     outcome: Outcome
     not_checked: tuple[str, ...]
-    """What nobody could look at, and why."""
+    """What was not checked, and why."""
     backups: tuple[str, ...]
-    """The copies of the files as they were."""
+    """The backup copies of the files."""
     program: ProgramName
     restart: str
-    """The command that has the runtime read its configuration; vfiomgr never runs it."""
+    """The command that makes the runtime read its configuration; vfiomgr never runs it."""
 
 
 class EntryPlan(Value):
-    """What a change of an entry would do."""
+    """The plan of a change of an entry."""
 
     plan: Plan
     not_checked: tuple[str, ...]
-    """What nobody could look at, and why."""
+    """What was not checked, and why."""
     differences: dict[str, str]
-    """Of each file that a runtime reads, as `diff -u` shows them."""
+    """The differences of each file of the runtime, like `diff -u`."""
 
 
 class EntryChange:
-    """A change of an entry of a container runtime; made ready when it is planned, or applied."""
+    """A change of an entry of a container runtime; prepared when it is planned or applied."""
 
     def __init__(self, host: Host, make: Callable[[], Prepared]) -> None:
         self._host = host
         self._make = make
 
     def plan(self) -> EntryPlan:
-        """Say what would be done; nothing is changed.
+        """Return the plan; nothing is changed.
 
         Raises:
-            InvalidDocument: a file cannot be read.
-            Refusal: the runtime would not have it, or would lose something else by it.
+            InvalidDocument: a file is not readable.
+            Refusal: the runtime would not accept the entry, or would lose other settings.
 
         """
         ready = self._make()
@@ -96,12 +96,12 @@ class EntryChange:
         return EntryPlan(found, ready.unchecked, dict(_differences(found)))
 
     def apply(self) -> EntryOutcome:
-        """Do it, and have the container runtime read what came of it.
+        """Apply the change, and let the container runtime read the result.
 
         Raises:
             InvalidDocument, Refusal: as `plan`.
-            RolledBack: it does not read what was foreseen; all is as it was.
-            RollbackIncomplete: and it could not be put back.
+            RolledBack: the runtime does not read the expected settings; all files were restored.
+            RollbackIncomplete: the files could not be restored.
 
         """
         tree = self._host.files
@@ -111,7 +111,7 @@ class EntryChange:
 
 
 def _differences(found: Plan) -> Iterator[tuple[str, str]]:
-    """Of each file that a runtime reads, from first to last."""
+    """The differences of each file of the runtime, between the first and the last text."""
     steps = [step for step in found.steps if isinstance(step, ReplaceFile)]
     for path in dict.fromkeys(step.path for step in steps):
         own = [step for step in steps if step.path == path]
@@ -141,21 +141,21 @@ def configure(  # noqa: PLR0913 - each is an option of the command
     undo: str = "",
     **options: Unpack[PlaceOptions],
 ) -> EntryChange:
-    """Give a container runtime an entry for the OCI runtime at `path`, with the options of runc.
+    """Add an entry for the OCI runtime at `path` to a container runtime, with the options of runc.
 
-    `undo` is the command that refusals name to remove it.
+    `undo` is the command that removes it, for error messages.
 
     Raises:
-        UsageError: the name or the path cannot be used, or no runtime is there, or several.
-        Refusal: there is no such program.
+        UsageError: the name or the path is invalid, or there is no container runtime, or several.
+        Refusal: the program does not exist.
 
     """
     require_name(name)
     place = locate(host, **options)
     if not path.startswith("/"):
-        message = f"--path {path} is no absolute path"
-        raise UsageError(message, "e.g. --path /usr/bin/crun")
-    remedy = "install it first, or name where it is with --path"
+        message = f"not an absolute path: --path {path}"
+        raise UsageError(message, "write an absolute path, e.g. --path /usr/bin/crun")
+    remedy = "install it first, or pass its path with --path"
     location.require_program(host.files, HostPath(path), remedy)
     request = RuntimeRequest(place.program, name, path, set_default=set_default, enable_cdi=cdi)
     return adding(host, place, request, undo)
@@ -164,12 +164,12 @@ def configure(  # noqa: PLR0913 - each is an option of the command
 def unconfigure(
     host: Host, name: str, *, command: str = "", **options: Unpack[PlaceOptions]
 ) -> EntryChange:
-    """Remove an entry that `configure` added; what was edited since is refused.
+    """Remove an entry that `configure` added; an entry that was edited since is refused.
 
-    `command` is what a refusal names to be run again.
+    `command` is the command to run again, for error messages.
 
     Raises:
-        UsageError: the name cannot be used, or no runtime is there, or several have the entry.
+        UsageError: the name is invalid, or there is no runtime, or several have the entry.
 
     """
     require_name(name)
@@ -182,16 +182,16 @@ def adding(host: Host, place: RuntimeLocation, request: RuntimeRequest, undo: st
 
 
 def removing(host: Host, place: RuntimeLocation, name: str, command: str) -> EntryChange:
-    """The change that removes an entry; `command` is what a refusal names to be run again."""
+    """The change that removes an entry; error messages name `command` to run again."""
     return EntryChange(host, lambda: prepare.prepare_removal(host.files, place, name, command))
 
 
 def locate(host: HostSource, **options: Unpack[PlaceOptions]) -> RuntimeLocation:
-    """The runtime that the options mean, and where it reads its configuration.
+    """The runtime that the options select, and the place of its configuration.
 
     Raises:
-        UsageError: none is there, or several are.
-        InvalidDocument: its configuration cannot be read.
+        UsageError: there is none, or there are several.
+        InvalidDocument: its configuration is not readable.
 
     """
     version = _checked(host, options)
@@ -205,7 +205,7 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
     Raises:
         UsageError: several runtimes have one.
         NeedsRoot: only root may read the record.
-        InvalidDocument: it, or a file of a runtime, cannot be read.
+        InvalidDocument: the record, or a file of a runtime, is not readable.
 
     """
     version = _checked(host, options)
@@ -214,43 +214,47 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
     if len(found) > 1:
         named = ", ".join(f"{place.program} ({place.main})" for place in found)
         first = found[0]
-        message = f"several container runtimes have an entry {name}: {named}"
+        message = f"several container runtimes have entry {name}: {named}"
         told = f"--runtime {first.program} --runtime-config {first.main}"
-        raise UsageError(message, f"choose one, e.g. {told}")
+        raise UsageError(message, f"select one, e.g. {told}")
     return found[0] if found else locate(host, **options)
 
 
 def _checked(host: HostSource, options: PlaceOptions) -> Version | None:
-    """The version that is told, where the options can be used."""
-    host.require_live("a snapshot holds no files of runtimes", "pass --root DIR, or neither")
+    """The given version, if the options are valid."""
+    host.require_live(
+        "a snapshot has no files of container runtimes", "omit --snapshot, or pass --root DIR"
+    )
     main = options.get("runtime_config")
     if main is not None and not main.startswith("/"):
-        message = f"--runtime-config {main} is no absolute path"
-        raise UsageError(message, "e.g. --runtime-config /etc/containerd/config.toml")
+        message = f"not an absolute path: --runtime-config {main}"
+        raise UsageError(
+            message, "write an absolute path, e.g. --runtime-config /etc/containerd/config.toml"
+        )
     version = options.get("containerd_version")
     return None if version is None else Version.parse(version, "2.1")
 
 
 def _only(host: HostSource) -> ProgramName:
-    """The runtime that Kubernetes would use here; Docker where there is no other."""
+    """The runtime that Kubernetes would use here; Docker if there is no other."""
     found = facts.present(host.files)
     named = tuple(name for name in found if name != "docker") or found
     if len(named) == 1:
         return named[0]
     if named:
-        message = f"there are several container runtimes here: {', '.join(named)}"
-        raise UsageError(message, f"say which, e.g. --runtime {named[0]}")
-    message = "there is no container runtime here: no containerd, CRI-O, Docker, k3s or rke2"
-    raise UsageError(message, "install one; or say which is to come, e.g. --runtime containerd")
+        message = f"several container runtimes found: {', '.join(named)}"
+        raise UsageError(message, f"select one, e.g. --runtime {named[0]}")
+    message = "no container runtime found (containerd, CRI-O, Docker, k3s, rke2)"
+    raise UsageError(message, "install one, or select the future one, e.g. --runtime containerd")
 
 
 def require_name(name: str) -> None:
-    """Make sure that an entry can have a name.
+    """Make sure that a name is valid for an entry.
 
     Raises:
-        UsageError: it has other characters than letters, digits, - and _.
+        UsageError: it has characters other than letters, digits, - and _.
 
     """
     if not _NAME.fullmatch(name):
-        message = f"{name!r} is no name for a runtime"
-        raise UsageError(message, "take letters, digits, - and _, e.g. nvidia")
+        message = f"invalid runtime name: {name!r}"
+        raise UsageError(message, "use letters, digits, - and _, e.g. nvidia")

@@ -1,1 +1,1 @@
-"""Devices in containers: CDI specifications, OCI bundles, and the container runtimes."""
+"""Devices in containers: CDI specifications, OCI bundles, and container runtimes."""

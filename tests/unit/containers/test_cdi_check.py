@@ -74,7 +74,7 @@ def test_one_name_in_two_files_of_a_directory_counts_nowhere() -> None:
     report = check([etc(spec()), etc(spec(), "z.yaml")], CONSUMERS)
     (finding,) = report.findings
     assert (finding.found.rule, finding.found.subject) == ("conflict", "/etc/cdi/z.yaml")
-    assert "/etc/cdi/x.json too" in finding.found.summary
+    assert "also in /etc/cdi/x.json" in finding.found.summary
     assert report.verdict("/etc/cdi/x.json", "kata-go") == "breaks all"
     assert report.verdict("/etc/cdi/x.json", "containerd-2.3") == "partly"
 
@@ -93,8 +93,8 @@ def test_one_name_in_both_directories_is_read_in_opposite_order() -> None:
         for name in f.consumers
         if f.found.rule == "shadowed"
     }
-    assert "/etc/cdi counts" in told["kata-rs"]
-    assert all("/run/cdi counts" in told[name] for name in ALL - RUST)
+    assert "/etc/cdi is used" in told["kata-rs"]
+    assert all("/run/cdi is used" in told[name] for name in ALL - RUST)
     assert not report.is_broken
     assert check([etc(spec()), run(spec())], CONSUMERS).findings == ()
 
@@ -106,8 +106,8 @@ def test_a_file_below_a_directory_is_read_by_runtime_rs_alone() -> None:
 
 
 def test_a_file_that_cannot_be_read_breaks_who_reads_it() -> None:
-    report = check([CdiFile("/etc/cdi/x.json", None, "no UTF-8 text in line 3")], CONSUMERS)
-    assert "no UTF-8 text in line 3" in report.findings[0].found.summary
+    report = check([CdiFile("/etc/cdi/x.json", None, "not UTF-8 text in line 3")], CONSUMERS)
+    assert "not UTF-8 text in line 3" in report.findings[0].found.summary
     assert report.verdict("/etc/cdi/x.json", "kata-go") == "breaks all"
 
 
@@ -128,13 +128,13 @@ READY = with_nodes(host_of(GPU, AUDIO, at(GPU, 5)))
         (vfio("/dev/vfio/4"), None, ""),
         (vfio("/dev/vfio/devices/vfio0"), None, ""),
         (vfio("/dev/x", hostPath="/dev/vfio/4"), None, ""),
-        (vfio("/dev/vfio/9"), "stale", "there is no IOMMU group 9"),
-        (vfio("/dev/vfio/devices/vfio9"), "stale", "no function has the device vfio9"),
+        (vfio("/dev/vfio/9"), "stale", "no such IOMMU group: 9"),
+        (vfio("/dev/vfio/devices/vfio9"), "stale", "no function has the VFIO device"),
         (vfio("/dev/vfio/noiommu-0"), "stale", "no-IOMMU"),
         (vfio("/dev/vfio/5"), "leads-elsewhere", "leads to 0000:05:00.0"),
         (vfio("/dev/vfio/5", "gpu5"), None, ""),
         (vfio("/dev/vfio/5", "0000:05:ff.0"), "leads-elsewhere", "leads to 0000:05:00.0"),
-        (vfio("/dev/nvidia9", "gpu9"), "node-missing", "there is no /dev/nvidia9"),
+        (vfio("/dev/nvidia9", "gpu9"), "node-missing", "/dev/nvidia9 does not exist"),
         (vfio("/dev/nvidia0", "gpu0"), None, ""),
     ],
 )
@@ -206,5 +206,5 @@ def test_consumers_are_named_alone_or_by_family(name: str, count: int) -> None:
 
 
 def test_a_consumer_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(UsageError, match="is no consumer"):
+    with pytest.raises(UsageError, match="unknown CDI consumer:"):
         consumers_named("docker")

@@ -247,8 +247,13 @@ def test_go_merges_mappings_and_what_is_written_beside_counts() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "line", "what"),
     [
-        ("key-unknown", "cdiVersion: 0.5.0\nkind: a/b\nname: c\ndevices: []", 3, "name is no key"),
-        ("key-case", "cdiversion: 0.5.0\nkind: a/b\ndevices: []", 1, "is written cdiVersion"),
+        (
+            "key-unknown",
+            "cdiVersion: 0.5.0\nkind: a/b\nname: c\ndevices: []",
+            3,
+            "name is not a CDI key",
+        ),
+        ("key-case", "cdiversion: 0.5.0\nkind: a/b\ndevices: []", 1, "must be written cdiVersion"),
         ("key-missing", "cdiVersion: 0.5.0\ndevices: []", 1, "has no kind"),
         (
             "key-twice",

@@ -53,8 +53,8 @@ def test_what_cannot_be_read_is_told_with_why(tmp_path: Path) -> None:
     (tmp_path / "etc" / "cdi" / "b.json").symlink_to("nowhere")
     told = {file.path: (file.text, file.why) for file in read_cdi_files(tree)}
     assert told == {
-        "/etc/cdi/a.json": (None, "no UTF-8 text in line 2"),
-        "/etc/cdi/b.json": (None, "it cannot be opened"),
+        "/etc/cdi/a.json": (None, "not UTF-8 text in line 2"),
+        "/etc/cdi/b.json": (None, "cannot open it"),
     }
 
 

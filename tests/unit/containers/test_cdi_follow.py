@@ -77,7 +77,7 @@ def test_what_is_given_back_to_the_host_is_taken_out(tmp_path: Path) -> None:
     notes: list[str] = []
     api.apply(Unbind((FIRST,)), tree=kernel, on_note=notes.append)
     assert names(kernel) == [str(SECOND)]
-    assert notes == [f"vfiomgr.io/vfio={FIRST} goes from its CDI specification"]
+    assert notes == [f"vfiomgr.io/vfio={FIRST} is removed from its CDI specification"]
     api.apply(Unbind((SECOND,)), tree=kernel)
     assert names(kernel) is None
     assert kernel.children(OWN.parent) == []
@@ -99,7 +99,7 @@ def test_a_vgpu_that_is_removed_goes_from_the_file(tmp_path: Path) -> None:
     file = HostPath(f"/run/cdi/{OWN.name}")
     assert names(kernel, file) == [parent]
     removed = api.apply(RemoveVgpu((parent,)), tree=kernel)
-    assert any("is put right afterwards" in note for note in removed.plan.notes)
+    assert any("contains it, and is updated afterwards" in note for note in removed.plan.notes)
     assert names(kernel, file) is None
 
 
@@ -109,7 +109,7 @@ def test_a_file_that_nobody_can_read_is_told_after_a_change(tmp_path: Path) -> N
     kernel.replace(OWN, b"{broken")
     notes: list[str] = []
     api.apply(Unbind((FIRST,)), tree=kernel, on_note=notes.append)
-    assert f"{OWN} is no specification any more" in notes[0]
+    assert f"{OWN} is no longer a valid specification" in notes[0]
     assert kernel.read_text(OWN) == "{broken"
 
 

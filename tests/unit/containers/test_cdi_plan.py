@@ -68,13 +68,13 @@ def test_a_second_run_changes_nothing_and_says_so() -> None:
     assert names(host) == ["0000:04:00.0", "0000:05:00.0"]
     again = plan(host, WriteCdi(PGPU))
     assert again.is_empty
-    assert again.already == (f"{OWN} says so already",)
+    assert again.already == (f"{OWN} is already up to date",)
 
 
 def test_without_addresses_the_file_has_what_is_ready_and_nothing_else() -> None:
     host = changed(written(HOST, PGPU), LESS)
     made = plan(host, WriteCdi(PGPU))
-    assert made.notes == ("nvidia.com/pgpu=0000:05:00.0 goes",)
+    assert made.notes == ("nvidia.com/pgpu=0000:05:00.0 is removed",)
     assert names(done(host, WriteCdi(PGPU))) == ["0000:04:00.0"]
 
 
@@ -105,7 +105,7 @@ def test_a_name_that_comes_to_mean_another_device_is_told() -> None:
     host = changed(written(HOST, wanted), with_nodes(host_of(OTHER)))
     assert plan(host, WriteCdi(wanted)).notes == (
         "nvidia.com/pgpu=0 is another device",
-        "nvidia.com/pgpu=1 goes",
+        "nvidia.com/pgpu=1 is removed",
     )
 
 
@@ -124,14 +124,17 @@ def test_an_empty_file_is_not_left_behind() -> None:
 
 
 def test_nothing_to_write_is_refused() -> None:
-    with pytest.raises(Refusal, match="no device is ready") as caught:
+    with pytest.raises(
+        Refusal,
+        match="no device is available, and container runtimes reject",
+    ) as caught:
         plan(NONE, WriteCdi(PGPU))
     assert "vfiomgr bind" in caught.value.hint
 
 
 def test_a_name_that_another_file_has_is_refused() -> None:
     foreign = CdiFile("/etc/cdi/plugin.json", spec(kind=PGPU.kind, devices=_devices(4)))
-    with pytest.raises(Refusal, match=r"has nvidia\.com/pgpu=0000:04:00\.0 already") as caught:
+    with pytest.raises(Refusal, match=r"already has nvidia\.com/pgpu=0000:04:00\.0") as caught:
         plan(replace(HOST, cdi_files=(foreign,)), WriteCdi(PGPU))
     assert "remove it from /etc/cdi/plugin.json" in caught.value.hint
     dynamic = done(HOST, WriteCdi(PGPU, "dynamic"))
@@ -148,7 +151,7 @@ def _devices(group: int) -> list[dict[str, object]]:
 def test_one_device_is_never_published_as_group_and_as_cdev() -> None:
     host = written(HOST, PGPU)
     other = OfferRequest("example.com/gpu", node="cdev")
-    with pytest.raises(Refusal, match="given away twice") as caught:
+    with pytest.raises(Refusal, match="the same device could be assigned twice") as caught:
         plan(host, WriteCdi(other))
     assert "--node group" in caught.value.hint
     assert plan(host, WriteCdi(replace(other, node="group"))).steps
@@ -156,7 +159,7 @@ def test_one_device_is_never_published_as_group_and_as_cdev() -> None:
 
 def test_consumers_that_do_not_read_a_dotted_class_are_told() -> None:
     made = plan(HOST, WriteCdi(OfferRequest("nvidia.com/gpu.vfio")))
-    assert "containerd 1.7 and Podman 4.3 do not read it" in made.notes[0]
+    assert "containerd 1.7 and Podman 4.3 cannot read it" in made.notes[0]
 
 
 # ---- what is in the place of the file
@@ -169,30 +172,30 @@ def test_no_two_kinds_have_one_file() -> None:
 
 def test_a_file_of_another_kind_is_not_replaced() -> None:
     host = replace(HOST, cdi_files=(CdiFile(OWN, spec(kind="example.com/gpu")),))
-    with pytest.raises(Refusal, match=r"holds example\.com/gpu, and not nvidia\.com/pgpu"):
+    with pytest.raises(Refusal, match=r"contains example\.com/gpu, not nvidia\.com/pgpu"):
         plan(host, WriteCdi(PGPU))
 
 
 def test_kinds_that_are_too_long_are_refused_before_anything_is_done() -> None:
-    with pytest.raises(UsageError, match="the class of the CDI kind has 300 characters"):
+    with pytest.raises(UsageError, match="the class of the CDI kind is too long: 300 characters"):
         plan(HOST, WriteCdi(OfferRequest(f"nvidia.com/{'a' * 300}")))
-    with pytest.raises(Refusal, match="would have a name of") as caught:
+    with pytest.raises(Refusal, match="the file name for kind") as caught:
         plan(HOST, WriteCdi(OfferRequest(f"{'a' * 240}/gpu")))
     assert "--output" in caught.value.hint
 
 
 def test_a_file_that_is_none_any_more_is_told_and_never_replaced() -> None:
     host = replace(HOST, cdi_files=(CdiFile(OWN, "{broken"),))
-    with pytest.raises(Refusal, match="is no specification any more") as caught:
+    with pytest.raises(Refusal, match="is no longer a valid specification") as caught:
         plan(host, WriteCdi(replace(PGPU, addresses=(GPU.address,))))
     assert f"vfiomgr cdi remove --all --kind {PGPU.kind}" in caught.value.hint
     stale = plan(host, RemoveCdi(stale=True))
     assert stale.is_empty
-    assert f"{OWN} is no specification any more" in stale.notes[0]
+    assert f"{OWN} is no longer a valid specification" in stale.notes[0]
     removed = plan(host, RemoveCdi(every=True, of_kind=PGPU.kind))
     assert of(removed) == [f"remove {OWN}"]
     assert plan(host, RemoveCdi(every=True, of_kind="example.com/gpu")).is_empty
-    binary = replace(HOST, cdi_files=(CdiFile(OWN, None, "no UTF-8 text in line 1"),))
+    binary = replace(HOST, cdi_files=(CdiFile(OWN, None, "not UTF-8 text in line 1"),))
     assert f"rm {OWN}" in plan(binary, RemoveCdi(every=True)).notes[0]
 
 
@@ -204,17 +207,17 @@ def test_what_was_put_into_a_file_by_hand_is_told_before_it_goes() -> None:
     document["devices"][0]["containerEdits"]["env"] = ["B=1"]
     host = replace(host, cdi_files=(CdiFile(OWN, json.dumps(document)),))
     told = plan(host, WriteCdi(PGPU)).notes
-    assert any("comment is no key of CDI: it was put there by hand, and goes" in n for n in told)
-    assert any("containerEdits was changed by hand" in note for note in told)
-    assert any("0000:04:00.0 was changed by hand" in note for note in told)
+    assert any("comment is not a CDI key: a manual change that is removed" in n for n in told)
+    assert any(": containerEdits was changed manually and is overwritten" in note for note in told)
+    assert any("0000:04:00.0 was changed manually" in note for note in told)
     wanted = RemoveCdi(("0000:05:00.0",))
-    assert any("comment is no key" in note for note in plan(host, wanted).notes)
+    assert any("comment is not a CDI key" in note for note in plan(host, wanted).notes)
     (file,) = done(host, wanted).cdi_files
     assert json.loads(file.text or "")["containerEdits"]["env"] == ["A=1"]
     (file,) = done(host, WriteCdi(replace(PGPU, addresses=(OTHER.address,)))).cdi_files
     assert json.loads(file.text or "")["containerEdits"]["env"] == ["A=1"]
     assert plan(written(HOST, PGPU), RemoveCdi(("0000:05:00.0",))).notes == (
-        "nvidia.com/pgpu=0000:05:00.0 goes",
+        "nvidia.com/pgpu=0000:05:00.0 is removed",
     )
 
 
@@ -233,7 +236,7 @@ def test_numbers_that_are_published_stay_and_others_take_free_ones() -> None:
 
 def test_one_group_under_two_kinds_is_told() -> None:
     made = plan(written(HOST, PGPU), WriteCdi(OfferRequest("example.com/gpu")))
-    assert f"which is nvidia.com/pgpu=0000:04:00.0 in {OWN} too" in made.notes[0]
+    assert f"which is also nvidia.com/pgpu=0000:04:00.0 in {OWN}" in made.notes[0]
     assert len(made.notes) == 2
     again = plan(written(HOST, PGPU, OfferRequest("example.com/gpu")), WriteCdi(PGPU))
     assert again.is_empty
@@ -242,7 +245,9 @@ def test_one_group_under_two_kinds_is_told() -> None:
 
 def test_whoever_is_to_read_it_must_be_able_to() -> None:
     wanted = OfferRequest("nvidia.com/gpu.vfio", consumer="containerd-1.7")
-    with pytest.raises(Refusal, match=r"containerd-1\.7 cannot read it: .*0\.6") as caught:
+    with pytest.raises(
+        Refusal, match=r"containerd-1\.7 cannot read the specification: .*0\.6"
+    ) as caught:
         plan(HOST, WriteCdi(wanted))
     assert caught.value.hint
     assert plan(HOST, WriteCdi(replace(wanted, consumer="kata"))).steps
@@ -311,7 +316,7 @@ def test_own_files_are_those_of_the_name_that_vfiomgr_gives() -> None:
 
 def test_an_unbind_says_which_file_names_the_device() -> None:
     made = plan(written(HOST, PGPU), Unbind((GPU.address,)))
-    assert f"{OWN} names it, and is put right afterwards" in made.notes
+    assert f"{OWN} contains it, and is updated afterwards" in made.notes
     assert not any(OWN in note for note in plan(HOST, Unbind((GPU.address,))).notes)
 
 

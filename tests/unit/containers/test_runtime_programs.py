@@ -125,7 +125,7 @@ def test_cri_o_has_a_drop_in_and_reads_nothing_else_otherwise(kernel: FakeKernel
 def test_cri_o_that_would_lose_a_setting_is_left_alone(kernel: FakeKernel) -> None:
     bring(kernel, "crio", crio(drops="conmon_cgroup"))
     before = configuration(kernel)
-    with pytest.raises(Refusal, match=r"CRI-O 1\.31\.0 would read .*conmon_cgroup"):
+    with pytest.raises(Refusal, match=r"CRI-O 1\.31\.0 would also read .*conmon_cgroup"):
         install(kernel, kata("crio"))
     assert configuration(kernel) == before
 
@@ -171,7 +171,7 @@ def test_a_default_that_a_later_file_of_cri_os_sets_is_told(kernel: FakeKernel) 
     put(kernel, later, theirs)
     with pytest.raises(Refusal) as refusal:
         prepare(kernel, kata("crio", set_default=True))
-    assert f"{later} names runc as the default" in refusal.value.message
+    assert f"{later} sets runc as the default" in refusal.value.message
     assert "--set-default" in refusal.value.hint
     prepare(kernel, kata("crio"))
     put(kernel, later, theirs.replace("runc", "kata-vfio"))
@@ -181,7 +181,7 @@ def test_a_default_that_a_later_file_of_cri_os_sets_is_told(kernel: FakeKernel) 
 def test_a_default_that_is_taken_back_is_told(kernel: FakeKernel) -> None:
     install(kernel, kata("crio", set_default=True))
     (note,) = prepare(kernel, kata("crio")).request.notes
-    assert "kata-vfio is the default one no more" in note
+    assert "kata-vfio is no longer the default runtime; pass --set-default to keep it" in note
     assert "--set-default" in note
     assert not prepare(kernel, kata("crio", set_default=True)).request.notes
     install(kernel, kata("crio"))
@@ -190,7 +190,7 @@ def test_a_default_that_is_taken_back_is_told(kernel: FakeKernel) -> None:
 
 def test_cdi_of_an_old_cri_o_is_refused(kernel: FakeKernel) -> None:
     bring(kernel, "crio", crio("1.23.0"))
-    with pytest.raises(Refusal, match="knows no CDI"):
+    with pytest.raises(Refusal, match="does not support CDI"):
         prepare(kernel, RuntimeRequest("crio", "crun", "/usr/bin/crun", enable_cdi=True))
 
 
@@ -256,7 +256,7 @@ def test_an_old_docker_takes_no_shims_but_plain_runtimes_unseen(kernel: FakeKern
     bring(kernel, "dockerd", dockerd("20.10.24+dfsg1", "unknown flag: --validate"))
     with pytest.raises(Refusal) as refusal:
         install(kernel, kata("docker"))
-    assert "Docker 20.10.24 takes no shims" in refusal.value.message
+    assert "Docker 20.10.24 does not support shims such as Kata's in" in refusal.value.message
     assert "23.0" in refusal.value.hint
     assert install(kernel, RuntimeRequest("docker", "crun", "/usr/bin/crun")).unchecked
 
@@ -298,7 +298,7 @@ def test_the_format_is_that_of_the_program_whatever_the_file_is_called(
 
 def test_a_file_of_dockers_that_is_no_json_is_refused(kernel: FakeKernel) -> None:
     put(kernel, "/etc/docker/other.conf", "[1]\n")
-    with pytest.raises(InvalidDocument, match=r"other\.conf is no JSON"):
+    with pytest.raises(InvalidDocument, match=r"other\.conf is not JSON"):
         prepare(kernel, kata("docker"), "/etc/docker/other.conf")
 
 
@@ -393,7 +393,7 @@ def test_options_of_runc_go_along_in_k3s(kernel: FakeKernel) -> None:
     put(kernel, K3S / "config.toml", rendered(3))
     install(kernel, RuntimeRequest("k3s", "crun", "/usr/bin/crun"))
     assert "SystemdCgroup = true" in (text(kernel, K3S / "config-v3.toml.tmpl") or "")
-    with pytest.raises(Refusal, match="which runtime is the default"):
+    with pytest.raises(Refusal, match="sets its default runtime itself"):
         prepare(kernel, RuntimeRequest("k3s", "crun2", "/usr/bin/crun", set_default=True))
 
 
@@ -413,9 +413,11 @@ def test_cdi_that_k3s_has_off_cannot_be_asked_for(
     put(kernel, K3S / "config.toml", f"{rendered(version)}[plugins.'{cri}']\n{line}")
     wanted = RuntimeRequest("k3s", "crun", "/usr/bin/crun", enable_cdi=True)
     if is_off:
-        with pytest.raises(Refusal, match="k3s has CDI off") as refusal:
+        with pytest.raises(
+            Refusal, match="cannot enable CDI in k3s with an entry in a template"
+        ) as refusal:
             prepare(kernel, wanted)
-        assert "leave out --cdi" in refusal.value.hint
+        assert "omit --cdi, or use a k3s with containerd 2" in refusal.value.hint
     else:
         prepare(kernel, wanted)
     assert len(prepare(kernel, kata("k3s")).request.notes) == is_off

@@ -1,7 +1,7 @@
-"""CDI specifications: what a host can offer, and what consumers make of files.
+"""CDI specifications: what a host can offer, and how consumers read the files.
 
-`document` reads a file with the line of every key and keeps what no value holds, since consumers
-differ in what they make of it; `rules` knows what each library refuses, `check` judges all files
-of a host, `generate` makes a specification of what is ready. `follow` and `apply` keep vfiomgr's
-own files to devices that are there.
+`document` reads a file with the line of every key and keeps what the values cannot hold, because
+consumers read it differently; `rules` has the requirements of each library, `check` checks all
+files of a host, `generate` creates a specification of the available devices. `follow` and `apply`
+remove missing devices from vfiomgr's own files.
 """

@@ -1,4 +1,4 @@
-"""Keeps vfiomgr's own CDI specifications to devices that are there, after each change of a host."""
+"""Remove missing devices from vfiomgr's own CDI specifications after each change of a host."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @after_change
 def follow_devices(work: ApplyContext) -> None:
-    """Take out what no guest could have any more; a change that was made stays, come what may."""
+    """Remove unavailable devices; an error here never undoes the change itself."""
     if not any(file.is_own for file in read_cdi_files(work.tree)):
         return
     try:
         outcome = apply(RemoveCdi(stale=True), work)
     except (VfiomgrError, OSError) as error:
         work.on_note(
-            f"CDI specifications still name what is gone ({error}): vfiomgr cdi remove --stale"
+            f"CDI specifications still contain removed devices ({error}); run: vfiomgr cdi "
+            "remove --stale"
         )
         return
     for note in outcome.plan.notes:

@@ -1,4 +1,4 @@
-"""What consumers make of the specifications of a host, and whether its devices are behind them."""
+"""How consumers read the specifications of a host, and whether the devices exist."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     _Pair = tuple[CdiFile, CdiSpecification]
 
 Verdict = Literal["ok", "partly", "broken", "breaks all", "not read"]
-"""`partly`: of some devices no container can be given; `breaks all`: nor of any other file's."""
+"""`partly`: some devices are unusable; `breaks all`: so are the devices of all other files."""
 _EXACT = (".json", ".yaml")
 
 
 class CdiFinding(Value):
-    """What is wrong, and for whom; its subject is the file."""
+    """A problem, and the consumers that it affects; its subject is the file."""
 
     found: Diagnostic
     consumers: tuple[str, ...]
-    """Those that it concerns, by name."""
+    """The affected consumers, by name."""
     breaks_all: tuple[str, ...] = ()
-    """Of them, those that give no CDI device of any file to anybody as long as it is so."""
+    """Those of them that provide no CDI device of any file until it is solved."""
 
 
 class FileVerdict(Value):
-    """What becomes of a file with one consumer."""
+    """How a consumer can use a file."""
 
     file: str
     consumer: str
@@ -58,16 +58,16 @@ class CdiReport(Value):
 
     @property
     def is_broken(self) -> bool:
-        """Whether some consumer cannot use something."""
+        """Whether a consumer cannot use something."""
         return any(finding.found.severity == "blocker" for finding in self.findings)
 
     def verdict(self, file: str, consumer: str) -> Verdict:
-        """Of one file with one consumer."""
+        """The verdict about a file for a consumer."""
         return next(v.verdict for v in self.verdicts if (v.file, v.consumer) == (file, consumer))
 
 
 def reads(consumer: Consumer, file: CdiFile) -> bool:
-    """Whether a consumer looks at a file (scanSpecDirs; traverse_dir and is_cdi_spec in Rust)."""
+    """Whether a consumer reads a file (scanSpecDirs; traverse_dir and is_cdi_spec in Rust)."""
     if consumer.is_rust:
         return file.path.lower().endswith(_EXACT)
     return file.path.endswith(_EXACT) and "/" not in file.below
@@ -79,9 +79,9 @@ def check(
     host: HostSnapshot | None = None,
     nodes: Mapping[str, bool] | None = None,
 ) -> CdiReport:
-    """What consumers make of files; with a host, also whether what they name is there.
+    """How consumers read files; with a host, also whether the named devices exist.
 
-    `nodes` says which nodes other than VFIO's exist; those that it does not name are not judged.
+    `nodes` says which nodes other than VFIO's exist; others are not checked.
     """
     found = _Findings(consumers)
     for file in files:
@@ -98,14 +98,14 @@ def check(
                 found.add_host_facts(file, specification, using, host, nodes or {})
         if host is not None:
             found.add_twice_published(host, used, alike)
-    unseen = ("whether device nodes exist that are not VFIO's",) if nodes is None and host else ()
+    unseen = ("whether device nodes exist, except those of VFIO",) if nodes is None and host else ()
     return found.report([file.path for file in files], unseen)
 
 
 def _readings(
     files: Sequence[CdiFile], consumers: Sequence[Consumer]
 ) -> Iterator[tuple[tuple[Consumer, ...], list[_Pair]]]:
-    """What files say, with those to whom they say it: libraries differ in what they understand."""
+    """The content of files with its consumers: libraries read them differently."""
     by_family: dict[Family, list[_Pair]] = {
         consumer.family: [(file, read_file(file, consumer.family)) for file in files]
         for consumer in {consumer.family: consumer for consumer in consumers}.values()
@@ -125,7 +125,7 @@ def _are_same(some: Sequence[_Pair], others: Sequence[_Pair]) -> bool:
 
 
 def other_nodes(files: Iterable[CdiFile]) -> frozenset[str]:
-    """The nodes of the host that files name, and that are not VFIO's."""
+    """The host nodes in the files, except those of VFIO."""
     edits = (edits for file in files for _, edits in read_file(file).all_edits())
     paths = (node.on_host for edit in edits for node in edit.device_nodes)
     return frozenset(path for path in paths if path.startswith("/dev/") and not _is_vfio(path))
@@ -136,7 +136,7 @@ def _is_vfio(path: str) -> bool:
 
 
 class _Findings:
-    """Gathers findings; the same of several consumers becomes one."""
+    """Collects findings; equal ones of several consumers become one."""
 
     def __init__(self, consumers: Sequence[Consumer]) -> None:
         self._consumers = consumers
@@ -149,7 +149,7 @@ class _Findings:
         self._found[replace(found, subject=file, severity=severity)].extend(consumers)
 
     def judge(self, consumer: Consumer, pairs: Sequence[_Pair]) -> list[_Pair]:
-        """What a consumer accepts."""
+        """Check what a consumer accepts."""
         accepted: list[_Pair] = []
         for file, specification in pairs:
             if not reads(consumer, file):
@@ -173,7 +173,7 @@ class _Findings:
             self._verdicts.setdefault((file, consumer.name), "partly")
 
     def _add_conflicts(self, consumer: Consumer, pairs: Sequence[_Pair]) -> None:
-        """One name in two files of one directory: no consumer gives either."""
+        """One name in two files of one directory: no consumer provides either."""
         first: dict[tuple[str, str], CdiFile] = {}
         for file, specification in pairs:
             for number, device in enumerate(specification.devices):
@@ -181,8 +181,8 @@ class _Findings:
                 other = first.setdefault((file.directory, name), file)
                 if other is not file:
                     line = specification.line(("devices", number, "name"))
-                    what = f"{name} is in {other.path} too, so that neither counts"
-                    remedy = "remove it from one of the files, or give it another name or kind"
+                    what = f"{name} is also in {other.path}, so neither is used"
+                    remedy = "remove it from one of the files, or change its name or kind"
                     found = fault("conflict", line, what, remedy)
                     self._add(file.path, found, [consumer], "blocker")
                     for path in (file.path, other.path):
@@ -192,8 +192,8 @@ class _Findings:
                             self._spoil_partly(path, [consumer])
 
     def add_unread(self, file: CdiFile) -> None:
-        what = "no consumer reads a file of this name"
-        remedy = "end it in .json or .yaml, and put it into the directory itself"
+        what = "no consumer reads a file with this name"
+        remedy = "rename it to end in .json or .yaml, and move it into the directory itself"
         self._add(file.path, fault("never-read", 1, what, remedy), self._consumers, "warning")
 
     def add_shadows(
@@ -203,7 +203,7 @@ class _Findings:
         using: Sequence[Consumer],
         accepted: Mapping[str, Sequence[_Pair]],
     ) -> None:
-        """One name in both directories: /run/cdi counts for all but runtime-rs."""
+        """One name in both directories: all consumers except runtime-rs use /run/cdi."""
         if file.directory != STATIC:
             return
         for number, device in enumerate(specification.devices):
@@ -213,8 +213,8 @@ class _Findings:
                     if other.directory == DYNAMIC and _differs(name, device, theirs):
                         counts = STATIC if consumer.prefers_static else DYNAMIC
                         line = specification.line(("devices", number, "name"))
-                        what = f"{name} is something else in {other.path}, and {counts} counts"
-                        remedy = "keep one of them: consumers disagree which one is meant"
+                        what = f"{name} is a different device in {other.path}, and {counts} is used"
+                        remedy = "keep one of them: consumers disagree about the directory"
                         found = fault("shadowed", line, what, remedy)
                         self._add(file.path, found, [consumer], "warning")
 
@@ -226,7 +226,7 @@ class _Findings:
         host: HostSnapshot,
         nodes: Mapping[str, bool],
     ) -> None:
-        """Whether what devices name is there, and is what they are called."""
+        """Whether the named devices exist, and match their names."""
         for number, device in enumerate(specification.devices):
             for found in _name_faults(host, device, specification.line(("devices", number))):
                 self._add(file.path, found, using, "blocker")
@@ -246,7 +246,7 @@ class _Findings:
     def add_twice_published(
         self, host: HostSnapshot, pairs: Sequence[_Pair], consumers: Iterable[Consumer]
     ) -> None:
-        """One device under two names: it can be given away twice, and the second start fails."""
+        """One device under two names: it can be assigned twice, and the second start fails."""
         first: dict[int, tuple[str, str, str]] = {}
         for file, specification in pairs:
             for number, device in enumerate(specification.devices):
@@ -259,8 +259,8 @@ class _Findings:
                         path = ("devices", number, "containerEdits", "deviceNodes", place)
                         form = "" if known[1] == target.kind else f", as a {known[1]} there"
                         what = (
-                            f"{name} is IOMMU group {target.group}, which is {known[0]} "
-                            f"in {known[2]} too{form}: it can be given away twice"
+                            f"{name} is IOMMU group {target.group}, which is also {known[0]} in "
+                            f"{known[2]}{form}: it can be assigned twice"
                         )
                         found = fault(
                             "twice-published", specification.line(path), what, "keep one of them"
@@ -284,7 +284,7 @@ class _Findings:
 
 
 _WHOLE = frozenset({"stale", "leads-elsewhere", "node-missing", "not-plugged", "mediated"})
-"""Rules about one device, which break no other."""
+"""Rules about one device, which do not affect others."""
 
 
 def _finding(found: Diagnostic, consumers: Sequence[Consumer]) -> CdiFinding:
@@ -306,17 +306,17 @@ def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[tuple[int, Targe
 def _node_faults(
     device: CdiDevice, target: Target, nodes: Mapping[str, bool], line: int, *, own: bool
 ) -> Iterator[Diagnostic]:
-    again = "vfiomgr cdi generate --write" if own else "generate the file anew"
+    again = "vfiomgr cdi generate --write" if own else "generate the file again"
     if target.problem is not None:
-        what = f"{device.name}: {target.path} is no device for a guest: {target.problem}"
+        what = f"{device.name}: {target.path} is not available to guests: {target.problem}"
         yield fault("stale", line, what, f"bind it again, or {again}")
     elif target.kind in ("other", "control") and nodes.get(target.path) is False:
-        what = f"{device.name}: there is no {target.path} on this host"
+        what = f"{device.name}: {target.path} does not exist on this host"
         yield fault("node-missing", line, what, f"load its driver, or {again}")
 
 
 def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Diagnostic]:
-    """Whether a device that is named by an address is the one at that address."""
+    """Whether a device that is named by an address has the node of that address."""
     targets = [t for _, t in _targets(host, device) if t.kind in ("group", "cdev")]
     found = [member for target in targets for member in target.names]
     name = device.name.lower()
@@ -324,7 +324,7 @@ def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[D
         return
     if name not in found:
         what = f"{device.name}: {targets[0].path} leads to {', '.join(found)}"
-        remedy = "generate the file anew: numbers of groups and devices change with a boot"
+        remedy = "generate the file again: group and device numbers change at boot"
         yield fault("leads-elsewhere", line, what, remedy)
 
 
@@ -332,11 +332,14 @@ def _kata_faults(
     host: HostSnapshot, device: CdiDevice, target: Target, consumer: Consumer, line: int
 ) -> Iterator[Diagnostic]:
     if any(vgpu.uuid is not None for vgpu in target.vgpus):
-        what = f"{device.name}: Kata attaches no mediated device ({', '.join(target.names)})"
-        remedy = "use a virtual function as a vGPU, or libvirt"
+        what = f"{device.name}: Kata does not support mediated devices ({', '.join(target.names)})"
+        remedy = "use a vGPU that is a virtual function, or libvirt"
         yield fault("mediated", line, what, remedy)
     plugs = any(t.kind in ("group", "cdev") for _, t in _targets(host, device))
     if consumer.is_rust and plugs and target.kind in ("other", "control"):
-        what = f"{device.name}: runtime-rs plugs every node of a device, and {target.path} is none"
-        remedy = "put it into the containerEdits of the whole file, as vfiomgr cdi generate does"
+        what = (
+            f"{device.name}: runtime-rs attaches every node of a device, but {target.path} is "
+            "not a VFIO device"
+        )
+        remedy = "move it to the containerEdits of the file, as vfiomgr cdi generate does"
         yield fault("not-plugged", line, what, remedy)

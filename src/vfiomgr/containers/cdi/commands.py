@@ -61,7 +61,7 @@ _FORMER = {"check": ("vfiomgr.containers.cdi.commands", "check")}
 
 @click.group("cdi", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def cdi() -> None:
-    """Container Device Interface: specifications that name devices for container runtimes."""
+    """Generate and check CDI specifications for containers."""
 
 
 _BROKEN = 1
@@ -75,26 +75,25 @@ _BROKEN = 1
     default=ANY,
     show_default=True,
     metavar="NAME",
-    help="Judge as this one does, or as a family does: kata, containerd, podman.",
+    help="Check for this consumer or family: kata, containerd, podman.",
 )
 @session_options(*READING)
 @click.pass_context
 def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
-    """Say which consumers cannot read which CDI specification, why, and what would be right.
+    """Check which consumers can read the CDI specifications.
 
-    All of /etc/cdi and /run/cdi is judged as each consumer reads it, or FILES as if they were
-    alone in one directory. Where one file cannot be read, or one name is there twice, Kata gives no
-    CDI device of any file (`breaks all`); other runtimes lose what is in that file. Of VFIO's nodes
-    is said whether a guest could have what is behind them, and whether that is the device that they
-    are called after.
+    All files in /etc/cdi and /run/cdi are checked for each consumer, or FILES as if they were alone
+    in one directory. If one file is unreadable, or one name occurs twice, Kata provides no CDI
+    device of any file (`breaks all`); other runtimes only lose the devices of that file. For VFIO
+    nodes the check also covers whether the device is available to guests, and matches its name.
 
     \b
-    Consumers, each from that release on: kata-go, kata-rs-3.31 and kata-rs (runtime-rs up to 3.32,
-    and since 4.0), containerd-1.7, containerd-1.7.12, containerd-1.7.16, containerd-1.7.27,
-    containerd-2.0, containerd-2.1 (2.0.5 to 2.2.0), containerd-2.3 (since 2.2.1), podman-4.3,
-    podman-4.9, podman-5.4, podman-5.8.
+    Consumers (each name stands for that release and later ones): kata-go, kata-rs-3.31 and
+    kata-rs (runtime-rs up to 3.32, and since 4.0), containerd-1.7, containerd-1.7.12,
+    containerd-1.7.16, containerd-1.7.27, containerd-2.0, containerd-2.1 (2.0.5 to 2.2.0),
+    containerd-2.3 (since 2.2.1), podman-4.3, podman-4.9, podman-5.4, podman-5.8.
 
-    Exit status: 0 where all is well, 1 where a consumer cannot use something.
+    Exit status: 0 if no problem is found, 1 if a consumer cannot use something.
 
     \b
     Examples:
@@ -111,14 +110,14 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
     else:
         _print_check(report, consumers)
     if not report.verdicts:
-        note("there is no CDI specification in /etc/cdi and /run/cdi")
+        note("no CDI specifications in /etc/cdi and /run/cdi")
     for text in report.not_checked:
         note(f"not checked: {text}")
     context.exit(_BROKEN if report.is_broken else 0)
 
 
 _SEVERITIES: dict[Severity, str] = {"blocker": "error", "warning": "warning"}
-"""What this command calls them: an error is one for the consumers that it concerns."""
+"""The severities of this command: an error affects at least one consumer."""
 
 
 def _item(finding: CdiFinding) -> dict[str, object]:
@@ -153,7 +152,7 @@ def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
         found = finding.found
         say(f"{_SEVERITIES[found.severity]}: {found.subject}:{found.line}: {found.summary}")
         say(f"  rule      {found.rule}")
-        say(f"  concerns  {_concerned(finding, consumers)}")
+        say(f"  consumers {_concerned(finding, consumers)}")
         say(f"  remedy    {found.remedy}")
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)
     if files:
@@ -164,7 +163,7 @@ def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
 def _verdicts(
     report: CdiReport, file: str, consumers: Sequence[Consumer]
 ) -> Iterator[tuple[str, str, str]]:
-    """One row for each verdict about a file, with the consumers that share it."""
+    """One row for each verdict about a file, with its consumers."""
     by_verdict: dict[str, list[str]] = {}
     for consumer in consumers:
         by_verdict.setdefault(report.verdict(file, consumer.name), []).append(consumer.name)
@@ -177,7 +176,7 @@ def _concerned(finding: CdiFinding, consumers: Sequence[Consumer]) -> str:
     names = finding.consumers
     told = "all" if len(names) == len(consumers) > 1 else ", ".join(names)
     if finding.breaks_all:
-        return f"{told}; {', '.join(finding.breaks_all)} can use no CDI device of any file"
+        return f"{told}; {', '.join(finding.breaks_all)} cannot use any CDI device"
     return told
 
 
@@ -192,21 +191,21 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     default=DEFAULT_KIND,
     show_default=True,
     metavar="VENDOR/CLASS",
-    help="Kata wants the resource name of the kubelet plugin here.",
+    help="Set the kind; for Kata the resource name of the device plugin.",
 )
 @click.option(
     "--name-by",
     type=click.Choice(NAMINGS),
     default="address",
     show_default=True,
-    help="What devices are called; Kata wants the identifiers of the kubelet plugin here.",
+    help="Name devices this way; for Kata like the device plugin does.",
 )
 @click.option(
     "--node",
     type=click.Choice(NODE_FORMS),
     default="auto",
     show_default=True,
-    help="Groups (/dev/vfio/N) or cdevs (/dev/vfio/devices/vfioN); auto prefers groups.",
+    help="Use /dev/vfio/N or /dev/vfio/devices/vfioN; auto prefers N.",
 )
 @click.option(
     "--consumer",
@@ -214,20 +213,20 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     default=ANY,
     show_default=True,
     metavar="NAME",
-    help="Who must read it; for containerd or podman, mediated devices and /dev/iommu too.",
+    help="Set the reader; containerd and podman also get mediated devices and /dev/iommu.",
 )
 @click.option(
     "--output",
     metavar="FILE",
-    help="Write it to FILE of this machine, as > does; --write is for the host below --root.",
+    help="Write to FILE on this machine; use --write for a --root.",
 )
-@click.option("--write", is_flag=True, help="Keep it where runtimes look; a second run adds none.")
+@click.option("--write", is_flag=True, help="Write it where container runtimes look.")
 @click.option(
     "--lifetime",
     type=click.Choice(tuple(DIRECTORIES)),
     default="static",
     show_default=True,
-    help="With --write: in /etc/cdi, or in /run/cdi, which a reboot empties.",
+    help="With --write: use /etc/cdi, or /run/cdi (until reboot).",
 )
 @session_options(*CHANGING)
 @pass_session
@@ -243,16 +242,17 @@ def generate(
     write: bool,
     lifetime: Lifetime,
 ) -> None:
-    """Print a CDI specification of ADDRESSES, or of all that a guest can take, as JSON (or YAML).
+    """Print a CDI specification as JSON or YAML.
 
-    That is what is bound, and virtual functions that the vendor's own driver has made vGPUs. A
-    device is an IOMMU group with all of its functions, under the address of its first GPU. The
-    lowest CDI version that carries it is written. Where nothing is ready it is refused: consumers
-    reject a specification without devices.
+    Without ADDRESSES it has all available devices: bound functions, and virtual functions with a
+    vGPU of the vendor's driver. A device is an IOMMU group with all of its functions, named by the
+    address of its first GPU. The lowest sufficient CDI version is used. If no device is available,
+    the command fails: consumers reject a specification without devices.
 
-    With --write it is kept in /etc/cdi/vfiomgr-VENDOR_CLASS.json, put there whole. ADDRESSES come
-    to those that are there; without any, the file has what is ready now and nothing else. What goes
-    later (unbind, vgpu remove, …) is taken out by itself, and an empty file is removed.
+    With --write the specification is written atomically to /etc/cdi/vfiomgr-VENDOR_CLASS.json.
+    ADDRESSES are added to the devices of that file; without ADDRESSES the file has exactly the
+    devices that are available now. Devices that become unavailable later (unbind, vgpu remove, …)
+    are removed automatically, and an empty file is deleted.
 
     \b
     Examples:
@@ -264,12 +264,14 @@ def generate(
     """
     if write and output is not None:
         message = "--write and --output contradict each other"
-        raise UsageError(message, "pass one of them: --write knows where runtimes look")
+        raise UsageError(
+            message, "pass one of them; --write uses the directory of container runtimes"
+        )
     if output is not None:
         _refuse_of_this_machine(session, output)
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
-        raise UsageError(message, "pass --write too: it knows where runtimes look")
+        raise UsageError(message, "pass --write too")
     options: CdiOptions = {
         "kind": kind,
         "name_by": name_by,
@@ -283,16 +285,19 @@ def generate(
 
 
 def _refuse_of_this_machine(session: Session, output: str) -> None:
-    """Make sure that what is about another host does not come to where runtimes of this one look.
+    """Refuse to write a specification of another host where runtimes of this machine look.
 
     Raises:
-        UsageError: it would.
+        UsageError: it would be written there.
 
     """
     is_another = session.snapshot is not None or os.path.realpath(session.root) != _MACHINE
     if is_another and os.path.dirname(os.path.abspath(output)) in _LOOKED_IN:
-        message = f"--output {output} is where runtimes of this machine look, not of that host"
-        raise UsageError(message, "pass --write with --root, or name a file elsewhere")
+        message = (
+            f"cannot write {output}: container runtimes of this machine read it, but it is for "
+            "another host"
+        )
+        raise UsageError(message, "pass --write with --root, or write to another file")
 
 
 def _write(session: Session, request: WriteCdi) -> None:
@@ -313,10 +318,10 @@ def _print(session: Session, made: CdiSpecification, output: str | None) -> None
 
 def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
     if dry_run:
-        note(f"would be written to {output}: {len(made.devices)} devices")
+        note(f"would write {output}: {len(made.devices)} devices")
         return
     rewrite(output, None, render_specification(made).encode())
-    note(f"written to {output}")
+    note(f"wrote {output}")
 
 
 _HEADINGS = (*("NAME", "STATE", wrapped("NODES"), "GROUP", wrapped("FUNCTIONS"), "FILE", "OWN"),)
@@ -326,11 +331,11 @@ _HEADINGS = (*("NAME", "STATE", wrapped("NODES"), "GROUP", wrapped("FUNCTIONS"),
 @session_options(*READING)
 @pass_session
 def list_devices(session: Session) -> None:
-    """List the CDI devices in /etc/cdi and /run/cdi, and what each leads to on this host.
+    """List the CDI devices in /etc/cdi and /run/cdi.
 
-    /run/cdi is what consumers call /var/run/cdi. STATE is ready, stale (no guest could have it),
-    missing (a node is not there), conflict (the name is there twice, so that nobody gets it),
-    shadowed (another directory counts), unread (no consumer reads such a file) or unknown.
+    /run/cdi is also known as /var/run/cdi. STATE is ready, stale (not available to guests), missing
+    (a node does not exist), conflict (the name occurs twice, so no consumer provides it), shadowed
+    (another directory is used), unread (no consumer reads the file) or unknown.
 
     \b
     Examples:
@@ -346,9 +351,9 @@ def list_devices(session: Session) -> None:
         if entry.problem is not None and session.format == "table":
             note(f"{entry.name}: {entry.problem}")
     for path in unreadable:
-        note(f"{path} is no specification: vfiomgr check cdi tells why")
+        note(f"{path} is not a valid specification; vfiomgr check cdi shows the reason")
     if not found:
-        note("there is no CDI device: vfiomgr cdi generate --write makes them of what is bound")
+        note("no CDI devices; create them with vfiomgr cdi generate --write")
 
 
 def _cells(entry: CdiEntry) -> tuple[str, ...]:
@@ -368,18 +373,18 @@ def _cells(entry: CdiEntry) -> tuple[str, ...]:
 
 @click.command("remove")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--kind", metavar="VENDOR/CLASS", help="Devices of this kind alone.")
-@click.option("--all", "every", is_flag=True, help="Remove all that vfiomgr wrote.")
-@click.option("--stale", is_flag=True, help="Remove what no guest could have now.")
+@click.option("--kind", metavar="VENDOR/CLASS", help="Remove only devices of this kind.")
+@click.option("--all", "every", is_flag=True, help="Remove all devices that vfiomgr wrote.")
+@click.option("--stale", is_flag=True, help="Remove devices that are no longer available.")
 @session_options(*CHANGING)
 @pass_session
 def remove(
     session: Session, *, names: tuple[str, ...], kind: str | None, every: bool, stale: bool
 ) -> None:
-    """Take devices out of the specifications that vfiomgr wrote, by NAME or VENDOR/CLASS=NAME.
+    """Remove devices from vfiomgr's CDI specifications.
 
-    A file that loses its last device is removed. Specifications of others are left alone. The
-    devices themselves stay as they are.
+    Devices are given as NAME or VENDOR/CLASS=NAME. A file without devices is deleted.
+    Specifications of other programs and the devices themselves are not changed.
 
     \b
     Examples:
@@ -388,8 +393,10 @@ def remove(
       vfiomgr cdi remove --all --kind nvidia.com/pgpu
     """
     if bool(names) + every + stale != 1:
-        message = "name devices, or pass either --all or --stale"
-        raise UsageError(message, "vfiomgr cdi list shows them")
+        message = "missing argument: NAME"
+        raise UsageError(
+            message, "name devices, or pass --all or --stale; vfiomgr cdi list shows the names"
+        )
     request = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
     if stale and session.snapshot is None:
         session.scan_devices()  # where they cannot be listed, all would seem stale

@@ -1,4 +1,4 @@
-"""Who reads CDI specifications, with which library, and what one bad file does to them."""
+"""The readers of CDI specifications, their libraries, and how one bad file affects them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ ANY = "any"
 
 
 class Consumer(Value):
-    """A program, as far as its way to read specifications goes.
+    """A program that reads specifications.
 
-    The library in Go is tags.cncf.io/container-device-interface, the one in Rust the crate
-    container-device-interface; the version is that of the newest CDI that they read (go.mod and
-    Cargo.lock at the tags; Debian builds with a library of its own).
+    The Go library is tags.cncf.io/container-device-interface, the Rust library is the crate
+    container-device-interface; the version is that of the newest CDI that they support (go.mod and
+    Cargo.lock at the tags; Debian builds with its own library).
     """
 
     name: str
@@ -27,35 +27,34 @@ class Consumer(Value):
     library: Version
     is_rust: bool = False
     is_kata: bool = False
-    """One file that it cannot read, or one name twice, fails every request for a CDI device.
+    """Whether one unreadable file, or a duplicate name, makes all requests for CDI devices fail.
 
-    Go: WithCDI of Kata's src/runtime returns the error of Refresh, which others only log; Rust: so
-    does handle_cdi_devices of pod-resources-rs, whose cache stops at the first such file besides.
-    """
+    Go: WithCDI of Kata's src/runtime returns the error of Refresh, which others only log. Rust: so
+    does handle_cdi_devices of pod-resources-rs, and its cache also stops at the first such file."""
 
     @property
     def family(self) -> Family:
-        """Whose library it is."""
+        """The family of its library."""
         return "rust" if self.is_rust else "go"
 
     @property
     def ignores_unknown_keys(self) -> bool:
-        """Whether the library passes over keys that it does not know: the crate before 1.0."""
+        """Whether the library ignores unknown keys: only the crate before 1.0."""
         return self.is_rust and self.library < Version(1, 0)
 
     @property
     def checks_edits(self) -> bool:
-        """Whether a device without edits is refused: by all but the crate before 1.0."""
+        """Whether a device without edits is refused: by all except the crate before 1.0."""
         return not self.ignores_unknown_keys
 
     @property
     def refuses_node_types(self) -> bool:
-        """Whether a valid type of a node is refused: the crate before 1.0 has the test inverted."""
+        """Whether a valid node type is refused: the crate before 1.0 has the test inverted."""
         return self.ignores_unknown_keys
 
     @property
     def prefers_static(self) -> bool:
-        """Of one name in both directories, whose counts: the crate is given them in reverse."""
+        """Which directory wins if both have a name: the crate gets them in reverse order."""
         return self.is_rust
 
     def __str__(self) -> str:
@@ -80,8 +79,8 @@ CONSUMERS = (
     Consumer("podman-5.4", "Podman 5.4", Version(0, 8)),
     Consumer("podman-5.8", "Podman 5.8", Version(1, 0)),
 )
-"""Each from the release on that it is called after: runtime-rs has crate 0.1.2 up to 3.32 and 1.1.1
-since 4.0, containerd-2.1 is 2.0.5 to 2.2.0, and containerd-2.3 is 2.2.1 and later."""
+"""Each name stands for that release and later ones: runtime-rs has crate 0.1.2 up to 3.32 and
+1.1.1 since 4.0, containerd-2.1 is 2.0.5 to 2.2.0, and containerd-2.3 is 2.2.1 and later."""
 NAMES = (
     ANY,
     *dict.fromkeys(c.name.partition("-")[0] for c in CONSUMERS),
@@ -93,11 +92,11 @@ def consumers_named(name: str) -> tuple[Consumer, ...]:
     """One consumer, all of a family (`kata`, `containerd`, `podman`), or all.
 
     Raises:
-        UsageError: nobody is called so.
+        UsageError: there is no such consumer.
 
     """
     found = tuple(c for c in CONSUMERS if name in (ANY, c.name, c.name.partition("-")[0]))
     if not found:
-        message = f"{name!r} is no consumer of CDI that vfiomgr knows"
-        raise UsageError(message, f"name one of {', '.join(NAMES)}")
+        message = f"unknown CDI consumer: {name!r}"
+        raise UsageError(message, f"use one of {', '.join(NAMES)}")
     return found

@@ -1,4 +1,4 @@
-"""What device nodes of VFIO lead to on a host."""
+"""The devices behind VFIO device nodes of a host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IOMMU = "/dev/iommu"
 
 
 class Target(Value):
-    """Where a node leads to; `problem` says why no guest could open it."""
+    """The device behind a node; `problem` says why guests cannot open it."""
 
     path: str
     kind: NodeKind
@@ -35,7 +35,7 @@ class Target(Value):
 
 
 def resolve(host: HostSnapshot, node: str) -> Target:
-    """What a node of the host is for."""
+    """The device behind a node of the host."""
     if node in (CONTROL, IOMMU):
         return Target(node, "control")
     if node.startswith(f"{VFIO_CDEVS}/"):
@@ -44,7 +44,7 @@ def resolve(host: HostSnapshot, node: str) -> Target:
     if node.startswith(f"{VFIO_NODES}/") and number.isdecimal():
         return _group(host, node, int(number))
     if number.removeprefix("noiommu-").isdecimal() and number.startswith("noiommu-"):
-        return Target(node, "group", problem="it is of the unsafe no-IOMMU mode")
+        return Target(node, "group", problem="it is in the unsafe no-IOMMU mode")
     return Target(node, "other")
 
 
@@ -53,11 +53,11 @@ def _group(host: HostSnapshot, node: str, number: int) -> Target:
     mediated = tuple(v for v in host.vgpus if v.uuid is not None and v.iommu_group == number)
     ready = tuple(device for device in members if host.is_ready_for_guests(device))
     if host.group(number) is None:
-        problem: str | None = f"there is no IOMMU group {number}"
+        problem: str | None = f"no such IOMMU group: {number}"
     elif mediated:
         problem = None
     elif not ready:
-        problem = f"IOMMU group {number} is not with VFIO: {_on_drivers(members)}"
+        problem = f"IOMMU group {number} is not on VFIO: {_on_drivers(members)}"
     elif not host.is_viable(number):
         others = tuple(device for device in members if device not in ready)
         problem = f"IOMMU group {number} is not viable: {_on_drivers(others)}"
@@ -68,7 +68,7 @@ def _group(host: HostSnapshot, node: str, number: int) -> Target:
 
 def _on_drivers(devices: tuple[PciDevice, ...]) -> str:
     on = (f"{d.address} is on {d.driver or 'no driver'}" for d in devices if not d.is_bridge)
-    return ", ".join(on) or "it has no function"
+    return ", ".join(on) or "no functions"
 
 
 def _cdev(host: HostSnapshot, node: str) -> Target:
@@ -77,9 +77,9 @@ def _cdev(host: HostSnapshot, node: str) -> Target:
     mediated = tuple(v for v in host.vgpus if v.uuid is not None and v.vfio_device == name)
     groups = [d.iommu_group for d in functions] + [v.iommu_group for v in mediated]
     if not functions and not mediated:
-        problem: str | None = f"no function has the device {name} of VFIO"
+        problem: str | None = f"no function has the VFIO device {name}"
     elif functions and not functions[0].vfio_cdev:
-        problem = f"the kernel makes no {node} (CONFIG_VFIO_DEVICE_CDEV)"
+        problem = f"the kernel does not create {node} (CONFIG_VFIO_DEVICE_CDEV)"
     elif functions and not host.is_ready_for_guests(functions[0]):
         problem = f"{functions[0].address} is on {functions[0].driver or 'no driver'}"
     else:

@@ -1,4 +1,4 @@
-"""CDI specifications as text: every consumer reads JSON as the YAML that it is, too."""
+"""CDI specifications as text: consumers read JSON as YAML too."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from vfiomgr.documents.located import Located
 
 _FORMS = {
-    "text": "a text",
-    "number": "a whole number",
+    "text": "a string",
+    "number": "an integer",
     "truth": "true or false",
-    "texts": "a list of texts",
-    "numbers": "a list of whole numbers",
-    "text by key": "keys with a text each",
+    "texts": "a list of strings",
+    "numbers": "a list of integers",
+    "strings by key": "keys with a string each",
     "part": "keys with values",
     "parts": "a list",
 }
@@ -56,11 +56,11 @@ _PARTS: dict[str, Callable[..., Any]] = {
     "netDevice": CdiNetDevice,
     "intelRdt": CdiIntelRdt,
 }
-"""What the keys of each table are the fields of."""
+"""The types of each table's keys."""
 
 
 def read_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
-    """What a file says, JSON or YAML; what no value can hold is among the `oddities`.
+    """Read a JSON or YAML file; what values cannot hold is in `oddities`.
 
     Raises:
         InvalidDocument: it is neither; the message names the line.
@@ -75,24 +75,22 @@ def read_specification(text: str, file: HostPath | None = None) -> CdiSpecificat
 
 
 def read_file(file: CdiFile, family: Family = "go") -> CdiSpecification:
-    """What a file says to a library; of one that cannot be read, why, as its only oddity."""
+    """A file as a library reads it; the reason is the only oddity if it is not readable."""
     if file.text is not None:
         return parse_specification(file.text, HostPath(file.path), family)
-    why = CdiOddity(
-        (), _odd("unreadable", 1, file.why or "it cannot be read", "make it readable text")
-    )
+    why = CdiOddity((), _odd("unreadable", 1, file.why or "not readable", "make it readable text"))
     return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
 
 
 def is_readable(specification: CdiSpecification) -> bool:
-    """Whether a file is a document at all."""
+    """Whether a file is a document."""
     return bool(specification.lines)
 
 
 def parse_specification(
     text: str, file: HostPath | None = None, family: Family = "go"
 ) -> CdiSpecification:
-    """As `read_specification`; of what is no document, why, as its only oddity."""
+    """Like `read_specification`; for an invalid document the reason is the only oddity."""
     try:
         document, flaws = _document(text)
     except Unreadable as error:
@@ -110,18 +108,18 @@ def _odd(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
 
 @lru_cache(maxsize=64)
 def _document(text: str) -> tuple[Located, list[Diagnostic]]:
-    """A text with its places, which several consumers and commands ask for.
+    """A text with line numbers, which several consumers and commands use.
 
     Raises:
-        Unreadable: it is no document.
+        Unreadable: it is not a document.
 
     """
     wording = Wording(
         "a specification",
         "specifications",
         shown_path,
-        'a specification begins with: cdiVersion: "0.5.0"',
-        "write each into a file of its own",
+        'start with: cdiVersion: "0.5.0"',
+        "write each into its own file",
         reads_first=True,
         merges="told",
     )
@@ -135,7 +133,7 @@ def _specification(reader: _Reader, document: Located, file: HostPath | None) ->
 
 
 class _Reader(Struct):
-    """Takes from a document what fits the keys, and gathers what does not."""
+    """Takes what matches the keys from a document, and collects the rest."""
 
     family: Family
     oddities: list[CdiOddity] = field(default_factory=list)
@@ -145,9 +143,9 @@ class _Reader(Struct):
         self.oddities.append(CdiOddity(path, _odd(rule, line, what, remedy)))
 
     def add_flaw(self, found: Diagnostic) -> None:
-        """What is odd about the text itself; tags are ignored by all consumers.
+        """Add a problem of the text itself; tags are ignored by all consumers.
 
-        `<<` serde_yaml takes for a key as any other.
+        serde_yaml treats `<<` like any other key.
         """
         if found.rule == "yaml-tag" or (found.rule == "key-merged" and self.family != "rust"):
             return
@@ -184,12 +182,14 @@ class _Reader(Struct):
         written = str(path[-1])
         for name in keys:
             if name.lower() == written.lower():
-                what = f"{shown_path(path)} is written {name}"
+                what = f"{shown_path(path)} must be written {name}"
                 self.add("key-case", path, line, what, f"write {name}")
                 return name
         near = difflib.get_close_matches(written, keys, 1)
-        remedy = f"did you mean {near[0]}?" if near else f"take it out: there are {', '.join(keys)}"
-        self.add("key-unknown", path, line, f"{shown_path(path)} is no key of CDI", remedy)
+        remedy = (
+            f"did you mean {near[0]}?" if near else f"remove it; known keys are {', '.join(keys)}"
+        )
+        self.add("key-unknown", path, line, f"{shown_path(path)} is not a CDI key", remedy)
         return None
 
     def _value(self, value: Located, key: Key, path: Path) -> Any:  # noqa: ANN401 - as the key says
@@ -204,7 +204,7 @@ class _Reader(Struct):
             case "numbers":
                 numbers = [self._number(item, at, key) for at, item in self._items(value, path)]
                 found = tuple(number for number in numbers if number is not None)
-            case "text by key":
+            case "strings by key":
                 found = self._texts_by_key(value, path)
             case "number":
                 found = self._number(value, path, key)
@@ -223,12 +223,12 @@ class _Reader(Struct):
 
     def _texts_by_key(self, value: Located, path: Path) -> tuple[tuple[str, str], ...]:
         if value.members is None:
-            self._wrong(value, path, "text by key")
+            self._wrong(value, path, "strings by key")
         members = (value.members or {}).items()
         return tuple((key, self._text(item, (*path, key))) for key, item in members)
 
     def _text(self, value: Located, path: Path) -> str:
-        """Libraries take a number or a truth for a text; in Go it is written anew."""
+        """Libraries accept a number or a boolean as a string; in Go it is reformatted."""
         if value.items is not None or value.members is not None:
             self._wrong(value, path, "text")
         return text_of(value.text, self.family) if value.is_plain else value.text
@@ -260,7 +260,7 @@ class _Reader(Struct):
 
 
 def render_specification(specification: CdiSpecification) -> str:
-    """The text of a file, with the keys that are used alone."""
+    """The text of a file, with only the keys that are used."""
     import json  # noqa: PLC0415 - slow to import
 
     return json.dumps(document_of(specification), indent=2) + "\n"
@@ -288,6 +288,6 @@ def _value_written(value: Any, key: Key) -> object:  # noqa: ANN401 - as the key
             return [_written(item, key.of) for item in value]
         case "texts" | "numbers":
             return list(value)
-        case "text by key":
+        case "strings by key":
             return dict(value)
     return value

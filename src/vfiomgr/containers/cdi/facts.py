@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
 
 _SUFFIXES = (".json", ".yaml", ".yml")
-"""Of the last no consumer reads any; some people write them all the same."""
+"""No consumer reads the last one; some people write such files anyway."""
 _DEPTH = 4
 
 
 def read_cdi_files(tree: HostTree) -> tuple[CdiFile, ...]:
-    """The specifications in /etc/cdi and /run/cdi, and below them.
+    """Read the specifications in /etc/cdi and /run/cdi, including subdirectories.
 
-    Consumers know the second as /var/run/cdi, which is another one where /var/run is no link.
+    Consumers know the second as /var/run/cdi, which differs if /var/run is not a link.
     """
     status = tree.status(OLD_DYNAMIC.parent)
     is_another = status is not None and stat.S_ISDIR(status.st_mode)
@@ -47,9 +47,9 @@ def _read(tree: HostTree, path: HostPath) -> CdiFile:
     except HostError as error:
         return CdiFile(path, None, error.message)
     if data is None:
-        return CdiFile(path, None, "it cannot be opened")
+        return CdiFile(path, None, "cannot open it")
     try:
         return CdiFile(path, data.decode())
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        return CdiFile(path, None, f"no UTF-8 text in line {line}")
+        return CdiFile(path, None, f"not UTF-8 text in line {line}")

@@ -1,4 +1,4 @@
-"""What becomes of vfiomgr's own CDI specifications when devices go."""
+"""How vfiomgr's own CDI specifications change when devices are removed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
-GOES = " goes"
-"""What a note ends with that tells of a device that is taken out."""
+GOES = " is removed"
+"""The end of a note about a removed device."""
 
 
 @notes_devices
 def following_notes(host: HostSnapshot, going: Iterable[PciDevice | Vgpu]) -> Iterator[str]:
-    """Which of vfiomgr's own files name functions or vGPUs that are about to go."""
+    """Notes about vfiomgr's own files with functions or vGPUs that are going to be removed."""
     nodes = {node for holder in going for node in host.guest_nodes(holder)}
     for file in host.cdi_files:
         if file.is_own and any(f'"{node}"' in (file.text or "") for node in nodes):
-            yield f"{file.path} names it, and is put right afterwards"
+            yield f"{file.path} contains it, and is updated afterwards"

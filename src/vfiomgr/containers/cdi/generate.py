@@ -1,4 +1,4 @@
-"""What of a host can be offered as CDI devices: an IOMMU group each, since it goes out whole."""
+"""The devices that a host can offer in CDI: one per IOMMU group, which is assigned as one."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 LOWEST = Version(0, 5)
-"""Every consumer reads it, and most names begin with a digit, which needs it."""
+"""Every consumer supports it, and it allows names that begin with a digit, as most do."""
 _MOST_OF_CLASS = 63
-"""The name of a resource of Kubernetes has no more characters."""
+"""The length limit of a Kubernetes resource name."""
 
 _MOST_TRIED = 8
-"""GPUs for which a bind is planned."""
+"""GPUs for which a bind is suggested."""
 
 
 class AssignableGroup(Value):
-    """An IOMMU group that a guest can take whole."""
+    """An IOMMU group that can be assigned to a guest."""
 
     group: int
     functions: tuple[PciDevice, ...] = ()
     vgpu: Vgpu | None = None
-    """A mediated device, which has a group to itself."""
+    """A mediated device, which has its own group."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class AssignableGroup(Value):
 
     @property
     def cdevs(self) -> tuple[str, ...]:
-        """The nodes of its functions below /dev/vfio/devices, the one it is named by first."""
+        """The nodes of its functions below /dev/vfio/devices, the naming one first."""
         if self.vgpu is not None:
             return (self.vgpu.vfio_device,) if self.vgpu.vfio_device else ()
         ordered = sorted(self.functions, key=lambda device: str(device.address) != self.name)
@@ -60,10 +60,10 @@ class AssignableGroup(Value):
 
 
 def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[AssignableGroup]:
-    """The groups that a guest can take whole, in the order of what they are named by.
+    """The groups that can be assigned to a guest, in name order.
 
-    One function that is no vGPU yet spoils a group: Kata opens all that is in it, and the vendor's
-    driver answers ENODEV there.
+    One function without a vGPU makes the group unusable: Kata opens all of its functions, and the
+    vendor's driver answers ENODEV for that one.
     """
     found: list[AssignableGroup] = []
     for group in host.groups:
@@ -81,12 +81,12 @@ def offers(host: HostSnapshot, *, with_mediated: bool = False) -> Iterator[Assig
 
 
 def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpecification:
-    """The specification of what is wished for; without devices where nothing is ready.
+    """The requested specification; without devices if none is available.
 
     Raises:
-        UsageError: the kind is none.
-        Refusal: a device that was named is not ready, or has no node of the wished form; or whoever
-            is to read it cannot.
+        UsageError: the kind is invalid.
+        Refusal: a named device is not available, or lacks the requested kind of node; or the
+            requested consumer cannot read the specification.
 
     """
     _refuse_kind(offer_request.kind)
@@ -107,16 +107,16 @@ def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpec
 
 def _refuse_kind(kind: str) -> None:
     if not is_kind(kind):
-        message = f"{kind!r} is no CDI kind"
-        raise UsageError(message, "write it as vendor/class, e.g. nvidia.com/pgpu")
+        message = f"invalid CDI kind: {kind!r}"
+        raise UsageError(message, "use vendor/class, e.g. nvidia.com/pgpu")
     length = len(kind.partition("/")[2])
     if length > _MOST_OF_CLASS:
-        message = f"the class of the CDI kind has {length} characters"
-        raise UsageError(message, f"take {_MOST_OF_CLASS} at most, as resources of Kubernetes have")
+        message = f"the class of the CDI kind is too long: {length} characters"
+        raise UsageError(message, f"use at most {_MOST_OF_CLASS}, like Kubernetes resources")
 
 
 def refuse_unread(made: CdiSpecification, offer_request: OfferRequest) -> None:
-    """Whoever was named as its reader must be able to read a specification.
+    """Make sure that the requested consumers can read a specification.
 
     Raises:
         Refusal: their library refuses it.
@@ -133,7 +133,7 @@ def refuse_unread(made: CdiSpecification, offer_request: OfferRequest) -> None:
         blocker(
             "cdi-rejected",
             made.kind,
-            f"{', '.join(names)} cannot read it: {fault.summary}",
+            f"{', '.join(names)} cannot read the specification: {fault.summary}",
             fault.remedy,
         )
         for fault, names in told.items()
@@ -142,20 +142,19 @@ def refuse_unread(made: CdiSpecification, offer_request: OfferRequest) -> None:
 
 
 def nothing_ready(host: HostSnapshot) -> Refusal:
-    """That there is nothing to offer, and what changes that."""
+    """The refusal if no device is available, with the remedy."""
     message = (
-        "no device is ready for a guest, and container runtimes reject a specification "
-        "without devices"
+        "no device is available, and container runtimes reject a specification without devices"
     )
     remedy = (
-        f"bind one first: {_bind_of_some(host)}; or make a vGPU of a virtual function of the "
-        "vendor's own interface; then generate again"
+        f"bind a device ({_bind_of_some(host)}) or create a vGPU on a virtual function; then run "
+        "the command again"
     )
     return refusal([blocker("nothing-ready", "", message, remedy)])
 
 
 def _bind_of_some(host: HostSnapshot) -> str:
-    """For a GPU of this host that can be bound, where there is one."""
+    """The bind command for a GPU of this host that can be bound, if there is one."""
     gpus = [d for d in host.devices if d.is_graphics_or_accelerator and not d.physical_function]
     for gpu in gpus[:_MOST_TRIED]:
         if not diagnostics_to_bind(host, [gpu]):
@@ -185,14 +184,14 @@ def _chosen(
 def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
     if host.is_vendor_function(device):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
-        return blocker("vgpu-missing", device, f"{device} is no vGPU yet", create)
+        return blocker("vgpu-missing", device, f"{device} has no vGPU", create)
     group = host.group(device.iommu_group)
     if device.is_on_vfio and group is not None and group.is_noiommu:
         return blocker(
             "no-iommu-mode",
             device,
             f"{device} is in the unsafe no-IOMMU mode",
-            "switch the IOMMU on",
+            "enable the IOMMU",
         )
     if device.is_on_vfio:
         members = host.group_members(device.iommu_group)
@@ -201,7 +200,7 @@ def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
         return blocker(
             "group-not-viable",
             device,
-            f"IOMMU group {device.iommu_group} of {device} cannot go to a guest whole: {names}",
+            f"cannot assign {device}: IOMMU group {device.iommu_group} also contains {names}",
             f"vfiomgr bind {device.address} --with-group",
         )
     against = diagnostics_to_bind(host, [device])
@@ -219,12 +218,12 @@ def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
 def _form(
     host: HostSnapshot, offer: AssignableGroup, offer_request: OfferRequest
 ) -> Literal["group", "cdev"]:
-    """One form for each device: under both, the same GPU would be given away twice."""
+    """One kind of node per device: with both, a GPU could be assigned twice."""
     group = host.group(offer.group)
     has_group = group is None or group.has_node or not offer.cdevs
     if offer_request.node == "cdev" and not offer.cdevs:
         message = f"{offer.name} has no node below {VFIO_CDEVS}"
-        remedy = "--node group names its IOMMU group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
+        remedy = "use its IOMMU group: --node group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
         refuse("no-cdev", offer.name, message, remedy)
     if offer_request.node == "auto":
         return "group" if has_group else "cdev"
@@ -238,10 +237,10 @@ def _nodes(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[CdiD
 
 
 def _common(forms: Sequence[str], offer_request: OfferRequest) -> CdiEdits:
-    """What all devices need besides, once for the kind and not in each device.
+    """What all devices need, once for the kind and not in each device.
 
-    Kata's runtime-rs takes every node of a device for one to plug, and fails for /dev/vfio/vfio
-    ("Invalid VFIO group path"); the edits of the kind it leaves alone.
+    Kata's runtime-rs attaches every node of a device, and fails for /dev/vfio/vfio ("Invalid VFIO
+    group path"); it ignores the edits of the kind.
     """
     paths = [str(CONTROL)] if "group" in forms else []
     paths += [IOMMU] if "cdev" in forms and offer_request.is_plain else []
@@ -256,8 +255,8 @@ def _name(offer: AssignableGroup, numbers: Mapping[int, int], offer_request: Off
             return str(numbers[offer.group])
         case "cdev":
             if not offer.cdevs:
-                message = f"{offer.name} has no cdev to be named by"
-                refuse("no-cdev", offer.name, message, "--name-by group, address or index")
+                message = f"cannot name {offer.name} by cdev: it has none"
+                refuse("no-cdev", offer.name, message, "pass --name-by group, address or index")
             return offer.cdevs[0]
         case "address":
             return offer.name

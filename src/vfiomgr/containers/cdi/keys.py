@@ -1,7 +1,7 @@
-"""The keys that a CDI specification can have, and the version of CDI that brought each.
+"""The keys of CDI specifications, and the CDI version that introduced each.
 
-specs-go/config.go of every version; a library knows the keys up to its own version, and refuses
-a file with any other (yaml.UnmarshalStrict, serde's deny_unknown_fields).
+From specs-go/config.go of every version. A library knows the keys up to its own version, and
+refuses a file with any other (yaml.UnmarshalStrict, serde's deny_unknown_fields).
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from vfiomgr.version import Version
 if TYPE_CHECKING:
     from vfiomgr.documents.located import Path
 
-Form = Literal["text", "number", "truth", "texts", "numbers", "text by key", "part", "parts"]
+Form = Literal["text", "number", "truth", "texts", "numbers", "strings by key", "part", "parts"]
 
 _FIRST = Version(0, 3)
 
 
 class Key(Value):
-    """What stands behind a key."""
+    """The type of a key's value."""
 
     form: Form = "text"
     of: str = ""
-    """Of a part or parts: the name of their table."""
+    """The name of the table of its parts."""
     field: str = ""
-    """What the value of the model is called; empty where as the key."""
+    """The field of the model; empty if it has the key's name."""
     since: Version = _FIRST
     needed: bool = False
     is_natural: bool = False
-    """Of numbers: unsigned, of 32 bits."""
+    """For numbers: unsigned, with 32 bits."""
     until: Version | None = None
-    """The version that has it no more."""
+    """The version that removed it."""
 
 
 _NEW_IN_0_5 = Version(0, 5)
@@ -46,13 +46,13 @@ KEYS: dict[str, dict[str, Key]] = {
     TOP: {
         "cdiVersion": Key(field="version", needed=True),
         "kind": Key(needed=True),
-        "annotations": Key("text by key", since=_NEW_IN_0_6),
+        "annotations": Key("strings by key", since=_NEW_IN_0_6),
         "devices": Key("parts", "device", needed=True),
         "containerEdits": Key("part", "edits", field="edits"),
     },
     "device": {
         "name": Key(needed=True),
-        "annotations": Key("text by key", since=_NEW_IN_0_6),
+        "annotations": Key("strings by key", since=_NEW_IN_0_6),
         "containerEdits": Key("part", "edits", field="edits", needed=True),
     },
     "edits": {
@@ -108,7 +108,7 @@ KEYS: dict[str, dict[str, Key]] = {
 
 @lru_cache(maxsize=1 << 16)
 def key_at(path: Path) -> Key | None:
-    """What is known of the key that a path ends with; None where no version of CDI has it."""
+    """The key at the end of a path; None if no CDI version has it."""
     table, key = TOP, None
     for part in path:
         if isinstance(part, str):

@@ -1,4 +1,4 @@
-"""The CDI devices of a host: what each resolves to, and whether a container could have it."""
+"""The CDI devices of a host: what each resolves to, and whether a container can use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 EntryState = Literal["ready", "stale", "missing", "conflict", "shadowed", "unread", "unknown"]
-"""`missing`: a node is not there; `unknown`: of nodes that are not VFIO's nobody looked."""
+"""`missing`: a node does not exist; `unknown`: nodes other than VFIO's were not checked."""
 
 
 class CdiFunction(Value):
@@ -32,7 +32,7 @@ class CdiFunction(Value):
 
 
 class CdiNode(Value):
-    """A node of the host that a device names, and what it leads to."""
+    """A host node of a device, and the device behind it."""
 
     path: str
     iommu_group: int | None
@@ -57,7 +57,7 @@ class CdiEntry(Value):
 
 
 def entries(host: HostSnapshot, present: Mapping[str, bool]) -> Iterator[CdiEntry]:
-    """All devices of all files, in the order of the files.
+    """All devices of all files, in file order.
 
     `present` says which nodes other than VFIO's exist.
     """
@@ -93,7 +93,7 @@ def _nodes(host: HostSnapshot, device: CdiDevice, present: Mapping[str, bool]) -
             continue
         problem = target.problem
         if problem is None and present.get(target.path) is False:
-            problem = "it is not there"
+            problem = "it does not exist"
         yield CdiNode(
             path=target.path,
             iommu_group=target.group,
@@ -111,11 +111,14 @@ def _state(
     present: Mapping[str, bool],
 ) -> tuple[EntryState, str | None]:
     if not _is_read(file):
-        return "unread", "no consumer reads a file of this name"
+        return "unread", "no consumer reads a file with this name"
     if counted[file.directory, name] > 1:
-        return "conflict", "the name is there twice, so that neither counts"
+        return "conflict", "the name occurs twice, so neither is used"
     if file.directory == STATIC and (DYNAMIC, name) in counted:
-        return "shadowed", f"it is in {DYNAMIC} too, which counts for all but Kata's runtime-rs"
+        return (
+            "shadowed",
+            f"it is also in {DYNAMIC}, which all consumers except Kata's runtime-rs prefer",
+        )
     problems = [node for node in nodes if node.problem is not None]
     if problems:
         is_vfio = any(node.iommu_group is not None or "/vfio/" in node.path for node in problems)

@@ -1,4 +1,4 @@
-"""Specifications of the Container Device Interface, as a file has them.
+"""Specifications of the Container Device Interface, as written in a file.
 
 https://github.com/cncf-tags/container-device-interface SPEC.md and specs-go/config.go.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STATIC = HostPath("/etc/cdi")
 DYNAMIC = HostPath("/run/cdi")
 OLD_DYNAMIC = HostPath("/var/run/cdi")
-"""Where consumers look (pkg/cdi/spec-dirs.go); /var/run is a link to /run almost everywhere."""
+"""The directories of consumers (pkg/cdi/spec-dirs.go); /var/run is usually a link to /run."""
 OWN_PREFIX = "vfiomgr-"
 DEFAULT_KIND = "vfiomgr.io/vfio"
 
@@ -31,42 +31,42 @@ NodeForm = Literal["auto", "group", "cdev"]
 """/dev/vfio/GROUP, or /dev/vfio/devices/vfioN."""
 Naming = Literal["address", "group", "cdev", "index"]
 Lifetime = Literal["static", "dynamic"]
-"""In /etc/cdi, or in /run/cdi, which a reboot empties."""
+"""In /etc/cdi, or in /run/cdi, which is emptied at reboot."""
 NODE_FORMS: tuple[NodeForm, ...] = get_args(NodeForm)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
 DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
 
 
 class OfferRequest(Value):
-    """How devices are to be offered."""
+    """How to offer devices."""
 
     kind: str = DEFAULT_KIND
     addresses: tuple[PciAddress, ...] = ()
-    """These alone, with all of their groups; all that is ready where empty."""
+    """Only these, with their entire groups; empty for all available ones."""
     node: NodeForm = "auto"
     name_by: Naming = "address"
     is_plain: bool = False
-    """For containers without a guest of their own: whoever is inside opens VFIO by itself."""
+    """For containers without a guest: the program in the container opens VFIO itself."""
     consumer: str = "any"
-    """Who must be able to read it: one, or a family; `any` asks nobody."""
+    """Who must be able to read it: a consumer or a family; `any` for no requirement."""
 
 
 class CdiFile(Value):
-    """A file in one of the directories, or below it, that is a specification by its name."""
+    """A file in or below one of the directories, with the name of a specification."""
 
     path: str
     text: str | None
     why: str | None = None
-    """Why it cannot be read, where it cannot."""
+    """Why it is not readable, if so."""
 
     @property
     def directory(self) -> str:
-        """Which of the two directories it is in, or below, as if the second had one name."""
+        """The directory that it is in or below; the second one has a single name."""
         return STATIC if self.path.startswith(f"{STATIC}/") else DYNAMIC
 
     @property
     def below(self) -> str:
-        """Its path below its directory; of a file that is in neither, its name."""
+        """Its path below the directory; for a file in neither, its name."""
         for directory in (STATIC, DYNAMIC, OLD_DYNAMIC):
             if self.path.startswith(f"{directory}/"):
                 return self.path.removeprefix(f"{directory}/")
@@ -78,40 +78,41 @@ class CdiFile(Value):
 
     @property
     def is_own(self) -> bool:
-        """Whether vfiomgr wrote it: the names of such files begin alike."""
+        """Whether vfiomgr wrote it: the names of its files have a common prefix."""
         places = (f"{directory}/{self._name}" for directory in (STATIC, DYNAMIC, OLD_DYNAMIC))
         is_ours = self._name.startswith(OWN_PREFIX) and self._name.endswith(".json")
         return is_ours and self.path in places
 
 
 def own_file(directory: HostPath, kind: str) -> HostPath:
-    """Where vfiomgr keeps its devices of a kind; no two kinds have one file.
+    """The file for vfiomgr's devices of a kind; each kind has its own.
 
-    The slash is one `_`, and each `_` two: neither a vendor ends with one, nor does a class begin.
+    The slash becomes `_`, and each `_` becomes `__`: a vendor never ends, and a class never begins,
+    with one.
     """
     return directory / f"{OWN_PREFIX}{kind.replace('_', '__').replace('/', '_')}.json"
 
 
 class CdiOddity(Value):
-    """Something in a file that the values cannot hold: consumers differ in what they make of it."""
+    """Something that values cannot hold: consumers read it differently."""
 
     path: Path
     found: Diagnostic
 
 
 class CdiDeviceNode(Value):
-    """A device node for the container; what is None or empty is taken from the node of the host."""
+    """A device node for the container; values that are None or empty come from the host's node."""
 
     path: str
     host_path: str = ""
-    """Where it is on the host; the same path where it is empty."""
+    """Its path on the host; empty for the same path."""
     type: str = ""
-    """b, c, u or p, as mknod(1) has them."""
+    """b, c, u or p, as in mknod(1)."""
     major: int | None = None
     minor: int | None = None
     file_mode: int | None = None
     permissions: str = ""
-    """Of the cgroup: some of r, w and m."""
+    """Cgroup permissions: some of r, w and m."""
     uid: int | None = None
     gid: int | None = None
 
@@ -131,7 +132,7 @@ class CdiMount(Value):
 
 
 class CdiHook(Value):
-    """A program that runs at a point of the container's life."""
+    """A program that runs at a stage of the container."""
 
     name: str
     path: str
@@ -160,7 +161,7 @@ class CdiIntelRdt(Value):
 
 
 class CdiEdits(Value):
-    """What is done to a container that gets the device."""
+    """The changes to a container with the device."""
 
     env: tuple[str, ...] = ()
     device_nodes: tuple[CdiDeviceNode, ...] = ()
@@ -172,7 +173,7 @@ class CdiEdits(Value):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is done; a device without edits is refused by all consumers."""
+        """Whether there are no changes; all consumers refuse a device without edits."""
         return self == CdiEdits()
 
 
@@ -188,25 +189,25 @@ class CdiSpecification(Value):
     """A file: devices of one kind."""
 
     version: str
-    """`cdiVersion`, as it is written."""
+    """`cdiVersion`, as written."""
     kind: str
     """VENDOR/CLASS."""
     devices: tuple[CdiDevice, ...] = ()
     edits: CdiEdits = CdiEdits()
-    """For containers that get any of the devices."""
+    """For containers with any of the devices."""
     annotations: tuple[tuple[str, str], ...] = ()
     file: HostPath | None = None
-    """Where it was read; None for one that is yet to be written."""
+    """The file that it was read from; None for a new one."""
     oddities: tuple[CdiOddity, ...] = ()
     lines: Mapping[Path, int] = field(default_factory=dict)
-    """Of all parts that are in the file, also of those that have no field here."""
+    """The lines of all parts of the file, including those without a field here."""
 
     def __eq__(self, other: object) -> bool:
-        """Whatever their texts looked like."""
+        """Compare without the texts and lines."""
         return isinstance(other, CdiSpecification) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        """As equality is."""
+        """Consistent with equality."""
         return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
@@ -221,32 +222,32 @@ class CdiSpecification(Value):
 
     @property
     def vendor(self) -> str:
-        """What is before the slash; empty where the kind is not VENDOR/CLASS."""
+        """The part before the slash; empty if the kind is not VENDOR/CLASS."""
         return _qualifier(self.kind)[0]
 
     @property
     def device_class(self) -> str:
-        """What is behind the slash; the whole kind where it is not VENDOR/CLASS."""
+        """The part after the slash; the entire kind if it is not VENDOR/CLASS."""
         return _qualifier(self.kind)[1]
 
     def qualified(self, device: CdiDevice) -> str:
-        """VENDOR/CLASS=NAME: what requests and annotations say."""
+        """VENDOR/CLASS=NAME, as in requests and annotations."""
         return f"{self.kind}={device.name}"
 
     def line(self, path: Path) -> int:
-        """Where a part stands, or the nearest part around it that is there."""
+        """The line of a part, or of the nearest enclosing part that exists."""
         while path and path not in self.lines:
             path = path[:-1]
         return self.lines.get(path, 1)
 
     def all_edits(self) -> Iterator[tuple[Path, CdiEdits]]:
-        """The edits of the specification and of its devices, with where they are."""
+        """The edits of the specification and of its devices, with their paths."""
         yield ("containerEdits",), self.edits
         for number, device in enumerate(self.devices):
             yield ("devices", number, "containerEdits"), device.edits
 
 
 def _qualifier(kind: str) -> tuple[str, str]:
-    """As ParseQualifier of pkg/parser: exactly one slash, something before and behind it."""
+    """Like ParseQualifier of pkg/parser: exactly one slash, with text before and after."""
     vendor, slash, name = kind.partition("/")
     return (vendor, name) if slash and vendor and name and "/" not in name else ("", kind)

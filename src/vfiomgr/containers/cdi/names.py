@@ -1,4 +1,4 @@
-"""The names of CDI, and the version that a specification needs."""
+"""Names in CDI, and the version that a specification needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERSIONS = tuple(
         (1, 1),
     )
 )
-"""Of the specification, as far as they were released (validSpecVersions in specs-go/version.go)."""
+"""Released versions of the specification (validSpecVersions in specs-go/version.go)."""
 _PART = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?")
 _WRITTEN = re.compile(r"v?(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
@@ -38,39 +38,39 @@ _MOST_OF_PREFIX, _MOST_OF_NAME = 253, 63
 
 
 def version_of(text: str) -> Version | None:
-    """The version that a file states; None where CDI never had it."""
+    """The version that a file states; None if CDI never had it."""
     match = _WRITTEN.fullmatch(text)
     found = Version(*map(int, match.groups())) if match else None
     return found if found in VERSIONS else None
 
 
 def is_part(text: str) -> bool:
-    """Whether it can be a vendor or a class (validateVendorOrClassName in pkg/parser)."""
+    """Whether a text is valid as vendor or class (validateVendorOrClassName in pkg/parser)."""
     return _PART.fullmatch(text) is not None
 
 
 def is_kind(text: str) -> bool:
-    """Whether every consumer takes it for VENDOR/CLASS.
+    """Whether every consumer accepts a text as VENDOR/CLASS.
 
-    Of a vendor or class of one letter the library in Go takes a slice from 1 to 0, and panics.
+    For a vendor or class of one letter the Go library slices from 1 to 0, and panics.
     """
     vendor, slash, name = text.partition("/")
     return bool(slash) and all(is_part(part) and len(part) > 1 for part in (vendor, name))
 
 
 def is_device_name(text: str) -> bool:
-    """Whether it can be the name of a device (ValidateDeviceName in pkg/parser)."""
+    """Whether a text is a valid device name (ValidateDeviceName in pkg/parser)."""
     return _DEVICE.fullmatch(text) is not None
 
 
 def is_qualified(text: str) -> bool:
-    """Whether it is VENDOR/CLASS=NAME (ParseQualifiedName)."""
+    """Whether a text is VENDOR/CLASS=NAME (ParseQualifiedName)."""
     kind, sign, name = text.partition("=")
     return bool(sign) and is_kind(kind) and is_device_name(name)
 
 
 def is_annotation_key(text: str) -> bool:
-    """Whether it is a qualified name of Kubernetes, in any case of letters."""
+    """Whether a text is a qualified name of Kubernetes, in any case."""
     prefix, slash, name = text.lower().rpartition("/")
     if slash and (len(prefix) > _MOST_OF_PREFIX or not _PREFIX.fullmatch(prefix)):
         return False
@@ -78,7 +78,7 @@ def is_annotation_key(text: str) -> bool:
 
 
 def needs(specification: CdiSpecification) -> Iterator[tuple[Version, str]]:
-    """What of a specification needs which version (requiresV040 … in specs-go/version.go)."""
+    """The CDI versions that a specification needs (requiresV040 … in specs-go/version.go)."""
     yield Version(0, 3), "every specification"
     edits = [edits for _, edits in specification.all_edits()]
     if any(mount.type for edit in edits for mount in edit.mounts):
@@ -102,5 +102,5 @@ def needs(specification: CdiSpecification) -> Iterator[tuple[Version, str]]:
 
 
 def needed_version(specification: CdiSpecification) -> Version:
-    """The lowest version that carries what is used."""
+    """The lowest version that supports all parts."""
     return max(version for version, _ in needs(specification))

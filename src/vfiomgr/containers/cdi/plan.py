@@ -1,4 +1,4 @@
-"""Specifications that vfiomgr writes: made, kept to what is there, and removed when empty."""
+"""Plan vfiomgr's own specifications: create, update and delete them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 LOCK = "cdi"
 _LONGEST_NAME = 240
-"""A file system takes 255 bytes; the file is made under a longer name, and then renamed."""
+"""A file name may have 255 bytes; the file is created under a longer name and then renamed."""
 
 
 @plans(WriteCdi)
 def plan_write(host: HostSnapshot, request: WriteCdi) -> Plan:
-    """Have one file with what is ready; with addresses, these besides what it has.
+    """Plan one file with the available devices; with addresses, add these to its devices.
 
     Raises:
-        Refusal: nothing is ready, another file says something else of the same devices, or what is
-            in the place of the file is not what vfiomgr wrote there.
-        UsageError: the kind is none.
+        Refusal: no device is available, another file has the same devices differently, or the
+            existing file is not vfiomgr's.
+        UsageError: the kind is invalid.
 
     """
     wanted = specification_of(host, request.offer)
@@ -59,11 +59,14 @@ def plan_write(host: HostSnapshot, request: WriteCdi) -> Plan:
     summary = f"write {path}" if after.devices else f"remove {path}"
     notes = list(_twice_notes(host, after, path))
     if there is not None and there.text == text:
-        return Plan(summary, (), already=(f"{path} says so already",), notes=tuple(notes))
+        return Plan(summary, (), already=(f"{path} is already up to date",), notes=tuple(notes))
     if before is not None:
         notes += [*_change_notes(before, after), *_lost_notes(before, after)]
     if text is None:
-        notes.append("nothing is ready for a guest, and a file without devices breaks consumers")
+        notes.append(
+            "no device is available; deleting the file, because a file without devices breaks "
+            "consumers"
+        )
     return Plan(
         summary=summary,
         steps=(ReplaceFile(path, None if there is None else there.text, text),),
@@ -76,47 +79,49 @@ def _change_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator
     names = {device.name for device in after.devices}
     for device in before.devices:
         if device not in after.devices:
-            what = "is another device" if device.name in names else "goes"
+            what = "is another device" if device.name in names else "is removed"
             yield f"{before.qualified(device)} {what}"
 
 
 def _against_file(
     path: HostPath, before: CdiSpecification | None, kind: str
 ) -> Iterator[Diagnostic]:
-    """What speaks against writing there: the name itself, or what the file holds."""
+    """Reasons against writing the file: its name, or its present content."""
     if len(path.name) > _LONGEST_NAME:
         yield blocker(
             "cdi-file-name",
             path,
-            f"the file of {kind[:40]}… would have a name of {len(path.name)} characters",
-            "take a shorter kind, or keep it elsewhere with --output",
+            f"the file name for kind {kind[:40]}… would be too long: {len(path.name)} characters",
+            "use a shorter kind, or write it elsewhere with --output",
         )
     if before is None:
         return
-    remedy = f"look at it, then: vfiomgr cdi remove --all --kind {kind}"
+    remedy = f"check the file, then: vfiomgr cdi remove --all --kind {kind}"
     if not is_readable(before):
         what = "; ".join(oddity.found.summary for oddity in before.oddities[:1])
         yield blocker(
-            "cdi-unreadable", path, f"{path} is no specification any more ({what})", remedy
+            "cdi-unreadable", path, f"{path} is no longer a valid specification ({what})", remedy
         )
     elif before.kind != kind:
-        reason = f"{path} holds {before.kind or 'no kind'}, and not {kind}"
-        yield blocker("cdi-other-kind", path, reason, f"move it away: vfiomgr keeps {kind} there")
+        reason = f"{path} contains {before.kind or 'no kind'}, not {kind}"
+        yield blocker(
+            "cdi-other-kind", path, reason, f"move it elsewhere: vfiomgr uses this path for {kind}"
+        )
 
 
 def _lost_notes(before: CdiSpecification, after: CdiSpecification) -> Iterator[str]:
-    """What was put into a file of vfiomgr by hand, and is not in the next one."""
+    """Notes about manual changes to a file of vfiomgr that will be lost."""
     for oddity in before.oddities:
-        yield f"{before.file}: {oddity.found.summary}: it was put there by hand, and goes"
+        yield f"{before.file}: {oddity.found.summary}: a manual change that is removed"
     if before.annotations and before.annotations != after.annotations:
-        yield f"{before.file}: its annotations were put there by hand, and go"
+        yield f"{before.file}: manually added annotations are removed"
     if replace(before.edits, device_nodes=()) != replace(after.edits, device_nodes=()):
-        yield f"{before.file}: containerEdits was changed by hand, and is written anew"
+        yield f"{before.file}: containerEdits was changed manually and is overwritten"
     written = {device.name: device for device in after.devices}
     for device in before.devices:
         by_hand = device.annotations or replace(device.edits, device_nodes=()) != CdiEdits()
         if by_hand and written.get(device.name, device) != device:
-            yield f"{before.file}: {device.name} was changed by hand, and is written anew"
+            yield f"{before.file}: {device.name} was changed manually and is overwritten"
 
 
 def _indexed(
@@ -125,7 +130,7 @@ def _indexed(
     published: Iterable[CdiDevice],
     wanted: Iterable[CdiDevice],
 ) -> Iterator[CdiDevice]:
-    """Devices under numbers: those that they have been published under, else such as are free."""
+    """Devices with numbers: those that they already have, else free ones."""
     numbers = {
         target.group: device.name
         for device in published
@@ -145,7 +150,7 @@ def _indexed(
 def _joined(
     host: HostSnapshot, before: CdiSpecification, wanted: CdiSpecification, *, by_index: bool
 ) -> CdiSpecification:
-    """What a file has and is still there, and what is to be in it besides."""
+    """The available devices of a file, with the added ones."""
     groups = {t.group for device in wanted.devices for t in _targets(host, device)}
     kept = [
         device
@@ -170,7 +175,7 @@ def _joined(
 
 
 def _place(host: HostSnapshot, device: CdiDevice) -> tuple[bool, list[PciAddress], str]:
-    """Where a device stands in a file: as in one of all that is ready."""
+    """The position of a device in a file, as in one of all available devices."""
     found = [d.address for target in _targets(host, device) for d in target.functions]
     return not found, sorted(found)[:1], device.name
 
@@ -183,13 +188,13 @@ def _of_devices(
 
 
 def _targets(host: HostSnapshot, device: CdiDevice) -> tuple[Target, ...]:
-    """Where the VFIO nodes of a device lead to."""
+    """The devices behind the VFIO nodes of a device."""
     found = (resolve(host, node.on_host) for node in device.edits.device_nodes)
     return tuple(target for target in found if target.kind in ("group", "cdev"))
 
 
 def is_stale(host: HostSnapshot, device: CdiDevice) -> bool:
-    """Whether a device of VFIO is none that a guest could have, or another by now."""
+    """Whether a VFIO device is unavailable, or has become another device."""
     targets = _targets(host, device)
     known = host.device_named(device.name)
     return bool(targets) and (
@@ -201,7 +206,7 @@ def is_stale(host: HostSnapshot, device: CdiDevice) -> bool:
 def _diagnostics(
     host: HostSnapshot, wanted: CdiSpecification, path: HostPath
 ) -> Iterator[Diagnostic]:
-    """What other files say of the same names, or of the same groups in another form."""
+    """Conflicts with other files: the same names, or the same groups with another kind of node."""
     names = {wanted.qualified(device): device for device in wanted.devices}
     forms = {t.group: (d, t.kind) for d in wanted.devices for t in _targets(host, d)}
     for file in host.cdi_files:
@@ -213,7 +218,7 @@ def _diagnostics(
         for device in other.devices:
             name = other.qualified(device)
             if name in names:
-                reason = f"{file.path} has {name} already, and consumers refuse one name twice"
+                reason = f"{file.path} already has {name}, and consumers reject duplicate names"
                 yield blocker("cdi-conflict", name, reason, f"{remedy}, or pass another --kind")
                 continue
             for target in _targets(host, device):
@@ -221,8 +226,8 @@ def _diagnostics(
                 if target.group is not None and mine is not None and mine[1] != target.kind:
                     reason = (
                         f"{file.path} has {name}, which is IOMMU group {target.group} as "
-                        f"{'a cdev' if target.kind == 'cdev' else 'a group'}: "
-                        "the same device would be given away twice"
+                        f"{'a cdev' if target.kind == 'cdev' else 'a group'}: the same device "
+                        "could be assigned twice"
                     )
                     yield blocker(
                         "cdi-twice-published",
@@ -233,7 +238,7 @@ def _diagnostics(
 
 
 def _twice_notes(host: HostSnapshot, written: CdiSpecification, path: HostPath) -> Iterator[str]:
-    """Which groups another file offers in the same form: two kinds may be meant, and may not."""
+    """Groups that another file also offers, which may be intended or not."""
     names = {t.group: written.qualified(d) for d in written.devices for t in _targets(host, d)}
     for file in host.cdi_files:
         if file.path == path:
@@ -243,8 +248,9 @@ def _twice_notes(host: HostSnapshot, written: CdiSpecification, path: HostPath) 
             found = {t.group for t in _targets(host, device) if t.group in names}
             for group in sorted(group for group in found if group is not None):
                 yield (
-                    f"{names[group]} is IOMMU group {group}, which is {other.qualified(device)} in "
-                    f"{file.path} too: it can be given away twice, and the second start fails"
+                    f"{names[group]} is IOMMU group {group}, which is also "
+                    f"{other.qualified(device)} in {file.path}: it can be assigned twice, and "
+                    "the second start fails"
                 )
 
 
@@ -253,15 +259,17 @@ def _version_notes(specification: CdiSpecification) -> Iterator[str]:
     older = [c.title for c in CONSUMERS if version is not None and c.library < version]
     if older and specification.devices:
         names = " and ".join(dict.fromkeys(older))
-        yield f"its class has a dot, which is CDI {specification.version}: {names} do not read it"
+        yield (
+            f"the class has a dot, which needs CDI {specification.version}: {names} cannot read it"
+        )
 
 
 @plans(RemoveCdi)
 def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
-    """Take devices out of vfiomgr's own files; a file that loses its last one goes.
+    """Remove devices from vfiomgr's own files; a file without devices is deleted.
 
     Raises:
-        Refusal: a name is in a file of somebody else alone.
+        Refusal: a name is only in a file of another program.
 
     """
     steps: list[ReplaceFile] = []
@@ -294,7 +302,7 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
     lacking = [n for n in request.names if not any(_is_called(g, n) for g in gone)]
     refuse_if_any(_of_others(host, lacking, request), frozenset())
     return Plan(
-        summary=f"take {', '.join(gone) or 'nothing'} out of CDI specifications",
+        summary=f"remove {', '.join(gone) or 'nothing'} from CDI specifications",
         steps=tuple(steps),
         locks=(LOCK,) if steps else (),
         notes=(*(f"{name}{GOES}" for name in gone), *lost, *unread),
@@ -303,14 +311,14 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
 
 
 def unread_note(file: CdiFile, specification: CdiSpecification) -> str:
-    """That nobody knows what a file of vfiomgr offers."""
+    """The note about an unreadable file of vfiomgr."""
     why = "; ".join(oddity.found.summary for oddity in specification.oddities[:1])
-    remedy = f"rm {file.path}" if file.text is None else "vfiomgr cdi remove --all removes it"
-    return f"{file.path} is no specification any more ({why}), and is left as it is: {remedy}"
+    remedy = f"rm {file.path}" if file.text is None else "remove it with: vfiomgr cdi remove --all"
+    return f"{file.path} is no longer a valid specification ({why}) and is not changed: {remedy}"
 
 
 def _is_file_of(file: CdiFile, kind: str) -> bool:
-    """Whether vfiomgr keeps a kind in a file, going by its name."""
+    """Whether a file has the name of vfiomgr's file for a kind."""
     return file.path.rpartition("/")[2] == own_file(STATIC, kind).name
 
 
@@ -321,8 +329,8 @@ def _already(
         return tuple(f"no specification of vfiomgr has {name}" for name in lacking)
     if steps:
         return ()
-    what = "nothing in the specifications of vfiomgr is stale" if request.stale else ""
-    return (what or "there is no such specification of vfiomgr",)
+    what = "no stale devices in the specifications of vfiomgr" if request.stale else ""
+    return (what or "no such specification of vfiomgr",)
 
 
 def _goes(
@@ -342,7 +350,7 @@ def _is_called(qualified: str, name: str) -> bool:
 def _of_others(
     host: HostSnapshot, names: Iterable[str], request: RemoveCdi
 ) -> Iterator[Diagnostic]:
-    """Devices of others are theirs to remove."""
+    """Refuse to remove devices of other programs."""
     for file in host.cdi_files:
         if file.is_own:
             continue
@@ -357,5 +365,5 @@ def _of_others(
                     "cdi-foreign-device",
                     name,
                     reason,
-                    "remove it with the program that wrote it, or by hand",
+                    "remove it with the program that wrote it, or manually",
                 )

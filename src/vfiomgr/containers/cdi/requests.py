@@ -1,4 +1,4 @@
-"""Requests about CDI specifications: write them, remove devices from them."""
+"""Requests to write CDI specifications, and to remove devices from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfiomgr.value import Value
 
 
 class WriteCdi(Request, Value):
-    """Have a CDI specification of what is ready; devices of it that are not go."""
+    """Write a CDI specification of the available devices; others are removed from it."""
 
     offer: OfferRequest
     lifetime: Lifetime = "static"
@@ -20,15 +20,15 @@ class WriteCdi(Request, Value):
 
 
 class RemoveCdi(Request, Value):
-    """Take devices out of the CDI specifications that vfiomgr wrote."""
+    """Remove devices from the CDI specifications that vfiomgr wrote."""
 
     names: tuple[str, ...] = ()
-    """By name, with or without the kind before it."""
+    """By name, with or without the kind."""
     of_kind: str | None = None
-    """Of this kind alone."""
+    """Only of this kind."""
     every: bool = False
     stale: bool = False
-    """All that no guest could have now."""
+    """All that are no longer available."""
     kind: ClassVar[str] = "remove-cdi"
 
     is_about_files: ClassVar[bool] = True

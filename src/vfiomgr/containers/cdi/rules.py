@@ -1,4 +1,4 @@
-"""What the library of a consumer refuses in one file, in the order in which it looks."""
+"""What the library of a consumer refuses in one file, in the order of its checks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _V_0_6, _V_0_7, _V_1_0, _V_1_1 = (Version(0, 6), Version(0, 7), Version(1, 0), Version(1, 1))
 _CHECKS_NEEDS = Version(0, 5, 4)
-"""Older libraries do not ask whether the stated version carries what is used."""
+"""Older libraries do not check whether the stated version supports all used features."""
 _HOOKS = (
     "prestart",
     "createRuntime",
@@ -47,17 +47,17 @@ _HOOKS = (
 _NODE_TYPES = ("", "b", "c", "u", "p")
 _LONGEST_CLOS = 4096
 _MOST_ANNOTATIONS = 256 * 1024
-"""Bytes of all annotations together (TotalAnnotationSizeLimitB)."""
-_LETTERS = "letters, digits, and between them . - _"
+"""The size limit for all annotations together (TotalAnnotationSizeLimitB)."""
+_LETTERS = "letters, digits, and . - _ between them"
 
 
 def fault(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
-    """Something that a library refuses a file for."""
+    """A reason for which a library refuses a file."""
     return flaw(rule, Position(line), "", what, remedy)
 
 
 def faults(specification: CdiSpecification, consumer: Consumer) -> tuple[Diagnostic, ...]:
-    """All that a consumer refuses in a file; it stops at the first."""
+    """All reasons for which a consumer refuses a file; it stops at the first."""
     rules = (_text,) if _is_no_mapping(specification) else _RULES
     found = (one for rule in rules for one in rule(specification, consumer))
     return tuple(dict.fromkeys(found))
@@ -68,7 +68,7 @@ def _is_no_mapping(spec: CdiSpecification) -> bool:
 
 
 def _text(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
-    """What no value holds: yaml.UnmarshalStrict, which does not mind case, and serde_yaml."""
+    """Content that values cannot hold: yaml.UnmarshalStrict, which ignores case, and serde_yaml."""
     for oddity in spec.oddities:
         if oddity.found.rule == "document-second" and not consumer.is_rust:
             continue  # the first is read, and no other
@@ -83,7 +83,7 @@ def _text(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
 
 
 def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
-    """Whether a key in another case is refused: as unknown, or since one that is needed lacks."""
+    """Whether a key in another case is refused: as unknown, or as a missing required key."""
     if not consumer.is_rust or not consumer.ignores_unknown_keys:
         return consumer.is_rust
     written = str(oddity.path[-1]).lower()
@@ -100,11 +100,11 @@ def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnost
         if key is None:
             continue
         if key.until is not None and consumer.library >= key.until and not consumer.is_rust:
-            what = f"{shown_path(path)} is gone since CDI {_short(key.until)}"
-            yield fault("key-gone", line, what, "take it out")
+            what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
+            yield fault("key-gone", line, what, "remove it")
         if key.since > consumer.library:
-            what = f"{shown_path(path)} came with CDI {_short(key.since)}"
-            remedy = f"take it out, or have it read by what knows CDI {_short(key.since)} alone"
+            what = f"{shown_path(path)} needs CDI {_short(key.since)}"
+            remedy = f"remove it, or use only consumers with CDI {_short(key.since)}"
             yield fault("key-newer", line, what, remedy)
 
 
@@ -115,16 +115,16 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
     stated = version_of(spec.version)
     has_v = spec.version.startswith("v")
     if stated is None or (has_v and not consumer.is_rust and consumer.library < _V_0_6):
-        what = f"cdiVersion {spec.version!r} is no version of CDI"
+        what = f"invalid cdiVersion: {spec.version!r}"
         yield fault("version-unknown", line, what, 'write e.g. cdiVersion: "0.5.0"')
         return
     if stated > consumer.library:
         what = f"cdiVersion {spec.version} is newer than CDI {_short(consumer.library)}"
         lowest = max(version for version, _ in needs(spec))
         remedy = (
-            f"write cdiVersion {lowest}, which carries all that the file uses"
+            f"write cdiVersion {lowest}, which supports all used features"
             if lowest <= consumer.library
-            else f"leave out what needs CDI {_short(lowest)}"
+            else f"remove what needs CDI {_short(lowest)}"
         )
         yield fault("version-newer", line, what, remedy)
     if consumer.library < _CHECKS_NEEDS:
@@ -132,7 +132,7 @@ def _version(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
     for version, what in needs(spec):
         if stated < version <= min(consumer.library, _V_1_0):  # newer keys are told by themselves
             remedy = f"write cdiVersion {version}"
-            told = f"{what} needs cdiVersion {version}, and the file says {spec.version}"
+            told = f"{what} needs cdiVersion {version}, but the file has {spec.version}"
             yield fault("version-too-low", line, told, remedy)
 
 
@@ -146,18 +146,18 @@ def _kind(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
         return
     for name, part in (("vendor", spec.vendor), ("class", spec.device_class)):
         if not is_part(part):
-            what = f"the {name} {part!r} of the kind is none"
-            yield fault("kind", line, what, f"begin it with a letter; {_LETTERS}")
+            what = f"invalid {name} in the kind: {part!r}"
+            yield fault("kind", line, what, f"start it with a letter; use {_LETTERS}")
         elif len(part) == 1 and not consumer.is_rust:
-            what = f"the {name} {part!r} of one letter makes the library panic"
-            yield fault("kind-one-letter", line, what, "write two letters or more")
+            what = f"the {name} {part!r} has one letter, which makes the library panic"
+            yield fault("kind-one-letter", line, what, "use two letters or more")
     if "." in spec.device_class and consumer.library < _V_0_6:
         what = f"the class {spec.device_class} has a dot, which CDI allows since 0.6"
-        yield fault("kind", line, what, "write a dash for it")
+        yield fault("kind", line, what, "use a dash instead")
 
 
 def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
-    """The crate alone: in Go, ValidateSpecAnnotations is given a type that it passes over."""
+    """Only for the crate: ValidateSpecAnnotations in Go gets a type that it ignores."""
     if not consumer.is_rust:
         return
     parts: list[tuple[Path, tuple[tuple[str, str], ...]]] = [(("annotations",), spec.annotations)]
@@ -165,12 +165,12 @@ def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnos
     for path, written in parts:
         for key, _ in written:
             if not is_annotation_key(key):
-                what = f"{shown_path(path)}: {key!r} is no name of Kubernetes"
-                remedy = "write it as NAME or DOMAIN/NAME"
+                what = f"{shown_path(path)}: {key!r} is not a Kubernetes name"
+                remedy = "use NAME or DOMAIN/NAME"
                 yield fault("annotation", spec.line(path), what, remedy)
         if sum(len(k.encode()) + len(v.encode()) for k, v in written) > _MOST_ANNOTATIONS:
-            what = f"{shown_path(path)} has more than 256 KiB"
-            yield fault("annotation", spec.line(path), what, "write less")
+            what = f"{shown_path(path)} is larger than 256 KiB"
+            yield fault("annotation", spec.line(path), what, "shorten it")
 
 
 def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
@@ -179,25 +179,25 @@ def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
         path: Path = ("devices", number)
         line = spec.line((*path, "name"))
         if (*path, "name") in spec.lines and not is_device_name(device.name):
-            what = f"{shown_path(path)}: {device.name!r} is no name of a device"
-            remedy = f"begin and end it with a letter or digit; {_LETTERS} and :"
+            what = f"{shown_path(path)}: invalid device name: {device.name!r}"
+            remedy = f"start and end it with a letter or digit; use {_LETTERS} and :"
             yield fault("device-name", line, what, remedy)
         elif device.name and device.name in seen:
-            what = f"the device {device.name} is there twice, first in line {seen[device.name]}"
-            remedy = "give each a name of its own, or put the nodes of both into one device"
+            what = f"duplicate device {device.name}, first in line {seen[device.name]}"
+            remedy = "give each its own name, or move the nodes of both into one device"
             yield fault("device-twice", line, what, remedy)
         seen.setdefault(device.name, line)
         is_checked = (*path, "containerEdits") in spec.lines and consumer.checks_edits
         if is_checked and _is_empty(spec, path, device.edits):
-            what = f"the device {device.name} has no edits"
+            what = f"device {device.name} has no edits"
             yield fault("device-empty", spec.line(path), what, "add its device nodes, or remove it")
     if not spec.devices and ("devices",) in spec.lines and _refuses_none(consumer):
-        what = "there is no device in the file"
+        what = "the file has no devices"
         yield fault("no-devices", spec.line(("devices",)), what, "remove the file, or add a device")
 
 
 def _is_empty(spec: CdiSpecification, path: Path, edits: CdiEdits) -> bool:
-    """Whether nothing is in the edits; what is there and could not be read counts."""
+    """Whether edits are empty; invalid parts count as present."""
     begin = (*path, "containerEdits")
     return edits.is_empty and all(o.path[: len(begin)] != begin for o in spec.oddities)
 
@@ -238,23 +238,21 @@ def _node(
     yield from _not_empty(spec, (*path, "path"), node.path)
     if consumer.refuses_node_types:
         if node.type and node.type in _NODE_TYPES:
-            what = f"{name}: crate 0.1 refuses the type {node.type!r}, as any that is valid"
-            yield fault("node-type-given", line, what, "leave it out: it is read from the node")
+            what = f"{name}: crate 0.1 refuses the valid type {node.type!r}"
+            yield fault("node-type-given", line, what, "remove it: the type is read from the node")
     elif node.type not in _NODE_TYPES:
-        what = f"{name}: the type {node.type!r} is none of b, c, u and p"
-        yield fault("node-type", line, what, "write c for a character device, or leave it out")
+        what = f"{name}: invalid type {node.type!r} (allowed: b, c, u, p)"
+        yield fault("node-type", line, what, "write c for a character device, or remove it")
     is_none = node.permissions == "none" and consumer.library >= _V_1_1 and consumer.is_rust
     if set(node.permissions) - set("rwm") and not is_none:
-        what = f"{name}: the permissions {node.permissions!r} are not made of r, w and m"
-        yield fault("node-permissions", line, what, "write rw or rwm, or leave it out")
+        what = f"{name}: invalid permissions {node.permissions!r} (allowed: r, w, m)"
+        yield fault("node-permissions", line, what, "write rw or rwm, or remove it")
 
 
 def _hook(spec: CdiSpecification, path: Path, hook: CdiHook) -> Iterator[Diagnostic]:
     if hook.name not in _HOOKS and (*path, "hookName") in spec.lines:
-        what = f"{shown_path(path)}: there is no hook {hook.name!r}"
-        yield fault(
-            "hook", spec.line((*path, "hookName")), what, f"name one of {', '.join(_HOOKS)}"
-        )
+        what = f"{shown_path(path)}: unknown hook {hook.name!r}"
+        yield fault("hook", spec.line((*path, "hookName")), what, f"use one of {', '.join(_HOOKS)}")
     yield from _not_empty(spec, (*path, "path"), hook.path)
     yield from _env(spec, (*path, "env"), hook.env)
 
@@ -267,8 +265,8 @@ def _rdt(
     if not is_root and (
         len(name) >= _LONGEST_CLOS or name in (".", "..") or "/" in name or "\n" in name
     ):
-        what = f"{shown_path((*path, 'closID'))}: {name[:40]!r} is no name of a directory"
-        yield fault("clos-id", spec.line((*path, "closID")), what, "write a name without slashes")
+        what = f"{shown_path((*path, 'closID'))}: {name[:40]!r} is not a directory name"
+        yield fault("clos-id", spec.line((*path, "closID")), what, "use a name without slashes")
 
 
 def _net_devices(
@@ -280,7 +278,7 @@ def _net_devices(
         for key, text in (("hostInterfaceName", device.host_interface), ("name", device.name)):
             yield from _not_empty(spec, (*here, key), text)
             if text and (key, text) in seen:
-                what = f"{shown_path((*here, key))}: {text} is there twice"
+                what = f"{shown_path((*here, key))}: duplicate {text}"
                 yield fault("net-device", spec.line(here), what, "name each interface once")
             seen.add((key, text))
 
@@ -291,7 +289,7 @@ def _not_empty(spec: CdiSpecification, path: Path, text: str) -> Iterator[Diagno
 
 
 def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
-    """Keys that belong to other versions than the file states (since the libraries of 1.1)."""
+    """Keys of other versions than the stated one (checked by libraries since 1.1)."""
     stated = version_of(spec.version)
     if stated is None or consumer.library < _V_1_1:
         return
@@ -300,15 +298,15 @@ def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic
         if key is None:
             continue
         if key.until is not None and stated >= key.until and consumer.is_rust:
-            what = f"{shown_path(path)} is gone since CDI {_short(key.until)}"
-            yield fault("key-gone", line, what, "take it out")
+            what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
+            yield fault("key-gone", line, what, "remove it")
         elif key.since == _V_1_1 > stated and path in _counting(spec, consumer):
-            what = f"{shown_path(path)} needs cdiVersion 1.1.0, and the file says {spec.version}"
+            what = f"{shown_path(path)} needs cdiVersion 1.1.0, but the file has {spec.version}"
             yield fault("version-too-low", line, what, "write cdiVersion 1.1.0")
 
 
 def _counting(spec: CdiSpecification, consumer: Consumer) -> set[Path]:
-    """The keys of CDI 1.1 whose values ask for it (requiresV110 in specs-go/version.go)."""
+    """The keys of CDI 1.1 whose values need it (requiresV110 in specs-go/version.go)."""
     found: set[Path] = set()
     for path, edits in spec.all_edits():
         rdt = edits.intel_rdt

@@ -1,7 +1,7 @@
-"""What YAML without quotes means to the libraries of CDI, which take it for different things.
+"""Unquoted YAML values as the libraries of CDI read them, with different results.
 
-Go: sigs.k8s.io/yaml over go-yaml 2 (resolve.go), which is YAML 1.1; a text gets the value that was
-understood, written anew. Rust: serde_yaml 0.9 (de.rs), which gives a text as it is written.
+Go: sigs.k8s.io/yaml over go-yaml 2 (resolve.go), which is YAML 1.1; a string gets the reformatted
+value. Rust: serde_yaml 0.9 (de.rs), in which a string stays as written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FEWEST, _MOST = -4, 6
 
 
 def scalar_of(text: str, family: Family) -> Scalar:
-    """What a library understands by a text without quotes."""
+    """The value that a library reads from an unquoted text."""
     if text in _NULLS:
         return None
     is_go = family == "go"
@@ -45,7 +45,7 @@ def scalar_of(text: str, family: Family) -> Scalar:
 
 
 def text_of(text: str, family: Family) -> str:
-    """What a library puts where a text belongs."""
+    """The string that a library reads where a string is expected."""
     if family == "rust":
         return text
     match scalar_of(text, family):
@@ -71,7 +71,7 @@ def _go_number(text: str) -> Scalar:
 
 
 def _rust_number(text: str) -> Scalar:
-    """Digits behind a 0 are a text (digits_but_not_number)."""
+    """Digits after a 0 are a string (digits_but_not_number)."""
     return _integer(text, is_old_octal=False) if _RUST_INTEGER.fullmatch(text) else text
 
 

@@ -1,5 +1,5 @@
-"""OCI bundles: devices put into the configuration of a container that has not started yet.
+"""OCI bundles: add devices to the configuration of a container before it starts.
 
-`plan` says which nodes a device has and what speaks against it, `edit` changes `config.json` and
-keeps an account of what was put in within the file itself.
+`plan` finds the nodes of a device and reasons against adding it, `edit` changes `config.json` and
+records the added parts in the file itself.
 """

@@ -29,11 +29,11 @@ _COMMANDS = {
 
 @click.group("oci", cls=LazyGroup, table=_COMMANDS)
 def oci() -> None:
-    """OCI bundles: devices for a container that has not started yet."""
+    """Add devices to OCI bundles before the container starts."""
 
 
 def _conclude(session: Session, edit: Edit, notes: Sequence[str] = ()) -> None:
-    """Write what is different, and say what came and went; with --dry-run, show it alone."""
+    """Write the changes and print them; with --dry-run, only print them."""
     if not session.dry_run:
         library.write(edit)
     if session.format != "table":
@@ -58,8 +58,8 @@ def _told(edit: Edit) -> Iterator[str]:
         names = "".join(f", {name}" for name in injection.cdi)
         yield f"added {injection.device.name}: {nodes}{names}"
     yield from (f"removed {name}" for name in edit.removed)
-    yield from (f"{name} is in {source} already" for name in edit.already)
-    yield from (f"vfiomgr put no {name} into {source}" for name in edit.absent)
+    yield from (f"{name} is already in {source}" for name in edit.already)
+    yield from (f"{name} was not added to {source} by vfiomgr" for name in edit.absent)
     if not edit.is_changed:
         yield f"{source} is unchanged"
 
@@ -91,11 +91,11 @@ def _body(session: Session, edit: Edit) -> dict[str, object]:
 @session_options(*FILES)
 @pass_session
 def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
-    """Take out of an OCI bundle what `vfiomgr oci inject` put in: all, or these devices.
+    """Remove devices that `oci inject` added to an OCI bundle.
 
-    What somebody else put there stays, and so does what was changed since, which is told. Where
-    nothing else was changed, the file is what it was before, to the byte. The host need not have
-    the devices any more.
+    Without devices, all are removed. Parts that other programs added stay, and so do parts that
+    were changed since, with a note. If nothing else was changed, the original file is restored
+    exactly. The devices need not exist on the host.
 
     \b
     Examples:
@@ -116,18 +116,18 @@ def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
     type=click.Choice(["group", "cdev"]),
     default="group",
     show_default=True,
-    help="/dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6).",
+    help="Use /dev/vfio/N or /dev/vfio/devices/vfioN (Linux 6.6).",
 )
 @click.option(
     "--runtime",
     type=click.Choice(["runc", "kata"]),
-    help="What starts the container; without it, only what both can take.",
+    help="Set the runtime; by default both must support the devices.",
 )
 @click.option(
     "--cdi",
     multiple=True,
     metavar="KIND=NAME",
-    help="Also ask for this CDI device in an annotation; one for each device, in their order.",
+    help="Add an annotation with this CDI name, one per device in order.",
 )
 @function_only_option("Leave the other functions of the slot out.")
 @session_options(*FILES)
@@ -142,12 +142,12 @@ def inject(
     cdi: tuple[str, ...],
     only: bool,
 ) -> None:
-    """Put devices into the config.json of an OCI bundle, before its container starts.
+    """Add devices to the config.json of an OCI bundle.
 
-    BUNDLE is its directory, or the file. It gets the nodes of VFIO with the numbers, mode and owner
-    that they have on this host (linux.devices), the cgroup rules that let the container open them
-    (linux.resources.devices), and a note of what was put in, by which `vfiomgr oci eject` takes
-    back exactly that. Nothing else changes by a byte. A second run writes nothing.
+    BUNDLE is its directory, or the file. The added parts are the VFIO nodes with their numbers,
+    mode and owner on this host (linux.devices), the cgroup rules that let the container open them
+    (linux.resources.devices), and a record for `vfiomgr oci eject`, which removes exactly these
+    parts. Nothing else in the file changes. A second run writes nothing.
 
     \b
     Examples:

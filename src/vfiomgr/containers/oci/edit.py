@@ -1,7 +1,7 @@
-"""Devices put into an OCI configuration, and taken out again: exactly what was put in.
+"""Add devices to an OCI configuration, and remove exactly what was added.
 
-https://github.com/opencontainers/runtime-spec config.md and config-linux.md. Nothing else changes
-by a byte: values are edited here, and what stays keeps its text (documents.json_text).
+https://github.com/opencontainers/runtime-spec config.md and config-linux.md. Nothing else changes:
+values are edited here, and unchanged parts keep their text (documents.json_text).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _DEVICES = ("linux", "devices")
 _RULES = ("linux", "resources", "devices")
 _ANNOTATIONS = ("annotations",)
 _KNOWN = ("ociVersion", "process", "root", "linux", "mounts", "annotations")
-_NOT_OCI = "name the config.json of an OCI bundle; runc spec makes one"
-_CHANGED = "is no longer as it was put in: it is left as it is"
+_NOT_OCI = "name the config.json of an OCI bundle; runc spec creates one"
+_CHANGED = "was changed since it was added, and stays"
 _CHARACTER = ("c", "u")
-"""A device of characters, and one that is not buffered: to Linux they are the same."""
-_SHAPE = "have the runtime write it anew: config-linux.md of the OCI runtime specification has it"
+"""Character devices, buffered and unbuffered: Linux treats them alike."""
+_SHAPE = "let the runtime write it again; see config-linux.md of the OCI runtime specification"
 
 
 class Edit(Value):
-    """A configuration before and after, and what came and went."""
+    """A configuration before and after, and the added and removed devices."""
 
     before: JsonDocument
     after: JsonDocument
@@ -45,20 +45,20 @@ class Edit(Value):
     removed: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
-    """What was put in, and is not as it was: it stays."""
+    """Added parts that were changed since: they stay."""
 
     @property
     def is_changed(self) -> bool:
-        """Whether there is anything to write."""
+        """Whether there is a change to write."""
         return self.after.text != self.before.text
 
 
 def inject(document: JsonDocument, injections: Iterable[Injection]) -> Edit:
-    """Put devices into a configuration; one that is there with other numbers is put in anew.
+    """Add devices to a configuration; a device with outdated numbers is added again.
 
     Raises:
-        InvalidDocument: it is no OCI configuration.
-        Refusal: somebody else has put one of the nodes in, with other numbers.
+        InvalidDocument: it is not an OCI configuration.
+        Refusal: another program added one of the nodes with other numbers.
 
     """
     editor = _Editor(document)
@@ -75,10 +75,10 @@ def inject(document: JsonDocument, injections: Iterable[Injection]) -> Edit:
 
 
 def eject(document: JsonDocument, names: Iterable[str] | None) -> Edit:
-    """Take devices out that were put in, by the name of any of their functions; None is all.
+    """Remove added devices, by the name of any of their functions; None for all.
 
     Raises:
-        InvalidDocument: it is no OCI configuration.
+        InvalidDocument: it is not an OCI configuration.
 
     """
     editor = _Editor(document)
@@ -102,7 +102,7 @@ def eject(document: JsonDocument, names: Iterable[str] | None) -> Edit:
 
 
 class _Editor:
-    """Changes the values of a document step by step, and remembers what it put in."""
+    """Changes the values of a document step by step, and records what it added."""
 
     def __init__(self, document: JsonDocument) -> None:
         _check(document)
@@ -113,11 +113,11 @@ class _Editor:
         self._cdi = {name for device in self.record.devices.values() for name in device.cdi}
 
     def edited(self) -> JsonDocument:
-        """The document with what was changed."""
+        """The changed document."""
         return self._before.with_value(self._values)
 
     def has(self, injection: Injection) -> bool:
-        """Whether a device is in already, as it would be put in now."""
+        """Whether the device is already present with its current numbers."""
         known = self.record.devices.get(injection.device.name)
         return known == _recorded(injection) and all(
             self._has_node(node) and _is_allowed(self._get(_RULES, ()), node.number)
@@ -125,7 +125,7 @@ class _Editor:
         )
 
     def _has_node(self, node: DeviceNode) -> bool:
-        """One that somebody else put in has modes and owners of theirs."""
+        """Compare nodes without mode and owner, which other programs may set differently."""
         entries = self._entries(node.path)
         if node.path in self.record.nodes:
             return bool(entries) and all(entry == _entry(node) for entry in entries)
@@ -135,7 +135,7 @@ class _Editor:
         return [entry for entry in self._get(_DEVICES, ()) if entry["path"] == path]
 
     def put_in(self, injection: Injection) -> None:
-        """Put in what of a device is not there yet."""
+        """Add the missing parts of a device."""
         for node in injection.nodes:
             self._put_node(node)
             if self.record.rules.get(node.path, node.number) != node.number:
@@ -153,7 +153,7 @@ class _Editor:
             self._drop_node(node.path)
         entries = self._entries(node.path)
         if node.path in self.record.nodes and any(entry != _entry(node) for entry in entries):
-            self.left.append(f"the device {node.path} {_CHANGED}")
+            self.left.append(f"device {node.path} {_CHANGED}")
             self._forget_node(node.path)
         for entry in entries:
             _refuse_other(self._before.source, entry, node)
@@ -162,7 +162,7 @@ class _Editor:
             self._remember(nodes={**self.record.nodes, node.path: node})
 
     def take_out(self, name: str) -> None:
-        """Take out what of a device no other one needs; nothing of one that is not in."""
+        """Remove the parts of a device that no other device needs."""
         device = self.record.devices.get(name)
         if device is None:
             return
@@ -180,7 +180,7 @@ class _Editor:
             return
         entry = _entry(node)
         found = [n for n, present in enumerate(self._get(_DEVICES, ())) if present == entry]
-        self._drop(_DEVICES, found[-1:], f"the device {path}")
+        self._drop(_DEVICES, found[-1:], f"device {path}")
         self._forget_node(path)
 
     def _forget_node(self, path: str) -> None:
@@ -192,11 +192,11 @@ class _Editor:
             return
         rule, rules = _rule(number), self._get(_RULES, ())
         found = [n for n, entry in enumerate(rules) if entry == rule]
-        self._drop(_RULES, found[-1:], f"the cgroup rule of {path}")
+        self._drop(_RULES, found[-1:], f"cgroup rule of {path}")
         self._remember(rules={p: n for p, n in self.record.rules.items() if p != path})
 
     def write_record(self) -> None:
-        """Bring the annotations in step, and put back what there was where nothing is left."""
+        """Update the annotations, and restore the original values if nothing is left."""
         self._write_cdi()
         if self.record.devices:
             self._ensure(_ANNOTATIONS, {})
@@ -230,7 +230,7 @@ class _Editor:
             present[key] = value
 
     def _restore(self, path: str) -> None:
-        """What there was instead of a list or an object that has become empty."""
+        """Restore the value that an empty list or object replaced."""
         *above, key = path.split(".")
         parent = self._get(above)
         if not isinstance(parent, dict) or parent.get(key, 1) or self.record.devices:
@@ -254,7 +254,7 @@ class _Editor:
         self._get(path).append(value)
 
     def _ensure(self, path: tuple[str, ...], empty: object) -> None:
-        """Make a list or object at a path; what there was instead is remembered."""
+        """Create a list or object at a path, and record the value that it replaces."""
         parent, key, name = self._get(path[:-1]), path[-1], ".".join(path)
         if not parent.get(key) and name not in self.record.made:
             text = self._text(path, parent[key]) if key in parent else None
@@ -263,7 +263,7 @@ class _Editor:
             parent[key] = empty
 
     def _text(self, path: tuple[str, ...], value: object) -> str:
-        """The text of a value, as it stands where it was there before."""
+        """The text of a value, as in the original text if it is there."""
         part = self._before.root.at(path)
         is_old = part is not None and part.value == value
         return self._before.text_of(part) if part is not None and is_old else json.dumps(value)
@@ -285,8 +285,8 @@ def _record_of(document: JsonDocument) -> Record:
     try:
         return read_record(node.value)
     except ValueError as error:
-        what = f"the annotation {RECORD} is not what vfiomgr wrote ({error})"
-        document.fail(node, what, "take it out, with the devices that it is about")
+        what = f"annotation {RECORD} is not what vfiomgr wrote ({error})"
+        document.fail(node, what, "remove it, with the devices that it lists")
 
 
 def _recorded(injection: Injection) -> RecordedDevice:
@@ -295,7 +295,7 @@ def _recorded(injection: Injection) -> RecordedDevice:
 
 
 def _entry(node: DeviceNode) -> dict[str, object]:
-    """As `linux.devices` has it; fileMode is a number, not text in octal."""
+    """An entry of `linux.devices`; fileMode is a number, not octal text."""
     return {
         "path": node.path,
         "type": "c",
@@ -317,14 +317,14 @@ def _number(entry: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _is_node(entry: Mapping[str, Any], node: DeviceNode) -> bool:
-    """Whether a runtime makes this node of an entry, whoever may open it."""
+    """Whether an entry creates this node, whatever its mode and owner."""
     return entry.get("type") in _CHARACTER and _number(entry) == node.number
 
 
 def _is_allowed(rules: Iterable[Mapping[str, Any]], number: Number) -> bool:
-    """Whether rules let a container read, write and make a node: the last one that speaks of it.
+    """Whether rules let a container read, write and create a node: the last matching rule applies.
 
-    What is left out, or -1, means all (config-linux.md, "Allowed Device list").
+    A missing number, or -1, matches all (config-linux.md, "Allowed Device list").
     """
     allowed: set[str] = set()
     for rule in rules:
@@ -337,7 +337,7 @@ def _is_allowed(rules: Iterable[Mapping[str, Any]], number: Number) -> bool:
 
 
 def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> None:
-    """A node that somebody else has put in stays as it is.
+    """Refuse to change a node that another program added.
 
     Raises:
         Refusal: it has another type or other numbers than the host's.
@@ -348,27 +348,27 @@ def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> No
         is_character = entry.get("type") in _CHARACTER
         kind = "" if is_character else f"{entry.get('type') or 'no type'} "
         message = (
-            f"{source} has {node.path} as {kind}{major}:{minor} already, which vfiomgr did not put "
-            f"there, and on this host it is {'' if is_character else 'c '}{node.major}:{node.minor}"
+            f"{source} already has {node.path} as {kind}{major}:{minor}, which vfiomgr did not "
+            f"add, but on this host it is {'' if is_character else 'c '}{node.major}:{node.minor}"
         )
         refuse(
             "oci-node-taken",
             source,
             message,
-            "take it out of linux.devices, then run the command again",
+            "remove it from linux.devices, then run the command again",
         )
 
 
 def _check(document: JsonDocument) -> None:
-    """Make sure that what is looked at has the shape that the specification gives it.
+    """Make sure that the relevant parts have the specified types.
 
     Raises:
-        InvalidDocument: it has not; the message names line and column.
+        InvalidDocument: they do not; the message names line and column.
 
     """
     root = document.root
     if not any(root.child(key) for key in _KNOWN):
-        what = f"no OCI configuration: it has none of {', '.join(_KNOWN)}"
+        what = f"not an OCI configuration: it has none of {', '.join(_KNOWN)}"
         document.fail(root, what, _NOT_OCI)
     for path, kind in (
         (_DEVICES[:1], dict),
@@ -386,13 +386,13 @@ def _check(document: JsonDocument) -> None:
 
 _NUMBER = int | None
 _MEMBERS = (
-    ("access", str | None, "no text"),
-    ("type", str | None, "no text"),
+    ("access", str | None, "not a string"),
+    ("type", str | None, "not a string"),
     ("allow", bool | None, "neither true nor false"),
-    ("major", _NUMBER, "no number"),
-    ("minor", _NUMBER, "no number"),
+    ("major", _NUMBER, "not a number"),
+    ("minor", _NUMBER, "not a number"),
 )
-"""Of devices and rules, where they have them (config-linux.md)."""
+"""For devices and rules that have them (config-linux.md)."""
 
 
 def _check_parts(document: JsonDocument) -> None:
@@ -412,4 +412,4 @@ def _check_parts(document: JsonDocument) -> None:
     annotations = document.root.at(_ANNOTATIONS)
     for key, value in ((annotations and annotations.members) or {}).items():
         if not isinstance(value.scalar, str):
-            document.fail(value, f"the annotation {key} is no text", _SHAPE)
+            document.fail(value, f"annotation {key} is not a string", _SHAPE)

@@ -1,4 +1,4 @@
-"""Nodes of VFIO below /dev with the numbers that the kernel knows them by."""
+"""VFIO nodes below /dev with their kernel numbers."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 _CLASSES = HostPath("/sys/class")
 _FOR_ALL = NodeAccess(0, 0, 0o666)
-"""What devtmpfs gives to /dev/vfio/vfio (vfio_dev in drivers/vfio/container.c)."""
+"""The permissions of devtmpfs for /dev/vfio/vfio (vfio_dev in drivers/vfio/container.c)."""
 
 
 def read_node(tree: HostTree, path: str) -> DeviceNode:
-    """A node with its numbers, owner and mode; of a recording, the numbers that sysfs tells.
+    """A node with its numbers, owner and mode; for a recorded host the numbers of sysfs.
 
     Raises:
-        HostError: there is no such node, or nothing tells its numbers.
+        HostError: there is no such node, or its numbers are unknown.
 
     """
     node = HostPath(path)
     access = tree.access(node)
     number = tree.device_number(node) or _number_in_sysfs(tree, node)
     if access is None and (number is None or tree.is_live):
-        message = f"there is no {path}"
+        message = f"{path} does not exist"
         raise HostError(message, _remedy(node))
     if number is None:
-        message = f"{path} is no device node here, and sysfs does not tell its numbers"
-        raise HostError(message, "run it where /dev is the host's own")
+        message = f"{path} is not a device node here, and sysfs does not have its numbers"
+        raise HostError(message, "run the command where /dev is that of the host")
     usual = _FOR_ALL if node == VFIO_NODES / "vfio" else ROOT_ONLY
     return DeviceNode(path, *number, access or usual)
 
 
 def _number_in_sysfs(tree: HostTree, node: HostPath) -> tuple[int, int] | None:
-    """From the attribute `dev` of the device that the node is of: `238:2`."""
+    """From the attribute `dev` of the node's device: `238:2`."""
     name = {VFIO_NODES: "vfio", VFIO_CDEVS: "vfio-dev"}.get(node.parent, "misc")
     if node.name in ("vfio", "iommu"):
         name = "misc"
@@ -50,10 +50,10 @@ def _remedy(node: HostPath) -> str:
     if node.name == "vfio":
         return "load the module: modprobe vfio_iommu_type1"
     if node.name == "iommu":
-        return "load the module: modprobe iommufd; or take the device's group: --node group"
+        return "load the module: modprobe iommufd; or use the device's group: --node group"
     if node.parent == VFIO_CDEVS:
-        return "take the device's group: --node group"
+        return "use the device's group: --node group"
     return (
-        "a kernel without groups has cdevs (--node cdev); in a container, --root names the root of "
-        "the host"
+        "use --node cdev on a kernel without groups; in a container, pass the root of the host "
+        "with --root"
     )

@@ -1,6 +1,6 @@
-"""What a container is given through its OCI configuration, and what was put into one.
+"""What a container gets through its OCI configuration, and what was added to one.
 
-The members are those of the runtime specification, config-linux.md, "Devices" and "Allowed Device
+The fields are those of the runtime specification, config-linux.md, "Devices" and "Allowed Device
 list".
 """
 
@@ -14,7 +14,7 @@ from vfiomgr.value import Value
 NodeForm = Literal["group", "cdev"]
 """How a device is opened: `/dev/vfio/N`, or `/dev/vfio/devices/vfioN` (Linux 6.6)."""
 ContainerRuntime = Literal["runc", "kata"]
-"""What starts the container: any runtime that has it on this kernel, or Kata in a guest."""
+"""The runtime of the container: one on this kernel, or Kata in a guest."""
 RULE_ACCESS = "rwm"
 """Read, write, mknod."""
 
@@ -29,7 +29,7 @@ class DeviceNode(Value):
 
     @property
     def number(self) -> tuple[int, int]:
-        """What the kernel knows it by."""
+        """The device number of the kernel."""
         return self.major, self.minor
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class DeviceNode(Value):
 
 
 class ContainerDevice(Value):
-    """A device of the host as a container gets it: the paths of its nodes, and what shares them."""
+    """A host device for a container: the paths of its nodes, and the addresses that share them."""
 
     name: str
     """The address of its first function, or the UUID of the vGPU."""
@@ -47,7 +47,7 @@ class ContainerDevice(Value):
 
 
 class Injection(Value):
-    """A device with the numbers of its nodes, and the names that CDI has for it."""
+    """A device with the numbers of its nodes, and its CDI names."""
 
     device: ContainerDevice
     nodes: tuple[DeviceNode, ...]

@@ -1,4 +1,4 @@
-"""Which nodes a container needs for devices of the host, and what speaks against giving them."""
+"""The nodes that a container needs for host devices, and reasons against adding them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 def device_nodes(unit: GuestDevice, form: NodeForm) -> tuple[str, ...]:
-    """The nodes that are a unit's own: those of its groups, or the cdevs of its functions.
+    """The nodes of a unit itself: those of its groups, or the cdevs of its functions.
 
     Raises:
-        Refusal: this kernel has no cdev of one.
+        Refusal: this kernel has no cdev for one.
 
     """
     holders = unit.functions or ((unit.vgpu,) if unit.vgpu is not None else ())
@@ -34,31 +34,29 @@ def device_nodes(unit: GuestDevice, form: NodeForm) -> tuple[str, ...]:
         return tuple(vfio_group_node(group) for group in groups if group is not None)
     names = [holder.vfio_device for holder in holders if _has_cdev(holder)]
     if len(names) < len(holders):
-        message = f"{unit.name} has no cdev below {VFIO_CDEVS}"
-        refuse(
-            "no-cdev", unit.name, message, "take its group: --node group; cdevs come with Linux 6.6"
-        )
+        message = f"{unit.name} has no node below {VFIO_CDEVS}"
+        refuse("no-cdev", unit.name, message, "use its group: --node group (cdevs need Linux 6.6)")
     return tuple(VFIO_CDEVS / name for name in names if name)
 
 
 def _has_cdev(holder: PciDevice | Vgpu) -> bool:
-    """VFIO names a device by its cdev also where it has none; of a vGPU only its node tells."""
+    """Whether a cdev exists: VFIO also reports the name of a missing one."""
     return holder.vfio_cdev if isinstance(holder, PciDevice) else holder.vfio_device is not None
 
 
 def container_device(
     unit: GuestDevice, form: NodeForm, runtime: ContainerRuntime | None
 ) -> ContainerDevice:
-    """A unit with the nodes that a container opens it by, those that all share first.
+    """A unit with the nodes that a container opens it by, the common nodes first.
 
-    Kata opens /dev/iommu on the host by itself, and needs the cdev alone.
+    Kata opens /dev/iommu on the host itself, and needs only the cdev.
     """
     shared = [CONTROL] if form == "group" else [IOMMU][: runtime != "kata"]
     return ContainerDevice(unit.name, unit.function_names, (*shared, *device_nodes(unit, form)))
 
 
 def waiting(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDevice, ...]:
-    """The functions that no guest could open now, and those that keep a group from it."""
+    """Functions that are not available to guests, and those that make their group unusable."""
     found: dict[str, PciDevice] = {}
     for unit in units:
         for function in unit.functions:
@@ -71,7 +69,7 @@ def waiting(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDevice
 
 
 def companions(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDevice, ...]:
-    """The functions that come along unnamed: who opens a group has all that VFIO serves in it."""
+    """Functions included without a name: a group gives access to all of its VFIO devices."""
     known = tuple(units)
     named = {function.address for unit in known for function in unit.functions}
     groups = dict.fromkeys(f.iommu_group for unit in known for f in unit.functions)
@@ -80,9 +78,9 @@ def companions(host: HostSnapshot, units: Iterable[GuestDevice]) -> tuple[PciDev
 
 
 def companion_notes(host: HostSnapshot, units: Sequence[GuestDevice]) -> list[str]:
-    """Functions of other devices that share a group with those that are given, as notes."""
+    """Notes about functions of other devices that share a group with the added ones."""
     return [
-        f"the container gets {device}, too: it is in IOMMU group {device.iommu_group}"
+        f"the container also gets {device}: it is in IOMMU group {device.iommu_group}"
         for device in companions(host, units)
     ]
 
@@ -92,10 +90,10 @@ def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
 
 
 def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
-    """Say of devices that no container can open yet what makes them so; the host is a whole scan.
+    """Refuse devices that containers cannot open, with the remedy; `host` is a complete scan.
 
     Raises:
-        Refusal: there are such.
+        Refusal: there are such devices.
 
     """
     refuse_if_any((o for unit in units for o in _unready(host, unit)), frozenset())
@@ -109,7 +107,7 @@ def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
         yield blocker(
             "vgpu-missing",
             device,
-            f"{device} is no vGPU yet, and nobody can open its IOMMU group",
+            f"{device} has no vGPU, so its IOMMU group cannot be opened",
             create,
         )
         return
@@ -117,20 +115,25 @@ def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
         shown = ", ".join(f"{device} is on {device.driver or 'no driver'}" for device in named)
         others = len(late) > len(named)
         remedy = how_to_bind(host, [*named[:1]], with_group=others)
-        yield blocker("on-host-driver", unit.name, f"{shown}: a container cannot open it", remedy)
+        yield blocker(
+            "{shown}: containers cannot open it",
+            unit.name,
+            f"{shown}: a container cannot open it",
+            remedy,
+        )
     elif late:
         shown = ", ".join(f"{device} ({device.driver})" for device in late)
         remedy = how_to_bind(host, unit.functions[:1], with_group=True)
         yield blocker(
             "group-not-viable",
             unit.name,
-            f"the IOMMU group of {unit.name} also holds {shown}",
+            f"the IOMMU group of {unit.name} also contains {shown}",
             remedy,
         )
 
 
 def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:
-    """No-IOMMU mode isolates nothing: no guest can be given such a group.
+    """Refuse no-IOMMU mode, which isolates nothing.
 
     Raises:
         Refusal: one of the units is in such a group.
@@ -140,9 +143,6 @@ def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:
         group = host.group(unit.iommu_group)
         if group is not None and group.is_noiommu:
             message = (
-                f"{unit.name} is in no-IOMMU mode: it could write to all of the host's memory, "
-                "and no guest can have it"
+                f"{unit.name} is in no-IOMMU mode, in which it can write to all memory of the host"
             )
-            refuse(
-                "no-iommu-mode", unit.name, message, "switch the IOMMU on: vfiomgr check says where"
-            )
+            refuse("no-iommu-mode", unit.name, message, "enable the IOMMU: vfiomgr check shows how")

@@ -1,4 +1,4 @@
-"""What vfiomgr put into a configuration, as it is written down there in an annotation."""
+"""The record of what vfiomgr added to a configuration, in an annotation of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.value import Value
 
 RECORD = "io.vfiomgr.injected"
-"""The annotation; runtimes pass over those that they do not know (config.md, "Annotations")."""
+"""The annotation; runtimes ignore unknown ones (config.md, "Annotations")."""
 _VERSION = 1
 Number = tuple[int, int]
 
 
 class RecordedDevice(Value):
-    """A device that was put in; its nodes may have been there before it."""
+    """An added device; its nodes may have existed before."""
 
     functions: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -28,20 +28,20 @@ class RecordedDevice(Value):
 
 
 class Record(Value):
-    """All that was put in, and what there was instead of the lists that hold it."""
+    """Everything that was added, and the values that its lists replaced."""
 
     devices: Mapping[str, RecordedDevice] = field(default_factory=dict)
     nodes: Mapping[str, DeviceNode] = field(default_factory=dict)
-    """By path: those in `linux.devices`, as they were put in."""
+    """By path: the added entries of `linux.devices`."""
     rules: Mapping[str, Number] = field(default_factory=dict)
-    """By path: those in `linux.resources.devices`."""
+    """By path: the added rules of `linux.resources.devices`."""
     made: Mapping[str, str | None] = field(default_factory=dict)
-    """By the keys that lead to them, joined by dots: the text that was there, None where none."""
+    """By key path, joined by dots: the original text, None if there was none."""
     stood: tuple[str, ...] = ()
-    """Names of CDI that devices have, and that somebody else had asked for before."""
+    """CDI names of devices that another program requested before."""
 
     def named(self, text: str) -> str | None:
-        """The device that a name, or the name of one of its functions, is about."""
+        """The device with a name, or with a function of that name."""
         wanted = text.lower()
         for name, device in self.devices.items():
             known = (name, *device.functions)
@@ -66,10 +66,10 @@ class Record(Value):
 
 
 def read_record(text: str) -> Record:
-    """The record of an annotation.
+    """Read the record of an annotation.
 
     Raises:
-        ValueError: it is not what vfiomgr wrote.
+        ValueError: vfiomgr did not write it.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""Changes of entries of container runtimes that are ready: carried out, and read by the runtime."""
+"""Apply prepared changes of container runtime entries, and check them with the runtime."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _READING = "runtimes-read"
-"""Held from the first look at files until they are written, around the locks of the plan."""
+"""Held from the first read of files until they are written, around the locks of the plan."""
 
 
 class Prepared(Value):
-    """A change that is ready to be carried out, and what a person should read before it."""
+    """A prepared change, and notes to print before it is applied."""
 
     place: RuntimeLocation
     request: ChangeFiles
     unchecked: tuple[str, ...]
-    """What nobody could look at, and why."""
+    """What was not checked, and why."""
     backups: tuple[str, ...] = ()
     foreseen: dict[str, Any] | None = None
-    """What the runtime will read; None where it could not be asked."""
+    """What the runtime will read; None if it cannot be queried."""
     directories: tuple[HostPath, ...] = ()
-    """Those that were made for files that go, and go with them where nothing else is in them."""
+    """Directories created for files that are removed; removed if they are empty."""
 
 
 def change(make: Callable[[], Prepared], work: ApplyContext) -> tuple[Prepared, Outcome]:
-    """Make a change ready and carry it out, while no other vfiomgr does so.
+    """Prepare a change and apply it, without other vfiomgr processes in between.
 
     Raises:
-        VfiomgrError: as what makes it ready, and `apply_prepared`.
+        VfiomgrError: as the preparation, and `apply_prepared`.
 
     """
     with ExitStack() as stack:
@@ -53,11 +53,11 @@ def change(make: Callable[[], Prepared], work: ApplyContext) -> tuple[Prepared, 
 
 
 def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
-    """Carry a change out, and have the runtime read what came of it.
+    """Apply a change, and let the runtime read the result.
 
     Raises:
-        RolledBack: it does not read what was foreseen; all is as it was.
-        RollbackIncomplete: and it could not be put back.
+        RolledBack: it does not read the expected settings; all files were restored.
+        RollbackIncomplete: the files could not be restored.
 
     """
     outcome = carry_out(prepared.request, work)
@@ -70,15 +70,15 @@ def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
     try:
         carry_out(prepared.request.inverse(), work)
     except VfiomgrError as error:
-        message = f"{why}; and it could not be taken back: {error.message}"
+        message = f"{why}; cannot restore the files: {error.message}"
         raise RollbackIncomplete(message, error.hint) from error
-    message = f"{why}; all files are as they were"
-    hint = "does it import what vfiomgr did not find, or did somebody change a file meanwhile?"
-    raise RolledBack(message, f"{hint} look at its imports, then run it again")
+    message = f"{why}; all files were restored"
+    hint = "check whether it imports unknown files, or whether a file was changed meanwhile;"
+    raise RolledBack(message, f"{hint} then run the command again")
 
 
 def _surprise(tree: HostTree, prepared: Prepared) -> str | None:
-    """Why what a runtime reads now is not what it was going to read."""
+    """Why the runtime reads other settings than expected."""
     place = prepared.place
     try:
         now = dump(tree, place, read_facts(tree, place, {}, was_ours=True), {})
@@ -86,7 +86,7 @@ def _surprise(tree: HostTree, prepared: Prepared) -> str | None:
         return error.message
     if now is None or _comparable(now.data) == _comparable(prepared.foreseen or {}):
         return None
-    return f"{place} reads something else than it was going to"
+    return f"{place} does not read the expected settings"
 
 
 def _comparable(data: dict[str, Any]) -> dict[str, Any]:

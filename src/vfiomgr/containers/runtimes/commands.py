@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """The options that tell which runtime is meant."""
+    """The options that select the container runtime."""
     options: tuple[Callable[[Any], Any], ...] = (
         click.option(
             "--runtime",
@@ -31,17 +31,17 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
             cls=RenamedOption,
             former=("--for",),
             type=click.Choice(PROGRAMS),
-            help="The container runtime.  [default: the one that is there]",
+            help="Use this container runtime.  [default: the installed one]",
         ),
         click.option(
             "--runtime-config",
             metavar="FILE",
-            help="The container runtime's own file, where it is not at its usual place.",
+            help="Use this configuration file of the container runtime.",
         ),
         click.option(
             "--containerd-version",
             metavar="VERSION",
-            help="Write for this containerd, e.g. 2.1; by default for the installed one.",
+            help="Write for this containerd, e.g. 2.1.  [default: installed]",
         ),
     )
     for option in reversed(options):
@@ -50,14 +50,14 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
 
 
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
-    """The options that lead another command to the same place."""
+    """The options that select the same place in another command."""
     root = session.root if session.root.strip("/") else None
     told = {"--root": root, "--runtime": program, "--runtime-config": runtime_config}
     return "".join(f" {option} {value}" for option, value in told.items() if value)
 
 
 def carry_out(session: Session, change: EntryChange, undo: str = "") -> None:
-    """Print what would be done with --dry-run; do it otherwise, and say what comes next."""
+    """Apply the change and print what to do next; with --dry-run, print the plan."""
     if session.dry_run:
         _print_plan(session, change.plan())
         return
@@ -81,7 +81,7 @@ def _further(done: EntryOutcome, undo: str) -> Iterator[str]:
         return
     for path in done.backups:
         yield f"backup: {path}"
-    yield f"it counts once {done.program} has read it: {done.restart}"
+    yield f"restart {done.program} to apply the change: {done.restart}"
     if undo:
         yield f"undo with: {undo}"
 
@@ -128,16 +128,19 @@ def runtime() -> None:
 @click.command("install")
 @click.argument("name")
 @click.option(
-    "--path", metavar="FILE", required=True, help="The OCI runtime, which is called as runc is."
+    "--path",
+    metavar="FILE",
+    required=True,
+    help="Add this OCI runtime, which must be compatible with runc.",
 )
 @click.option(
     "--set-default",
     cls=RenamedOption,
     former=("--set-as-default",),
     is_flag=True,
-    help="Make it the runtime of containers that name none.",
+    help="Make it the default runtime of containers.",
 )
-@click.option("--cdi", "enable_cdi", is_flag=True, help="Have CDI on as well.")
+@click.option("--cdi", "enable_cdi", is_flag=True, help="Also enable CDI.")
 @place_options
 @session_options(*FILES)
 @pass_session
@@ -152,10 +155,11 @@ def configure(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> None:
-    """Give a container runtime an entry for the OCI runtime at FILE, with the options of runc.
+    """Install an OCI runtime in a container runtime.
 
-    All else stays as it is, comments and the order of keys too; a copy lies beside. Nothing is
-    restarted.
+    The entry for the OCI runtime at FILE has the options of runc. Everything else in the
+    configuration stays, including comments and the order of keys, and a backup copy is kept beside
+    it. Nothing is restarted.
 
     \b
     Examples:

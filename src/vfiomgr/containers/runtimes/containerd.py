@@ -1,9 +1,9 @@
 """Entries for containerd 1.6 to 2.3, in configurations of version 2 and later.
 
-How containerd merges files was tried with real builds: before 2.0 a file that is imported takes the
-place of the whole table of a plugin; since 2.0 tables are merged, where the imported file has the
-version of the main one (cmd/containerd/server/config/config.go). The map of runtimes that stands in
-a file takes the place of containerd's own before 2.0, so that runc is lost where it is not in it.
+Tested with real builds: before 2.0 an imported file replaces the entire table of a plugin; since
+2.0 tables are merged if the imported file has the version of the main one
+(cmd/containerd/server/config/config.go). Before 2.0 the runtimes table in a file replaces
+containerd's own, so runc is lost unless the file has it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 CRI_V2 = "io.containerd.grpc.v1.cri"
 CRI_V3 = "io.containerd.cri.v1.runtime"
-"""Since version 3 of the configuration, which came with containerd 2.0."""
+"""From version 3 of the configuration on, which containerd 2.0 introduced."""
 CRI_NAMES = (CRI_V3, CRI_V2)
 _DISABLING = frozenset({"cri", CRI_V2, CRI_V3})
 _RUNC = "io.containerd.runc.v2"
 _V2, _V3 = 2, 3
 _MERGES = Version(2, 0)
-"""Since when tables of imported files are merged."""
+"""The release that introduced merging of imported tables."""
 _KNOWS_CDI = Version(1, 7)
 _MISREADS_SNAPSHOTTER = Version(2, 3)
 _TRIED = (Version(1, 6), Version(2, 4))
@@ -42,11 +42,11 @@ _IMPORTS = ("imports",)
 
 
 def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
-    """How an entry comes into containerd's configuration.
+    """Decide how to add an entry to containerd's configuration.
 
     Raises:
-        InvalidDocument: a file cannot be read.
-        Refusal: containerd would not have the entry, or would lose something else by it.
+        InvalidDocument: a file is not readable.
+        Refusal: containerd would not accept the entry, or would lose other settings.
 
     """
     files = _Files(facts)
@@ -103,7 +103,7 @@ def _keys_of(request: RuntimeRequest, *, with_cdi: bool) -> Iterator[Key]:
 
 
 class _Files(Value):
-    """What the files say, and containerd of them."""
+    """The content of the files, and how containerd reads them."""
 
     facts: RuntimeFacts
 
@@ -112,17 +112,17 @@ class _Files(Value):
         return {} if file.text is None else text.parse(file.text, file.path)
 
     def all(self) -> tuple[ConfigFile, ...]:
-        """In the order in which they are read; vfiomgr's own counts, read or not."""
+        """In reading order; vfiomgr's own file is always included."""
         others = (file for file in self.facts.imported if file.path != self.facts.drop_in.path)
         return (self.facts.main, *others, self.facts.drop_in)
 
     def effective_cri(self) -> ConfigFile:
-        """The file that has the last word about the table of CRI, before 2.0."""
+        """The file whose CRI table applies, before 2.0."""
         told = [f for f in (self.facts.main, *self.facts.imported) if _cri(self.data(f))]
         return told[-1] if told else self.facts.main
 
     def seen(self, *key: str) -> Any:  # noqa: ANN401 - documents hold anything
-        """A value below the table of CRI, as containerd has it or else as the files do."""
+        """A value below the CRI table, as containerd reads it or else from the files."""
         documents = [self.data(file) for file in self.all()][::-1]
         if self.facts.effective is not None:
             documents = [self.facts.effective]
@@ -143,44 +143,48 @@ def _cri(data: values.Data) -> values.Data:
 
 
 def _schema(facts: RuntimeFacts, files: _Files) -> int:
-    """The version of the configuration that there is, or is to be.
+    """The version of the configuration, existing or new.
 
     Raises:
-        Refusal: nobody knows, or this containerd cannot read it.
+        Refusal: it is unknown, or this containerd cannot read it.
 
     """
     data, version = files.data(facts.main), facts.version
     if data:
         schema = data.get("version", 1)
         if not isinstance(schema, int) or schema < _V2:
-            message = f"{facts.main.path} is a configuration of version 1 (it tells no other)"
-            disabled = " and take cri out of disabled_plugins" if _is_disabled(data) else ""
+            message = f"{facts.main.path} is a configuration of version 1 (no version is stated)"
+            disabled = " and remove cri from disabled_plugins" if _is_disabled(data) else ""
             refuse(
                 "runtime-config-version",
                 facts.main.path,
                 message,
-                f"make it one of version 2 or later (containerd 2: containerd config migrate)"
-                f"{disabled}; then run the command again{_for_docker(facts) if disabled else ''}",
+                "convert it to version 2 or later (containerd 2: containerd config "
+                f"migrate){disabled}; then run the command "
+                f"again{_for_docker(facts) if disabled else ''}",
             )
         if schema > _V2 and version is not None and version < _MERGES:
             message = (
-                f"{facts.main.path} is a configuration of version {schema}, which containerd "
-                f"{version} cannot read"
+                f"containerd {version} cannot read {facts.main.path}, a configuration of version "
+                f"{schema}"
             )
             refuse(
                 "runtime-config-version",
                 facts.main.path,
                 message,
-                "pass --containerd-version where another containerd is to read it",
+                "pass --containerd-version if it is for another containerd",
             )
         return schema
     if version is None:
-        message = f"{facts.main.path} says nothing, and which containerd reads it is not known"
+        message = (
+            f"cannot choose the version of {facts.main.path}: it is empty, and the containerd "
+            "release is unknown"
+        )
         refuse(
             "runtime-release-unknown",
             facts.main.path,
             message,
-            "tell it, e.g. --containerd-version 2.1",
+            "set it, e.g. --containerd-version 2.1",
         )
     return _V2 if version < _MERGES else _V3
 
@@ -193,21 +197,23 @@ def _is_disabled(data: values.Data) -> bool:
 def _refuse_disabled(files: _Files) -> None:
     for file in files.all():
         if _is_disabled(files.data(file)):
-            message = f"{file.path} disables CRI (disabled_plugins): no pod would find the entry"
-            hint = "take it out of disabled_plugins, and run the command again"
+            message = (
+                f"{file.path} disables CRI (disabled_plugins), so pods would not find the entry"
+            )
+            hint = "remove it from disabled_plugins, and run the command again"
             refuse("cri-disabled", file.path, message, f"{hint}{_for_docker(files.facts)}")
 
 
 def _for_docker(facts: RuntimeFacts) -> str:
-    """What else may have been meant where containerd serves no pods."""
-    return "; or, for containers of Docker's, pass --runtime docker" if facts.is_dockers else ""
+    """An alternative if containerd serves no pods."""
+    return "; or, for Docker containers, pass --runtime docker" if facts.is_dockers else ""
 
 
 def _refuse_foreign(files: _Files, request: RuntimeRequest) -> None:
-    """Make sure that no entry of somebody else has the name.
+    """Make sure that no entry of another program has the name.
 
     Raises:
-        Refusal: one has.
+        Refusal: one has it.
 
     """
     key = ("containerd", "runtimes", request.name)
@@ -220,23 +226,23 @@ def _refuse_foreign(files: _Files, request: RuntimeRequest) -> None:
 
 
 def foreign(request: RuntimeRequest, place: str) -> Refusal:
-    """The refusal of a name that is taken."""
+    """The refusal of a name that is in use."""
     option = f"--handler {request.name}-2" if request.is_kata else f"{request.name}-2"
-    message = f"{place}: there is {request.subject} already, and vfiomgr did not write it"
+    message = f"{place}: {request.subject} already exists, and vfiomgr did not write it"
     return refusal(
         [
             blocker(
                 "runtime-name-taken",
                 place,
                 message,
-                f"take another name, e.g. {option}; or take that entry out by hand",
+                f"use another name, e.g. {option}; or remove that entry manually",
             )
         ]
     )
 
 
 def _table(files: _Files, request: RuntimeRequest) -> dict[str, Any]:
-    """The entry itself."""
+    """The table of the entry."""
     if request.config_path is not None:
         return kata_table(request)
     default = files.seen("containerd", "default_runtime_name")
@@ -249,7 +255,7 @@ def _table(files: _Files, request: RuntimeRequest) -> dict[str, Any]:
 
 
 def kata_table(request: RuntimeRequest) -> dict[str, Any]:
-    """The entry of a handler of Kata's.
+    """The entry of a Kata handler.
 
     Without privileged_without_host_devices a privileged pod would get every VFIO group of the host.
     """
@@ -264,7 +270,7 @@ def kata_table(request: RuntimeRequest) -> dict[str, Any]:
 
 
 def oci_table(request: RuntimeRequest, options: dict[str, Any]) -> dict[str, Any]:
-    """The entry of an OCI runtime, with the options that runc has here."""
+    """The entry of an OCI runtime, with the options of runc."""
     return {"runtime_type": _RUNC, "options": {"BinaryName": request.path, **options}}
 
 
@@ -278,12 +284,12 @@ def _further(
     is_asked_for = not request.is_kata
     if facts.version is not None and facts.version < _KNOWS_CDI:
         if is_asked_for:
-            message = f"containerd {facts.version} knows no CDI"
+            message = f"containerd {facts.version} does not support CDI"
             refuse(
                 "runtime-without-cdi",
                 "containerd",
                 message,
-                "leave out --cdi, or install containerd 1.7 or later",
+                "omit --cdi, or install containerd 1.7 or later",
             )
         return
     is_off = files.seen("enable_cdi") is False
@@ -293,7 +299,7 @@ def _further(
 
 
 def _kept_runc(files: _Files, target: ConfigFile) -> Iterator[Setting]:
-    """The entry of runc that is containerd's own, where the file is about to hide it."""
+    """Containerd's own entry of runc, if the file would hide it."""
     key = ("plugins", CRI_V2, "containerd", "runtimes")
     if values.found(files.data(target), key) not in (values.ABSENT, {}):
         return
@@ -303,16 +309,18 @@ def _kept_runc(files: _Files, target: ConfigFile) -> Iterator[Setting]:
 
 
 def _version_of_drop_in(files: _Files, facts: RuntimeFacts, schema: int) -> Iterator[Setting]:
-    """The drop-in's version: that of the main file, or containerd drops one of them silently."""
+    """The drop-in's version: that of the main file, or containerd silently ignores one."""
     data = files.data(facts.drop_in)
     there = data.get("version")
     if there is None:
         yield Setting(_CONFIG_VERSION, schema, is_shared=True)
     elif there != schema:
-        message = f"{facts.drop_in.path} is of version {there}, and {facts.main.path} of {schema}"
+        message = (
+            f"{facts.drop_in.path} has version {there}, but {facts.main.path} has version {schema}"
+        )
         hint = (
-            "take the entries back with vfiomgr kata uninstall and vfiomgr runtime uninstall, "
-            "and give them again"
+            "remove the entries with vfiomgr kata uninstall and vfiomgr runtime uninstall, and "
+            "install them again"
         )
         refuse("runtime-config-version", facts.drop_in.path, message, hint)
 
@@ -320,7 +328,7 @@ def _version_of_drop_in(files: _Files, facts: RuntimeFacts, schema: int) -> Iter
 def _importing(facts: RuntimeFacts, files: _Files, schema: int) -> Iterator[Edit]:
     """The main file's import of the drop-in.
 
-    Since 2.3 a dump shows containerd's own list too, but only what files say is read.
+    Since 2.3 a dump also shows containerd's default imports, so only the files are read.
     """
     data, drop_in = files.data(facts.main), facts.drop_in.path
     if any(covers(pattern, drop_in) for pattern in facts.imports):
@@ -348,15 +356,15 @@ def _notes(  # noqa: PLR0913 - all that was decided
 ) -> Iterator[str]:
     if facts.version is None:
         yield (
-            f"which containerd reads {facts.main.path} is not known: this is written so that any "
-            "that reads its version does; --containerd-version tells"
+            f"the containerd release that reads {facts.main.path} is unknown: writing for all "
+            "releases with that version (set --containerd-version)"
         )
         if in_place and request.enable_cdi and files.seen("enable_cdi") is not True:
-            yield "enable_cdi is left as it is: containerd 1.6 has none, and 1.7 needs it for CDI"
+            yield "enable_cdi is not changed: containerd 1.6 has no CDI, and 1.7 needs it for CDI"
     if in_place and target.path != facts.main.path:
         yield (
-            f"{target.path}, which {facts.main.path} imports, holds the table of CRI, and before "
-            "containerd 2.0 that hides the one of the main file: the entry is written there"
+            f"writing the entry to {target.path}: it is imported by {facts.main.path}, and "
+            "before containerd 2.0 its CRI table hides that of the main file"
         )
     others = (file for file in facts.imported if file.path != facts.drop_in.path)
     yield from map(str, mixed_versions(facts.main, others, facts.version))
@@ -368,16 +376,17 @@ def _notes(  # noqa: PLR0913 - all that was decided
         )
         if named not in (values.ABSENT, "overlayfs"):
             yield (
-                f"containerd {facts.version} takes overlayfs for the snapshotter {named} of a "
-                f"configuration of version 2, with or without this entry: containerd config migrate"
+                f"containerd {facts.version} replaces snapshotter {named} of a version 2 "
+                "configuration by overlayfs, with or without this entry; fix it with: "
+                "containerd config migrate"
             )
 
 
 def _untried(version: Version | None) -> Iterator[str]:
-    """Whether nobody has seen what this containerd makes of its files."""
+    """Whether this containerd release is untested."""
     start, end = _TRIED
     if version is not None and not start <= version < end:
         yield (
-            f"containerd {version} was not tried with vfiomgr, releases from 1.6 to 2.3 were: look "
-            "at containerd config dump before and after"
+            f"containerd {version} is untested (tested: 1.6 to 2.3): compare containerd config "
+            "dump before and after"
         )

@@ -1,4 +1,4 @@
-"""Entries for CRI-O: a drop-in of their own (crio.conf.d(5)); tables of handlers are merged."""
+"""Entries for CRI-O: a separate drop-in (crio.conf.d(5)); handler tables are merged."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KNOWS_CDI = Version(1, 24)
 
 
 def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
-    """How an entry comes into CRI-O's configuration.
+    """Decide how to add an entry to CRI-O's configuration.
 
     Raises:
-        InvalidDocument: a file cannot be read.
-        Refusal: an entry of somebody else has the name.
+        InvalidDocument: a file is not readable.
+        Refusal: an entry of another program has the name.
 
     """
     entry = (*_RUNTIMES, request.name)
@@ -49,7 +49,7 @@ def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
 
 
 def _refuse_later_default(facts: RuntimeFacts, request: RuntimeRequest) -> None:
-    """Make sure that no file that is read after the drop-in names another default.
+    """Make sure that no file after the drop-in sets another default.
 
     Raises:
         Refusal: one does.
@@ -60,17 +60,17 @@ def _refuse_later_default(facts: RuntimeFacts, request: RuntimeRequest) -> None:
         named = values.found(data, _DEFAULT)
         is_later = file.path.name > facts.drop_in.path.name
         if is_later and named not in (values.ABSENT, "", request.name):
-            message = f"{file.path} names {named} as the default, and CRI-O reads it last"
+            message = f"{file.path} sets {named} as the default, and CRI-O reads it last"
             refuse(
                 "runtime-default-taken",
                 file.path,
                 message,
-                "take that out of it, or leave out --set-default",
+                "remove that setting, or omit --set-default",
             )
 
 
 def _table(request: RuntimeRequest) -> dict[str, Any]:
-    """The entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
+    """The table of the entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
     if request.config_path is None:
         return {"runtime_path": request.path, "runtime_type": "oci"}
     return {
@@ -86,11 +86,11 @@ def _notes(facts: RuntimeFacts, request: RuntimeRequest) -> Iterator[str]:
     if not request.enable_cdi or request.is_kata:
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:
-        message = f"CRI-O {facts.version} knows no CDI"
+        message = f"CRI-O {facts.version} does not support CDI"
         refuse(
             "runtime-without-cdi",
             "CRI-O",
             message,
-            "leave out --cdi, or install CRI-O 1.24 or later",
+            "omit --cdi, or install CRI-O 1.24 or later",
         )
-    yield "CRI-O reads CDI specifications without being told to"
+    yield "--cdi is not needed: CRI-O always reads CDI specifications"

@@ -25,28 +25,28 @@ _BUILT_IN = frozenset({"runc", "io.containerd.runc.v2"})
 
 
 def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
-    """How an entry comes into daemon.json.
+    """Decide how to add an entry to daemon.json.
 
     Raises:
-        InvalidDocument: the file cannot be read.
-        Refusal: the name is taken, or this Docker has no such entries.
+        InvalidDocument: the file is not readable.
+        Refusal: the name is in use, or this Docker does not support such entries.
 
     """
     main = facts.main
     data = {} if main.text is None else text.parse(main.text, main.path)
     if data and not text.is_json(main.text or "", main.path):
-        message = f"{main.path} is no JSON, which Docker reads"
-        raise InvalidDocument(message, "name Docker's own file; by default /etc/docker/daemon.json")
+        message = f"{main.path} is not JSON, which Docker requires"
+        raise InvalidDocument(message, "name Docker's own file (default: /etc/docker/daemon.json)")
     entry = ("runtimes", request.name)
     if values.found(data, entry) is not values.ABSENT or request.name in _BUILT_IN:
         raise foreign(request, f"Docker, in {main.path}")
     if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
-        message = f"Docker {facts.version} takes no shims, such as Kata's, from {main.path}"
+        message = f"Docker {facts.version} does not support shims such as Kata's in {main.path}"
         refuse("runtime-too-old", "Docker", message, "install Docker 23.0 or later")
     settings = [Setting(entry, _table(request)), *_further(facts, data, request)]
     notes: tuple[str, ...] = ()
     if request.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
-        notes = ("since Docker 26 this works with Kata 3.29 and later",)
+        notes = ("with Docker 26 or later, Kata 3.29 or later is required",)
     return Decision(
         (Edit(main, tuple(settings), EMPTY_JSON),),
         notes,
@@ -67,12 +67,12 @@ def _further(facts: RuntimeFacts, data: values.Data, request: RuntimeRequest) ->
     if request.is_kata or not request.enable_cdi:
         return
     if facts.version is not None and facts.version < _KNOWS_CDI:
-        message = f"Docker {facts.version} knows no CDI"
+        message = f"Docker {facts.version} does not support CDI"
         refuse(
             "runtime-without-cdi",
             "Docker",
             message,
-            "leave out --cdi, or install Docker 25 or later",
+            "omit --cdi, or install Docker 25 or later",
         )
     if values.found(data, ("features", "cdi")) is not True:
         yield Setting(("features", "cdi"), value=True, is_shared=True)

@@ -1,4 +1,4 @@
-"""What is to be done to the files of a runtime, before anything is done."""
+"""Planned changes to the files of a runtime."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ EMPTY_JSON = "{}\n"
 
 
 class Edit(Value):
-    """Values that a file is to have."""
+    """Values for a file."""
 
     file: ConfigFile
     settings: tuple[Setting, ...]
     head: str = ""
-    """What a file that is not there yet begins with."""
+    """The heading of a new file."""
     block: str | None = None
-    """In a template, which holds more than values: the text that is added to it."""
+    """For a template, which contains more than values: the text to append."""
 
     def made(self) -> OwnedFile:
-        """The file as it was and as it is to be.
+        """The file as it was and as it will be.
 
         Raises:
-            InvalidDocument: its text cannot be read.
-            Refusal: its text cannot be edited.
+            InvalidDocument: its text is not readable.
+            Refusal: its text is not editable.
 
         """
         path, before = self.file.path, self.file.text
@@ -38,23 +38,23 @@ class Edit(Value):
 
 
 class Decision(Value):
-    """What an entry takes: edits in the order in which none of them does harm without the next."""
+    """The changes for an entry, in an order that is safe if interrupted."""
 
     edits: tuple[Edit, ...]
     notes: tuple[str, ...] = ()
     ours: tuple[Key, ...] = ()
-    """What the runtime may see otherwise afterwards, with all that is below."""
+    """Keys that the runtime may read differently afterwards, including all keys below."""
     expected: tuple[Setting, ...] = ()
-    """What the runtime must see afterwards."""
+    """What the runtime must read afterwards."""
 
 
 def start_of(before: str | None, head: str) -> str:
-    """The text to set values into: that of the file, or the heading of a new file."""
+    """The text to set values in: that of the file, or the heading of a new file."""
     is_new = before is None or (head == EMPTY_JSON and not before.strip())
     return head if is_new or before is None else before
 
 
 def joined(start: str, block: str) -> str:
-    """A template with a block after all else."""
+    """A template with an appended block."""
     gap = "" if not start or start.endswith("\n\n") else "\n" if start.endswith("\n") else "\n\n"
     return f"{start}{gap}{block}"

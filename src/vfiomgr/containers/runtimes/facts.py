@@ -1,4 +1,4 @@
-"""Whether a file gives a runtime an entry of some name, whoever wrote it."""
+"""Whether a file gives a runtime an entry with a name, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _KEYS: dict[ProgramName, tuple[Key, ...]] = {
 
 
 def has_entry(file: ConfigFile, program: ProgramName, name: str) -> bool:
-    """Whether there is one.
+    """Whether the entry exists.
 
     Raises:
-        InvalidDocument: the file cannot be read.
+        InvalidDocument: the file is not readable.
 
     """
     if file.text is None:
@@ -71,19 +71,19 @@ _MAIN: dict[ProgramName, HostPath] = {
     "rke2": HostPath("/var/lib/rancher/rke2/agent/etc/containerd/config.toml"),
 }
 _WITH_CONTAINERD_2 = (Version(1, 31, 6), Version(1, 32, 2))
-"""Releases of k3s and rke2 with which containerd 2 came to those branches."""
+"""The releases of k3s and rke2 in which containerd 2 came to those branches."""
 _DPKG = HostPath("/var/lib/dpkg/status")
 _MAGIC = frozenset("*?[\\")
 _SECONDS = 10.0
 
 
 def main_file(program: ProgramName) -> HostPath:
-    """Where a runtime looks for its configuration unless it is told otherwise."""
+    """The default place of a runtime's configuration."""
     return _MAIN[program]
 
 
 def present(tree: HostTree) -> tuple[ProgramName, ...]:
-    """The runtimes that are installed, or configured, here."""
+    """The container runtimes that are installed or configured here."""
     return tuple(name for name in _PROGRAMS if _is_present(tree, name))
 
 
@@ -96,9 +96,9 @@ def _is_present(tree: HostTree, name: ProgramName) -> bool:
 
 
 def read_version(tree: HostTree, name: ProgramName) -> Version | None:
-    """What a runtime tells of itself, or the packages of the tree of it; None where none does.
+    """The version that a runtime prints, or that of its package in the tree; None if unknown.
 
-    Of k3s and rke2 it is the version of the containerd in them.
+    For k3s and rke2 it is the version of their containerd.
     """
     if not tree.runs_programs:
         return _packaged(tree, _PACKAGES.get(name, ()))
@@ -124,7 +124,7 @@ def _version_in(text: str) -> Version | None:
 
 
 def _packaged(tree: HostTree, packages: Iterable[str]) -> Version | None:
-    """A version in dpkg's status (deb-version(7)), without its epoch."""
+    """A version from dpkg's status (deb-version(7)), without its epoch."""
     text = tree.read_text(_DPKG) or ""
     for package in packages:
         for paragraph in text.split("\n\n"):
@@ -138,21 +138,23 @@ def _packaged(tree: HostTree, packages: Iterable[str]) -> Version | None:
 
 
 def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
-    """A file, at the place that all links to it lead to.
+    """A file, with all links resolved.
 
     Raises:
-        InvalidDocument: it is there, and cannot be read as text.
+        InvalidDocument: it exists, but is not readable text.
 
     """
     place = tree.followed(path)
     status = tree.status(place)
     if status is not None and not stat.S_ISREG(status.st_mode):
-        message = f"{place} is no regular file"
-        raise InvalidDocument(message, "vfiomgr changes regular files alone: put one there")
+        message = f"{place} is not a regular file"
+        raise InvalidDocument(
+            message, "replace it by a regular file; vfiomgr changes no other files"
+        )
     data = tree.read_whole(place)
     if data is None:
         if tree.exists(place):
-            message = f"{place} cannot be read"
+            message = f"cannot read {place}"
             raise InvalidDocument(message, "run as root")
         return ConfigFile(place, None)
     try:
@@ -165,10 +167,10 @@ def read_config(tree: HostTree, path: HostPath) -> ConfigFile:
 
 
 class Imports(Value):
-    """What a main file brings in, with the imports of what it imports."""
+    """The imported files of a main file, including nested imports."""
 
     paths: tuple[HostPath, ...] = ()
-    """In the order in which containerd reads them."""
+    """In the reading order of containerd."""
     missing: tuple[MissingImport, ...] = ()
 
 
@@ -178,10 +180,10 @@ def imported(
     imports_of: Callable[[HostPath], Iterable[str]],
     version: Version | None,
 ) -> Imports:
-    """The files that imports find, breadth first and each once (LoadConfig in config.go).
+    """The imported files, breadth first and each once (LoadConfig in config.go).
 
-    `main` is the path that containerd is given: relative imports are resolved against its
-    directory, wherever a link leads. `imports_of` returns the imports of a file.
+    `main` is the path that containerd gets: relative imports are resolved against its directory,
+    wherever a link leads. `imports_of` returns the imports of a file.
     """
     pending, missing = [main], []
     for file in pending:
@@ -195,7 +197,7 @@ def imported(
 
 
 def found(tree: HostTree, pattern: str) -> tuple[HostPath, ...]:
-    """The files that an import finds, in the order of Go's filepath.Glob."""
+    """The files that match an import, in the order of Go's filepath.Glob."""
     if not is_pattern(pattern):
         place = HostPath(pattern)
         return (place,) if tree.exists(place) else ()
@@ -212,7 +214,7 @@ def found(tree: HostTree, pattern: str) -> tuple[HostPath, ...]:
 
 
 def files_in(tree: HostTree, directory: HostPath) -> tuple[HostPath, ...]:
-    """The files of a directory of drop-ins."""
+    """The files of a drop-in directory."""
     paths = (directory / name for name in tree.children(directory))
     return tuple(path for path in paths if not _is_directory(tree, path))
 

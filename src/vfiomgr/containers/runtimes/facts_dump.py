@@ -1,6 +1,6 @@
-"""What a runtime makes of its configuration: of files as they are, or as they are to be.
+"""The configuration as a runtime reads it: of present files, or of planned ones.
 
-Files that are not written yet are shown to the program in a directory that nobody else can read.
+Planned files are shown to the program in a private directory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NAMED = re.compile(r'\b(?:plugin|key)=("[^"]*"|\S+)')
 _SAID = 300
 
 Texts = dict[str, str | None]
-"""What files are to hold; what is not among them is as it is."""
+"""The planned content of files; others are unchanged."""
 
 
 class Dump(Value):
-    """What a program reads, and the keys that it does not know."""
+    """The settings that a program reads, and the keys that it does not know."""
 
     data: dict[str, Any]
     unknown: tuple[str, ...] = ()
@@ -45,12 +45,12 @@ class Dump(Value):
 def dump_containerd(
     tree: HostTree, main: HostPath, texts: Texts, version: Version | None
 ) -> Dump | None:
-    """What containerd reads; None where it is not there to be asked.
+    """The settings that containerd reads; None if it cannot be queried.
 
-    Without texts it reads the files at their own places, and finds itself what they import.
+    Without texts it reads the files in their own places, and resolves imports itself.
 
     Raises:
-        HostError: it cannot read it.
+        HostError: it cannot read them.
 
     """
     if not tree.runs_programs:
@@ -66,19 +66,19 @@ def dump_containerd(
 
 
 class _Shown(Value):
-    """Files as they are to be, in a directory."""
+    """Planned files in a directory."""
 
     tree: HostTree
     texts: Texts
     directory: str
     version: Version | None
     places: dict[str, str] = field(default_factory=dict)
-    """Where each file is shown."""
+    """The temporary path of each file."""
 
     def put(self, path: str, *, is_main: bool = False) -> str | None:
-        """Show a file to the program, with the files that it imports at their own places.
+        """Show a file to the program, with imported files in their own places.
 
-        None where there is no main file; an import that is not there is the program's to report.
+        None without a main file; the program reports a missing import itself.
         """
         import tomlkit  # noqa: PLC0415 - slow to import
 
@@ -92,8 +92,8 @@ class _Shown(Value):
         try:
             document = tomlkit.parse(text)
         except (ValueError, RecursionError) as error:
-            message = f"{own} cannot be read: {error}"
-            raise InvalidDocument(message, "mend the file first; nothing was changed") from None
+            message = f"cannot read {own}: {error}"
+            raise InvalidDocument(message, "correct the file first; nothing was changed") from None
         patterns = imports_of(document.unwrap(), path)
         is_own = not patterns and own not in self.texts
         place = os.path.join(self.directory, f"{len(self.places)}-{HostPath(path).name}")
@@ -113,7 +113,7 @@ class _Shown(Value):
         return self.tree.locate(HostPath(path))
 
     def _found(self, pattern: str, importer: str) -> Iterator[str]:
-        """The files that an import finds, those that are to be among them; sorted as Go does it."""
+        """The files that match an import, including planned ones; sorted as in Go."""
         pattern = absolute(pattern, importer, self.version)
         if not is_pattern(pattern):
             yield pattern
@@ -130,11 +130,11 @@ def _read(answer: ProgramAnswer, name: str) -> Dump:
     if answer.status:
         said = " ".join((answer.error or answer.output).split())[-_SAID:]
         message = f"{name} cannot read its configuration: {said}"
-        raise HostError(message, "mend it first; nothing was changed")
+        raise HostError(message, "correct it first; nothing was changed")
     try:
         data = parse_toml(answer.output)
     except Malformed as error:
-        message = f"{name} told its configuration in a way that cannot be read: {error}"
+        message = f"cannot read the output of {name}: {error}"
         raise HostError(message, "nothing was changed; please report its version") from None
     lines = (line for line in answer.error.splitlines() if _UNKNOWN in line)
     return Dump(data, tuple(" ".join(_NAMED.findall(line)).replace('"', "") for line in lines))
@@ -143,12 +143,12 @@ def _read(answer: ProgramAnswer, name: str) -> Dump:
 def dump_crio(
     tree: HostTree, main: HostPath, drop_ins: Iterable[HostPath], texts: Texts
 ) -> Dump | None:
-    """What CRI-O reads; None where it is not there to be asked.
+    """The settings that CRI-O reads; None if it cannot be queried.
 
-    Without texts it reads the files at their own places.
+    Without texts it reads the files in their own places.
 
     Raises:
-        HostError: it cannot read it.
+        HostError: it cannot read them.
 
     """
     if not tree.runs_programs:
@@ -169,7 +169,7 @@ def dump_crio(
 
 
 def _own_dump_of_crio(tree: HostTree, main: HostPath) -> Dump | None:
-    """CRI-O does without its main file, but not without one that is named."""
+    """CRI-O works without its main file, but not if a missing one is named."""
     named = ("--config", tree.locate(main)) if tree.exists(main) else ()
     inner = tree.locate(main.parent / "crio.conf.d")
     answer = tree.ask(("crio", *named, "--config-dir", inner, "config"), _SECONDS)
@@ -185,10 +185,10 @@ def _copy(tree: HostTree, path: HostPath, texts: Mapping[str, str | None], place
 
 
 def validate_docker(tree: HostTree, text: str) -> bool:
-    """Have Docker look at a daemon.json; False where it is not there, or too old to (before 23).
+    """Let Docker validate a daemon.json; False if it is not installed, or too old (before 23).
 
     Raises:
-        HostError: it rejects it.
+        HostError: it rejects the file.
 
     """
     if not tree.runs_programs:
@@ -203,5 +203,5 @@ def validate_docker(tree: HostTree, text: str) -> bool:
     if answer.status:
         said = " ".join((answer.error or answer.output).split())[-_SAID:]
         message = f"Docker rejects the file: {said}"
-        raise HostError(message, "nothing was changed; mend what it names, or report it")
+        raise HostError(message, "nothing was changed; correct what it names, or report it")
     return True

@@ -1,4 +1,4 @@
-"""Handlers of container runtimes: what a RuntimeClass names."""
+"""Handlers of container runtimes, to which RuntimeClasses refer."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ CriName = Literal["containerd", "crio"]
 
 
 class HandlerEntry(Value):
-    """What a container runtime knows of a handler."""
+    """The entry of a handler in a container runtime."""
 
     name: str
     source: str
-    """The file that says it last."""
+    """The file that defines it last."""
     runtime_type: str = ""
     """`io.containerd.kata-vfio.v2`; `vm` for CRI-O."""
     runtime_path: str = ""
-    """Of the shim; empty where it is looked for by the type's name."""
+    """The path of the shim; empty if it is found by the name of the type."""
     config_path: str = ""
-    """Of Kata's configuration; empty where the shim looks for it."""
+    """The path of Kata's configuration; empty if the shim finds it."""
     privileged_without_host_devices: bool = False
     pod_annotations: tuple[str, ...] = ()
-    """Patterns of annotations of the pod that the shim is told; CRI-O: allowed_annotations."""
+    """Patterns of pod annotations that the shim gets; CRI-O: allowed_annotations."""
 
     def tells(self, annotation: str) -> bool:
-        """Whether the shim is told of an annotation (a `*` at the end of a pattern is the rest)."""
+        """Whether the shim gets an annotation (a `*` at the end of a pattern matches the rest)."""
         return any(
             annotation.startswith(pattern.removesuffix("*"))
             if pattern.endswith("*")
@@ -42,13 +42,13 @@ class HandlerEntry(Value):
 
     @property
     def is_kata(self) -> bool:
-        """Whether it runs a VM of Kata's."""
+        """Whether it runs a Kata VM."""
         is_named = "kata" in self.runtime_type or "kata" in self.runtime_path
         return is_named or self.runtime_type == "vm"
 
     @property
     def shim(self) -> str:
-        """The program's name where no path is there: containerd-shim-NAME-VERSION; or nothing."""
+        """The program's name without a path: containerd-shim-NAME-VERSION; or empty."""
         if not self.runtime_type:
             return ""
         *_, name, version = ("", "", *self.runtime_type.split("."))
@@ -56,15 +56,15 @@ class HandlerEntry(Value):
 
 
 class UnreadFile(Value):
-    """A file of a container runtime's configuration that cannot be read."""
+    """An unreadable file of a container runtime's configuration."""
 
     place: str
-    """`FILE:LINE` where a place in it is wrong."""
+    """`FILE:LINE` for an error in a line."""
     why: str
     is_wrong: bool = True
-    """Whether the runtime can read it no better; else it is we who may not."""
+    """Whether the runtime cannot read it either; otherwise only we may not."""
     is_unsure: bool = False
-    """Whether only some releases look at it: a drop-in that nothing imports."""
+    """Whether only some releases read it: a drop-in without an import."""
 
     def __str__(self) -> str:
         """`/etc/containerd/config.toml:3: …`."""
@@ -72,11 +72,11 @@ class UnreadFile(Value):
 
 
 MixtureEffect = Literal["stops", "hides", "ignored", "unknown"]
-"""`hides` what was said of CRI before that file; `unknown` where it depends, or was not tried."""
+"""`hides` previous CRI settings; `unknown` if it depends or is untested."""
 
 
 class MixedVersions(Value):
-    """A file of containerd's configuration that is of another version than the main one."""
+    """A file of containerd's configuration with another version than the main one."""
 
     file: str
     what: str
@@ -93,31 +93,31 @@ class HandlerFacts(Value):
 
     cri: CriName
     files: tuple[str, ...]
-    """What was read, in this order."""
+    """The files that were read, in order."""
     handlers: tuple[HandlerEntry, ...]
     unreadable: tuple[UnreadFile, ...] = ()
-    """Files that are no TOML, or that nobody here may read."""
+    """Files that are not TOML, or that this user may not read."""
     unsure: tuple[str, ...] = ()
-    """Drop-ins that nothing imports: containerd 2.3 reads them all the same."""
+    """Drop-ins without an import, which only containerd 2.3 reads."""
     schemas: tuple[tuple[str, int], ...] = ()
-    """containerd's `version` of each file that says one."""
+    """containerd's `version` of each file that states one."""
     version: Version | None = None
-    """Of containerd, where it tells."""
+    """The version of containerd, if known."""
     with_cri: tuple[str, ...] = ()
-    """The files that have something for containerd's CRI plugin."""
+    """The files with settings for containerd's CRI plugin."""
     mixed: tuple[MixedVersions, ...] = ()
     """Imports of another version than the main file."""
     disabling: tuple[str, ...] = ()
-    """The files that turn containerd's CRI plugin off (disabled_plugins)."""
+    """The files that disable containerd's CRI plugin (disabled_plugins)."""
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a configuration to read, and all that every release reads of it was."""
+        """Whether there is a configuration, and every file that all releases read was read."""
         is_whole = all(file.is_unsure for file in self.unreadable)
         return bool(self.files or self.unsure) and is_whole
 
     def schema(self, source: str) -> int | None:
-        """The version of the configuration's format that a file says it has."""
+        """The version of the configuration format that a file states."""
         return dict(self.schemas).get(source)
 
     def handler(self, name: str) -> HandlerEntry | None:
@@ -130,18 +130,18 @@ _CONTAINERD = (
     ("plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes"),
     ("plugins", "cri", "containerd", "runtimes"),
 )
-"""Where version 3, 2 and 1 of its configuration have them."""
+"""The keys in versions 3, 2 and 1 of its configuration."""
 _CRIO = ("crio", "runtime", "runtimes")
 _MARK = "\ufeff"
-"""A byte order mark, which containerd 1.x and CRI-O pass over."""
+"""A byte order mark, which containerd 1.x and CRI-O ignore."""
 
 
 def read_containerd(
     files: Iterable[tuple[str, str]], unsure: Iterable[tuple[str, str]] = ()
 ) -> HandlerFacts:
-    """What the main file and its imports define, in their order.
+    """The definitions of the main file and its imports, in order.
 
-    `unsure` are files that not every release reads: they count where nothing else has the handler.
+    `unsure` are files that not every release reads: they are used if nothing else has the handler.
     """
     read = _Documents(files)
     merged: dict[str, dict[str, Any]] = {}
@@ -170,7 +170,7 @@ def read_containerd(
 
 
 def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
-    """What crio.conf and the files of crio.conf.d define, in their order; a later one wins."""
+    """The definitions of crio.conf and the files of crio.conf.d, in order; the last one wins."""
     read = _Documents(files)
     merged: dict[str, dict[str, Any]] = {}
     for source, document in read.found:
@@ -186,7 +186,7 @@ def read_crio(files: Iterable[tuple[str, str]]) -> HandlerFacts:
 
 
 def imports_of(text: str) -> tuple[str, ...] | None:
-    """The patterns of files that containerd's main file brings in; None where it says nothing."""
+    """The import patterns of containerd's main file; None if it has none."""
     try:
         found = parse_toml(text).get("imports")
     except Malformed:
@@ -197,7 +197,7 @@ def imports_of(text: str) -> tuple[str, ...] | None:
 
 
 class _Documents:
-    """Texts as TOML; what is none is remembered with its reason."""
+    """Texts as TOML; invalid ones are recorded with the reason."""
 
     def __init__(self, files: Iterable[tuple[str, str]], *, is_unsure: bool = False) -> None:
         self.found: list[tuple[str, dict[str, Any]]] = []
@@ -207,7 +207,9 @@ class _Documents:
                 self.found.append((source, parse_toml(text.removeprefix(_MARK))))
             except Malformed as error:
                 place = f"{source}:{line_of(error, text)}"
-                unreadable.append(UnreadFile(place, f"it is no TOML: {error}", is_unsure=is_unsure))
+                unreadable.append(
+                    UnreadFile(place, f"not valid TOML: {error}", is_unsure=is_unsure)
+                )
         self.unreadable = tuple(unreadable)
 
 
@@ -265,7 +267,7 @@ def _has_cri(document: Mapping[str, Any]) -> bool:
 
 
 def _disables_cri(document: Mapping[str, Any]) -> bool:
-    """As the packages of containerd.io from Docker do."""
+    """The packages of containerd.io from Docker disable CRI."""
     names = document.get("disabled_plugins")
     return isinstance(names, list) and any(place[1] in names for place in _CONTAINERD)
 

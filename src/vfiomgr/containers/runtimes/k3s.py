@@ -1,8 +1,8 @@
-"""Entries for k3s and rke2, in the template that they make containerd's configuration of.
+"""Entries for k3s and rke2, in their template for containerd's configuration.
 
-They take config-v3.toml.tmpl where it is there, else config.toml.tmpl, else their own; each is the
-template of Go around a configuration of version 3 or 2 (k3s, pkg/agent/containerd/config.go). So a
-new config-v3.toml.tmpl would put a config.toml.tmpl that somebody wrote out of use.
+They use config-v3.toml.tmpl if it exists, else config.toml.tmpl, else their own; each is a Go
+template around a configuration of version 3 or 2 (k3s, pkg/agent/containerd/config.go). So a new
+config-v3.toml.tmpl would disable an existing config.toml.tmpl.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.model import OwnedFile, RuntimeFacts, RuntimeRequest
 
 BASE = '{{ template "base" . }}\n'
-"""What brings in all that k3s would write without a template, since autumn 2023."""
+"""Includes everything that k3s would write without a template (since autumn 2023)."""
 V3_NAME = "config-v3.toml.tmpl"
 _END = "# vfiomgr: end\n"
 _HAS_CDI_ON = Version(2, 0)
 
 
 def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
-    """How an entry comes into a template; `facts.main` is what was made of it last.
+    """Decide how to add an entry to a template; `facts.main` is its last result.
 
     Raises:
-        Refusal: an entry of somebody else has the name, or it cannot be set here.
+        Refusal: an entry of another program has the name, or it cannot be set here.
 
     """
     if request.set_default:
-        message = f"{request.program} itself says which runtime is the default one"
+        message = f"{request.program} sets its default runtime itself"
         refuse(
             "runtime-default-elsewhere",
             request.program,
@@ -69,10 +69,10 @@ def decide(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
 def _notes(
     facts: RuntimeFacts, request: RuntimeRequest, there: values.Data, plugin: str
 ) -> Iterator[str]:
-    """What becomes of CDI, whose key belongs to a table that is not the template's own.
+    """Notes about CDI, whose key is in a table outside the template.
 
     Raises:
-        Refusal: it was asked for, and is off.
+        Refusal: CDI was requested, but is disabled.
 
     """
     told = values.found(there, ("plugins", plugin, "enable_cdi"))
@@ -80,15 +80,15 @@ def _notes(
     is_on = told is True or (told is values.ABSENT and is_new)
     if not request.enable_cdi or is_on:
         return
-    message = f"{request.program} has CDI off, and an entry in a template cannot switch it on"
+    message = f"cannot enable CDI in {request.program} with an entry in a template"
     if not request.is_kata:
-        hint = f"leave out --cdi, or take a {request.program} with containerd 2, which has CDI on"
+        hint = f"omit --cdi, or use a {request.program} with containerd 2, which enables CDI"
         refuse("runtime-without-cdi", request.program, message, hint)
-    yield f"{message}: devices come by annotations with containerd 2 alone"
+    yield f"{message}: devices in annotations need containerd 2"
 
 
 def _options(there: values.Data, runtimes: tuple[str, ...]) -> dict[str, Any]:
-    """Runc's options, such as SystemdCgroup, in what was made last."""
+    """The options of runc, such as SystemdCgroup, in the last result."""
     found = values.found(there, (*runtimes, "runc", "options"))
     options = found if isinstance(found, dict) else {}
     return {name: value for name, value in options.items() if name != "BinaryName"}
@@ -107,7 +107,7 @@ def names(template: str, name: str) -> bool:
 
 
 def without_block(current: str, file: OwnedFile, name: str, command: str) -> str | None:
-    """A template without the block that was added to it; None where nothing is left of it.
+    """A template without the added block; None if nothing is left.
 
     Raises:
         Refusal: the block was changed since.
@@ -120,6 +120,9 @@ def without_block(current: str, file: OwnedFile, name: str, command: str) -> str
         return None if file.before is None and left.strip() == BASE.strip() else left
     if _begin(name) not in current and not names(current, name):
         return current
-    message = f"the entry {name} in {file.path} was changed since vfiomgr wrote it"
-    hint = f"take it out by hand, its lines `{_begin(name).strip()}` too; then run {command} again"
+    message = f"entry {name} in {file.path} was changed since vfiomgr wrote it"
+    hint = (
+        f"remove it manually, including its lines `{_begin(name).strip()}`; then run {command} "
+        "again"
+    )
     raise refusal([blocker("runtime-entry-changed", file.path, message, hint)])

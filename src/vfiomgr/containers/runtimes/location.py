@@ -1,4 +1,4 @@
-"""Where a container runtime reads its configuration, and what is there."""
+"""The place of a container runtime's configuration, and its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _EXECUTABLE = 0o111
 _DROP_IN = "50-vfiomgr"
 _V3_TEMPLATE_SINCE = Version(2, 0)
 _OF_ROOT, _OF_FILE = Version(1, 7, 15), Version(1, 7, 16)
-"""The last release of 1.7 with the old rule of relative imports, and the first with the new one."""
+"""The last release of 1.7 with the old rule for relative imports, and the first with the new
+one."""
 _NAMES: dict[ProgramName, str] = {
     "containerd": "containerd",
     "crio": "CRI-O",
@@ -41,21 +42,21 @@ _NAMES: dict[ProgramName, str] = {
 
 
 class RuntimeLocation(Value):
-    """The runtime that is meant, and where it reads its configuration."""
+    """The selected runtime, and the place of its configuration."""
 
     program: ProgramName
     main: HostPath
     version: Version | None
     other: Version | None = None
-    """What is installed instead, where another release was told: it is not asked."""
+    """The installed version if another release was given: it is not queried."""
     is_series: bool = False
-    """Whether a series of releases was told, e.g. 1.7."""
+    """Whether a release series was given, e.g. 1.7."""
     named: HostPath | None = None
-    """The path that the runtime is given, where that is a link to `main`."""
+    """The path that the runtime gets, if it is a link to `main`."""
 
     @property
     def has_release(self) -> bool:
-        """Whether it is known which rule of relative imports it has."""
+        """Whether its rule for relative imports is known."""
         is_split = (
             self.is_series
             and self.version is not None
@@ -65,11 +66,11 @@ class RuntimeLocation(Value):
 
     @property
     def given(self) -> HostPath:
-        """The path that the runtime is given: relative imports are resolved against it."""
+        """The path that the runtime gets: relative imports are resolved against it."""
         return self.named or self.main
 
     def __str__(self) -> str:
-        """`containerd 2.1.9`; of k3s and rke2 the version is that of the containerd in them."""
+        """`containerd 2.1.9`; for k3s and rke2 the version of their containerd."""
         name = _NAMES.get(self.program)
         if name is None:
             return self.program
@@ -79,7 +80,7 @@ class RuntimeLocation(Value):
 def locate(
     tree: HostTree, program: ProgramName, main: str | None = None, version: Version | None = None
 ) -> RuntimeLocation:
-    """The runtime, with what is not told read from the host."""
+    """The runtime; what is not given is read from the host."""
     path = runtimes_facts.main_file(program) if main is None else HostPath(main)
     place = runtimes_facts.read_config(tree, path).path
     installed = runtimes_facts.read_version(tree, program)
@@ -96,7 +97,7 @@ def locate(
 def read_facts(
     tree: HostTree, place: RuntimeLocation, texts: Texts, *, was_ours: bool
 ) -> RuntimeFacts:
-    """The files of a runtime, with texts that they are to have."""
+    """The files of a runtime, with planned texts."""
     main = _with(runtimes_facts.read_config(tree, place.main), texts)
     own = runtimes_facts.read_config(tree, drop_in(tree, place))
     facts = RuntimeFacts(
@@ -118,7 +119,7 @@ def read_facts(
 def _with_imports(
     tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Texts
 ) -> RuntimeFacts:
-    """The facts with what containerd imports."""
+    """The facts with containerd's imports."""
 
     def imports(path: HostPath) -> tuple[str, ...]:
         file = _with(runtimes_facts.read_config(tree, path), texts)
@@ -168,10 +169,10 @@ def drop_in(tree: HostTree, place: RuntimeLocation) -> HostPath:
 
 
 def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
-    """The template that k3s or rke2 takes, or would take.
+    """The template that k3s or rke2 uses, or would use.
 
     Raises:
-        Refusal: which one cannot be told.
+        Refusal: it cannot be determined.
 
     """
     directory = place.main.parent
@@ -183,14 +184,14 @@ def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
     if made.text is not None:
         return names[3 if text.parse(made.text, made.path).get("version") == 3 else 2]  # noqa: PLR2004
     if place.version is None:
-        message = f"{place.program} has made no {made.path} yet, so its template is not known"
-        hint = f"start {place.program} once, or pass --containerd-version (k3s --version tells)"
+        message = f"cannot choose a template: {place.program} has not created {made.path} yet"
+        hint = f"start {place.program} once, or pass --containerd-version (k3s --version shows it)"
         refuse("runtime-release-unknown", place.program, message, hint)
     return names[3 if place.version >= _V3_TEMPLATE_SINCE else 2]
 
 
 def beside(tree: HostTree, place: RuntimeLocation) -> tuple[HostPath, ...]:
-    """Files of others where drop-ins are."""
+    """Files of other programs in the drop-in directories."""
     if place.program not in ("containerd", "crio"):
         return ()
     own = drop_in(tree, place)
@@ -198,10 +199,10 @@ def beside(tree: HostTree, place: RuntimeLocation) -> tuple[HostPath, ...]:
 
 
 def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:
-    """Make sure that what is to be run is a program.
+    """Make sure that a path is a program.
 
     Raises:
-        Refusal: it is not there, no regular file, or not executable.
+        Refusal: it does not exist, is not a regular file, or is not executable.
 
     """
     require_file(tree, path, remedy)
@@ -213,23 +214,23 @@ def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:
             "runtime-program-missing",
             path,
             message,
-            f"make it so: chmod +x {tree.locate(path)}; or {remedy}",
+            f"make it executable: chmod +x {tree.locate(path)}; or {remedy}",
         )
 
 
 def require_file(tree: HostTree, path: HostPath, remedy: str) -> None:
-    """Make sure that what is to be read is a regular file, or a link to one.
+    """Make sure that a path is a regular file, or a link to one.
 
     Raises:
-        Refusal: it is none, or not there.
+        Refusal: it is not, or does not exist.
 
     """
     found = tree.resolve(path)
     status = None if found is None else tree.status(found)
     if status is None:
-        message = f"there is no {path}"
+        message = f"{path} does not exist"
         refuse("runtime-program-missing", path, message, remedy)
     if not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         message = f"{path} is {kind}"
         refuse("runtime-program-missing", path, message, remedy)

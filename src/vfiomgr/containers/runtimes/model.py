@@ -1,4 +1,4 @@
-"""Container runtimes, the entry that one of them is given, and what was written for it."""
+"""Container runtimes, an entry for one of them, and the record of what was written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ProgramName = Literal["containerd", "crio", "docker", "k3s", "rke2"]
 PROGRAMS: tuple[ProgramName, ...] = get_args(ProgramName)
 Key = tuple[str, ...]
-"""Where a value stands in a document: the names of the tables around it, and its own."""
+"""The key of a value in a document: the names of the tables around it, and its own."""
 
 RECORD = STATE / "runtimes.json"
 _VERSION = "vfiomgr/v1"
@@ -31,35 +31,35 @@ _PIECE = re.compile(
     rf"\\(?P<escaped>.)|\[(?P<negated>\^?)(?P<class>(?:{_CHARACTER}(?:-{_CHARACTER})?)+)\]|[^\\[]",
     re.DOTALL,
 )
-"""Of a pattern (path/filepath/match.go)."""
+"""The special characters of a pattern (path/filepath/match.go)."""
 _RANGE = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 
 
 class RuntimeRequest(Value):
-    """An entry for a runtime: a handler with a shim of its own, or an OCI runtime below runc's."""
+    """An entry for a runtime: a handler with its own shim, or an OCI runtime with runc's shim."""
 
     program: ProgramName
     name: str
     path: str
-    """Of the shim, or of the OCI runtime."""
+    """The path of the shim, or of the OCI runtime."""
     config_path: str | None = None
-    """The configuration that Kata's shim reads; None for a plain OCI runtime."""
+    """The configuration for Kata's shim; None for another OCI runtime."""
     set_default: bool = False
     enable_cdi: bool = False
 
     @property
     def is_kata(self) -> bool:
-        """Whether it is a handler of Kata's."""
+        """Whether it is a Kata handler."""
         return self.config_path is not None
 
     @property
     def subject(self) -> str:
-        """In a sentence: `the handler kata-vfio`."""
-        return f"the {'handler' if self.is_kata else 'runtime'} {self.name}"
+        """Its name in messages: `handler kata-vfio`."""
+        return f"{'handler' if self.is_kata else 'runtime'} {self.name}"
 
 
 class ConfigFile(Value):
-    """A file of a runtime's configuration, with every link to it followed."""
+    """A file of a runtime's configuration, with all links resolved."""
 
     path: HostPath
     text: str | None
@@ -67,49 +67,49 @@ class ConfigFile(Value):
 
 
 class MissingImport(Value):
-    """A file that an import names, and that does not exist: containerd does not start."""
+    """An imported file that does not exist: containerd does not start."""
 
     importer: str
     path: str
 
 
 class RuntimeFacts(Value):
-    """What of a runtime decides how an entry is written for it."""
+    """The facts of a runtime that determine how to write an entry."""
 
     version: Version | None
     main: ConfigFile
-    """Where the runtime looks for its configuration, whether there is any or not."""
+    """The place of the runtime's configuration, whether it exists or not."""
     drop_in: ConfigFile
     """vfiomgr's own file."""
     imported: tuple[ConfigFile, ...] = ()
-    """What the main file brings in, in the order in which it is read."""
+    """The imported files of the main file, in reading order."""
     imports: tuple[str, ...] = ()
     """The imports of the main file, as absolute paths and patterns."""
     missing: tuple[MissingImport, ...] = ()
     unsure: tuple[str, ...] = ()
-    """Relative patterns that find different files in different releases which may be meant."""
+    """Relative patterns that match different files in the possible releases."""
     beside: tuple[HostPath, ...] = ()
-    """Other files where drop-ins are, brought in or not."""
+    """Other files in the drop-in directories, imported or not."""
     effective: dict[str, Any] | None = None
-    """What the runtime itself makes of it all; None where it cannot be asked."""
+    """The settings that the runtime itself reads; None if it cannot be queried."""
     is_dockers: bool = False
-    """Whether Docker is there too, whose containerd serves no pods."""
+    """Whether Docker is also installed, whose containerd serves no pods."""
     was_ours: bool = False
-    """Whether an entry of the name was written by vfiomgr before, and is left out of all this."""
+    """Whether vfiomgr wrote an entry of this name before, which is ignored here."""
 
 
 class Setting(Value):
-    """A value that a document is to have; an `is_item` is one of a list."""
+    """A value for a document; an `is_item` is an item of a list."""
 
     key: Key
     value: Any
     is_item: bool = False
     is_shared: bool = False
-    """Whether other entries need it as well."""
+    """Whether other entries also need it."""
 
 
 class OwnedKey(Value):
-    """A value that was written, as JSON, and the one that it took the place of."""
+    """A written value as JSON, and the value that it replaced."""
 
     path: Key
     value: str
@@ -119,7 +119,7 @@ class OwnedKey(Value):
 
 
 class OwnedFile(Value):
-    """A file that was made or changed, whole as it was and as it became."""
+    """A created or changed file, with its entire previous and new text."""
 
     path: str
     before: str | None
@@ -127,15 +127,15 @@ class OwnedFile(Value):
     keys: tuple[OwnedKey, ...] = ()
     backup: str | None = None
     made_directory: bool = False
-    """Whether the directory around it was made for it."""
+    """Whether its directory was created for it."""
 
 
 class InstalledRuntime(Value):
-    """What is to be known of an entry, so that exactly that can be taken back."""
+    """The record of an entry, for removing exactly that entry."""
 
     program: str
     main: str
-    """The runtime's own file: there may be two containerds on a host."""
+    """The runtime's own file: a host may have two containerds."""
     name: str
     files: tuple[OwnedFile, ...]
 
@@ -152,10 +152,10 @@ def render_record(installed: Iterable[InstalledRuntime]) -> str:
 
 
 def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
-    """The record that `render_record` wrote.
+    """Read a record that `render_record` wrote.
 
     Raises:
-        InvalidDocument: it is none, or another version's.
+        InvalidDocument: it is invalid, or of another version.
 
     """
     if text is None:
@@ -167,10 +167,8 @@ def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
             raise ValueError(message)
         return tuple(_installed(entry) for entry in document["entries"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        message = f"{RECORD} is no record of this vfiomgr: {error}"
-        hint = (
-            "put it back from a backup; without it nothing that was written is known as vfiomgr's"
-        )
+        message = f"{RECORD} is not a valid record of vfiomgr: {error}"
+        hint = "restore it from a backup; without it vfiomgr does not know which entries it wrote"
         raise InvalidDocument(message, hint) from None
 
 
@@ -187,27 +185,29 @@ def _owned_key(key: dict[str, Any]) -> OwnedKey:
 
 
 def shown(key: Key) -> str:
-    """A key as TOML has it: names that need it are quoted."""
+    """A key as in TOML, with quotes if needed."""
     plain = (name.replace("-", "").replace("_", "").isalnum() for name in key)
     return ".".join(n if p else json.dumps(n) for n, p in zip(key, plain, strict=True))
 
 
 def imports_of(data: dict[str, Any], place: str) -> tuple[str, ...]:
-    """The imports of a file of containerd's.
+    """The imports of a containerd file.
 
     Raises:
-        InvalidDocument: they are no list of texts.
+        InvalidDocument: they are not a list of strings.
 
     """
     told = data.get("imports", [])
     if not isinstance(told, list) or not all(isinstance(pattern, str) for pattern in told):
-        message = f"imports in {place} is no list of texts: {json.dumps(told, default=str)}"
-        raise InvalidDocument(message, 'mend it, e.g. imports = ["/etc/containerd/conf.d/*.toml"]')
+        message = f"imports in {place} is not a list of strings: {json.dumps(told, default=str)}"
+        raise InvalidDocument(
+            message, 'correct it, e.g. imports = ["/etc/containerd/conf.d/*.toml"]'
+        )
     return tuple(told)
 
 
 def absolute(pattern: str, importer: str, version: Version | None = None) -> str:
-    """An import as containerd resolves it, against the directory of the file that contains it.
+    """An import as containerd resolves it, against the directory of its file.
 
     Up to 1.6.28 and 1.7.15 a pattern is relative to the working directory of containerd, which is
     `/` under systemd (resolveImports in services/server/config/config.go).
@@ -223,12 +223,12 @@ def _globs_working_directory(version: Version) -> bool:
 
 
 def depends_on_release(pattern: str) -> bool:
-    """Whether releases of containerd 1.6 and 1.7 resolve an import against other directories."""
+    """Whether releases of containerd 1.6 and 1.7 resolve an import differently."""
     return is_pattern(pattern) and not pattern.startswith("/")
 
 
 def covers(pattern: str, path: str) -> bool:
-    """Whether an import finds a path: a pattern of Go's filepath.Glob, where it has a `*`."""
+    """Whether an import matches a path: as a pattern of Go's filepath.Glob if it has a `*`."""
     names, wanted = posixpath.normpath(path).split("/"), posixpath.normpath(pattern).split("/")
     if not is_pattern(pattern):
         return names == wanted
@@ -236,12 +236,12 @@ def covers(pattern: str, path: str) -> bool:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether containerd takes an import for a pattern (resolveImports)."""
+    """Whether containerd treats an import as a pattern (resolveImports)."""
     return "*" in text
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern of Go's filepath.Match finds a name without slashes; a bad one does not."""
+    """Whether a pattern of Go's filepath.Match matches a name without slashes."""
     expression = _expression(pattern)
     return expression is not None and expression.fullmatch(name) is not None
 
@@ -263,7 +263,7 @@ def _expression(pattern: str) -> re.Pattern[str] | None:
 
 
 def _class(text: str, *, is_negated: bool) -> str:
-    """A class of characters; of a range whose ends are the wrong way round nothing is in it."""
+    """A character class; a range with its ends reversed matches nothing."""
     ranges = []
     for low, high in _RANGE.findall(text):
         start, stop = low[-1], high[-1:] or low[-1]

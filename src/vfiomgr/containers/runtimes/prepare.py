@@ -1,7 +1,7 @@
-"""Entries in the configuration of container runtimes: made ready, and checked.
+"""Prepare and check entries in the configuration of container runtimes.
 
-Texts are made by the adapters and looked at by the runtime itself before any of them is written.
-The record comes before the files: whatever cuts a run off, what is there is known as vfiomgr's.
+The runtime itself checks the new texts before any of them is written. The record is written before
+the files: after an interruption, everything written is known as vfiomgr's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _DEFAULTS: tuple[Key, ...] = (
     ("default-runtime",),
 )
 _COPY = ".vfiomgr-"
-"""Between the name of a file and when it was copied."""
+"""Between the name of a file and the time of the copy."""
 _DECISIONS = {
     "containerd": containerd.decide,
     "crio": crio.decide,
@@ -67,10 +67,10 @@ _DECISIONS = {
 
 
 def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
-    """The entries that vfiomgr gave.
+    """The recorded entries of vfiomgr.
 
     Raises:
-        NeedsRoot: only root may read of them: they hold whole files.
+        NeedsRoot: only root may read them, because they contain entire files.
         InvalidDocument: the record is damaged.
 
     """
@@ -84,7 +84,7 @@ def places_of(
     main: str | None,
     version: Version | None,
 ) -> tuple[RuntimeLocation, ...]:
-    """Where vfiomgr gave an entry of a name: in each runtime and file that is not ruled out.
+    """The places of vfiomgr's entry with a name, in each runtime and file that the options allow.
 
     Raises:
         NeedsRoot, InvalidDocument: as `read_record`.
@@ -118,9 +118,9 @@ def _entry(
 
 
 def _elsewhere(record: Iterable[InstalledRuntime], place: RuntimeLocation, name: str) -> str:
-    """Where else an entry of the name is."""
+    """The other places of an entry with this name."""
     alike = (one for one in record if (one.program, one.name) == (place.program, name))
-    return "".join(f"; there is one in {one.main}: --runtime-config {one.main}" for one in alike)
+    return "".join(f"; {one.main} has one: --runtime-config {one.main}" for one in alike)
 
 
 # ---- giving an entry
@@ -129,11 +129,11 @@ def _elsewhere(record: Iterable[InstalledRuntime], place: RuntimeLocation, name:
 def prepare_entry(
     tree: HostTree, place: RuntimeLocation, request: RuntimeRequest, command: str
 ) -> Prepared:
-    """Make an entry ready; `command` is what takes it back.
+    """Prepare an entry; `command` is the command that removes it.
 
     Raises:
-        InvalidDocument: a file cannot be read.
-        Refusal: the runtime would not have it, or would lose something else by it.
+        InvalidDocument: a file is not readable.
+        Refusal: the runtime would not accept the entry, or would lose other settings.
 
     """
     told = _text_of_record(tree)
@@ -153,7 +153,7 @@ def prepare_entry(
     unchecked, foreseen = checked(tree, place, facts, texts, decision=decision, before=before)
     if mine is not None and _is_so(mine, made, seen, texts):
         return Prepared(
-            place, _nothing(place, request.name, f"{request.subject} is there already"), unchecked
+            place, _nothing(place, request.name, f"{request.subject} already exists"), unchecked
         )
     kept = _with_backups(tree, made, record)
     entry = InstalledRuntime(request.program, place.main, request.name, kept)
@@ -164,7 +164,7 @@ def prepare_entry(
         *_changes(tree, seen, {RECORD: render_record((*others, entry))}),
         *_changes(tree, {**seen, **cleaned}, {file.path: file.after for file in made}),
     )
-    summary = f"give {place} {request.subject}"
+    summary = f"add {request.subject} to {place}"
     notes = (*decision.notes, *_lost_default(mine, request))
     return Prepared(
         place,
@@ -176,12 +176,12 @@ def prepare_entry(
 
 
 def _lost_default(mine: InstalledRuntime | None, request: RuntimeRequest) -> Iterator[str]:
-    """That an entry was the default one, and is not asked to be so any more."""
+    """Note that an entry was the default, and is no longer requested to be."""
     files = () if mine is None else mine.files
     if not request.set_default and any(
         key.path in _DEFAULTS for file in files for key in file.keys
     ):
-        yield f"{request.name} is the default one no more: --set-default keeps it so"
+        yield f"{request.name} is no longer the default runtime; pass --set-default to keep it"
 
 
 def _without(
@@ -191,7 +191,7 @@ def _without(
     others: tuple[HostPath, ...],
     command: str,
 ) -> tuple[Texts, tuple[InstalledRuntime, ...]]:
-    """The texts of an entry's files as they were without it."""
+    """The texts of an entry's files without it."""
     if mine is None:
         return {}, rest
     now = {file.path: seen[file.path] for file in mine.files}
@@ -200,7 +200,7 @@ def _without(
 
 
 def _is_so(mine: InstalledRuntime, made: Iterable[OwnedFile], seen: Texts, texts: Texts) -> bool:
-    """Whether all files say already what they are to say, however it is written."""
+    """Whether all files already have the settings, however they are written."""
     paths = {file.path for file in (*mine.files, *made)}
     return all(_means(path, seen[path], texts[path]) for path in paths)
 
@@ -217,11 +217,11 @@ def _means(path: str, one: str | None, other: str | None) -> bool:
 
 
 def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: str) -> Prepared:
-    """Make the removal of an entry ready.
+    """Prepare the removal of an entry.
 
     Raises:
-        InvalidDocument: a file cannot be read.
-        Refusal: what was written was changed since, or what is known of it is gone.
+        InvalidDocument: a file is not readable.
+        Refusal: the entry was changed since, or its record is missing.
 
     """
     told = _text_of_record(tree)
@@ -244,7 +244,7 @@ def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: 
         *_changes(tree, {}, _redundant(tree, mine, ordered)),
         *_changes(tree, seen, {RECORD: left}),
     )
-    summary = f"take the entry {name} from {place}"
+    summary = f"remove entry {name} from {place}"
     notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
     request = ChangeFiles(summary, changes, _locks(place, name), notes)
     made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
@@ -253,7 +253,7 @@ def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: 
 
 
 def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:
-    """Make sure that vfiomgr wrote no entry of the name that it knows nothing of any more.
+    """Refuse an entry that vfiomgr wrote, but whose record is missing.
 
     Raises:
         Refusal: there is one, in vfiomgr's own file or beside a copy that vfiomgr made.
@@ -267,12 +267,9 @@ def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:
             file, place.program, name
         ):
             continue
-        message = (
-            f"an entry {name} is there, in {file.path}, but its record is gone: {RECORD} says "
-            "nothing of it"
-        )
-        kept = f" ({copies[-1]} is a copy from before vfiomgr changed it)" if copies else ""
-        hint = f"put {RECORD} back from a backup, or take the entry out of {file.path} by hand"
+        message = f"entry {name} in {file.path} has no record in {RECORD}"
+        kept = f" ({copies[-1]} is a backup from before)" if copies else ""
+        hint = f"restore {RECORD} from a backup, or remove the entry from {file.path} manually"
         refuse("runtime-record-missing", name, message, f"{hint}{kept}")
 
 
@@ -289,26 +286,23 @@ def _staying(
     others: Iterable[InstalledRuntime],
     changes: Iterable[FileChange],
 ) -> Iterator[str]:
-    """Copies that nothing here needs any more, where the file is not what it was."""
+    """Copies that are no longer needed, but stay because the file has other changes."""
     needed = {file.backup for entry in others for file in entry.files}
     going = {change.path for change in changes}
     for file in mine.files:
         copy = file.backup
         if copy is None or copy in needed or copy in going or not tree.exists(HostPath(copy)):
             continue
-        yield (
-            f"{copy}, the copy from before, stays: {file.path} is not as it was then, since "
-            "somebody else changed it too"
-        )
+        yield (f"backup {copy} stays, because another program also changed {file.path}")
 
 
 def _refuse_default(
     tree: HostTree, place: RuntimeLocation, texts: Texts, name: str, command: str
 ) -> None:
-    """Make sure that no file names an entry that goes as the default one.
+    """Refuse to remove an entry that a file names as the default runtime.
 
     Raises:
-        Refusal: one does, and what names no runtime would not start.
+        Refusal: one does, and containers without a runtime would not start.
 
     """
     if place.program in ("k3s", "rke2"):
@@ -318,17 +312,17 @@ def _refuse_default(
         data = {} if file.text is None else text.parse(file.text, file.path)
         for key in _DEFAULTS:
             if values.found(data, key) == name:
-                message = f"{shown(key)} in {file.path} names {name}, which would be gone"
+                message = f"{shown(key)} in {file.path} names {name}, which would be removed"
                 refuse(
                     "runtime-entry-is-default",
                     file.path,
                     message,
-                    f"name another one there; then run {command} again",
+                    f"set another one there; then run {command} again",
                 )
 
 
 def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
-    """Backups that hold just what is there again."""
+    """Backups that equal the restored files."""
     backups = {file.backup: file.path for file in mine.files if file.backup is not None}
     return {backup: None for backup, path in backups.items() if _text(tree, backup) == texts[path]}
 
@@ -336,7 +330,7 @@ def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
 def _checked_removal(
     tree: HostTree, place: RuntimeLocation, mine: InstalledRuntime, texts: Texts
 ) -> tuple[tuple[str, ...], dict[str, Any] | None]:
-    """As for an entry; but that a runtime reads nothing at all now keeps no entry in its files."""
+    """Check like for an entry; but an unreadable configuration does not prevent the removal."""
     keys = tuple(
         key.path
         for file in mine.files
@@ -368,9 +362,9 @@ def _texts(tree: HostTree, entry: InstalledRuntime) -> Texts:
 def _changes(
     tree: HostTree, before: Mapping[str, str | None], after: Mapping[str, str | None]
 ) -> Iterator[FileChange]:
-    """From the texts that files have by then, to others.
+    """The changes of files, from the texts that the new ones were made from.
 
-    Those are the texts that the others were made from: what came since is not to be lost.
+    That way changes of other programs in between are not lost.
     """
     for path, new in after.items():
         old = before[path] if path in before else _text(tree, path)
@@ -387,7 +381,7 @@ def _mode(tree: HostTree, path: str) -> int:
 def _with_backups(
     tree: HostTree, made: Iterable[OwnedFile], record: Iterable[InstalledRuntime]
 ) -> tuple[OwnedFile, ...]:
-    """The files with where they are kept as they are, where they are not vfiomgr's own."""
+    """The files with their backup paths, unless they are vfiomgr's own."""
     stamp = _stamp()
     known = [file for entry in record for file in entry.files]
     kept: list[OwnedFile] = []
@@ -404,14 +398,14 @@ def _with_backups(
 
 
 def _stamp() -> str:
-    """When a copy was made, as part of its name."""
+    """The time of a copy, as part of its name."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
 def _backups(
     tree: HostTree, kept: Iterable[OwnedFile], record: Iterable[InstalledRuntime], seen: Texts
 ) -> Iterator[FileChange]:
-    """Those that are to be made."""
+    """The backups to make."""
     known = {file.backup for entry in record for file in entry.files}
     for file in kept:
         if file.backup is not None and file.backup not in known:
@@ -423,5 +417,5 @@ def _nothing(place: RuntimeLocation, name: str, why: str) -> ChangeFiles:
 
 
 def _locks(place: RuntimeLocation, name: str) -> tuple[str, ...]:
-    """The second one tells entries apart: the run for one does not settle that for another."""
+    """The second lock is per entry: a run for one entry does not affect another one."""
     return (_LOCK, f"{_LOCK}-{place.program}-{name}")

@@ -1,7 +1,7 @@
-"""Files of containerd's configuration that are of another version than the main one.
+"""Files of containerd's configuration with another version than the main one.
 
-What releases make of them was tried with real builds of 1.6.20, 1.7.24, 1.7.28, 2.0.11, 2.1.9
-and 2.3.4. Before 2.3 the version of the last file that states one counts for all of them.
+Tested with real builds of 1.6.20, 1.7.24, 1.7.28, 2.0.11, 2.1.9 and 2.3.4. Before 2.3 the version
+of the last file that states one applies to all of them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 _V2, _V3 = 2, 3
 _MERGES = Version(2, 0)
 _COMPARES = Version(2, 3)
-"""Since when versions of files are compared as they are read."""
+"""The release that compares versions when it reads files."""
 
 
 def mixed_versions(
     main: ConfigFile, imported: Iterable[ConfigFile], version: Version | None
 ) -> Iterator[MixedVersions]:
-    """What a containerd makes of imported files whose version is not that of the main one.
+    """How a containerd reads imported files with another version than the main one.
 
     Raises:
-        InvalidDocument: a file cannot be read.
+        InvalidDocument: a file is not readable.
 
     """
     told = text.parse(main.text or "", main.path).get("version")
@@ -43,35 +43,34 @@ def mixed_versions(
         other = data.get("version")
         if other == told or file.path == main.path or not data:
             continue
-        both = f"{file.path} is of version {other} and {main.path} of version {told}"
+        both = f"{file.path} has version {other}, but {main.path} has version {told}"
         if other is None:
             yield MixedVersions(
                 file.path,
-                f"{file.path} tells no version, and what each release of containerd makes of that "
-                "was not tried",
-                f"begin it with version = {told}, if it is written so",
+                f"{file.path} states no version; how containerd reads it is untested",
+                f"add version = {told} at the start, if the file is written for it",
             )
         elif (told, other) == (_V2, _V3):
             effect, how = _newer_file(version)
-            remedy = "make both the same: containerd config migrate"
+            remedy = "use the same version in both: containerd config migrate"
             yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         elif (told, other) == (_V3, _V2):
             effect, how = _older_file(version)
-            remedy = f"make it one of version 3: containerd --config {file.path} config migrate"
+            remedy = f"convert it to version 3: containerd --config {file.path} config migrate"
             if how:
                 yield MixedVersions(file.path, f"{both}: {how}", remedy, effect)
         else:
             yield MixedVersions(
                 file.path,
-                f"{both}: what containerd makes of that was not tried",
-                "make both the same",
+                f"{both}: how containerd reads this is untested",
+                "use the same version in both",
             )
 
 
 def _refuses_version_3(version: Version) -> bool:
-    """Whether a containerd before 2.0 does not start with version 3 as the last that is stated.
+    """Whether a containerd before 2.0 does not start if version 3 is stated last.
 
-    Older ones read such a file, and know none of its plugins (ValidateV2 in config.go).
+    Older ones read such a file, but know none of its plugins (ValidateV2 in config.go).
     """
     return Version(1, 6, 32) <= version < Version(1, 7) or version >= Version(1, 7, 17)
 
@@ -79,26 +78,26 @@ def _refuses_version_3(version: Version) -> bool:
 def _newer_file(version: Version | None) -> tuple[MixtureEffect, str]:
     if version is None:
         return "unknown", (
-            "containerd 2.0 to 2.2 drops what was said of CRI before it, this entry too; most "
-            "others do not start"
+            "containerd 2.0 to 2.2 drops all previous CRI settings, including this entry; most "
+            "other releases do not start"
         )
     if not _refuses_version_3(version) and version < _MERGES:
-        return "ignored", f"containerd {version} takes nothing of it, without a word"
+        return "ignored", f"containerd {version} silently ignores it"
     if _MERGES <= version < _COMPARES:
         return "hides", (
-            f"containerd {version} drops without a word what was said of CRI before it, in the "
-            "main file and in drop-ins"
+            f"containerd {version} silently drops all previous CRI settings, in the main file "
+            "and in drop-ins"
         )
     return "stops", f"containerd {version} does not start with them"
 
 
 def _older_file(version: Version | None) -> tuple[MixtureEffect, str]:
     if version is None:
-        return "unknown", "containerd 2.0 to 2.2 takes nothing of it"
+        return "unknown", "containerd 2.0 to 2.2 ignores it"
     if version < _MERGES:
-        return "hides", f"containerd {version} takes nothing of what the main file says of CRI"
+        return "hides", f"containerd {version} ignores the CRI settings of the main file"
     if version < _COMPARES:
-        return "ignored", f"containerd {version} takes nothing of it, without a word"
+        return "ignored", f"containerd {version} silently ignores it"
     return "unknown", ""
 
 
@@ -114,27 +113,27 @@ _DORMANT = {
 
 
 def refuse_missing(facts: RuntimeFacts) -> None:
-    """Make sure that every file that is imported by its name exists.
+    """Make sure that every file that is imported by name exists.
 
-    Before 2.0 `config dump` fails without it, since 2.0 it stops reading there, without a word.
+    Before 2.0 `config dump` fails without it; since 2.0 it silently stops there.
 
     Raises:
-        Refusal: one does not.
+        Refusal: one is missing.
 
     """
     for one in facts.missing:
-        message = f"cannot read {one.path}: {one.importer} imports it, and it does not exist"
+        message = f"{one.importer} imports {one.path}, which does not exist"
         hint = f"create it, or remove it from imports in {one.importer}"
         refuse(
             "runtime-import-missing",
             one.path,
             message,
-            f"{hint}: containerd does not start without it",
+            f"{hint}; containerd does not start without it",
         )
 
 
 def refuse_old(facts: RuntimeFacts, request: RuntimeRequest) -> None:
-    """Make sure that containerd takes the path of a shim (runtime_path, since 1.6).
+    """Make sure that containerd supports the path of a shim (runtime_path, since 1.6).
 
     Raises:
         Refusal: it is older.
@@ -142,42 +141,43 @@ def refuse_old(facts: RuntimeFacts, request: RuntimeRequest) -> None:
     """
     if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
         message = (
-            f"cannot add {request.subject}: it needs containerd 1.6, and this is {facts.version}"
+            f"cannot add {request.subject}: it needs containerd 1.6 or later; this is "
+            f"{facts.version}"
         )
         refuse("runtime-too-old", "containerd", message, "install containerd 1.6 or later")
 
 
 def refuse_unsure(facts: RuntimeFacts) -> None:
-    """Make sure that the files that a containerd imports are known.
+    """Make sure that the imported files of a containerd are known.
 
     Raises:
-        Refusal: that depends on its release, which is not known to the third number.
+        Refusal: they depend on the third number of its release, which is unknown.
 
     """
     if facts.unsure:
         message = (
-            f"cannot tell which files {facts.main.path} imports: "
-            f"{', '.join(facts.unsure)} is relative to the working directory up to containerd "
-            "1.6.28 and 1.7.15, and to that file in later releases"
+            f"cannot determine the imports of {facts.main.path}: {', '.join(facts.unsure)} is "
+            "relative to the working directory up to containerd 1.6.28 and 1.7.15, and to that "
+            "file in later releases"
         )
         refuse(
             "runtime-release-unknown",
             facts.main.path,
             message,
-            "pass the release in full, e.g. --containerd-version 1.7.24",
+            "pass the full release, e.g. --containerd-version 1.7.24",
         )
 
 
 def refuse_dormant(
     facts: RuntimeFacts, files: Iterable[tuple[str, values.Data]], key: Key, request: RuntimeRequest
 ) -> None:
-    """Make sure that no setting of the image store takes effect because of an entry.
+    """Make sure that an entry does not activate a setting of the image store.
 
-    Releases 2.0 to 2.2 ignore these settings of a configuration of version 2 that has no table of
+    Releases 2.0 to 2.2 ignore these settings in a configuration of version 2 without a table of
     runtimes (migrateConfig in plugins/cri/images/plugin.go). `key` is the table that has both.
 
     Raises:
-        Refusal: one would.
+        Refusal: it would.
 
     """
     if facts.version is None or not _FIRST <= facts.version < _LAST:
@@ -198,7 +198,7 @@ def _dormant(
 ) -> Refusal:
     message = (
         f"cannot add {request.subject}: containerd {facts.version} ignores {setting} in {path} "
-        "while no runtime is configured there, and would apply it with this entry"
+        "while no runtime is configured there, but would apply it with this entry"
     )
     hint = (
         f"to keep {json.dumps(_DORMANT[name])}, remove {name} from {path}; to apply the setting, "

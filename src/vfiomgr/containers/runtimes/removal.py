@@ -1,8 +1,8 @@
-"""A file with the values of several entries, as if one of them had never been written.
+"""Remove the values of one of several entries from a file, as if it had never been written.
 
-Each entry's record has the file before and after it. While nobody else changes the file, these form
-a chain from the first text to the present one, so that the other entries can be written again from
-the first text on: the one that is removed last gives back its bytes.
+The record of each entry has the file before and after it. If no other program changes the file,
+these form a chain from the first text to the present one, so the other entries can be written again
+from the first text on: removing the last entry restores the original bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Replayed(Value):
-    """The text of a file without an entry, and the record of the others."""
+    """The text of a file without an entry, and the new record of the others."""
 
     text: str | None
     others: tuple[InstalledRuntime, ...]
@@ -44,10 +44,10 @@ class Replayed(Value):
 def replayed(
     entry: InstalledRuntime, path: str, others: tuple[InstalledRuntime, ...], current: str
 ) -> Replayed | None:
-    """A file without an entry, where there are others of the same runtime.
+    """A file without an entry, if there are others of the same runtime.
 
-    Values that the others need as well are passed on to the first of them. None where there is no
-    other, somebody else changed the file, or it cannot be written again.
+    Values that the others also need are passed to the first of them. None if there is no other, the
+    file was changed by another program, or it cannot be written again.
     """
     heirs = [one for one in others if one.is_beside(entry)]
     chain = _chain([entry, *heirs], path, current)
@@ -67,7 +67,7 @@ def replayed(
 
 
 def _chain(entries: Iterable[InstalledRuntime], path: str, current: str) -> list[_Link]:
-    """What each entry made of a file, the first first; nothing where a link is missing."""
+    """What each entry made of a file, in order; empty if a link is missing."""
     loose = [(one, part) for one in entries for part in one.files if part.path == path]
     chain: list[_Link] = []
     now: str | None = current
@@ -82,7 +82,7 @@ def _chain(entries: Iterable[InstalledRuntime], path: str, current: str) -> list
 
 
 def _written(before: str | None, links: Iterable[_Link], shared: Iterable[OwnedKey]) -> list[_Link]:
-    """The same entries one after another from another text on; the first has shared values too."""
+    """The same entries written again from another text on; the first also gets shared values."""
     made: list[_Link] = []
     for one, part in links:
         known = {(key.path, key.value if key.is_item else "") for key in part.keys}
@@ -101,7 +101,7 @@ def _setting(key: OwnedKey) -> Setting:
 
 
 def _with_parts(one: InstalledRuntime, path: str, parts: Iterable[_Link]) -> InstalledRuntime:
-    """The record of an entry with what it makes of a file now."""
+    """The record of an entry with its present changes to a file."""
     own = tuple(part for owner, part in parts if owner is one)
     if not own:
         return one
@@ -109,7 +109,7 @@ def _with_parts(one: InstalledRuntime, path: str, parts: Iterable[_Link]) -> Ins
 
 
 class Removal(Value):
-    """The texts of an entry's files without it, and what becomes of the others' record."""
+    """The texts of an entry's files without it, and the new record of the others."""
 
     texts: dict[str, str | None]
     others: tuple[InstalledRuntime, ...]
@@ -117,7 +117,7 @@ class Removal(Value):
 
 
 class _Keys(Value):
-    """What becomes of the keys of a file."""
+    """What happens to the keys of a file."""
 
     taken: tuple[OwnedKey, ...]
     handed: tuple[OwnedKey, ...]
@@ -132,14 +132,14 @@ def remove(
     beside: Iterable[HostPath],
     command: str,
 ) -> Removal:
-    """Take an entry out of the texts that its files have now.
+    """Remove an entry from the present texts of its files.
 
-    `beside` are files that lie where drop-ins do, and are not vfiomgr's; `command` is what the user
-    runs again where something was edited since.
+    `beside` are drop-ins of other programs; `command` is the command to run again after a manual
+    edit.
 
     Raises:
-        InvalidDocument: a file cannot be read.
-        Refusal: what was written was changed since.
+        InvalidDocument: a file is not readable.
+        Refusal: the entry was changed since.
 
     """
     others = tuple(others)
@@ -150,7 +150,7 @@ def remove(
     for file in entry.files:
         current = left.get(file.path)
         if current is None:
-            notes.append(f"{file.path} is gone already")
+            notes.append(f"{file.path} is already removed")
             continue
         if not file.keys:
             left[file.path] = k3s.without_block(current, file, entry.name, command)
@@ -181,9 +181,9 @@ def _without_superseded(
     file: OwnedFile,
     others: tuple[InstalledRuntime, ...],
 ) -> tuple[OwnedFile, tuple[InstalledRuntime, ...]]:
-    """A file without the values that a later entry replaced, and what that one replaced instead.
+    """A file without values that a later entry replaced, and what that entry replaced instead.
 
-    Two entries may have been made the default one after another.
+    Two entries may have become the default one after the other.
     """
     replaced = {
         own.path: own.before
@@ -220,7 +220,7 @@ def _without_superseded(
 
 
 def _earlier(before: str | None, file: OwnedFile, superseded: tuple[OwnedKey, ...]) -> str | None:
-    """The text that an entry found, as if an earlier one had not set what it replaced."""
+    """The text that an entry found, without the value of an earlier entry that it replaced."""
     try:
         return before if before is None else text.without_file(before, file, superseded)
     except Refusal:
@@ -233,9 +233,9 @@ def _rebased(
     file: OwnedFile,
     taken: tuple[OwnedKey, ...],
 ) -> tuple[InstalledRuntime, ...]:
-    """The record of entries that came later, as if the one that goes had never been there.
+    """The record of later entries, as if the removed one had never been there.
 
-    Else the last of them would not know that the file was made for the first.
+    Otherwise the last of them would not know that the file was created for the first.
     """
 
     def without(told: str | None) -> str | None:
@@ -274,16 +274,16 @@ def _sorted_out(
         if key.is_shared and has_heir:
             handed.append(key)
         elif key.is_shared and values.is_edited(data, key):
-            left.append(f"{shown(key.path)} in {file.path} was changed since, and stays")
+            left.append(f"{shown(key.path)} in {file.path} stays: it was changed since")
         elif key.is_shared and (users := _needing(data, file, key)):
             left.append(
-                f"{shown(key.path)} in {file.path} stays: without it containerd would have none "
-                f"but {', '.join(users)}"
+                f"{shown(key.path)} in {file.path} stays: without it containerd would only have "
+                f"{', '.join(users)}"
             )
         elif key.is_item and (users := _brought_in(key, file, beside)):
             left.append(
-                f"{shown(key.path)} in {file.path} keeps {json.loads(key.value)}, which brings in "
-                f"{', '.join(users)} too"
+                f"{shown(key.path)} in {file.path} keeps {json.loads(key.value)}, which also "
+                f"imports {', '.join(users)}"
             )
         else:
             taken.append(key)
@@ -291,7 +291,7 @@ def _sorted_out(
 
 
 def _needing(data: values.Data, file: OwnedFile, key: OwnedKey) -> list[str]:
-    """Runtimes of others in the map where runc was put: before 2.0 it hides containerd's own."""
+    """Runtimes of other programs in the table where runc was added, which it still needs."""
     if not isinstance(json.loads(key.value), dict):
         return []
     ours = {own.path for own in file.keys}
@@ -301,13 +301,13 @@ def _needing(data: values.Data, file: OwnedFile, key: OwnedKey) -> list[str]:
 
 
 def _brought_in(key: OwnedKey, file: OwnedFile, beside: Iterable[HostPath]) -> list[str]:
-    """Files of others that came where the import finds them."""
+    """Files of other programs that the import matches."""
     pattern = absolute(json.loads(key.value), file.path)
     return [path for path in beside if covers(pattern, path)]
 
 
 def _part(file: OwnedFile, keys: tuple[OwnedKey, ...]) -> OwnedFile:
-    """A file as if these keys alone had been written into it."""
+    """A file as if only these keys had been written into it."""
     settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
     after = text.with_settings(file.before or "", settings, file.path)
     return replace(file, after=after, keys=keys)

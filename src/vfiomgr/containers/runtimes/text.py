@@ -1,6 +1,6 @@
-"""Texts of configuration files with values set or taken out; all else in them stays as it is.
+"""Set and remove values in the text of configuration files, keeping everything else.
 
-What comes out is always read again: a text whose values are not those that were meant is refused.
+The result is always read again: a text with unexpected values is refused.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 _MARK = "\ufeff"
 _LINE_END = re.compile(r"(?<!\r)\n")
 _INDENT = 4
-"""Of JSON that has no layout yet; Docker's own documentation has two or four."""
+"""For JSON without a layout; Docker's documentation uses two or four."""
 
 
 def parse(text: str, place: str) -> values.Data:
-    """What a file says, as TOML or JSON.
+    """The values of a TOML or JSON file.
 
     Raises:
-        InvalidDocument: it cannot be read.
+        InvalidDocument: it is not readable.
 
     """
     if "\ufffd" in text or text.startswith(_MARK):
-        message = f"{place} is not plain UTF-8, or begins with a byte order mark"
+        message = f"{place} is not plain UTF-8, or has a byte order mark"
         raise InvalidDocument(message, "save it as UTF-8 without a byte order mark")
     if not is_json(text, place):
         return _parse_toml(text, place)
@@ -48,11 +48,13 @@ def _read_json(text: str, place: str) -> JsonDocument:
     try:
         return read_object(text, place)
     except InvalidDocument as error:
-        raise InvalidDocument(error.message, "mend the file first; nothing was changed") from None
+        raise InvalidDocument(
+            error.message, "correct the file first; nothing was changed"
+        ) from None
 
 
 def is_json(text: str, place: str) -> bool:
-    """Whether a file holds JSON, whatever its name; no TOML begins with a brace."""
+    """Whether a file contains JSON, whatever its name; TOML never begins with a brace."""
     return place.endswith(".json") or text.lstrip().startswith("{")
 
 
@@ -60,16 +62,16 @@ def _parse_toml(text: str, place: str) -> values.Data:
     try:
         return parse_toml(text)
     except Malformed as error:
-        message = f"{place} cannot be read: {error}"
-        raise InvalidDocument(message, "mend the file first; nothing was changed") from None
+        message = f"cannot read {place}: {error}"
+        raise InvalidDocument(message, "correct the file first; nothing was changed") from None
 
 
 def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
-    """The text with values set, in the places where a person would look for them.
+    """The text with values set, in the usual places.
 
     Raises:
-        InvalidDocument: the text cannot be read.
-        Refusal: it is written in a way in which the values cannot be set.
+        InvalidDocument: the text is not readable.
+        Refusal: its layout does not allow setting the values.
 
     """
     settings = tuple(settings)
@@ -77,7 +79,7 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
     try:
         wanted = values.with_settings(data, settings)
     except (AttributeError, TypeError) as error:
-        message = f"{place} has a value where a table or a list belongs: {error}"
+        message = f"{place} has another value instead of a table or list: {error}"
         refuse("runtime-file-not-editable", place, message, _by_hand(settings, text, place))
     if is_json(text, place):
         edited = _with_ends(_set_json(text, wanted, place), text)
@@ -89,7 +91,7 @@ def with_settings(text: str, settings: Iterable[Setting], place: str) -> str:
             made = _attempt(write, text, settings)
             if made is not None and _says(made, wanted, place) and _lost(text, made) <= changed:
                 return _with_ends(made, text)
-    message = f"{place} is written in a way that vfiomgr cannot edit without harm"
+    message = f"cannot edit {place} without losing other settings"
     hint = _by_hand(settings, text, place)
     raise refusal([blocker("runtime-file-not-editable", place, message, hint)])
 
@@ -102,17 +104,17 @@ def _set_json(text: str, wanted: values.Data, place: str) -> str:
 
 
 def _by_hand(settings: Iterable[Setting], text: str, place: str) -> str:
-    """What somebody has to write who does it himself."""
+    """The text to add manually."""
     settings = tuple(settings)
     if is_json(text, place):
         wanted = json.dumps(values.with_settings({}, settings), ensure_ascii=False)
     else:
         wanted = "; ".join(line for setting in settings for line in _wanted(setting))
-    return f"write it by hand, and please report the file; it wants: {wanted}"
+    return f"edit it manually, and please report the file; add: {wanted}"
 
 
 def _wanted(setting: Setting) -> Iterator[str]:
-    """A value with its key, as a line of TOML each; an item with the list that it is to be in."""
+    """A value with its key, one TOML line each; for an item with its list."""
     if isinstance(setting.value, dict):
         for name, value in setting.value.items():
             yield from _wanted(Setting((*setting.key, name), value))
@@ -122,13 +124,13 @@ def _wanted(setting: Setting) -> Iterator[str]:
 
 
 def _with_ends(made: str, text: str) -> str:
-    """A text whose lines end as those of another one do, where those end all alike."""
+    """A text with the line ends of another one, if those are uniform."""
     ends = text.count("\r\n")
     return _LINE_END.sub("\r\n", made) if ends and ends == text.count("\n") else made
 
 
 def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
-    """A text; None where tomlkit stumbles over what it does not expect, in one of many ways."""
+    """Try to write a text; None if tomlkit fails, which can happen in many ways."""
     try:
         return write(*arguments)
     except (AttributeError, TypeError, ValueError, LookupError, RecursionError):
@@ -136,16 +138,16 @@ def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
 
 
 def _lost(before: str, after: str) -> int:
-    """How many lines of a text are not in another one any more, or not in their order."""
+    """How many lines of a text are missing in another one, or in another order."""
     old, new = before.splitlines(), after.splitlines()
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     return len(old) - sum(block.size for block in matcher.get_matching_blocks())
 
 
 def _add_to_toml(text: str, settings: Iterable[Setting]) -> str:
-    """Values of no table as tomlkit sets them, others line by line.
+    """Set plain values with tomlkit, others line by line.
 
-    For tables whose parts stand in an order that tomlkit cannot keep: new ones come last, values
+    For tables whose parts are in an order that tomlkit cannot keep: new tables come last, values
     below the headers of their tables.
     """
     lines = [f"{line}\n" for line in text.removesuffix("\n").split("\n")] if text else []
@@ -163,7 +165,7 @@ def _add_to_toml(text: str, settings: Iterable[Setting]) -> str:
 
 
 def _header(lines: list[str], tables: list[str]) -> int | None:
-    """The line that a table, or where none is named any table, begins at."""
+    """The line where a table begins; without a name, any table."""
     for at, line in enumerate(lines):
         if not line.lstrip().startswith("["):
             continue
@@ -200,7 +202,7 @@ def _set_toml(text: str, settings: Iterable[Setting]) -> str:
 
 
 def _indent(table: Any, indent: str) -> None:  # noqa: ANN401 - tomlkit's own
-    """Set what is in a table off as far as the tables around it are."""
+    """Indent the content of a table like the tables around it."""
     for _, inner in table.value.body if indent else ():
         inner.trivia.indent = f"{indent}  "
         if hasattr(inner, "value") and hasattr(inner.value, "body"):
@@ -208,7 +210,7 @@ def _indent(table: Any, indent: str) -> None:  # noqa: ANN401 - tomlkit's own
 
 
 def _item(value: Any) -> Any:  # noqa: ANN401 - tomlkit's own
-    """A value as tomlkit has it; tables within tables get headers of their own."""
+    """A value for tomlkit; nested tables get their own headers."""
     import tomlkit  # noqa: PLC0415 - slow to import
 
     if not isinstance(value, dict):
@@ -220,13 +222,13 @@ def _item(value: Any) -> Any:  # noqa: ANN401 - tomlkit's own
 
 
 def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str | None:
-    """A file's text with what was written taken out; None where nothing would be left of it.
+    """A file's text without what was written; None if nothing would be left.
 
-    Where nothing else was changed, that is the text of before, to the byte.
+    If nothing else was changed, the original text is restored exactly.
 
     Raises:
-        InvalidDocument: the text cannot be read.
-        Refusal: it is written in a way in which the values cannot be taken out.
+        InvalidDocument: the text is not readable.
+        Refusal: its layout does not allow removing the values.
 
     """
     keys = tuple(keys)
@@ -240,8 +242,8 @@ def without_file(current: str, file: OwnedFile, keys: Iterable[OwnedKey]) -> str
     for made in _candidates(current, file, keys, old, wanted):
         if made is not None and _says(made, wanted, file.path):
             return made
-    message = f"{file.path} is written in a way that vfiomgr cannot edit without harm"
-    hint = "take the keys out by hand, then run the command again"
+    message = f"cannot edit {file.path} without losing other settings"
+    hint = "remove the keys manually, then run the command again"
     raise refusal([blocker("runtime-file-not-editable", file.path, message, hint)])
 
 
@@ -259,7 +261,7 @@ def _candidates(
     old: values.Data,
     wanted: values.Data,
 ) -> Iterator[str | None]:
-    """Texts that may be what is wanted, the one that keeps most first."""
+    """Possible results, the one that keeps most first."""
     yield reverted(current, file.before or "", file.after)
     if keys != file.keys:
         settings = [Setting(key.path, json.loads(key.value), key.is_item) for key in keys]
@@ -273,7 +275,7 @@ def _candidates(
 
 
 def reverted(current: str, before: str, after: str) -> str | None:
-    """A text with what led from `before` to `after` undone; None where that is not found in it."""
+    """A text with the change from `before` to `after` undone; None if it cannot be found there."""
     old, new, now = (text.splitlines(keepends=True) for text in (before, after, current))
     places = _places(new, now)
     hunks = [hunk for hunk in _matcher(old, new).get_opcodes() if hunk[0] != "equal"]
@@ -287,13 +289,13 @@ def reverted(current: str, before: str, after: str) -> str | None:
 
 
 def _places(new: list[str], now: list[str]) -> dict[int, int]:
-    """Where lines of a text are in a later state of it."""
+    """The positions of lines of a text in a later version of it."""
     blocks = _matcher(new, now).get_matching_blocks()
     return {b.a + number: b.b + number for b in blocks for number in range(b.size)}
 
 
 def _matcher(one: list[str], other: list[str]) -> difflib.SequenceMatcher[str]:
-    """Of lines, whether the last one has an end or not."""
+    """Match lines, whether the last one has a line end or not."""
     return difflib.SequenceMatcher(
         None,
         [line.removesuffix("\n") for line in one],
@@ -330,7 +332,7 @@ def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey], old: values.Data)
 
 
 def difference(path: str, before: str | None, after: str | None) -> str:
-    """What a person reads before a file is changed: a unified difference."""
+    """The unified difference that is shown before a file is changed."""
     lines = difflib.unified_diff(
         _lines(before),
         _lines(after),

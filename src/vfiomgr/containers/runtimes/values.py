@@ -1,4 +1,4 @@
-"""Values in documents: found, set and taken out by their keys, without regard to their text."""
+"""Find, set and remove values in documents by key, without regard to their text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Data = dict[str, Any]
 ABSENT = object()
-"""What `found` gives where there is nothing; null is a value."""
+"""What `found` returns for a missing value; null is a value."""
 
 
 def found(data: Any, key: Key) -> Any:  # noqa: ANN401 - documents hold anything
@@ -29,7 +29,7 @@ def found(data: Any, key: Key) -> Any:  # noqa: ANN401 - documents hold anything
 
 
 def with_settings(data: Data, settings: Iterable[Setting]) -> Data:
-    """The same document with values set, and the tables around them made."""
+    """The same document with values set, and missing tables created."""
     result = copy.deepcopy(data)
     for setting in settings:
         *tables, last = setting.key
@@ -46,7 +46,7 @@ def with_settings(data: Data, settings: Iterable[Setting]) -> Data:
 
 
 def owned(data: Data, settings: Iterable[Setting]) -> tuple[OwnedKey, ...]:
-    """What a document will have of these settings, with what it had before."""
+    """The planned values of a document, with the values that they replace."""
     keys: list[OwnedKey] = []
     for setting in settings:
         before = found(data, setting.key)
@@ -57,9 +57,9 @@ def owned(data: Data, settings: Iterable[Setting]) -> tuple[OwnedKey, ...]:
 
 
 def without_keys(data: Data, keys: Iterable[OwnedKey], before: Data) -> Data:
-    """The same document as if the values had never been set into what was there before.
+    """The same document as if the values had never been set.
 
-    Tables that were made for them go too, where nothing else is in them.
+    Tables that were created for them are removed too if they are empty.
     """
     result = copy.deepcopy(data)
     for key in keys:
@@ -89,7 +89,7 @@ def _take_out(data: Data, key: OwnedKey, before: Data) -> None:
 
 
 def remaining(current: Any, key: OwnedKey) -> Any:  # noqa: ANN401 - documents hold anything
-    """What is there once a value is taken back; ABSENT where nothing is."""
+    """What remains after a value is removed; ABSENT if nothing does."""
     if key.is_item:
         left = [item for item in current if item != json.loads(key.value)]
         return left if left or key.before is not None else ABSENT
@@ -97,7 +97,7 @@ def remaining(current: Any, key: OwnedKey) -> Any:  # noqa: ANN401 - documents h
 
 
 def is_there(data: Data, key: OwnedKey) -> bool:
-    """Whether the value that was written is there, just so."""
+    """Whether exactly the written value is there."""
     current, wanted = found(data, key.path), json.loads(key.value)
     if key.is_item:
         return isinstance(current, list) and wanted in current
@@ -105,7 +105,7 @@ def is_there(data: Data, key: OwnedKey) -> bool:
 
 
 def is_edited(data: Data, key: OwnedKey) -> bool:
-    """Whether somebody has given it another value since; what is gone is nobody's."""
+    """Whether the value was changed since; a removed value was not."""
     current = found(data, key.path)
     if current is ABSENT or key.is_item or is_there(data, key):
         return False
@@ -113,10 +113,10 @@ def is_edited(data: Data, key: OwnedKey) -> bool:
 
 
 def refuse_edited(data: Data, keys: Iterable[OwnedKey], place: str, command: str) -> None:
-    """Make sure that nobody has changed what was written for one entry alone.
+    """Make sure that the values of this entry were not changed.
 
     Raises:
-        Refusal: a value is another one by now.
+        Refusal: a value was changed.
 
     """
     for key in keys:
@@ -125,12 +125,12 @@ def refuse_edited(data: Data, keys: Iterable[OwnedKey], place: str, command: str
         current = found(data, key.path)
         changed, written, there = next(_differences(key.path, json.loads(key.value), current))
         message = (
-            f"{shown(changed)} in {place} was changed since: it is {_told(there)}, where "
-            f"vfiomgr wrote {_told(written)}"
+            f"{shown(changed)} in {place} was changed since: it is {_told(there)}, but vfiomgr "
+            f"wrote {_told(written)}"
         )
         hint = (
-            f"put that back, or take {shown(key.path)} out of the file by hand; then run "
-            f"{command} again"
+            f"restore it, or remove {shown(key.path)} from the file manually; then run {command} "
+            "again"
         )
         refuse("runtime-entry-changed", place, message, hint)
 
@@ -140,7 +140,7 @@ def _told(value: Any) -> str:  # noqa: ANN401
 
 
 def _differences(key: Key, one: Any, other: Any) -> Iterator[tuple[Key, Any, Any]]:  # noqa: ANN401
-    """The keys below a key whose values differ, with both."""
+    """The keys below a key whose values differ, with both values."""
     if isinstance(one, dict) and isinstance(other, dict):
         for name in dict.fromkeys((*one, *other)):
             yield from _differences((*key, name), one.get(name, ABSENT), other.get(name, ABSENT))
@@ -154,7 +154,7 @@ def differences(one: Data, other: Data) -> tuple[Key, ...]:
 
 
 def without_zeros(data: Any) -> Any:  # noqa: ANN401 - documents hold anything
-    """The same without what Go takes for not set: empty texts, lists and tables, 0 and false."""
+    """The same without values that are unset in Go: empty strings, lists, tables, 0, false."""
     if isinstance(data, dict):
         inner = {name: without_zeros(value) for name, value in data.items()}
         return {name: value for name, value in inner.items() if value not in ({}, [], "", 0)}

@@ -1,4 +1,4 @@
-"""Whether a runtime sees the entry, and nothing else otherwise: its own words before and after."""
+"""Check that a runtime reads the entry, and everything else unchanged."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 _MOST = 5
-"""Keys that a message names."""
+"""How many keys a message names."""
 
 
 def refuse_others(before: values.Data, after: values.Data, decision: Decision, name: str) -> None:
-    """Make sure that what a runtime reads differs in what was meant, and in nothing else.
+    """Make sure that only the intended settings of a runtime differ.
 
     Raises:
-        Refusal: it would lose or change something else, or would not see what was written.
+        Refusal: it would lose or change other settings, or would not read the entry.
 
     """
     one, other = values.without_zeros(before), values.without_zeros(after)
@@ -37,7 +37,7 @@ def refuse_others(before: values.Data, after: values.Data, decision: Decision, n
     if foreign:
         more = f" and {len(foreign) - _MOST} more" if len(foreign) > _MOST else ""
         message = (
-            f"{name} would read other settings differently too: "
+            f"{name} would also read other settings differently: "
             f"{', '.join(map(shown, foreign[:_MOST]))}{more}"
         )
         refuse(
@@ -48,8 +48,8 @@ def refuse_others(before: values.Data, after: values.Data, decision: Decision, n
         )
     unseen = list(_unseen(other, decision))
     if unseen:
-        message = f"{name} would not see {', '.join(map(shown, unseen[:_MOST]))}"
-        hint = f"nothing was changed; does another file that {name} reads set it again?"
+        message = f"{name} would not read {', '.join(map(shown, unseen[:_MOST]))}"
+        hint = f"nothing was changed; check whether another file of {name} sets it again"
         refuse("runtime-entry-unseen", name, message, hint)
 
 
@@ -58,7 +58,7 @@ def _is_ours(key: Key, ours: tuple[Key, ...]) -> bool:
 
 
 def _unseen(after: values.Data, decision: Decision) -> Iterator[Key]:
-    """Keys that a runtime does not have as they were written, under either name of CRI."""
+    """Keys that a runtime does not read as written, under either name of CRI."""
     for setting in decision.expected:
         if setting.is_item or setting.key == ("version",):
             continue
@@ -70,7 +70,7 @@ def _unseen(after: values.Data, decision: Decision) -> Iterator[Key]:
 
 
 def _holds(there: object, wanted: object) -> bool:
-    """Whether a value is the wanted one, or a table with all of it."""
+    """Whether a value is the expected one, or a table that contains it."""
     if isinstance(wanted, dict):
         return isinstance(there, dict) and all(
             name in there and _holds(there[name], value) for name, value in wanted.items()
@@ -87,10 +87,10 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
     decision: Decision,
     before: Dump | None,
 ) -> tuple[tuple[str, ...], dict[str, Any] | None]:
-    """Have the runtime read what is to be; what was not checked, and what it will read.
+    """Let the runtime read the planned files; return what was not checked, and what it will read.
 
     Raises:
-        Refusal: it would not read it, or read something else differently as well.
+        Refusal: it would not read the entry, or would read other settings differently.
 
     """
     name = str(place)
@@ -106,12 +106,12 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
         return (_why_unchecked(tree, place),), None
     new = [key for key in after.unknown if key not in before.unknown]
     if new:
-        message = f"{name} does not know: {'; '.join(dict.fromkeys(new))}"
+        message = f"unknown keys for {name}: {'; '.join(dict.fromkeys(new))}"
         refuse(
             "runtime-unknown-key",
             name,
             message,
-            "nothing was changed; is this the version that reads these files?",
+            "nothing was changed; check that it is the version that reads these files",
         )
     refuse_others(before.data, after.data, decision, name)
     return (), after.data
@@ -119,7 +119,7 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """What a runtime rejects before anything is written is refused, and has not failed."""
+    """Turn a rejection by a runtime into a refusal: nothing has been written yet."""
     try:
         yield
     except HostError as error:
@@ -127,7 +127,7 @@ def _refusing() -> Iterator[None]:
 
 
 def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Texts) -> Dump | None:
-    """What a runtime reads of files as they are, or as texts say; None where it cannot be asked.
+    """The settings that a runtime reads from the files; None if it cannot be queried.
 
     Raises:
         HostError: it cannot read them.
@@ -148,9 +148,9 @@ def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Tex
 def _why_unchecked(tree: HostTree, place: RuntimeLocation) -> str:
     name = str(place)
     if place.program in ("k3s", "rke2"):
-        return f"what {name} makes of the template: it does so when it starts"
+        return f"how {name} reads the template: it does so when it starts"
     if place.other is not None:
-        return f"what {name} makes of it: containerd {place.other} is installed"
+        return f"how {name} reads the files: containerd {place.other} is installed"
     if not tree.runs_programs:
-        return f"what {name} makes of it: programs of {tree.root} cannot be run from here"
-    return f"what {name} makes of it: it is not installed here, or does not answer"
+        return f"how {name} reads the files: programs of {tree.root} cannot be run from here"
+    return f"how {name} reads the files: it is not installed here, or does not answer"
