@@ -28,7 +28,7 @@ _FORMER = {
 
 @click.group("kata", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def kata() -> None:
-    """Configure Kata, install handlers, write pods and RuntimeClasses."""
+    """Configure Kata, install handlers, write pods."""
 
 
 class _RuntimeType(click.Choice[str]):

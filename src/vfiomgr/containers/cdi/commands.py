@@ -191,7 +191,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     default=DEFAULT_KIND,
     show_default=True,
     metavar="VENDOR/CLASS",
-    help="Set the kind; for Kata the resource name of the device plugin.",
+    help="Set the kind; for Kata the device plugin's resource name.",
 )
 @click.option(
     "--name-by",
@@ -213,7 +213,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     default=ANY,
     show_default=True,
     metavar="NAME",
-    help="Set the reader; containerd and podman also get mediated devices and /dev/iommu.",
+    help="Set the reader; containerd and podman also get mdevs.",
 )
 @click.option(
     "--output",

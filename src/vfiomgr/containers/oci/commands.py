@@ -127,7 +127,7 @@ def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
     "--cdi",
     multiple=True,
     metavar="KIND=NAME",
-    help="Add an annotation with this CDI name, one per device in order.",
+    help="Annotate with this CDI name; one per device, in order.",
 )
 @function_only_option("Leave the other functions of the slot out.")
 @session_options(*FILES)

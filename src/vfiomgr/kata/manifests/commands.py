@@ -54,7 +54,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
 @click.option(
     "--resource",
     metavar="DOMAIN/NAME",
-    help="Request this resource of the device plugin; overrides --naming.",
+    help="Request this device plugin resource; overrides --naming.",
 )
 @click.option(
     "--naming",
@@ -75,7 +75,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     default="16G",
     show_default=True,
     metavar="SIZE",
-    help="Limit the memory of the container; the VM adds default_memory.",
+    help="Limit container memory; the VM adds default_memory.",
 )
 @click.option(
     "--cpus",

@@ -53,18 +53,18 @@ _MACHINE = (
         type=click.Choice(["efi", "bios"]),
         default="efi",
         show_default=True,
-        help="Choose OVMF (libvirt finds it and keeps its variables) or SeaBIOS.",
+        help="Choose OVMF (found by libvirt) or SeaBIOS.",
     ),
     click.option(
         "--secure-boot",
         is_flag=True,
-        help="Start only signed systems (Microsoft keys); Windows gets a TPM.",
+        help="Start only signed systems; Windows also gets a TPM.",
     ),
     click.option("--tpm", is_flag=True, help="Add an emulated TPM 2.0 (swtpm)."),
     click.option(
         "--hide-kvm",
         is_flag=True,
-        help="Hide KVM from NVIDIA drivers before 465, which stop with Code 43.",
+        help="Hide KVM, for NVIDIA drivers before 465 (Code 43).",
     ),
     click.option(
         "--os",
@@ -130,7 +130,7 @@ _DEVICES = (
     click.option(
         "--no-hotplug",
         is_flag=True,
-        help="Disable hot-plug, so that Windows does not offer to eject devices.",
+        help="Disable hot-plug: Windows then offers no device to eject.",
     ),
     click.option(
         "--device",
@@ -159,7 +159,7 @@ _HOST = (
     click.option(
         "--fixed-aperture",
         is_flag=True,
-        help="Write the size of the window for large BARs (for OVMF before 2022.11).",
+        help="Write the BAR window size (for OVMF before 2022.11).",
     ),
     click.option(
         "--viommu",
@@ -173,7 +173,7 @@ _HOST = (
         type=click.Choice(["strict", "preferred", "off"]),
         default="strict",
         show_default=True,
-        help="Bind memory to the NUMA nodes of the devices, or prefer them.",
+        help="Bind memory to the devices' NUMA nodes, or prefer them.",
     ),
 )
 """How the guest uses the host."""
@@ -308,7 +308,7 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
     type=WholeNumber(1, LAST_BUS),
     default=FIRST_BUS,
     show_default=True,
-    help="Set the index of the guest's root port for the first multifunction device.",
+    help="Set the root port index of the first multifunction device.",
 )
 @of_device
 @function_only_option("Leave the other functions of the slot out.")

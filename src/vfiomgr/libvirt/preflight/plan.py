@@ -150,8 +150,8 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
         yield "disks and routes of the host: no /proc"
     if not context.domain.is_x86:
         yield (
-            f"addresses, BAR windows and the number of CPUs ({context.domain.architecture} machine): "
-            "only PCs are supported"
+            "addresses, BAR windows and the number of CPUs "
+            f"({context.domain.architecture} machine): only PCs are supported"
         )
     if context.takes_functions:
         yield from _unseen_addresses(context)
