@@ -53,7 +53,7 @@ def test_a_dry_run_reads_no_passwords(tmp_path: Path, uri: str) -> None:
 def test_passwords_are_kept_and_a_change_by_another_is_seen(uri: str) -> None:
     before = DomainPlace("guest", uri, with_secrets=True).read().text
     assert b"passwd='s3cret'" in before
-    with pytest.raises(HostError, match="defined anew meanwhile"):
+    with pytest.raises(HostError, match="was changed meanwhile by another program"):
         DomainPlace("guest", uri, with_secrets=True).write(before + b" ", before + b"  ")
     DomainPlace("guest", uri, with_secrets=True).write(before, before)
 

@@ -230,7 +230,7 @@ def test_a_vgpu_of_the_vendors_driver_waits_for_a_libvirt_that_knows_it() -> Non
     try:
         vfiomgr("vgpu", "create", "--type", "L40S-2Q", "--parent", function)
         refused = vfiomgr("libvirt", "domain", NAME, *SMALL, "--device", function, status=4)
-        assert "libvirt has since 9.7.0: this is 9.0.0" in refused.stderr
+        assert "(libvirt 9.7.0 or later); this is 9.0.0" in refused.stderr
         newer = ("--libvirt-version", "9.7", "--device", function)
         made = vfiomgr("libvirt", "domain", NAME, *SMALL, *newer).stdout
         assert "<hostdev mode='subsystem' type='pci' managed='no'>" in made

@@ -55,7 +55,7 @@ def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None
     told = nodedev("define", UUID, "--parent", parent, "--type", "invented", status=2)
     assert "has no vGPU type invented" in told
     assert f"defined: {UUID}" in nodedev("define", UUID, "--parent", parent, "--type", room)
-    assert "is defined already" in nodedev("define", UUID, "--parent", parent, "--type", room)
+    assert "is already defined" in nodedev("define", UUID, "--parent", parent, "--type", room)
     assert Path("/etc/mdevctl.d", parent, UUID).exists()
     assert UUID in vfiomgr("vgpu", "list", "--defined").stdout
     nodedev("define", UUID, "--parent", parent, "--type", room, "--autostart")
@@ -65,7 +65,7 @@ def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None
 
     assert f"started: {UUID}" in nodedev("start", UUID)
     assert ACTIVE.exists()
-    assert "is started already" in nodedev("start", UUID)
+    assert "is already started" in nodedev("start", UUID)
     element = vfiomgr("libvirt", "hostdev", UUID).stdout
     assert UUID in element
 
@@ -74,4 +74,4 @@ def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None
     assert f"undefined: {UUID}" in nodedev("undefine", UUID)
     assert not Path("/etc/mdevctl.d", parent, UUID).exists()
     assert call("virsh", "nodedev-list", "--cap", "mdev", "--all").stdout.strip() == ""
-    assert "knows no mediated device" in nodedev("stop", UUID, status=2)
+    assert "no such mediated device in libvirt:" in nodedev("stop", UUID, status=2)

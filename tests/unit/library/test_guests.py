@@ -66,7 +66,7 @@ def test_a_domain_is_checked_as_text_and_as_a_file(
     of_file = vfiomgr.libvirt.check_domain(host, file)
     assert [one.rule for one in report.findings] == [one.rule for one in of_file.findings]
     assert report.is_blocked
-    with pytest.raises(vfiomgr.UsageError, match="cannot read the domain /absent"):
+    with pytest.raises(vfiomgr.UsageError, match="cannot read domain /absent"):
         vfiomgr.libvirt.check_domain(host, "/absent.xml")
     (told,) = json.loads(run("libvirt", "preflight", str(file), "--format", "json").stdout)["items"]
     found = {finding.rule for finding in report.findings}
