@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_WIDTH = 100
+"""Characters of a short help: shells cut it at the end of the line."""
 Table = dict[str, tuple[str, str]]
 """The module and the attribute of each command."""
 
@@ -45,6 +49,21 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
         _refer_to_top(command)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Its commands by name, then its options.
+
+        A module is imported for the help of a command, so only where a shell shows it.
+        """
+        names = (name for name in self.list_commands(ctx) if name.startswith(incomplete))
+        commands = [
+            CompletionItem(name, describe=partial(self._short_help, ctx, name)) for name in names
+        ]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(_WIDTH)
 
 
 _EPILOG = "Options of all commands (--root, --snapshot, -v, --debug): see vfiomgr --help"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-import vfiomgr.capabilities  # noqa: F401 - makes them known
+import vfiomgr.capabilities  # makes them known
+import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
 from vfiomgr.cli.findings import print_error_document
@@ -47,6 +48,7 @@ _COMMANDS = {
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
     "explain": ("vfiomgr.cli.commands.explain", "explain"),
+    "completion": ("vfiomgr.cli.commands.completion", "completion"),
     "help": ("vfiomgr.cli.commands.help", "help_"),
 }
 _FORMER = {
@@ -67,6 +69,7 @@ _READING = frozenset(
         "export",
         "snapshot",
         "explain",
+        "completion",
         "help",
     }
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+from click.shell_completion import CompletionItem
 
 from vfiomgr.paths import MACHINE
 
@@ -54,6 +55,20 @@ class Seconds(click.FloatRange):
             text = f"{value!r} is not a number of seconds above 0 and up to {_DAY} (one day)"
             self.fail(text, param, ctx)
         return seconds
+
+
+def complete_file(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Have the shell complete files of this machine."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_directory(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Have the shell complete directories of this machine."""
+    return [CompletionItem(incomplete, type="dir")]
 
 
 Format = Literal["table", "json", "yaml"]
@@ -126,11 +141,19 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     ),
     "root": (
         ("--root",),
-        {"metavar": "DIR", "help": "Use the host below DIR, e.g. a recorded host."},
+        {
+            "metavar": "DIR",
+            "shell_complete": complete_directory,
+            "help": "Use the host below DIR, e.g. a recorded host.",
+        },
     ),
     "snapshot": (
         ("--snapshot",),
-        {"metavar": "FILE", "help": "Use the host in FILE, the output of `vfiomgr snapshot`."},
+        {
+            "metavar": "FILE",
+            "shell_complete": complete_file,
+            "help": "Use the host in FILE, the output of `vfiomgr snapshot`.",
+        },
     ),
     "dry_run": (("--dry-run",), {"is_flag": True, "help": "Print the plan and change nothing."}),
     "timeout": (

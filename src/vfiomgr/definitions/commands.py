@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.options import CHANGING, RenamedOption, session_options
+from vfiomgr.cli.completion import (
+    complete_defined_or_active,
+    complete_definition,
+    complete_parent,
+    complete_type,
+)
+from vfiomgr.cli.options import CHANGING, RenamedOption, complete_file, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import cut, wrapped
@@ -163,9 +169,20 @@ def add_commands(group: click.Group) -> None:
 
 
 @click.command("define")
-@click.option("--parent", metavar="DEVICE", help="What makes it, e.g. a virtual function.")
-@click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
-@click.argument("uuid", required=False)
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="What makes it, e.g. a virtual function.",
+)
+@click.option(
+    "--type",
+    "type_name",
+    metavar="TYPE",
+    shell_complete=complete_type,
+    help="Identifier, number or name: A10-4Q.",
+)
+@click.argument("uuid", required=False, shell_complete=complete_defined_or_active)
 @click.option("--uuid", "former_uuid", hidden=True)
 @click.option(
     "--autostart/--manual",
@@ -182,7 +199,12 @@ def add_commands(group: click.Group) -> None:
     metavar="NAME=VALUE",
     help="What is written to it as it starts, in this order; replaces all that was defined.",
 )
-@click.option("--jsonfile", metavar="FILE", help="Type, start and attributes as mdevctl has them.")
+@click.option(
+    "--jsonfile",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Type, start and attributes as mdevctl has them.",
+)
 @session_options(*CHANGING)
 @pass_session
 def define(
@@ -274,8 +296,13 @@ def _configuration(source: str) -> Configuration:
 
 
 @click.command("undefine")
-@click.argument("name", nargs=-1, required=True)
-@click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
+@click.argument("name", nargs=-1, required=True, shell_complete=complete_definition)
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="Of the definitions of one UUID, this parent's.",
+)
 @session_options(*CHANGING)
 @pass_session
 def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
@@ -296,8 +323,13 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
 
 
 @click.command("start")
-@click.argument("name", nargs=-1, required=True)
-@click.option("--parent", metavar="DEVICE", help="Of the definitions of one UUID, this parent's.")
+@click.argument("name", nargs=-1, required=True, shell_complete=complete_definition)
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="Of the definitions of one UUID, this parent's.",
+)
 @session_options(*CHANGING)
 @pass_session
 def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
@@ -319,7 +351,7 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
 
 
 @click.command("stop")
-@click.argument("name", nargs=-1, required=True)
+@click.argument("name", nargs=-1, required=True, shell_complete=complete_definition)
 @click.option(
     "--allow",
     type=click.Choice(["in-use"]),
@@ -349,7 +381,9 @@ def _changed(outcome: Outcome) -> list[str]:
 
 @click.command("restore", hidden=True)
 @click.option("--boot", is_flag=True, help="As the service does: leave mdevctl what it starts.")
-@click.option("--parent", metavar="DEVICE", help="Of this device alone.")
+@click.option(
+    "--parent", metavar="DEVICE", shell_complete=complete_parent, help="Of this device alone."
+)
 @session_options(*CHANGING)
 @click.pass_context
 def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_address, complete_owner, complete_vfio_driver
 from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session
@@ -39,7 +39,10 @@ def _chosen(session: Session, addresses: tuple[str, ...], match: str | None) -> 
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
 @_match_option
 @click.option(
-    "--driver", metavar="NAME", help="VFIO driver.  [default: the variant that fits, or vfio-pci]"
+    "--driver",
+    metavar="NAME",
+    shell_complete=complete_vfio_driver,
+    help="VFIO driver.  [default: the variant that fits, or vfio-pci]",
 )
 @function_only_option("Leave the other functions of the slot alone.")
 @click.option("--with-group", is_flag=True, help="Take foreign members of the IOMMU group too.")
@@ -56,7 +59,12 @@ def _chosen(session: Session, addresses: tuple[str, ...], match: str | None) -> 
 )
 @click.option("--no-d3cold", is_flag=True, help="Keep the functions out of D3cold, until unbind.")
 @click.option("--persist", is_flag=True, help="Bind it again at each boot and hot-plug.")
-@click.option("--owner", metavar="USER[:GROUP]", help="Who may open the VFIO nodes besides root.")
+@click.option(
+    "--owner",
+    metavar="USER[:GROUP]",
+    shell_complete=complete_owner,
+    help="Who may open the VFIO nodes besides root.",
+)
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_sriov
 from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
@@ -78,7 +78,7 @@ def share_of(
 
 
 @click.command("quota")
-@click.argument("address", shell_complete=complete_address)
+@click.argument("address", shell_complete=complete_sriov)
 @share_options
 @click.option("--physical", is_flag=True, help="Of the physical function itself, the host's own.")
 @session_options(*CHANGING)
@@ -274,7 +274,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 
 
 @sriov.command("set")
-@click.argument("address", shell_complete=complete_address)
+@click.argument("address", shell_complete=complete_sriov)
 @click.argument("count", type=WholeNumber(min=0))
 @click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
 @share_options

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import session_options
+from vfiomgr.cli.options import complete_file, session_options
 from vfiomgr.cli.output import document_text, note, note_no_devices, print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.host.rewrite import rewrite
@@ -48,7 +48,12 @@ _BY_SUFFIX: dict[str, Form] = {
     type=click.Choice(get_args(Form)),
     help="Output format.  [default: by the name of FILE, or tree]",
 )
-@click.option("--output", metavar="FILE", help="Write to FILE instead of standard output.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Write to FILE instead of standard output.",
+)
 @session_options("root", "snapshot")
 @pass_session
 def topology(

@@ -10,8 +10,9 @@ import click
 from vfiomgr import cdi as library
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.container_completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, READING, session_options
+from vfiomgr.cli.options import CHANGING, READING, complete_file, session_options
 from vfiomgr.cli.output import (
     note,
     or_dash,
@@ -68,7 +69,7 @@ _BROKEN = 1
 
 
 @click.command("check")
-@click.argument("paths", nargs=-1, metavar="[FILE]...")
+@click.argument("paths", nargs=-1, metavar="[FILE]...", shell_complete=complete_file)
 @click.option(
     "--consumer",
     type=click.Choice(NAMES),
@@ -191,6 +192,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     default=DEFAULT_KIND,
     show_default=True,
     metavar="VENDOR/CLASS",
+    shell_complete=complete_cdi_kind,
     help="Set the kind; for Kata the device plugin's resource name.",
 )
 @click.option(
@@ -218,6 +220,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
 @click.option(
     "--output",
     metavar="FILE",
+    shell_complete=complete_file,
     help="Write to FILE on this machine; use --write for a --root.",
 )
 @click.option("--write", is_flag=True, help="Write it where container runtimes look.")
@@ -372,8 +375,13 @@ def _cells(entry: CdiEntry) -> tuple[str, ...]:
 
 
 @click.command("remove")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--kind", metavar="VENDOR/CLASS", help="Remove only devices of this kind.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_cdi_device)
+@click.option(
+    "--kind",
+    metavar="VENDOR/CLASS",
+    shell_complete=complete_cdi_kind,
+    help="Remove only devices of this kind.",
+)
 @click.option("--all", "every", is_flag=True, help="Remove all devices that vfiomgr wrote.")
 @click.option("--stale", is_flag=True, help="Remove devices that are no longer available.")
 @session_options(*CHANGING)

@@ -8,9 +8,10 @@ import click
 
 from vfiomgr import oci as library
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_device
+from vfiomgr.cli.container_completion import complete_cdi_device
 from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import FILES, function_only_option, session_options
+from vfiomgr.cli.options import FILES, complete_directory, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 
@@ -86,8 +87,8 @@ def _body(session: Session, edit: Edit) -> dict[str, object]:
 
 
 @click.command("eject")
-@click.argument("bundle")
-@click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_address)
+@click.argument("bundle", shell_complete=complete_directory)
+@click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_device)
 @session_options(*FILES)
 @pass_session
 def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
@@ -107,9 +108,9 @@ def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
 
 
 @click.command("inject")
-@click.argument("bundle")
+@click.argument("bundle", shell_complete=complete_directory)
 @click.argument(
-    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
 )
 @click.option(
     "--node",
@@ -127,6 +128,7 @@ def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
     "--cdi",
     multiple=True,
     metavar="KIND=NAME",
+    shell_complete=complete_cdi_device,
     help="Annotate with this CDI name; one per device, in order.",
 )
 @function_only_option("Leave the other functions of the slot out.")

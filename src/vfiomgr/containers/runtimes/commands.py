@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import host_of, print_outcome
+from vfiomgr.cli.completion import complete_host_file
+from vfiomgr.cli.container_completion import complete_runtime
 from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import FILES, RenamedOption, session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
@@ -36,6 +38,7 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
         click.option(
             "--runtime-config",
             metavar="FILE",
+            shell_complete=complete_host_file,
             help="Use this configuration file of the container runtime.",
         ),
         click.option(
@@ -126,11 +129,12 @@ def runtime() -> None:
 
 
 @click.command("install")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_runtime)
 @click.option(
     "--path",
     metavar="FILE",
     required=True,
+    shell_complete=complete_host_file,
     help="Add this OCI runtime, which must be compatible with runc.",
 )
 @click.option(
@@ -183,7 +187,7 @@ def configure(
 
 
 @click.command("uninstall")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_runtime)
 @place_options
 @session_options(*FILES)
 @pass_session

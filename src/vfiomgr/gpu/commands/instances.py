@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_gpu
 from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
@@ -42,7 +42,7 @@ def instances() -> None:
 
 
 @instances.command("list")
-@click.argument("gpu", required=False, shell_complete=complete_address)
+@click.argument("gpu", required=False, shell_complete=complete_gpu)
 @session_options(*READING)
 @pass_session
 def list_instances(session: Session, gpu: str | None) -> None:
@@ -136,7 +136,7 @@ def _profile_row(found: GpuPartition, profile: InstanceProfile) -> tuple[str, ..
 
 
 @instances.command("set")
-@click.argument("gpu", shell_complete=complete_address)
+@click.argument("gpu", shell_complete=complete_gpu)
 @click.argument("profiles", nargs=-1, required=True, metavar="PROFILE=COUNT...")
 @session_options(*CHANGING)
 @pass_session
@@ -159,7 +159,7 @@ def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None
 
 
 @instances.command("remove")
-@click.argument("gpu", shell_complete=complete_address)
+@click.argument("gpu", shell_complete=complete_gpu)
 @session_options(*CHANGING)
 @pass_session
 def clear(session: Session, gpu: str) -> None:

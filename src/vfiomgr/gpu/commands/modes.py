@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_gpu
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
@@ -29,7 +29,7 @@ _WORDS = {True: "on", False: "off", None: "-"}
 
 
 @click.command("mode")
-@click.argument("gpu", required=False, shell_complete=complete_address)
+@click.argument("gpu", required=False, shell_complete=complete_gpu)
 @click.option("--heterogeneous/--homogeneous", default=None, help="vGPUs of several sizes, or one.")
 @click.option("--mig/--no-mig", default=None, help="GPU instances of its own hardware, or none.")
 @session_options(*CHANGING)
@@ -113,7 +113,7 @@ def _row(host: HostSnapshot, found: GpuMode) -> tuple[str, ...]:
 
 
 @click.command("switch")
-@click.argument("gpu", shell_complete=complete_address)
+@click.argument("gpu", shell_complete=complete_gpu)
 @click.argument("to", type=click.Choice(["host", "passthrough", "vgpu"]))
 @click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: so many VFs.")
 @click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_address, complete_host_file
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
@@ -82,22 +82,30 @@ def _is_below(path: str, root: str) -> bool:
 @click.option(
     "--whole",
     metavar="BASE",
+    shell_complete=complete_host_file,
     help="Print this configuration with the changes, not a drop-in.",
 )
 @click.option(
     "--beside",
     metavar="FILE",
+    shell_complete=complete_host_file,
     help="Write a drop-in for this configuration.  [default: Kata's default]",
 )
 @click.option(
     "--output",
     metavar="FILE",
+    shell_complete=complete_host_file,
     help="Write to this file atomically; with --root, below that root.",
 )
 @click.option(
     "--memory", metavar="SIZE", help="Set default_memory, e.g. 16G.  [default: 8G for GPUs]"
 )
-@click.option("--firmware", metavar="FILE", help="Set the OVMF of this Kata, for large BARs.")
+@click.option(
+    "--firmware",
+    metavar="FILE",
+    shell_complete=complete_host_file,
+    help="Set the OVMF of this Kata, for large BARs.",
+)
 @click.option(
     "--pod-resources/--no-pod-resources",
     default=None,

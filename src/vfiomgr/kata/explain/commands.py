@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_address, complete_device_or_file, complete_host_file
+from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
 from vfiomgr.cli.findings import counted, finding_document, print_findings, report_document
 from vfiomgr.cli.options import READING, RenamedOption, session_options
 from vfiomgr.cli.output import Marked, note, print_document, say
@@ -163,13 +164,19 @@ def _verdict(item: KataTrace) -> str:
 
 
 @click.command("explain")
-@click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_address)
+@click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_device_or_file)
 @release_options()
 @click.option(
-    "--config", metavar="FILE", help="Use this Kata configuration.  [default: that of the handler]"
+    "--config",
+    metavar="FILE",
+    shell_complete=complete_host_file,
+    help="Use this Kata configuration.  [default: that of the handler]",
 )
 @click.option(
-    "--handler", metavar="NAME", help="Use this handler if the file lacks the RuntimeClass."
+    "--handler",
+    metavar="NAME",
+    shell_complete=complete_handler,
+    help="Use this handler if the file lacks the RuntimeClass.",
 )
 @click.option(
     "--runtime",
@@ -182,6 +189,7 @@ def _verdict(item: KataTrace) -> str:
 @click.option(
     "--resource",
     metavar="DOMAIN/NAME",
+    shell_complete=complete_cdi_kind,
     help="Use this resource name of the device plugin, for DEVICE.",
 )
 @session_options(*READING, "verbose")
@@ -240,6 +248,7 @@ _BLOCKED = 1
 @click.option(
     "--config",
     metavar="FILE",
+    shell_complete=complete_host_file,
     help="Use this configuration, a path on the host.  [default: that of the handler kata-vfio, "
     "else the first one in /etc/kata-containers or Kata's defaults]",
 )

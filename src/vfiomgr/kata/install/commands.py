@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.completion import complete_host_file
+from vfiomgr.cli.container_completion import complete_handler
 from vfiomgr.cli.options import FILES, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session
@@ -36,6 +38,7 @@ _handler_option = click.option(
     default=DEFAULT_HANDLER,
     show_default=True,
     metavar="NAME",
+    shell_complete=complete_handler,
     help="Use this name, to which a RuntimeClass refers.",
 )
 
@@ -46,11 +49,13 @@ _handler_option = click.option(
     "--config",
     "config",
     metavar="FILE",
+    shell_complete=complete_host_file,
     help="Use this Kata configuration.  [default: its own, else Kata's for GPUs]",
 )
 @click.option(
     "--runtime-path",
     metavar="FILE",
+    shell_complete=complete_host_file,
     help="Use this Kata shim.  [default: the one for the configuration]",
 )
 @click.option("--set-default", is_flag=True, help="Make it the default runtime.")

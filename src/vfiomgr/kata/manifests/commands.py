@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_address, complete_host_file
+from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
 from vfiomgr.cli.options import READING, WholeNumber, session_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.cli.session import Session, pass_session
@@ -46,6 +47,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     default=DEFAULT_HANDLER,
     show_default=True,
     metavar="NAME",
+    shell_complete=complete_handler,
     help="Use this RuntimeClass.",
 )
 @click.option(
@@ -54,6 +56,7 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
 @click.option(
     "--resource",
     metavar="DOMAIN/NAME",
+    shell_complete=complete_cdi_kind,
     help="Request this device plugin resource; overrides --naming.",
 )
 @click.option(
@@ -138,6 +141,7 @@ def pod(
     default=DEFAULT_HANDLER,
     show_default=True,
     metavar="NAME",
+    shell_complete=complete_handler,
     help="Refer to this handler of containerd or CRI-O.",
 )
 @click.option(
@@ -149,7 +153,10 @@ def pod(
     help="Set Kata's default_memory.  [default: as configured, else 8192M]",
 )
 @click.option(
-    "--config", metavar="FILE", help="Use this Kata configuration.  [default: that of the handler]"
+    "--config",
+    metavar="FILE",
+    shell_complete=complete_host_file,
+    help="Use this Kata configuration.  [default: that of the handler]",
 )
 @click.option(
     "--cpus",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_address, complete_host_file
 from vfiomgr.cli.options import READING, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.cli.session import Session, pass_session
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--config",
     metavar="FILE",
+    shell_complete=complete_host_file,
     help=f"Use this Kata configuration.  [default: that of {DEFAULT_HANDLER}, if it exists]",
 )
 @click.option(

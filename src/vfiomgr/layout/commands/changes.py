@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,14 @@ import click
 from msgspec.structs import replace
 
 from vfiomgr.cli.changes import followed, host_of, print_outcome, print_plan
-from vfiomgr.cli.options import CHANGING, READING, RenamedOption, session_options
+from vfiomgr.cli.options import CHANGING, READING, RenamedOption, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.reader import read_values
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import (
     HostError,
@@ -63,6 +65,19 @@ _DRIFT = 3
 _FAILED, _INCOMPLETE = 1, RollbackIncomplete.exit_code
 
 
+def complete_layout(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """The layouts in FILE, which may have flaws; a pipe is not read."""
+    path = context.params.get("file")
+    if not path or not os.path.isfile(path):
+        return []
+    document = read_values(text_of(path, "a layout file"), path, "")
+    layouts = document.get("layouts") if isinstance(document, dict) else None
+    names = map(str, layouts) if isinstance(layouts, dict) else ()
+    return [name for name in names if name.startswith(incomplete)]
+
+
 def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     """Arguments and options: the file, the layout in it, and the safety checks to override."""
     for decorate in (
@@ -73,9 +88,13 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Override a safety check (the error message names it).",
         ),
         click.option(
-            "--layout", "name", metavar="NAME", help="Name of the layout, if FILE has several."
+            "--layout",
+            "name",
+            metavar="NAME",
+            shell_complete=complete_layout,
+            help="Name of the layout, if FILE has several.",
         ),
-        click.argument("file"),
+        click.argument("file", shell_complete=complete_file),
     ):
         function = decorate(function)
     return function
@@ -89,6 +108,7 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     cls=RenamedOption,
     former=("--out",),
     metavar="PLAN",
+    shell_complete=complete_file,
     help="Write the plan to a file, for `apply`.",
 )
 @session_options(*READING)

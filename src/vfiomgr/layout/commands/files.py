@@ -12,12 +12,14 @@ from vfiomgr.cli.changes import (
     print_outcome,
     update_initramfs_option,
 )
-from vfiomgr.cli.options import CHANGING, READING, session_options
+from vfiomgr.cli.completion import complete_board
+from vfiomgr.cli.options import CHANGING, READING, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError
+from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
 from vfiomgr.layout.import_driverctl import import_layouts
 from vfiomgr.layout.named import layout_of_text
@@ -39,8 +41,14 @@ if TYPE_CHECKING:
 
 
 @click.command("install")
-@click.argument("file")
-@click.option("--layout", "name", metavar="NAME", help="Name of the layout, if FILE has several.")
+@click.argument("file", shell_complete=complete_file)
+@click.option(
+    "--layout",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_layout,
+    help="Name of the layout, if FILE has several.",
+)
 @click.option(
     "--allow",
     multiple=True,
@@ -144,7 +152,7 @@ def schema(session: Session) -> None:
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_file)
 @session_options(*READING)
 @click.pass_context
 def validate(context: click.Context, files: tuple[str, ...]) -> None:
@@ -225,6 +233,7 @@ def _rules(count: int) -> str:
     "--vgpu-device-manager",
     "configuration",
     metavar="FILE",
+    shell_complete=complete_file,
     help="Import a vGPU Device Manager configuration too; - reads from a pipe.",
 )
 @click.option(
@@ -232,6 +241,7 @@ def _rules(count: int) -> str:
     "boards",
     metavar="ADDRESS|all",
     multiple=True,
+    shell_complete=complete_board,
     help="Boards for guests, if several share an ID of vfio-pci.",
 )
 @session_options(*READING)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.options import CHANGING, session_options
+from vfiomgr.cli.options import CHANGING, complete_file, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES
@@ -20,6 +20,7 @@ from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.layout import watch_layout
+from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
@@ -34,8 +35,14 @@ _Stamp = tuple[int, int, int]
 
 
 @click.command("watch")
-@click.argument("file", required=False)
-@click.option("--layout", "name", metavar="NAME", help="Name of the layout, if FILE has several.")
+@click.argument("file", required=False, shell_complete=complete_file)
+@click.option(
+    "--layout",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_layout,
+    help="Name of the layout, if FILE has several.",
+)
 @click.option("--enforce", is_flag=True, help="Correct drift.")
 @click.option(
     "--allow",

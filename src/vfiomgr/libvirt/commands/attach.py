@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import CHANGING, function_only_option, session_options
+from vfiomgr.cli.completion import complete_device
+from vfiomgr.cli.options import CHANGING, complete_file, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _DOMAIN = click.argument("domain", shell_complete=complete_domain)
 _DEVICES = click.argument(
-    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
 )
 _LIVE = click.option("--live", is_flag=True, help="Change the running guest.")
 _CONFIG = click.option("--config", is_flag=True, help="Change the definition, for the next start.")
@@ -211,7 +211,7 @@ def _print_plan(session: Session, change: DomainChange) -> None:
 
 
 @click.command("define")
-@click.argument("file")
+@click.argument("file", shell_complete=complete_file)
 @connect_option
 @session_options(*CHANGING)
 @pass_session

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_device, complete_host_file, complete_vfio_driver
 from vfiomgr.cli.options import READING, WholeNumber, function_only_option, session_options
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, pass_session
@@ -88,17 +88,33 @@ _MACHINE = (
 """The guest itself."""
 
 
+def _complete_boot(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """What a guest boots from, but for its own names of devices."""
+    return [name for name in ("disk", "cdrom", "network") if name.startswith(incomplete)]
+
+
 _MEDIA = (
     click.option(
         "--boot",
         multiple=True,
         metavar="disk|cdrom|network|NAME",
+        shell_complete=_complete_boot,
         help="Boot from this device first; repeatable.  [default: disk, cdrom]",
     ),
     click.option("--kernel-arguments", metavar="TEXT", help="Set the command line of --kernel."),
-    click.option("--initrd", metavar="FILE", help="Set the initial RAM disk of --kernel."),
     click.option(
-        "--kernel", metavar="FILE", help="Start this kernel of the host without a boot loader."
+        "--initrd",
+        metavar="FILE",
+        shell_complete=complete_host_file,
+        help="Set the initial RAM disk of --kernel.",
+    ),
+    click.option(
+        "--kernel",
+        metavar="FILE",
+        shell_complete=complete_host_file,
+        help="Start this kernel of the host without a boot loader.",
     ),
     click.option(
         "--network",
@@ -112,6 +128,7 @@ _MEDIA = (
         "cdroms",
         multiple=True,
         metavar="FILE",
+        shell_complete=complete_host_file,
         help="Add an installation image; repeatable, e.g. for drivers.",
     ),
     click.option(
@@ -119,6 +136,7 @@ _MEDIA = (
         "disks",
         multiple=True,
         metavar="FILE[,format=F][,bus=B]",
+        shell_complete=complete_host_file,
         help="Add an image or block device; bus virtio or sata.",
     ),
 )
@@ -137,7 +155,7 @@ _DEVICES = (
         "devices",
         multiple=True,
         metavar="ADDRESS|UUID[,…]",
-        shell_complete=complete_address,
+        shell_complete=complete_device,
         help="Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
         "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE.",
     ),
@@ -194,10 +212,16 @@ _HOSTDEV = (
     click.option(
         "--driver-model",
         metavar="DRIVER",
+        shell_complete=complete_vfio_driver,
         help="Let libvirt bind it to this VFIO driver (libvirt 10.0).",
     ),
     click.option("--boot-order", type=WholeNumber(1), metavar="N", help="Set its boot order."),
-    click.option("--rom", metavar="FILE|off", help="Set its option ROM; off disables it."),
+    click.option(
+        "--rom",
+        metavar="FILE|off",
+        shell_complete=complete_host_file,
+        help="Set its option ROM; off disables it.",
+    ),
     click.option(
         "--ramfb", is_flag=True, help="Show a framebuffer until the guest loads its driver."
     ),
@@ -301,7 +325,7 @@ def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool
 
 @click.command("hostdev")
 @click.argument(
-    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_address
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
 )
 @click.option(
     "--guest-bus",

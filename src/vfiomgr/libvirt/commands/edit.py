@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.options import READING, function_only_option, session_options
+from vfiomgr.cli.completion import complete_device
+from vfiomgr.cli.options import READING, complete_file, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
@@ -29,7 +29,12 @@ from vfiomgr.libvirt.attach.domain_edit import (
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
 from vfiomgr.libvirt.build.named import hostdev_options
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
-from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connect_option, connected
+from vfiomgr.libvirt.commands.connection import (
+    DEFAULT_URI,
+    complete_domain_or_file,
+    connect_option,
+    connected,
+)
 from vfiomgr.libvirt.commands.domain import of_device, version_option
 from vfiomgr.libvirt.generate import libvirt_version as version_of_libvirt
 from vfiomgr.libvirt.generate import qemu_version, refuse_to_hurt, tell_what_waits
@@ -273,13 +278,13 @@ _DEVICE = "ADDRESS|UUID"
 
 
 @click.command("edit")
-@click.argument("target", metavar="FILE|DOMAIN")
+@click.argument("target", metavar="FILE|DOMAIN", shell_complete=complete_domain_or_file)
 @click.option(
     "--add",
     "added",
     multiple=True,
     metavar=_DEVICE,
-    shell_complete=complete_address,
+    shell_complete=complete_device,
     help="Add this device; repeatable.",
 )
 @click.option(
@@ -287,10 +292,15 @@ _DEVICE = "ADDRESS|UUID"
     "removed",
     multiple=True,
     metavar=_DEVICE,
-    shell_complete=complete_address,
+    shell_complete=complete_device,
     help="Remove this device before others are added; repeatable.",
 )
-@click.option("--output", metavar="FILE", help="Write to this file instead; - for a pipe.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Write to this file instead; - for a pipe.",
+)
 @of_device
 @function_only_option("Leave the other functions of the slot unchanged.")
 @version_option

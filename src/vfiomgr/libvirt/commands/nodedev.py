@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import complete_parent, complete_type
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.cli.session import Session, pass_session
@@ -19,7 +19,7 @@ from vfiomgr.definitions.named import type_of
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
-from vfiomgr.libvirt.commands.connection import connect_option, connected
+from vfiomgr.libvirt.commands.connection import complete_nodedev, connect_option, connected
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -147,12 +147,12 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
 
 
 @nodedev.command("define")
-@click.argument("uuid", required=False)
+@click.argument("uuid", required=False, shell_complete=complete_nodedev)
 @click.option(
     "--parent",
     metavar="ADDRESS",
     required=True,
-    shell_complete=complete_address,
+    shell_complete=complete_parent,
     help="Create it on this parent function.",
 )
 @click.option(
@@ -160,6 +160,7 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
     "wanted",
     metavar="TYPE",
     required=True,
+    shell_complete=complete_type,
     help="Choose the vGPU type, by identifier or name.",
 )
 @click.option("--autostart", is_flag=True, help="Start it with its parent.")
@@ -202,7 +203,7 @@ def define(
 
 
 @nodedev.command("start")
-@click.argument("uuid")
+@click.argument("uuid", shell_complete=complete_nodedev)
 @connect_option
 @session_options(*CHANGING)
 @pass_session
@@ -229,7 +230,7 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
 
 
 @nodedev.command("stop")
-@click.argument("uuid")
+@click.argument("uuid", shell_complete=complete_nodedev)
 @connect_option
 @session_options(*CHANGING)
 @pass_session
@@ -254,7 +255,7 @@ def stop(session: Session, *, uuid: str, uri: str) -> None:
 
 
 @nodedev.command("undefine")
-@click.argument("uuid")
+@click.argument("uuid", shell_complete=complete_nodedev)
 @connect_option
 @session_options(*CHANGING)
 @pass_session

@@ -18,7 +18,10 @@ from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
 from vfiomgr.libvirt.checks import check_domains
 from vfiomgr.libvirt.checks import hypervisor as hypervisor_at
 from vfiomgr.libvirt.client.binding import DEADLINE, split_uri
-from vfiomgr.libvirt.commands.connection import complete_domain, connect_option
+from vfiomgr.libvirt.commands.connection import (
+    complete_domain_or_file,
+    connect_option,
+)
 from vfiomgr.libvirt.model import Domain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.usage import forbid_together
@@ -41,7 +44,7 @@ class _Judged(Value):
 
 
 @click.command("preflight")
-@click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain)
+@click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain_or_file)
 @click.option("--all", "every", is_flag=True, help="Check all domains of libvirt.")
 @connect_option
 @session_options(*READING, "timeout")

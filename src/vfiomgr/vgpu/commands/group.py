@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
+from vfiomgr.cli.completion import complete_numa_node, complete_parent, complete_type, complete_vgpu
 from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
@@ -46,7 +47,12 @@ vgpu.add_command(switch)
 
 
 @vgpu.command("types")
-@click.option("--parent", metavar="DEVICE", help="Types of this GPU or virtual function alone.")
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="Types of this GPU or virtual function alone.",
+)
 @session_options(*READING)
 @pass_session
 def types(session: Session, parent: str | None) -> None:
@@ -200,7 +206,13 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
 @vgpu.command("create")
 @click.argument("uuid", required=False)
 @click.option("--uuid", "former_uuid", hidden=True)
-@click.option("--type", "type_name", metavar="TYPE", help="Identifier, number or name: A10-4Q.")
+@click.option(
+    "--type",
+    "type_name",
+    metavar="TYPE",
+    shell_complete=complete_type,
+    help="Identifier, number or name: A10-4Q.",
+)
 @click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
 @click.option(
     "--series",
@@ -210,8 +222,20 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
 )
 @click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
 @click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
-@click.option("--parent", metavar="DEVICE", help="On this GPU, or this virtual function.")
-@click.option("--numa", "numa_node", type=WholeNumber(0), metavar="NODE", help="Near this node.")
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="On this GPU, or this virtual function.",
+)
+@click.option(
+    "--numa",
+    "numa_node",
+    type=WholeNumber(0),
+    metavar="NODE",
+    shell_complete=complete_numa_node,
+    help="Near this node.",
+)
 @click.option(
     "--strategy",
     type=click.Choice(["pack", "spread"]),
@@ -278,9 +302,14 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
 
 
 @vgpu.command("remove")
-@click.argument("name", nargs=-1)
+@click.argument("name", nargs=-1, shell_complete=complete_vgpu)
 @click.option("--all", "every", is_flag=True, help="All that vfiomgr made, none that others did.")
-@click.option("--parent", metavar="DEVICE", help="With --all: of this device alone.")
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="With --all: of this device alone.",
+)
 @click.option(
     "--allow",
     type=click.Choice(["in-use"]),

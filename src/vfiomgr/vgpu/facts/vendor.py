@@ -29,7 +29,7 @@ CREATABLE = "creatable_vgpu_types"
 _LINE = re.compile(r"^\s*([0-9]+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 """`1148  : NVIDIA L40S-2Q`; the header, where there is one, has no number."""
 _LIMIT = 1 << 16
-_EMPTY = "0"
+EMPTY = "0"
 _DEVICE_API = "vfio-pci"
 
 
@@ -47,7 +47,7 @@ def read_vendor_vgpus(
         if current is None:
             continue
         parents.append(_parent(tree, device))
-        if current != _EMPTY:
+        if current != EMPTY:
             vgpus.append(_vgpu(device, current))
     parents += _lost(tree, devices, parents)
     return tuple(parents), tuple(_named(vgpus, parents))
