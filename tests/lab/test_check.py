@@ -85,5 +85,5 @@ def test_a_host_without_an_iommu_is_blocked_and_the_command_says_so() -> None:
     text = vfiomgr("check", status=1).stdout
     assert text.startswith("blocker: the IOMMU is off\n")
     assert "  evidence  /proc/cmdline: intel_iommu=off\n" in text
-    assert "take intel_iommu=off off the kernel command line" in text
+    assert "remove intel_iommu=off from the kernel command line" in text
     assert "not ready: 1 blocker, 0 warnings" in text

@@ -38,7 +38,7 @@ def test_a_virtual_function_goes_alone_and_its_physical_function_stays(topology:
 def test_without_an_iommu_the_remedy_is_told_and_nothing_moves(topology: Topology) -> None:
     told = vfiomgr("groups").stdout
     assert told.startswith("the IOMMU is off")
-    assert "take intel_iommu=off off the kernel command line" in told
+    assert "remove intel_iommu=off from the kernel command line" in told
     for dry in ([], ["--dry-run"]):
         refused = vfiomgr("bind", topology.addresses["gpu"], *dry, status=4).stderr
         assert "the IOMMU is off" in refused

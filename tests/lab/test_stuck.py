@@ -115,14 +115,14 @@ def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
     before = read_driver_state(TREE, PciAddress.parse(address))
     with nested_guest(address) as guest:
         refused = vfiomgr("unbind", address, status=4).stderr
-        assert f"is held by qemu-system-x86 (PID {guest.pid})" in refused
+        assert f"is in use by: qemu-system-x86 (PID {guest.pid})" in refused
         began = time.monotonic()
         forced = vfiomgr(
             "unbind", address, "--allow", "in-use", "--yes", "--timeout", "3", status=5
         ).stderr
         assert time.monotonic() - began < _NEVER
         assert "the kernel has not returned from" in forced
-        assert f"held by qemu-system-x86 (PID {guest.pid})" in forced
+        assert f"in use by: qemu-system-x86 (PID {guest.pid})" in forced
         # Nothing hangs now that the kernel has the lock of the device.
         listed = {item["address"]: item for item in document("list", "--all")["items"]}
         assert "PID" in listed[address]["stuck"]

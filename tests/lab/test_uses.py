@@ -98,7 +98,7 @@ def test_a_disk_mounted_in_another_namespace_is_refused_and_stays_whole(
     with running(*_PRIVATELY, "sh", "-c", script) as holder:
         said = refused(address)
         place = f"in the mount namespace of sh (PID {holder.pid})"
-        assert f"holds a disk that the host uses: {node} on {tmp_path} {place}" in said
+        assert f"has a disk that the host uses: {node} on {tmp_path} {place}" in said
         assert f"nsenter -t {holder.pid} -m umount {tmp_path}" in said
         holder.communicate("\n")
         assert holder.returncode == 0
@@ -148,7 +148,7 @@ def test_the_disk_of_a_guest_is_refused_whatever_the_guest_calls_it(
         try:
             opened = Path(f"/proc/{guest.pid}/fd")
             await_true(lambda: str(other) in [os.readlink(link) for link in opened.iterdir()])
-            assert f"is open in qemu-system-x86 (PID {guest.pid})" in refused(address)
+            assert f"is in use by: qemu-system-x86 (PID {guest.pid})" in refused(address)
         finally:
             guest.kill()
     descriptor = os.open(node.replace("nvme", "ng", 1), os.O_RDONLY)
@@ -174,7 +174,7 @@ def test_an_interface_with_an_address_is_refused(nic: tuple[str, str]) -> None:
     ip("link", "set", interface, "up")
     ip("address", "add", "192.0.2.1/24", "dev", interface)
     said = refused(function)
-    assert f"in use by the network: interface {interface}: address 192.0.2.1/24" in said
+    assert f"in use by the host's network: interface {interface}: address 192.0.2.1/24" in said
     assert f"ip link set {interface} down" in said
     ip("address", "del", "192.0.2.1/24", "dev", interface)
     ip("route", "add", "198.51.100.0/24", "dev", interface, "table", "77")

@@ -150,7 +150,7 @@ def test_a_guest_holds_one_and_the_others_can_go(family: str) -> None:
         try:
             nested.await_open(guest)
             refused = vfiomgr("vgpu", "remove", held, status=4).stderr
-            assert f"vGPU {held} is held by qemu-system-x86" in refused
+            assert f"vGPU {held} is in use by: qemu-system-x86" in refused
             assert f"PID {guest.pid}" in refused
             vfiomgr("vgpu", "remove", other)
             assert [vgpu.name for vgpu in host().vgpus] == [held]

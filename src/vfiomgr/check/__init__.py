@@ -1,7 +1,7 @@
-"""Whether a host is ready to give devices to guests.
+"""Check whether a host is ready for passthrough.
 
-`facts` reads a `Readiness`, and the rules in `rules/` make findings of it and the snapshot, each
-with its evidence. A rule says only what it can show.
+`facts` reads a `Readiness`; the rules in `rules/` turn it and the snapshot into findings with
+evidence. A rule reports only what it can prove.
 """
 
 from typing import TYPE_CHECKING

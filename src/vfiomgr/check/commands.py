@@ -1,4 +1,4 @@
-"""`vfiomgr check`."""
+"""The command `vfiomgr check`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _COMMANDS = {
 
 
 @click.group("check", cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
-@click.option("--all", "every", is_flag=True, help="Show also what is fine.")
+@click.option("--all", "every", is_flag=True, help="Also show what is fine.")
 @session_options(*READING)
 @click.pass_context
 def check(context: click.Context, *, every: bool) -> None:
-    """Check whether this host, a domain, a pod, Kata, CDI or a layout is right.
+    """Check a host, domain, pod, layout, Kata or CDI.
 
-    Without a command it checks whether this host is ready for passthrough. Each finding has its
-    evidence, why it matters, and a remedy. A blocker prevents passthrough of any device; a warning
+    Without a subcommand, check whether this host is ready for passthrough. Each finding has
+    evidence, a reason and a remedy. A blocker prevents passthrough of every device; a warning
     concerns some devices, or safety. JSON and YAML include what is fine.
 
-    Exit status: 0 if nothing blocks, 1 if a blocker was found.
+    Exit status: 0 if there is no blocker, 1 if there is one.
 
     \b
     Examples:
@@ -69,7 +69,7 @@ def _print(report: Report, *, every: bool) -> None:
 
 
 def _summary(report: Report, *, every: bool) -> str:
-    verdict = "not ready" if report.is_blocked else "nothing blocks"
+    verdict = "not ready" if report.is_blocked else "no blocker found"
     counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
     fine = f"{report.count('ok')} fine{'' if every else ' (--all shows them)'}"
     return f"{verdict}: {', '.join((*counts, fine))}"

@@ -1,4 +1,4 @@
-"""Which distribution a host runs, and with which tools it is administered."""
+"""Facts about the readiness of a host: distribution, limits, modules, firmware, nodes."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _TOOLS = (
     "pacman",
 )
 _KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
-"""What kernel-install and proxmox-boot-tool give to new boot entries."""
+"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries."""
 
 
 def read_distribution(tree: HostTree) -> Distribution | None:
-    """Of os-release(5); None where the host has none."""
+    """Read os-release(5); None if the host has none."""
     text = next((t for place in _RELEASES if (t := text_of(tree, place))), None)
     if text is None:
         return None
@@ -93,14 +93,14 @@ _UNLIMITED = frozenset({"infinity", "unlimited", "-1"})
 
 
 def read_memlock(tree: HostTree) -> tuple[MemlockLimit, ...] | None:
-    """The settings for those services and users that the host has; None where there is no place."""
+    """The limits of the services and users of this host; None if no such file exists."""
     if not any(exists(tree, place) for place in (*_UNITS, _LIMITS, _LIMITS_DIRECTORY)):
         return None
     return (*_services(tree), *_users(tree))
 
 
 def _services(tree: HostTree) -> Iterator[MemlockLimit]:
-    """The last LimitMEMLOCK of a unit and its drop-ins counts (systemd.unit(5))."""
+    """The effective LimitMEMLOCK: the last one of a unit and its drop-ins (systemd.unit(5))."""
     for service, kind in _SERVICES.items():
         unit = next((f"{d}/{service}" for d in _UNITS if exists(tree, f"{d}/{service}")), None)
         if unit is None:
@@ -120,7 +120,7 @@ def _services(tree: HostTree) -> Iterator[MemlockLimit]:
 
 
 def _users(tree: HostTree) -> Iterator[MemlockLimit]:
-    """Lines of limits.conf(5) that name a user of QEMU: domain, type, item, value."""
+    """Lines of limits.conf(5) for a QEMU user: domain, type, item, value."""
     present = set(account_names(tree)[0].values()).intersection(_USERS)
     for file in (_LIMITS, *configuration_files(tree, (_LIMITS_DIRECTORY,))):
         for line in settings_of(tree, file):
@@ -146,13 +146,13 @@ _CONFIG = re.compile(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not se
 _CONFIG_GZ = HostPath("/proc/config.gz")
 _CONFIG_LIMIT = 4 << 20
 _GZIP = 31
-"""Window bits that tell zlib to expect gzip's header."""
+"""Window bits that make zlib expect a gzip header."""
 
 
 def read_modules(
     tree: HostTree, release: str | None, devices: Sequence[PciDevice]
 ) -> tuple[KernelModule, ...]:
-    """The modules of VFIO, nouveau, and those whose drivers have GPUs and accelerators."""
+    """The modules of VFIO, nouveau, and the drivers bound to GPUs and accelerators."""
     names = sorted(_relevant(devices))
     builtin = _listed(tree, release, "modules.builtin")
     loadable = _listed(tree, release, "modules.dep")
@@ -184,7 +184,7 @@ def _state(
     builtin: set[str] | None,
     loadable: set[str] | None,
 ) -> ModuleState | None:
-    """A module that is built in has a directory in sysfs only where it has parameters."""
+    """Find the state of a module; a built-in one is in sysfs only if it has parameters."""
     if name in (builtin or ()):
         return "built-in"
     if is_in_sysfs:
@@ -195,7 +195,7 @@ def _state(
 
 
 def _listed(tree: HostTree, release: str | None, name: str) -> set[str] | None:
-    """The modules in a list of depmod: `kernel/drivers/vfio/vfio.ko.xz: …`, one a line."""
+    """The modules in a depmod list, one per line: `kernel/drivers/vfio/vfio.ko.xz: …`."""
     if release is None:
         return None
     texts = (text_of(tree, f"{library}/{release}/{name}") for library in _LIBRARIES)
@@ -209,7 +209,7 @@ def _listed(tree: HostTree, release: str | None, name: str) -> set[str] | None:
 def read_module_settings(
     tree: HostTree, devices: Sequence[PciDevice]
 ) -> tuple[ModuleSetting, ...] | None:
-    """The lines of modprobe.d(5) that name one of these modules; None where there is none."""
+    """The lines of modprobe.d(5) that name one of these modules; None without modprobe.d."""
     if not any(exists(tree, directory) for directory in _MODPROBE):
         return None
     relevant = _relevant(devices)
@@ -224,7 +224,7 @@ def read_module_settings(
 
 
 def read_config(tree: HostTree, release: str | None) -> tuple[str | None, dict[str, str]]:
-    """Where the kernel's configuration stands, and the options that matter; `n` is not set."""
+    """The file of the kernel's configuration and the relevant options; `n` means not set."""
     for source in (f"/boot/config-{release}", f"/usr/lib/modules/{release}/config"):
         if release is not None and (text := text_of(tree, source)):
             return source, _options(text)
@@ -250,23 +250,23 @@ def _unpacked(data: bytes | None) -> str:
 _NODES = (paths.VFIO_NODES / "vfio", HostPath("/dev/iommu"))
 _ACPI_TABLES = HostPath("/sys/firmware/acpi/tables")
 _DMAR_FLAGS = 37
-"""Offset behind the header of 36 bytes and the address width (struct acpi_table_dmar)."""
+"""Offset after the 36-byte header and the address width (struct acpi_table_dmar)."""
 _SECURITY = HostPath("/sys/kernel/security")
 _FIRMWARE = HostPath("/sys/firmware")
 _EFI_VARIABLES = HostPath("/sys/firmware/efi/efivars")
 _SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _EFI_ATTRIBUTES = 4
-"""Bytes before the value of a variable (Documentation/filesystems/efivarfs.rst)."""
+"""Bytes before the value of an EFI variable (Documentation/filesystems/efivarfs.rst)."""
 _HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
 _SELECTED = re.compile(r"\[(\w+)\]")
 _CHIP = re.compile(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
-"""Names of x86's interrupt chips; `IR-` says that their interrupts are remapped."""
+"""Names of x86 interrupt chips; the prefix `IR-` means that interrupts are remapped."""
 _FRAMEBUFFERS = frozenset({"BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "ofdrm"})
-"""Who claims the firmware's screen (drivers/firmware/sysfb_simplefb.c, drivers/video/fbdev)."""
+"""Drivers of the firmware framebuffer (drivers/firmware/sysfb_simplefb.c, drivers/video/fbdev)."""
 
 
 def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDevice]) -> Readiness:
-    """All facts of a check beyond those of a scan."""
+    """Read all facts that a check needs in addition to a scan."""
     source, config = read_config(tree, release)
     return Readiness(
         modules=read_modules(tree, release, devices),
@@ -320,7 +320,7 @@ def _interrupt_chips(tree: HostTree) -> tuple[str, ...] | None:
 
 
 def _lockdown(tree: HostTree) -> str | None:
-    """None where securityfs is not shown; a kernel without lockdown has no such file in it."""
+    """The lockdown mode; None if securityfs is not mounted."""
     match = _SELECTED.search(text_of(tree, _SECURITY / "lockdown") or "")
     if match is not None:
         return match[1]
@@ -328,7 +328,7 @@ def _lockdown(tree: HostTree) -> str | None:
 
 
 def _secure_boot(tree: HostTree) -> bool | None:
-    """None where EFI's variables are not shown; a host that was booted without EFI has none."""
+    """Whether Secure Boot is on; None if the EFI variables are not accessible."""
     value = tree.read_bytes(_EFI_VARIABLES / _SECURE_BOOT) or b""
     if len(value) > _EFI_ATTRIBUTES:
         return bool(value[_EFI_ATTRIBUTES])
@@ -337,16 +337,16 @@ def _secure_boot(tree: HostTree) -> bool | None:
 
 
 def _lacks(tree: HostTree, directory: HostPath, name: str) -> bool:
-    """Whether a kernel shows other entries of a directory, so that this one is not there.
+    """Whether a directory has other entries, which proves that this one does not exist.
 
-    A recording may hold a part of it; a container shows some directories empty.
+    A recording may contain only a part; in a container some directories are empty.
     """
     entries = tree.children(directory) if tree.is_live else []
     return bool(entries) and name not in entries
 
 
 def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
-    """Claims of /proc/iomem, where indentation is nesting; its addresses are root's to see."""
+    """Framebuffers in /proc/iomem, which shows nesting by indentation (addresses require root)."""
     text = text_of(tree, "/proc/iomem")
     if text is None:
         return None
@@ -363,7 +363,7 @@ def _framebuffers(tree: HostTree) -> tuple[FirmwareFramebuffer, ...] | None:
 
 
 def _has_driver_override(tree: HostTree, devices: Sequence[PciDevice]) -> bool | None:
-    """None where a recording has the attribute of no function: few recorders save it."""
+    """Whether functions have driver_override; None for recordings without any."""
     if any(tree.exists(paths.pci_device(d.address) / "driver_override") for d in devices):
         return True
     return False if devices and tree.is_live else None

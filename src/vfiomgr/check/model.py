@@ -1,6 +1,6 @@
-"""Whether a host is ready: the facts that only `vfiomgr check` needs, and what it finds.
+"""Facts that only `vfiomgr check` needs, and its findings.
 
-None stands for what this host, recording or snapshot cannot show; it is never taken for "no".
+None means that this host, recording or snapshot does not show the fact; it never means "no".
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ ModuleState = Literal["loaded", "built-in", "available", "missing"]
 
 
 class Report(Value):
-    """All findings, the gravest first, and what could not be looked at."""
+    """All findings, the most severe first, and what could not be checked."""
 
     findings: tuple[Diagnostic, ...]
     not_checked: tuple[str, ...]
 
     def count(self, severity: Severity) -> int:
-        """How many findings are of one severity."""
+        """The number of findings of one severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something keeps every device from going to a guest."""
+        """Whether a blocker prevents passthrough of every device."""
         return self.count("blocker") > 0
 
 
 class KernelModule(Value):
-    """A module by its name with underscores; its parameters are those of /sys/module."""
+    """A kernel module (name with underscores) and its parameters in /sys/module."""
 
     name: str
     state: ModuleState | None
@@ -40,12 +40,12 @@ class KernelModule(Value):
 
     @property
     def is_present(self) -> bool:
-        """Whether its code runs: loaded, or built into the kernel."""
+        """Whether the module is loaded or built into the kernel."""
         return self.state in ("loaded", "built-in")
 
 
 class ModuleSetting(Value):
-    """A line of modprobe.d: its command (`options`, `blacklist`, `install`, …), module and rest."""
+    """A line of modprobe.d: command (`options`, `blacklist`, `install`, …), module, arguments."""
 
     source: str
     command: str
@@ -68,7 +68,7 @@ class DeviceNode(Value):
 
 
 class FirmwareFramebuffer(Value):
-    """A claim of /proc/iomem on the screen that the firmware set up, and the function below it."""
+    """A firmware framebuffer in /proc/iomem, and the function whose memory it uses."""
 
     name: str
     """`BOOTFB`, `efifb`, `simpledrm`, `vesafb`, …"""
@@ -76,19 +76,19 @@ class FirmwareFramebuffer(Value):
 
 
 class MemlockLimit(Value):
-    """A setting of how much memory a service or a user may lock."""
+    """The limit on locked memory of a service or user."""
 
     subject: str
     """`containerd.service`, `user libvirt-qemu`."""
     kind: Literal["virtualization", "container-runtime", "user"]
     setting: str
-    """As written: `LimitMEMLOCK=64M`, `hard memlock 65536`."""
+    """The text in the file: `LimitMEMLOCK=64M`, `hard memlock 65536`."""
     is_unlimited: bool
     source: str
 
 
 class Distribution(Value):
-    """Of /etc/os-release, and which of the tools are there that remedies name."""
+    """The fields of /etc/os-release, and the installed tools that remedies name."""
 
     id: str
     name: str
@@ -96,46 +96,46 @@ class Distribution(Value):
 
 
 class Readiness(Value):
-    """What a check reads of a host beyond its devices."""
+    """The facts of a host that only a check reads."""
 
     modules: tuple[KernelModule, ...]
     module_settings: tuple[ModuleSetting, ...] | None
-    """Of modprobe.d; None where there is no such directory."""
+    """The lines of modprobe.d; None if there is no such directory."""
     config_source: str | None
     config: dict[str, str]
-    """Options of the kernel's configuration, without CONFIG_; `n` where one is not set."""
+    """Options of the kernel's configuration, without CONFIG_; `n` if not set."""
     has_dev: bool
     nodes: tuple[DeviceNode, ...]
     has_acpi_tables: bool
-    """Whether the directory is there in which the kernel shows the firmware's tables."""
+    """Whether the directory of the firmware's tables exists."""
     dmar_flags: int | None
-    """Of the DMAR table; bit 0 says that the platform can remap interrupts."""
+    """Flags of the DMAR table; bit 0 means that the platform can remap interrupts."""
     iommu_ecaps: dict[str, int]
-    """Extended capabilities of Intel's units; bit 3 is interrupt remapping."""
+    """Extended capabilities of Intel IOMMU units; bit 3 is interrupt remapping."""
     interrupt_chips: tuple[str, ...] | None
-    """Of /proc/interrupts, without the address of a device: `IR-PCI-MSI`, `IO-APIC`."""
+    """Chips in /proc/interrupts, without device addresses: `IR-PCI-MSI`, `IO-APIC`."""
     lockdown: str | None
-    """`none` (also of a kernel without lockdown), `integrity` or `confidentiality`."""
+    """`none` (also for a kernel without lockdown), `integrity` or `confidentiality`."""
     secure_boot: bool | None
     framebuffers: tuple[FirmwareFramebuffer, ...] | None
     memlock: tuple[MemlockLimit, ...] | None
-    """None where neither units nor limits.conf are there to be read."""
+    """None if neither units nor limits.conf can be read."""
     distribution: Distribution | None
     has_driver_override: bool | None
-    """Whether functions have that attribute; None where there are none, or nobody can tell."""
+    """Whether functions have driver_override; None if there are no functions, or it is unknown."""
     has_modprobe: bool | None = None
-    """Whether modules can be loaded by modprobe; None where that is not this machine."""
+    """Whether modprobe is available; None for a recorded host."""
 
     def module(self, name: str) -> KernelModule:
-        """What is known of a module, by its name with underscores."""
+        """The state of a module, by its name with underscores."""
         found = (module for module in self.modules if module.name == name)
         return next(found, KernelModule(name, None))
 
     def settings(self, command: str, module: str) -> tuple[ModuleSetting, ...]:
-        """The lines of modprobe.d with one command for one module."""
+        """The lines of modprobe.d with this command and module."""
         known = self.module_settings or ()
         return tuple(s for s in known if (s.command, s.module) == (command, module))
 
     def node(self, path: str) -> DeviceNode | None:
-        """A device node, where it exists."""
+        """The device node at a path; None if it does not exist."""
         return next((node for node in self.nodes if node.path == path), None)

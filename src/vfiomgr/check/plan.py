@@ -1,6 +1,7 @@
-"""Whether a host is ready to give devices to guests: small rules over facts, each with evidence.
+"""Check a host for passthrough: small rules over facts, each with evidence.
 
-A rule yields what it can show. Where a fact is None it is silent, and `not_checked` says so.
+A rule reports only what it can prove. If a fact is None, the rule is silent and `not_checked` lists
+the fact.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
     devices.no_reset,
     devices.weak_reset,
 )
-"""Rules over what every scan reads."""
+"""Rules over facts that every scan reads."""
 
 _OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Diagnostic]], ...] = (
     platform.interrupt_remapping,
@@ -65,11 +66,11 @@ _OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Diagnostic]], 
     platform.secure_boot,
     devices.d3cold,
 )
-"""Rules over what a scan reads only for a check."""
+"""Rules over facts that a scan reads only for a check."""
 
 
 def check(host: HostSnapshot) -> Report:
-    """All findings, the gravest first, and what this host or snapshot does not show."""
+    """Return all findings, the most severe first, and the facts that were not available."""
     found = [*platform.iommu(host), *(f for rule in _OF_DEVICES for f in rule(host))]
     if host.readiness is not None:
         found += [f for rule in _OF_READINESS for f in rule(host, host.readiness)]
@@ -78,43 +79,43 @@ def check(host: HostSnapshot) -> Report:
 
 
 def _not_checked(host: HostSnapshot) -> Iterator[str]:
-    """What no rule could look at, and what is missing for it."""
+    """The facts that could not be checked, and what was missing."""
     if host.devices:
         yield from _unseen_of_devices(host.devices)
     if host.pci_unidentified:
         count, first = len(host.pci_unidentified), host.pci_unidentified[0]
         yield f"{count} PCI functions, e.g. {first}: {UNIDENTIFIED}"
     if not host.iommu.is_known:
-        yield f"whether the IOMMU is on: there is neither {IOMMU_GROUPS} nor {IOMMU_UNITS}"
+        yield f"whether the IOMMU is on: neither {IOMMU_GROUPS} nor {IOMMU_UNITS} found"
     if host.kernel_command_line is None:
-        yield "the kernel command line: there is no /proc/cmdline"
+        yield "the kernel command line: /proc/cmdline not found"
     if host.readiness is None:
-        yield "modules, interrupts, firmware, limits: the snapshot was made without them"
+        yield "modules, interrupts, firmware, limits: not in the snapshot"
     else:
         yield from _unseen(host.readiness)
 
 
 def _unseen_of_devices(devices: Iterable[PciDevice]) -> Iterator[str]:
     if all(device.header_type is None for device in devices):
-        yield "whether devices answer: no configuration space can be read"
+        yield "whether devices answer: no configuration space is readable"
     if not any(device.reset_method for device in devices):
         yield "how GPUs are reset: no function has a reset_method"
 
 
 def _unseen(facts: Readiness) -> Iterator[str]:
     if all(module.state is None for module in facts.modules):
-        yield "kernel modules: neither /sys/module nor the lists of /lib/modules are there"
+        yield "kernel modules: neither /sys/module nor the lists of /lib/modules found"
     for fact, text in (
         (facts.has_driver_override, "whether functions have a driver_override: none has the file"),
-        (facts.module_settings, "settings of kernel modules: there is no modprobe.d"),
-        (facts.interrupt_chips, "whether interrupts are remapped: there is no /proc/interrupts"),
-        (facts.framebuffers, "the firmware's framebuffer: there is no /proc/iomem"),
+        (facts.module_settings, "settings of kernel modules: modprobe.d not found"),
+        (facts.interrupt_chips, "whether interrupts are remapped: /proc/interrupts not found"),
+        (facts.framebuffers, "the firmware's framebuffer: /proc/iomem not found"),
         (facts.config_source, "the kernel's configuration: no /boot/config-RELEASE, no config.gz"),
-        (facts.has_dev or None, "who may open the nodes of VFIO: there is no /dev"),
-        (facts.memlock, "limits on locked memory: no units of systemd, no limits.conf"),
+        (facts.has_dev or None, "permissions of VFIO nodes: /dev not found"),
+        (facts.memlock, "limits on locked memory: no systemd units, no limits.conf"),
         (facts.lockdown, "lockdown: /sys/kernel/security is empty or absent"),
-        (facts.secure_boot, "Secure Boot: /sys/firmware/efi/efivars does not tell"),
-        (facts.distribution, "the distribution, for its own remedies: there is no os-release"),
+        (facts.secure_boot, "Secure Boot: not shown in /sys/firmware/efi/efivars"),
+        (facts.distribution, "the distribution, for its own remedies: os-release not found"),
     ):
         if fact is None:
             yield text

@@ -1,6 +1,6 @@
-"""PCI functions bound to VFIO drivers and given back; resets.
+"""Bind PCI functions to VFIO drivers, unbind them, and reset them.
 
-`plan` finds what goes to a guest together, `guards` what speaks against it and what lifts it.
-`watch` is the one part that acts without a plan: it writes the driver_override of a function that
-the kernel has just found, before the kernel looks for a driver.
+`plan` finds which functions must move together; `guards` holds the safety checks and their
+remedies. Only `watch` acts without a plan: it writes the driver_override of a function that the
+kernel has just found, before the kernel looks for a driver.
 """

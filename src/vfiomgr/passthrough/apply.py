@@ -1,7 +1,7 @@
-"""What steps on functions do to the host, and how they make sure of it.
+"""Perform steps on functions, and verify the result.
 
-An action leads to the state that its step names from wherever the host is: taken a second time,
-or after it was interrupted in the middle, it does only what is missing.
+Each action reaches the state that its step names from any state of the host. If it is repeated, or
+continued after an interruption, it does only what is missing.
 """
 
 from __future__ import annotations
@@ -49,20 +49,21 @@ def drop_record(tree: HostTree, step: DropOriginalState) -> None:
 
 @verifies(ChangeDriver)
 def require_life(tree: HostTree, step: ChangeDriver) -> None:
-    """Make sure that a function survived its change of drivers.
+    """Check that a function still answers after its change of drivers.
 
     Raises:
         HostError: its configuration space reads as all ones.
 
     """
     if not pci_facts.answers(tree, step.device.address):
-        message = f"{step.device.address} fell off the bus: it reads as all ones"
-        raise HostError(message, "only a power cycle of the device or the host brings it back")
+        address = step.device.address
+        message = f"{address} fell off the bus: its configuration space reads as all ones"
+        raise HostError(message, "power-cycle the device or the host")
 
 
 @performs(ChangeDriver)
 def change_driver(tree: HostTree, step: ChangeDriver) -> None:
-    """Move a function to the driver of the state after, from wherever it is."""
+    """Move a function from its current driver to the driver of the target state."""
     device, before, target = step.device, step.before, step.after
     address = device.address
     require_same_device(tree, device)
@@ -92,10 +93,10 @@ def change_driver(tree: HostTree, step: ChangeDriver) -> None:
 
 
 def _override_on_the_way(current: str | None, target: DriverState) -> str | None:
-    """The override with which the driver of a state can bind.
+    """The driver_override with which the driver of a state can bind.
 
-    A run that was cut off may have left a function on one driver with the override of another. No
-    driver binds to it then, so that this override comes last.
+    An interrupted run may have left a function on one driver with the override of another. No
+    driver binds to it then, so this override is written last.
     """
     is_contrary = target.driver_override not in (None, target.driver)
     if is_contrary and target.driver is not None and current != target.driver:
@@ -105,7 +106,7 @@ def _override_on_the_way(current: str | None, target: DriverState) -> str | None
 
 @performs(ReleaseDriver)
 def release_driver(tree: HostTree, step: ReleaseDriver) -> None:
-    """Take a function off its driver, and have the kernel look for another."""
+    """Unbind a function from its driver, and make the kernel probe for another driver."""
     address = step.device.address
     require_same_device(tree, step.device)
     if tree.exists(paths.pci_device(address) / "driver_override"):
@@ -115,9 +116,9 @@ def release_driver(tree: HostTree, step: ReleaseDriver) -> None:
     with explaining("probe", str(address)):
         tree.write(paths.PCI_DRIVERS_PROBE, str(address))
     if tree.link_name(paths.pci_device(address) / "driver") == step.before.driver:
-        message = f"{address} went back to {step.before.driver}, which claims its identifiers"
+        message = f"{address} is bound to {step.before.driver} again, which claims its PCI IDs"
         raise HostError(
-            message, "look for vfio-pci.ids= on the kernel command line and in /etc/modprobe.d"
+            message, "check vfio-pci.ids= on the kernel command line and in /etc/modprobe.d"
         )
 
 
@@ -141,7 +142,7 @@ def _unbind(tree: HostTree, address: PciAddress) -> None:
 
 
 def _probe(tree: HostTree, address: PciAddress, target: DriverState) -> None:
-    """drivers_probe succeeds when nothing matched; the driver's own `bind` tells why."""
+    """Bind again through the driver's own `bind`, which reports the error drivers_probe hides."""
     first = probe_file(target)
     operation: Operation = "probe" if first == paths.PCI_DRIVERS_PROBE else "bind"
     with explaining(operation, f"{address} to {target.driver}"):
@@ -156,13 +157,13 @@ def _verify_driver(tree: HostTree, address: PciAddress, driver: str | None) -> N
     bound = tree.link_name(paths.pci_device(address) / "driver")
     if bound != driver:
         wanted = driver or "no driver"
-        message = f"{address} is on {bound or 'no driver'}, not on {wanted}, after the change"
-        raise HostError(message, "see dmesg; another tool or a udev rule may have moved it")
+        message = f"cannot bind {address} to {wanted}: it is bound to {bound or 'no driver'}"
+        raise HostError(message, "check dmesg; another tool or a udev rule may have moved it")
 
 
 @performs(AwaitVfioNode)
 def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
-    """Wait for the node of a group, or of the function's cdev."""
+    """Wait for the device node of a group, or of the function's cdev."""
     group = paths.vfio_group_node(step.group)
     cdevs = paths.pci_device(step.device.address) / "vfio-dev"
 
@@ -173,5 +174,5 @@ def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
 
     if not becomes_true(is_there, NODE_DEADLINE):
         message = f"{group} did not appear within {NODE_DEADLINE:.0f} seconds"
-        raise HostError(message, "is udevd running, and /dev the host's own?")
+        raise HostError(message, "check that udevd is running and that /dev is the host's own")
     let_udev_finish(tree, group)

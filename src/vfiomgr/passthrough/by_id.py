@@ -1,8 +1,8 @@
-"""Binding without driver_override, which kernels before 3.16 lack: new_id, taken back at once.
+"""Bind through new_id on kernels before 3.16, which have no driver_override.
 
-new_id makes a driver take every free function with the same identifiers, not the wanted one alone
-(new_id_store in drivers/pci/pci-driver.c), and keeps taking them until remove_id. So the
-identifiers are lent for one moment, and twins that came along are let go again.
+new_id makes a driver bind every free function with the same PCI IDs (new_id_store in
+drivers/pci/pci-driver.c), until remove_id. Therefore the IDs are removed immediately, and identical
+functions that the driver also bound are unbound again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def bind_by_id(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
-    """Give a function without a driver to one; a VFIO driver is lent the identifiers.
+    """Bind an unbound function to a driver; a VFIO driver gets the PCI IDs for that moment.
 
     Raises:
         WriteFailed: with the cause and the remedy.
@@ -49,7 +49,7 @@ def bind_by_id(tree: HostTree, device: DeviceIdentity, target: DriverState) -> N
 
 
 def withdraw(tree: HostTree, device: DeviceIdentity, driver: str) -> None:
-    """Take identifiers back from a driver, which a run that was cut off may have left with it."""
+    """Remove PCI IDs that an interrupted run may have left with a driver."""
     try:
         tree.write(paths.PCI_DRIVERS / driver / "remove_id", _identifiers(device))
     except WriteFailed as error:
@@ -78,7 +78,7 @@ def _bind(tree: HostTree, device: DeviceIdentity, driver: str) -> None:
 
 
 def _identifiers(device: DeviceIdentity) -> str:
-    """Vendor, device, subsystem vendor and device: as narrow as new_id takes them."""
+    """Vendor, device, subsystem vendor and subsystem device: the narrowest match for new_id."""
     return f"{device.vendor_id} {device.device_id} {device.subsystem_id.replace(':', ' ')}"
 
 
@@ -97,13 +97,13 @@ def _driver(tree: HostTree, address: PciAddress) -> str | None:
 
 
 NODE_DEADLINE = 10.0
-"""Seconds; devtmpfs makes the node at once, a udev of its own may take a while."""
+"""Seconds. devtmpfs creates the node immediately; udev may take longer."""
 UDEV_DEADLINE = 5.0
 """Seconds for udevd to apply its rules to a new node."""
 
 
 def let_udev_finish(tree: HostTree, node: HostPath) -> None:
-    """Wait for owner and mode of a node; without them root's guests can still open it."""
+    """Wait for the owner and mode of a node; guests that run as root do not need them."""
     if not tree.exists(node) or udev.is_settled(tree, node):
         return
     if udev.rules_give_access(tree):

@@ -1,4 +1,4 @@
-"""`vfiomgr bind` and `vfiomgr unbind`."""
+"""The commands `vfiomgr bind`, `vfiomgr unbind` and `vfiomgr reset`."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ def _chosen(session: Session, addresses: tuple[str, ...], match: str | None) -> 
     "--driver",
     metavar="NAME",
     shell_complete=complete_vfio_driver,
-    help="VFIO driver.  [default: the variant that fits, or vfio-pci]",
+    help="Set the VFIO driver.  [default: matching variant, or vfio-pci]",
 )
-@function_only_option("Leave the other functions of the slot alone.")
-@click.option("--with-group", is_flag=True, help="Take foreign members of the IOMMU group too.")
+@function_only_option("Do not bind the other functions of the slot.")
+@click.option("--with-group", is_flag=True, help="Bind all devices of the IOMMU group.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(OVERRIDES),
-    help="Override a guard; a refusal names the one.",
+    help="Override a safety check (the error message names it).",
 )
 @click.option(
     "--reset-method",
     type=click.Choice(RESET_METHODS),
-    help="Reset the named functions by this alone, until unbind.",
+    help="Use only this reset method until unbind.",
 )
-@click.option("--no-d3cold", is_flag=True, help="Keep the functions out of D3cold, until unbind.")
-@click.option("--persist", is_flag=True, help="Bind it again at each boot and hot-plug.")
+@click.option("--no-d3cold", is_flag=True, help="Forbid D3cold until unbind.")
+@click.option("--persist", is_flag=True, help="Bind again at each boot and hot-plug.")
 @click.option(
     "--owner",
     metavar="USER[:GROUP]",
     shell_complete=complete_owner,
-    help="Who may open the VFIO nodes besides root.",
+    help="Set the owner of the VFIO nodes.",
 )
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
@@ -83,10 +83,10 @@ def bind(
     owner: str | None,
     update_initramfs: bool,
 ) -> None:
-    """Hand devices to guests: bind all functions of their slots to vfio-pci.
+    """Bind devices to vfio-pci for passthrough.
 
-    A GPU's audio function comes along. What they were bound to is recorded, and `vfiomgr unbind`
-    gives it back exactly. Nothing is left half done: a failure is rolled back.
+    All functions of the slot are bound, for example the audio function of a GPU. The original
+    driver is saved; `vfiomgr unbind` restores it. A failed bind is rolled back.
 
     \b
     Examples:
@@ -112,7 +112,7 @@ def bind(
         update_initramfs=update_initramfs,
     ).request(session)
     if allow:
-        confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
+        confirm(session, f"Override safety check {', '.join(allow)} for {', '.join(addresses)}?")
     outcome = plan_or_apply(session, request)
     if outcome is None:
         return
@@ -128,15 +128,15 @@ def bind(
 @click.command("unbind")
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
 @_match_option
-@function_only_option("Leave the other functions of the slot alone.")
-@click.option("--with-group", is_flag=True, help="Give back the whole IOMMU group.")
+@function_only_option("Do not unbind the other functions of the slot.")
+@click.option("--with-group", is_flag=True, help="Unbind all devices of the IOMMU group.")
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(["in-use"]),
-    help="Try it although a guest holds the device: see --timeout.",
+    help="Try even if a guest uses the device (see --timeout).",
 )
-@click.option("--forget", is_flag=True, help="Remove what bind --persist wrote, too.")
+@click.option("--forget", is_flag=True, help="Also remove the rules of bind --persist.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -151,7 +151,9 @@ def unbind(
     forget: bool,
     update_initramfs: bool,
 ) -> None:
-    """Give devices back to the host: the driver and driver_override that they had.
+    """Return devices to their original drivers.
+
+    The original driver_override and power settings are restored too.
 
     \b
     Examples:
@@ -169,7 +171,7 @@ def unbind(
         update_initramfs=update_initramfs,
     ).request(session)
     if allow:
-        confirm(session, f"Override the guard {', '.join(allow)} for {', '.join(addresses)}?")
+        confirm(session, f"Override safety check {', '.join(allow)} for {', '.join(addresses)}?")
     outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_moved(session, outcome)
@@ -179,7 +181,7 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
     moved = moved_functions(session, outcome)
     lines = [
         f"{one.address} is on {one.driver or 'no driver'}"
-        + (f", guests open {one.node}" if one.node else "")
+        + (f", VFIO node: {one.node}" if one.node else "")
         for one in moved
     ]
     print_outcome(session, outcome, lines, devices=moved)
@@ -188,23 +190,23 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
 @click.command("reset")
 @click.argument("address", shell_complete=complete_address)
 @click.option(
-    "--method", type=click.Choice(RESET_METHODS), help="One way of resetting, for this time alone."
+    "--method", type=click.Choice(RESET_METHODS), help="Use this method for this reset only."
 )
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(OVERRIDES),
-    help="Override a guard; a refusal names the one.",
+    help="Override a safety check (the error message names it).",
 )
 @session_options(*CHANGING, "yes")
 @pass_session
 def reset(
     session: Session, *, address: str, method: ResetMethod | None, allow: tuple[Override, ...]
 ) -> None:
-    """Reset a device, and look whether it answers as before.
+    """Reset a device, and check that it answers as before.
 
-    The kernel tries the methods of reset_method in turn; `vfiomgr show` tells which there are, and
-    why others are not. --method takes one, and reset_method is as it was afterwards.
+    The kernel tries the methods of reset_method in order; `vfiomgr show` lists the available ones,
+    and why others are unavailable. --method uses one method; reset_method is restored afterwards.
 
     \b
     Examples:
@@ -214,7 +216,7 @@ def reset(
     """
     request = Reset(address, method, allow).request(session)
     if allow:
-        confirm(session, f"Override the guard {', '.join(allow)} for {request.address}?")
+        confirm(session, f"Override safety check {', '.join(allow)} for {request.address}?")
     outcome = plan_or_apply(session, request)
     if outcome is not None:
-        print_outcome(session, outcome, [f"{request.address} was reset, and answers as before"])
+        print_outcome(session, outcome, [f"{request.address} was reset and answers as before"])

@@ -1,7 +1,7 @@
-"""What is refused, and what would lift the refusal: small rules over facts.
+"""Safety checks: small rules over facts, each with its remedies.
 
-A guard looks at one function that a plan is about to take from the host and yields what speaks
-against it. All findings are collected, so that a refusal names every obstacle at once.
+A safety check examines one function that a plan would move, and yields the reasons to refuse. All
+reasons are collected, so that an error names every obstacle at once.
 """
 
 from __future__ import annotations
@@ -26,97 +26,95 @@ if TYPE_CHECKING:
 
 IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
-"""Rules that others ask for by name."""
+"""Rule identifiers that other modules use."""
 
 
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Bridges carry other devices and never go to a guest (vfio_pci_core_register_device)."""
+    """Refuse bridges, which cannot be assigned (vfio_pci_core_register_device)."""
     if device.is_bridge:
         yield blocker(
             "bridge",
             device,
-            f"{device} is a bridge ({device.class_name}) and stays with the host",
-            "name the device behind it instead; vfiomgr groups shows them",
+            f"{device} is a bridge ({device.class_name}) and cannot be assigned",
+            "name the device behind the bridge; list them with: vfiomgr groups",
         )
 
 
 def iommu_off(host: HostSnapshot) -> Diagnostic | None:
-    """What is to be said of a host that isolates no device, as far as can be seen."""
+    """Return the diagnostic for a host without active IOMMU; None if the IOMMU is on."""
     if host.iommu.is_on:
         return None
     if not host.iommu.is_known:
         return blocker(
             "iommu",
             "",
-            f"cannot tell whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} nor "
-            f"{IOMMU_UNITS}",
+            f"cannot determine whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} "
+            f"nor {IOMMU_UNITS}",
             "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json",
         )
     unsafe = (
-        "; no-IOMMU mode, which is switched on, would let a guest write to all of the memory"
+        "; no-IOMMU mode is on, which lets a guest write to all of the host's memory"
         if host.vfio.is_noiommu_on
         else ""
     )
     return blocker(
         "iommu",
         "",
-        "the IOMMU is off: this kernel has no IOMMU groups, so no device can go to a guest"
-        + unsafe,
+        "the IOMMU is off: this kernel has no IOMMU groups, so no device can be assigned" + unsafe,
         iommu_remedy(host),
     )
 
 
 def denied(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Devices that let a guest attack the host: vfio-pci refuses them, a variant need not."""
+    """Refuse devices on vfio-pci's denylist, unless a variant driver accepts them."""
     is_served = host.vfio.is_denylist_off or best_variant(host.variants, device.modalias)
     if device.is_denied and not is_served:
         yield blocker(
             "denied-device",
             device,
-            f"{device} is on the list of devices that vfio-pci denies, since a guest could "
-            "harm the host through it",
-            "if its guest is trusted, load vfio-pci with disable_denylist=1 (modprobe.d)",
+            f"{device} is on vfio-pci's denylist: a guest could harm the host through it",
+            "if the guest is trusted, load vfio-pci with disable_denylist=1 (modprobe.d)",
         )
 
 
 def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """A function that fell off the bus serves nobody."""
+    """Refuse a function that fell off the bus."""
     if not device.is_responsive:
         yield blocker(
             "silent-device",
             device,
             f"{device} does not answer: its configuration space reads as all ones",
-            "power-cycle the device or the host; see dmesg",
+            "check dmesg, then power-cycle the device or the host",
         )
 
 
 def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Without an IOMMU group a guest could write to all of the host's memory."""
+    """Refuse a function without IOMMU group: a guest could write to all of the host's memory."""
     if host.iommu.is_on and device.iommu_group is None:
         yield blocker(
             "no-group",
             device,
-            f"{device} is in no IOMMU group, so it cannot go to a guest",
-            "no IOMMU covers this device; move it to another slot",
+            f"{device} has no IOMMU group and cannot be assigned",
+            "move it to a slot that an IOMMU covers",
         )
 
 
 def boot_display(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """The console's display: taken away, the host has no screen to tell what went wrong."""
+    """Refuse the console's display: without it the host cannot show what went wrong."""
     if device.is_boot_display:
         signs = ", ".join(device.display_signs)
         yield blocker(
             "boot-display",
             device,
             f"{device} is the console's display ({signs})",
-            "make another display the primary one in the firmware",
-            allow("boot-display", joint=", or, if this host is reached over the network, "),
+            "make another display the primary one in the firmware setup",
+            allow("boot-display", joint=", or, if you can reach this host over the network, "),
             override="boot-display",
         )
 
 
 def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """vfio-pci refuses a physical function whose VFs exist (vfio_pci_core_register_device)."""
+    """Refuse a physical function with active VFs, as vfio_pci_core_register_device does."""
     count = len(device.virtual_functions)
     if not count:
         return
@@ -126,7 +124,7 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
     )
     sriov = f"vfiomgr sriov set {device.address} 0"
     instead = (
-        f"make a vGPU on one: vfiomgr vgpu create --parent {device.address} --type TYPE"
+        f"create a vGPU on one: vfiomgr vgpu create --parent {device.address} --type TYPE"
         if any(host.makes_vgpus(d) for d in host.devices if d.address in device.virtual_functions)
         else "bind a virtual function instead"
     )
@@ -134,25 +132,25 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
         "has-virtual-functions",
         device,
         f"{device} has {_counted(count, 'active virtual function')}"
-        + (f" that carry {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
-        f"{first}the virtual functions with {sriov}, or {instead}",
+        + (f" with {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
+        f"{first}the virtual functions: {sriov}; or {instead}",
     )
 
 
 def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Unbinding a vGPU parent destroys its instances, and blocks while a guest runs."""
+    """Refuse a vGPU parent: unbinding destroys its vGPUs, and blocks while a guest runs."""
     uuids = [vgpu.name for vgpu in host.vgpus_of(str(device.address))]
     if uuids:
         yield blocker(
             "carries-vgpus",
             device,
-            f"{device} carries {_counted(len(uuids), 'vGPU')}: {', '.join(uuids)}",
+            f"{device} has {_counted(len(uuids), 'active vGPU')}: {', '.join(uuids)}",
             f"remove them first: vfiomgr vgpu remove {' '.join(uuids)}",
         )
 
 
 def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Of a function that makes vGPUs, and of a virtual one that is good for nothing else."""
+    """Refuse a function with vGPUs, and a VF that is usable only for vGPUs."""
     if not host.makes_vgpus(device):
         yield from carries_vgpus(host, device)
         return
@@ -162,13 +160,13 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         yield blocker(
             "vgpu-function",
             device,
-            f"{device} is a virtual function that {device.driver or 'its driver'} makes vGPUs of, "
-            "and on a VFIO driver no guest can use it",
+            f"{device} is a virtual function for {device.driver or 'vendor'} vGPUs and cannot be "
+            "passed through directly",
             f"vfiomgr vgpu create --parent {device.address} --type TYPE, then vfiomgr libvirt "
             f"hostdev {device.address if is_whole else 'UUID'}",
             allow(
                 "vgpu-function",
-                then=", after which it can be no vGPU until all virtual functions are made anew",
+                then=" (it can then host no vGPU until all virtual functions are created again)",
                 joint="; or ",
             ),
             override="vgpu-function",
@@ -177,16 +175,16 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         yield blocker(
             "carries-vgpus",
             device,
-            f"{device} is a vGPU on its driver {device.driver}, from where it goes to the guest"
+            f"{device} is an active vGPU and must stay on {device.driver}"
             if is_whole
-            else f"{device} carries the vGPU {made}",
-            f"{'give it' if is_whole else 'its vGPU goes to the guest'}: vfiomgr libvirt hostdev "
-            f"{made}; or end the vGPU first: vfiomgr vgpu remove {made}",
+            else f"{device} has the active vGPU {made}",
+            f"assign the vGPU: vfiomgr libvirt hostdev {made}; or remove it: "
+            f"vfiomgr vgpu remove {made}",
         )
 
 
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Disks and interfaces that the host uses, and GPUs that their driver keeps."""
+    """Refuse disks and interfaces that the host uses, and GPUs in persistence mode."""
     for use in host.host_uses or ():
         if use.address == device.address:
             yield _use_diagnostic(device, use)
@@ -198,7 +196,7 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
             return blocker(
                 "mounted-disk",
                 device,
-                f"{device} holds a disk that the host uses: {use.what}",
+                f"{device} has a disk that the host uses: {use.what}",
                 use.lift or "unmount it",
                 LEAVE_IT_OUT,
                 allow("mounted-disk"),
@@ -209,7 +207,7 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
                 "default-route",
                 device,
                 f"{device} carries the default route: interface {use.what}",
-                "move the route",
+                "move the route to another interface",
                 LEAVE_IT_OUT,
                 allow("default-route"),
                 override="default-route",
@@ -218,8 +216,8 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
             return blocker(
                 IN_NETWORK,
                 device,
-                f"{device} is in use by the network: {use.what}",
-                use.lift or "move what uses it",
+                f"{device} is in use by the host's network: {use.what}",
+                use.lift or "remove it from the network configuration",
                 LEAVE_IT_OUT,
                 allow("in-use"),
                 override="in-use",
@@ -228,7 +226,7 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
             return blocker(
                 PERSISTENCE_MODE,
                 device,
-                f"{device} is in persistence mode, so its driver would never let it go: {use.what}",
+                f"{device} is in persistence mode, so its driver never releases it: {use.what}",
                 f"nvidia-smi -i {device.address} -pm 0, and stop nvidia-persistenced",
                 allow("in-use"),
                 override="in-use",
@@ -236,13 +234,13 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
 
 
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """A driver's unbind may wait for ever for the last user of its nodes."""
+    """Refuse a function with open nodes: its driver's unbind may wait forever for their users."""
     users = (*host.users_of(frozenset(device.nodes)), *host.users_below(device))
     if users:
         yield blocker(
             "in-use",
             device,
-            f"{device} is open in {_named(users)}",
+            f"{device} is in use by: {_named(users)}",
             "stop these processes",
             allow("in-use"),
             override="in-use",
@@ -250,9 +248,9 @@ def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
 
 def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
-    """A VFIO driver's unbind, and a vGPU's remove, block until the guest is gone.
+    """Refuse what a guest uses: unbinding from VFIO and removing a vGPU wait for the guest.
 
-    See vfio_unregister_group_dev and mdev_device_remove below drivers/vfio.
+    See vfio_unregister_group_dev and mdev_device_remove in drivers/vfio.
     """
     users = host.users_of(host.guest_nodes(holder))
     if not users:
@@ -260,24 +258,24 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
     yield blocker(
         "held-by-guest",
         holder,
-        f"{holder} is held by {_named(users)}",
-        "shut the guest down or detach it from the guest first; with --allow in-use the kernel "
-        "waits for it, and vfiomgr until its --timeout",
+        f"{holder} is in use by: {_named(users)}",
+        "shut the guest down or detach the device; with --allow in-use vfiomgr waits for the guest "
+        "until --timeout, and the kernel without limit",
         override="in-use",
     )
 
 
 def stuck(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Whoever touches a function whose removal has not returned waits for it too."""
+    """Refuse a function that the kernel is still removing: every access to it would wait."""
     if device.stuck is not None:
         users = host.holders(device)
         yield blocker(
             "stuck-device",
             device,
             f"{device} is stuck in the kernel: {device.stuck} has not returned"
-            + (f", held by {_named(users)}" if users else ""),
-            f"{'end what holds it' if users else 'see dmesg; a reboot ends it'}, "
-            "then vfiomgr recover",
+            + (f", in use by: {_named(users)}" if users else ""),
+            f"{'stop these processes' if users else 'check dmesg, then reboot'}, "
+            "then run: vfiomgr recover",
         )
 
 
@@ -297,63 +295,63 @@ TAKING: tuple[Guard, ...] = (
     open_nodes,
     held_by_guest,
 )
-"""Before a function is taken from its host driver; by bind, and by libvirt itself.
+"""Checks before a function leaves its host driver, by `bind` or by libvirt itself.
 
-A reset, which takes none, asks its own choice of them (`passthrough/reset.py`).
+A reset uses its own selection (`passthrough/reset.py`).
 """
 
 RELEASING: tuple[Guard, ...] = (bridge, held_by_guest)
-"""Before a function is taken from a VFIO driver."""
+"""Checks before a function leaves a VFIO driver."""
 
 
 def host_data(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """What the host keeps on a function, or reaches through it, where no part can be left out.
+    """Refuse a function with disks or interfaces of the host, where none can be left out.
 
-    Persistence mode is none of it: NVIDIA's programs, which the undoing of a run calls, set it.
+    Persistence mode is excluded, because NVIDIA's programs set it during a rollback.
     """
     for diagnostic in _uses_but(host, device, kept=False):
         yield diagnostic.without("only")
 
 
 def kept_initialised(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Persistence mode alone, of which a use count is left that no open file shows."""
+    """Refuse persistence mode only; it leaves a use count that no open file shows."""
     yield from _uses_but(host, device, kept=True)
 
 
 def _uses_but(host: HostSnapshot, device: PciDevice, *, kept: bool) -> Iterator[Diagnostic]:
-    """Diagnostics of the host's uses that are persistence mode, or those that are not."""
+    """Return the diagnostics for persistence mode (`kept`), or for all other uses."""
     for use in host.host_uses or ():
         if use.address == device.address and (use.kind == "persistence-mode") is kept:
             yield _use_diagnostic(device, use)
 
 
 UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes, host_data)
-"""Before functions are put back where a run had them from, or go with their number."""
+"""Checks before a rollback moves functions back or removes virtual functions."""
 
 
 def taking(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
-    """All that speaks against taking functions from their host drivers."""
+    """Return all reasons not to take functions from their host drivers."""
     off = iommu_off(host)
     if off is not None and devices:
-        yield off  # and nothing else matters until it is on
+        yield off  # nothing else matters until it is on
         return
     yield from _all(TAKING, host, devices)
 
 
 def releasing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
-    """All that speaks against giving functions back."""
+    """Return all reasons not to return functions to the host."""
     yield from _all(RELEASING, host, devices)
 
 
 def undoing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
-    """All that speaks against putting functions back where they were, either way."""
+    """Return all reasons not to move functions back, in either direction."""
     yield from _all(UNDOING, host, devices)
 
 
 def _all(
     guards: Sequence[Guard], host: HostSnapshot, devices: Sequence[PciDevice]
 ) -> Iterator[Diagnostic]:
-    """What the guards say; of a function that is stuck, nothing else matters."""
+    """Run the safety checks; for a stuck function only the check `stuck`."""
     for device in devices:
         for guard in (stuck,) if device.stuck else guards:
             yield from guard(host, device)
@@ -365,9 +363,9 @@ def foreign_members(
     request: Bind,
     going: frozenset[PciAddress] = frozenset(),
 ) -> Iterator[Diagnostic]:
-    """Members of the groups that would stay on host drivers: no guest could own such a group.
+    """Refuse groups with members that stay on host drivers: no guest could own such a group.
 
-    Those that are `going` to guests too, by other parts of a plan, do not stay.
+    `going` are members that other parts of a plan move to VFIO.
     """
     taken = {device.address for device in devices} | going
     slots = {device.address.slot for device in devices}
@@ -384,15 +382,15 @@ def foreign_members(
                     f"IOMMU group {number}",
                     f"IOMMU group {number} also holds {names}",
                     *lift,
-                    "move the device to a slot that has a group of its own",
-                    why="all of a group goes to one guest",
+                    "move the device to a slot with its own group",
+                    why="a group is assigned as a unit",
                 )
 
 
 def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], request: Bind) -> Remedy:
     if request.only and all(device.address.slot in slots for device in members):
         return Remedy("", Option("not-only", "leave out --function-only"))
-    return Remedy("", Option("with-group", "pass --with-group to take them too"))
+    return Remedy("", Option("with-group", "pass --with-group to bind them too"))
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""How an IOMMU is switched on, by what a host shows of its kind."""
+"""How to enable the IOMMU of a host, by its platform."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class _Kind(Value):
-    """A kind of IOMMU: its name in firmware setups, and the words that switch it off or on."""
+    """An IOMMU platform: its name in firmware setups, and its kernel options."""
 
     firmware: str
     off: frozenset[str] = frozenset()
@@ -32,36 +32,36 @@ _BY_CPU = {
     "AuthenticAMD": _AMD,
     "HygonGenuine": _AMD,
 }
-"""Zhaoxin's have the registers of Intel's IOMMU, and Hygon's those of AMD's."""
+"""Zhaoxin CPUs have an Intel-compatible IOMMU, Hygon CPUs an AMD-compatible one."""
 _BY_ARCHITECTURE = {None: _UNKNOWN, "x86_64": _UNKNOWN, "aarch64": _ARM}
 _ARM_RELEASES = ("arm64", "aarch64")
 
 
 def iommu_remedy(host: HostSnapshot) -> str:
-    """What switches the IOMMU on, by what this host shows.
+    """Return the instructions that enable the IOMMU of this host.
 
-    An AMD IOMMU is used as soon as the firmware describes it, and so is an SMMU; an Intel one may
-    have to be asked for (Documentation/admin-guide/kernel-parameters.txt).
+    The kernel uses an AMD IOMMU or an SMMU as soon as the firmware describes it; an Intel IOMMU may
+    need a kernel option (Documentation/admin-guide/kernel-parameters.txt).
     """
     kind = _kind(host)
     steps = [] if host.iommu.firmware_tables else [f"enable {kind.firmware} in the firmware setup"]
     words = command_line_words(host)
     if words is not None:
         steps.append(words)
-    look = "see dmesg for smmu" if kind is _ARM else "see dmesg for IOMMU"
-    return f"{', '.join(steps) or look}; then reboot and look with vfiomgr groups"
+    look = "check dmesg for smmu" if kind is _ARM else "check dmesg for IOMMU"
+    return f"{', '.join(steps) or look}; then reboot and run: vfiomgr groups"
 
 
 def command_line_words(host: HostSnapshot) -> str | None:
-    """What is to change on the kernel command line for it; None where nothing is."""
+    """Return the necessary change of the kernel command line; None if there is none."""
     kind = _kind(host)
     off = kind.off if _told(host) else _OFF
     switched_off = [word for word in (host.kernel_command_line or "").split() if word in off]
     if switched_off:
-        return f"take {' '.join(switched_off)} off the kernel command line"
+        return f"remove {' '.join(switched_off)} from the kernel command line"
     if kind.on:
         which = " (on an Intel host)" if kind is _UNKNOWN else ""
-        return f"put {kind.on} on the kernel command line{which}"
+        return f"add {kind.on} to the kernel command line{which}"
     return None
 
 
@@ -74,7 +74,7 @@ def _told(host: HostSnapshot) -> _Kind | None:
 
 
 def _guessed(host: HostSnapshot) -> _Kind:
-    """By the CPU and the architecture, where no table of the firmware describes the IOMMU."""
+    """Guess the platform from CPU and architecture if no firmware table describes the IOMMU."""
     cpu = _BY_CPU.get((host.cpu_vendor or "").strip())
     if cpu is not None:
         return cpu

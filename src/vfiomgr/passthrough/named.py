@@ -1,4 +1,4 @@
-"""Requests about functions whose addresses and owners are named as on the command line."""
+"""Requests to bind, unbind and reset, with the arguments of the command line."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 class BindOptions(TypedDict, total=False):
-    """How devices are bound; all of it may be left out."""
+    """Options of Bind; all are optional."""
 
     driver: str | None
-    """The VFIO driver; None for the variant driver that fits each function, or vfio-pci."""
+    """The VFIO driver; None for the matching variant driver of each function, or vfio-pci."""
     only: bool
-    """Leave the other functions of the slot alone."""
+    """Do not bind the other functions of the slot."""
     with_group: bool
-    """Take foreign members of the IOMMU group too."""
+    """Bind all devices of the IOMMU group."""
     allow: Iterable[Override]
-    """Safety checks to override; a refusal names them."""
+    """Safety checks to override; the error message names them."""
     reset_method: ResetMethod | None
-    """Reset the named functions by this method alone, until unbind."""
+    """Use only this reset method for the named functions until unbind."""
     no_d3cold: bool
-    """Keep the functions out of D3cold, until unbind."""
+    """Forbid D3cold until unbind."""
     persist: bool
     """Bind them again at each boot and hot-plug."""
     owner: str | None
-    """USER or USER:GROUP, by name or number: who may open the VFIO nodes besides root."""
+    """The owner of the VFIO nodes: USER or USER:GROUP, by name or number."""
     update_initramfs: bool
     """With `persist`: rebuild the initramfs if its udev rules change (minutes)."""
 
@@ -58,12 +58,12 @@ class Bind:
         self.options = options
 
     def request(self, host: HostSource) -> requests.Bind:
-        """The request for a host.
+        """Build the request for a host.
 
         Raises:
             UsageError: an address or the owner cannot be read, or options contradict each other.
-            Refusal: with `persist`, others than root could replace the program that the service
-                would run.
+            Refusal: with `persist`, a user other than root could replace the program that the
+                service runs.
 
         """
         said = self.options
@@ -71,7 +71,7 @@ class Bind:
         only, with_group = said.get("only", False), said.get("with_group", False)
         _refuse_contradictions(only=only, with_group=with_group)
         if update and not persist:
-            forbid_alone("--update-initramfs", "--persist", "no rule is written that it must hold")
+            forbid_alone("--update-initramfs", "--persist", "no udev rule changes")
         require_choice("--reset-method", said.get("reset_method"), RESET_METHODS)
         allow = chosen("--allow", said.get("allow", ()), OVERRIDES)
         addresses = host.addresses(self.devices)
@@ -93,29 +93,29 @@ class Bind:
 
 
 class UnbindOptions(TypedDict, total=False):
-    """How devices are given back; all of it may be left out."""
+    """Options of Unbind; all are optional."""
 
     only: bool
-    """Leave the other functions of the slot alone."""
+    """Do not unbind the other functions of the slot."""
     with_group: bool
-    """Give back all functions of the IOMMU group."""
+    """Unbind all devices of the IOMMU group."""
     allow: Iterable[Override]
-    """`in-use`: try it although a guest holds the device, until the deadline."""
+    """`in-use`: try even if a guest uses the device, until the deadline."""
     forget: bool
-    """Remove what `persist` wrote, too."""
+    """Also remove the rules of `persist`."""
     update_initramfs: bool
     """With `forget`: rebuild the initramfs if its udev rules change (minutes)."""
 
 
 class Unbind:
-    """Give devices back to the drivers that they had, with driver_override as it was."""
+    """Return devices to their original drivers, with the original driver_override."""
 
     def __init__(self, *devices: str | PciAddress, **options: Unpack[UnbindOptions]) -> None:
         self.devices = devices
         self.options = options
 
     def request(self, host: HostSource) -> requests.Unbind:
-        """The request for a host.
+        """Build the request for a host.
 
         Raises:
             UsageError: an address cannot be read, or options contradict each other.
@@ -126,7 +126,7 @@ class Unbind:
         only, with_group = said.get("only", False), said.get("with_group", False)
         _refuse_contradictions(only=only, with_group=with_group)
         if update and not forget:
-            forbid_alone("--update-initramfs", "--forget", "the rules that it holds stay")
+            forbid_alone("--update-initramfs", "--forget", "no udev rule changes")
         allow = chosen("--allow", said.get("allow", ()), ("in-use",))
         return requests.Unbind(
             host.addresses(self.devices),
@@ -152,7 +152,7 @@ class Reset:
         self.allow = chosen("--allow", allow, OVERRIDES)
 
     def request(self, host: HostSource) -> requests.Reset:
-        """The request for a host.
+        """Build the request for a host.
 
         Raises:
             UsageError: the address cannot be read.
@@ -164,18 +164,18 @@ class Reset:
 
 
 class FunctionState(Value):
-    """Who has a function now."""
+    """The current driver and VFIO node of a function."""
 
     address: PciAddress
     driver: str | None
     driver_override: str | None
     iommu_group: int | None
     node: str | None
-    """What a guest opens it by, e.g. `/dev/vfio/8`; None where a host driver has it."""
+    """The VFIO node, e.g. `/dev/vfio/8`; None if the function is on a host driver."""
 
 
 def function_state(host: HostSource, address: PciAddress) -> FunctionState:
-    """Who has a function of a tree now; a scan takes many times as long."""
+    """Read the current state of one function, which is much faster than a scan."""
     state = read_driver_state(host.tree, address)
     group = group_number(host.tree, pci_device(address))
     node = None if group is None else vfio_group_node(group)
@@ -186,28 +186,28 @@ def function_state(host: HostSource, address: PciAddress) -> FunctionState:
 
 
 def moved_functions(host: HostSource, outcome: Outcome) -> tuple[FunctionState, ...]:
-    """The functions that an outcome gave to other drivers, as they are now."""
+    """Return the current state of the functions whose driver an outcome changed."""
     steps = outcome.plan.steps
     moved = [step.device for step in steps if isinstance(step, ChangeDriver | ReleaseDriver)]
     return tuple(function_state(host, device.address) for device in moved)
 
 
 def is_kept(host: HostSource, addresses: Iterable[PciAddress]) -> bool:
-    """Whether all of these functions of a tree are bound again at each boot."""
+    """Whether all of these functions are bound again at each boot."""
     return all(host.tree.exists(rule_file(address)) for address in addresses)
 
 
 def virtual_functions(host: HostSource, address: PciAddress) -> tuple[FunctionState, ...]:
-    """The virtual functions that a physical one of a tree has now."""
+    """Return the current virtual functions of a physical function."""
     return tuple(function_state(host, vf) for vf in read_virtual_functions(host.tree, address))
 
 
 def _program(host: HostSource) -> str | None:
-    """What the service runs that binds functions as they arrive."""
+    """The program that the service runs to bind hot-plugged functions."""
     return program_for_units(host)
 
 
 def _refuse_contradictions(*, only: bool, with_group: bool) -> None:
     if only and with_group:
-        why = "one leaves functions out that share the slot, the other takes all of the group"
+        why = "one excludes functions of the slot, the other includes all of the group"
         forbid_together("--function-only", "--with-group", why)

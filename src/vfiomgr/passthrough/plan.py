@@ -1,4 +1,4 @@
-"""Things that belong together, since they have something in common."""
+"""Plans to bind and unbind functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _Thing = TypeVar("_Thing")
 def components(
     things: Iterable[_Thing], keys_of: Callable[[_Thing], Iterable[Hashable]]
 ) -> list[list[_Thing]]:
-    """Batches of things that share a key, directly or through others; in their first order."""
+    """Group things that share a key, directly or through other things, in their original order."""
     leader: dict[Hashable, Hashable] = {}
 
     def find(key: Hashable) -> Hashable:
@@ -78,14 +78,14 @@ def plan_bind(
     going: frozenset[PciAddress] = _NONE,
     others: frozenset[PciAddress] = _NONE,
 ) -> Plan:
-    """Put functions and their companions on a VFIO driver.
+    """Bind functions, with the other functions of their slots, to a VFIO driver.
 
-    `going` are functions that other plans give to guests at the same time, `others` those that do
-    not come along since other plans are about them.
+    `going` are functions that other plans bind at the same time; `others` are functions that other
+    plans handle, which this plan does not include.
 
     Raises:
-        Refusal: a guard forbids it.
-        UsageError: an address names nothing, or the driver's name is none.
+        Refusal: a safety check forbids it.
+        UsageError: an address or the driver is not found.
 
     """
     _check_driver(host, request.driver)
@@ -114,7 +114,7 @@ def plan_bind(
         *kept.steps,
     ]
     on_it = (
-        f"{d} is on {d.driver} already{reset.unpinned(d, request)}"
+        f"{d} is already on {d.driver}{reset.unpinned(d, request)}"
         for d in targets
         if d not in moving and d.address not in repinned
     )
@@ -124,19 +124,19 @@ def plan_bind(
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
-        notes=(*_companion_notes(named, targets, moving), *kept.notes),
+        notes=(*_companion_notes("binding", named, targets, moving), *kept.notes),
         already=(*on_it, *kept.already),
     )
 
 
 def _loading(host: HostSnapshot, moving: Iterable[PciDevice], wanted: Drivers) -> Iterable[Step]:
-    """The modules of drivers that are not there, each once."""
+    """The modules of drivers that are not loaded, without duplicates."""
     choices = (wanted[device.address] for device in moving)
     return dict.fromkeys(choice for choice in choices if choice.driver not in host.pci_drivers)
 
 
 def _awaiting(moving: Sequence[PciDevice]) -> Iterable[Step]:
-    """The node of each group, by the first of its functions."""
+    """Wait for the node of each group, with the first of its functions."""
     first = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
     return [AwaitVfioNode(number, first[number].identity) for number in sorted(first)]
 
@@ -144,7 +144,7 @@ def _awaiting(moving: Sequence[PciDevice]) -> Iterable[Step]:
 def drivers_for(
     host: HostSnapshot, request: Bind, others: frozenset[PciAddress] = _NONE
 ) -> Drivers:
-    """The VFIO driver of each function that a bind is about, with those that come along."""
+    """The VFIO driver of each function of a bind, with the other functions of the slots."""
     return {
         d.address: _wanted_driver(host, d, request.driver) for d in moved_by(host, request, others)
     }
@@ -153,9 +153,9 @@ def drivers_for(
 def moved_by(
     host: HostSnapshot, request: Bind | Unbind, others: frozenset[PciAddress] = _NONE
 ) -> list[PciDevice]:
-    """The named functions, the rest of their slots, and on request of their groups.
+    """The named functions, the rest of their slots, and on request the rest of their groups.
 
-    A bridge that somebody named stays in the list, for a guard to refuse; others never come along.
+    A named bridge stays in the list, so that a safety check refuses it; other bridges are left out.
     """
     named = [host.device(address) for address in request.addresses]
     found = {device.address: device for device in named}
@@ -173,11 +173,11 @@ def moved_by(
 
 @plans(Unbind)
 def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
-    """Give functions back to the drivers that they had, with override and power control.
+    """Return functions to their original drivers, with driver_override and power control.
 
     Raises:
-        Refusal: a guest holds one of them.
-        UnknownDevice: an address names nothing.
+        Refusal: a guest uses one of them.
+        UnknownDevice: an address is not found.
 
     """
     named = [host.device(address) for address in request.addresses]
@@ -194,21 +194,19 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
     kept = persistence_plan.part_of_unbind(host, targets, request)
     steps += kept.steps
     return Plan(
-        summary=f"give {_listed(named)} back to the host",
+        summary=f"unbind {_listed(named)}",
         steps=tuple(steps),
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(
-            *_companion_notes(named, targets, moving),
+            *_companion_notes("unbinding", named, targets, moving),
             *_staying_notes(host, targets),
             *device_notes(host, moving),
             *kept.notes,
         ),
         already=tuple(
-            f"{d} is with the host already, on {d.driver or 'no driver'}"
-            for d in targets
-            if d not in moving
+            f"{d} is already on {d.driver or 'no driver'}" for d in targets if d not in moving
         ),
     )
 
@@ -217,24 +215,24 @@ _NO_DRIVER = Option("not-driver", "leave out --driver")
 
 
 def _check_driver(host: HostSnapshot, driver: str | None) -> None:
-    """Make sure that a driver is one of VFIO that this kernel has, as far as can be seen."""
+    """Check that a driver is a VFIO driver of this kernel, as far as the host shows."""
     if driver is None:
         return
     if not _DRIVER_NAME.fullmatch(driver):
-        message = f"{driver!r} is no name of a driver"
-        raise UsageError(message, Remedy("", _NO_DRIVER, " to get vfio-pci"))
+        message = f"invalid driver name: {driver!r}"
+        raise UsageError(message, Remedy("", _NO_DRIVER, " to use vfio-pci"))
     if not is_vfio_driver(driver):
-        message = f"{driver} is no VFIO driver, so no guest could take the device from it"
-        then = " to get vfio-pci, or name a variant of it"
+        message = f"{driver} is not a VFIO driver"
+        then = " to use vfio-pci, or name a variant of it"
         raise UsageError(message, Remedy("", _NO_DRIVER, then))
     if not _has_driver(host, driver):
-        message = f"this kernel has no driver {driver}, and no module of that name"
+        message = f"driver not found: {driver} (this kernel has no module of that name)"
         nearest = difflib.get_close_matches(driver, _vfio_drivers(host), n=3, cutoff=0)
         raise UsageError(message, f"did you mean {' or '.join(nearest or [PLAIN])}?")
 
 
 def _has_driver(host: HostSnapshot, driver: str) -> bool:
-    """Whether it is loaded, or may be the driver of a module; True where nobody knows."""
+    """Whether the driver is loaded or may come from a module; True if unknown."""
     if host.vfio_modules is None or driver in (PLAIN, *host.pci_drivers):
         return True
     brought = (variant.driver_name for variant in host.variants)
@@ -242,7 +240,7 @@ def _has_driver(host: HostSnapshot, driver: str) -> bool:
 
 
 def _vfio_drivers(host: HostSnapshot) -> list[str]:
-    """The VFIO drivers that this kernel has or can load; kernels before 5.16 have no aliases."""
+    """The VFIO drivers that this kernel has or can load (no aliases before Linux 5.16)."""
     modules = [name for name in host.vfio_modules or () if name.endswith("_vfio_pci")]
     variants = [variant.driver_name for variant in host.variants]
     loaded = [name for name in host.pci_drivers if is_vfio_driver(name)]
@@ -250,10 +248,10 @@ def _vfio_drivers(host: HostSnapshot) -> list[str]:
 
 
 def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> LoadModule:
-    """The driver that a function shall have, and its module.
+    """The target driver of a function, and its module.
 
-    The one that is asked for; else the VFIO driver that has it already, the variant that fits
-    it best, or vfio-pci.
+    The requested driver; if none is requested, the function's current VFIO driver, its best
+    matching variant driver, or vfio-pci.
     """
     if asked is not None:
         return LoadModule(asked, asked)
@@ -266,7 +264,7 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
 
 
 def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
-    """One parallel group for each IOMMU group; modules come first, files last."""
+    """Assign a parallel group to each IOMMU group; modules come first, files last."""
     numbers: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
@@ -285,7 +283,7 @@ def _take(host: HostSnapshot, device: PciDevice, driver: str, request: Bind) -> 
     if host.origin(device) is None or _is_elsewhere(host, device):
         first = before
         if device.driver and device.driver_override not in (None, device.driver):
-            # A rule came after the driver; with this override nobody could give it back.
+            # A rule set this override after the driver bound; restoring it would block the driver.
             first = replace(before, driver_override=None)
         yield SaveOriginalState(
             OriginalState(device.identity, first, device.driver_module, host.boot_id or "")
@@ -295,9 +293,9 @@ def _take(host: HostSnapshot, device: PciDevice, driver: str, request: Bind) -> 
 
 
 def _is_elsewhere(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether somebody moved a recorded function to a host driver since: the record is history.
+    """Whether another tool moved a recorded function to a host driver, so the record is outdated.
 
-    Half-way between its first driver and VFIO, where a run was cut off, it is not.
+    False for a function that an interrupted run left between its original driver and VFIO.
     """
     origin = host.origin(device)
     if origin is None or device.driver is None or device.is_on_vfio:
@@ -328,14 +326,17 @@ def _locks(devices: Iterable[PciDevice]) -> tuple[str, ...]:
 
 
 def _companion_notes(
-    named: Sequence[PciDevice], targets: Sequence[PciDevice], moving: Sequence[PciDevice]
+    verb: str,
+    named: Sequence[PciDevice],
+    targets: Sequence[PciDevice],
+    moving: Sequence[PciDevice],
 ) -> Iterable[str]:
     slots = {device.address.slot for device in named}
     for device in targets:
         if device in named or device not in moving:
             continue
         why = "same slot" if device.address.slot in slots else f"IOMMU group {device.iommu_group}"
-        yield f"{device} comes along: {why}"
+        yield f"also {verb} {device} ({why})"
 
 
 def _staying_notes(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterable[str]:
@@ -343,8 +344,8 @@ def _staying_notes(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterable
         staying = [d for d in host.group_members(number) if d.is_on_vfio and d not in targets]
         if staying:
             yield (
-                f"{_listed(staying)} of IOMMU group {number} stay with the guests: "
-                "--with-group gives them back too"
+                f"still on VFIO in IOMMU group {number}: {_listed(staying)} "
+                "(--with-group unbinds them too)"
             )
 
 

@@ -1,4 +1,4 @@
-"""What makes a function ready for a guest: the bind that would take it, or why there is none."""
+"""How to make a function ready for a guest: the bind command, or why it is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def diagnostics_to_bind(
     host: HostSnapshot, devices: Sequence[PciDevice], *, with_group: bool = False
 ) -> tuple[Diagnostic, ...]:
-    """All that `vfiomgr bind` would refuse these functions for."""
+    """Return all reasons for which `vfiomgr bind` would refuse these functions."""
     try:
         plan_bind(host, Bind(tuple(d.address for d in devices), with_group=with_group))
     except Refusal as refusal:
@@ -32,7 +32,7 @@ def diagnostics_to_bind(
 def how_to_bind(
     host: HostSnapshot, devices: Sequence[PciDevice], *, with_group: bool = False
 ) -> str:
-    """The command that binds functions, or what is to be done before or instead of it."""
+    """Return the command that binds functions, or the remedies if it would be refused."""
     command = (
         f"vfiomgr bind {' '.join(str(d.address) for d in devices)}" + " --with-group" * with_group
     )
@@ -45,25 +45,25 @@ def how_to_bind(
 
 
 MOST = 4
-"""Devices that are told of one by one: for each a bind is planned."""
+"""Maximum number of devices reported one by one; each needs a planned bind."""
 
 
 def tell_of_many(source: HostSource, devices: Sequence[PciDevice]) -> None:
-    """Say where it is told what makes so many devices ready."""
+    """Report how to make many devices ready, in one note."""
     names = " ".join(str(device.address) for device in devices)
     source.on_note(
-        f"{len(devices)} functions are not ready for a guest; what makes them so, or speaks "
-        f"against it: vfiomgr bind --dry-run {names}"
+        f"{len(devices)} functions are not ready for a guest; see how to bind them with: "
+        f"vfiomgr bind --dry-run {names}"
     )
 
 
 def tell_how_to_bind(source: HostSource, host: HostSnapshot, devices: Iterable[PciDevice]) -> None:
-    """Say what makes devices ready for a guest, or what keeps `bind` from it, a line for each."""
+    """Report how to make each device ready for a guest, or why `bind` refuses it."""
     told: set[Diagnostic] = set()
     for device in devices:
         if host.is_vendor_function(device):
             create = f"vfiomgr vgpu create --parent {device.address} --type …"
-            source.on_note(f"{device} is no vGPU yet: {create}")
+            source.on_note(f"{device} has no vGPU; create one with: {create}")
             continue
         begin = f"{device} is on {device.driver or 'no driver'}"
         diagnostics = diagnostics_to_bind(host, [device])
@@ -71,9 +71,9 @@ def tell_how_to_bind(source: HostSource, host: HostSnapshot, devices: Iterable[P
             shown = found.summary
             if found.subject == str(device):
                 shown = f"it{shown.removeprefix(found.subject)}"
-            source.on_note(f"{begin}, and vfiomgr bind refuses it: {shown}; remedy: {found.hint}")
+            source.on_note(f"{begin}; vfiomgr bind refuses it: {shown}; remedy: {found.hint}")
         if not diagnostics:
-            source.on_note(f"{begin}; a guest can have it after: vfiomgr bind {device.address}")
+            source.on_note(f"{begin}; bind it with: vfiomgr bind {device.address}")
         elif told.issuperset(diagnostics):
-            source.on_note(f"{begin}, and vfiomgr bind refuses it for the same reason")
+            source.on_note(f"{begin}; vfiomgr bind refuses it for the same reason")
         told.update(diagnostics)

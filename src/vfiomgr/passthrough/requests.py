@@ -1,4 +1,4 @@
-"""Requests about functions as they are: bind, unbind, reset."""
+"""Requests to bind, unbind and reset functions."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ from vfiomgr.value import Value
 
 
 class Bind(Request, Value):
-    """Hand functions to guests: put them and their companions on a VFIO driver."""
+    """Bind functions, with the other functions of their slots, to a VFIO driver."""
 
     addresses: tuple[PciAddress, ...]
     driver: str | None = None
-    """None: the variant of VFIO that fits each function best."""
+    """None for the best matching VFIO variant driver of each function."""
     only: bool = False
-    """Leave the other functions of the slot where they are."""
+    """Do not move the other functions of the slot."""
     with_group: bool = False
-    """Take the foreign members of the IOMMU groups too."""
+    """Move all devices of the IOMMU groups."""
     allow: frozenset[Override] = frozenset()
     reset_method: ResetMethod | None = None
-    """Reset the named functions by this method alone, until they are given back."""
+    """Use only this reset method for the named functions until unbind."""
     no_d3cold: bool = False
-    """Keep the functions out of D3cold, until they are given back."""
+    """Forbid D3cold until unbind."""
     persist: bool = False
-    """Bind them again whenever the kernel finds them."""
+    """Bind the functions again whenever the kernel finds them."""
     owner: NodeOwner | None = None
-    """Who may open their nodes besides root."""
+    """The owner of the VFIO nodes."""
     update_initramfs: bool = False
-    """Make the initramfs anew where it must hold what `persist` writes."""
+    """Rebuild the initramfs if its udev rules change."""
     program: str | None = None
-    """Where vfiomgr itself is, for the service that watches for hot-plugged functions."""
+    """The path of vfiomgr, for the service that watches for hot-plugged functions."""
     kind: ClassVar[str] = "bind"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """Those that it is about."""
+        """The functions that the request names."""
         return self.addresses
 
     @property
     def needs_resets(self) -> bool:
-        """To explain why a reset method cannot be chosen."""
+        """Needed to explain why a reset method cannot be chosen."""
         return self.reset_method is not None
 
 
 class Unbind(Request, Value):
-    """Give functions back to the drivers that they had."""
+    """Return functions to their original drivers."""
 
     addresses: tuple[PciAddress, ...]
     only: bool = False
     with_group: bool = False
     allow: frozenset[Override] = frozenset()
     forget: bool = False
-    """Remove what `persist` wrote, too."""
+    """Also remove the rules of `persist`."""
     update_initramfs: bool = False
     kind: ClassVar[str] = "unbind"
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """Those that it is about."""
+        """The functions that the request names."""
         return self.addresses
 
 
 class ResetCheckpoint(Checkpoint):
-    """The reset methods of a function, which a reset by another method changes for a moment."""
+    """The reset methods of a function, which a reset by another method changes temporarily."""
 
     methods: str
-    """As sysfs lists them, e.g. `flr bus`; empty where it lists none."""
+    """The list in sysfs, e.g. `flr bus`; empty if there is none."""
 
 
 class Reset(Request, Value):
@@ -84,10 +84,10 @@ class Reset(Request, Value):
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """The one that it is about."""
+        """The function that the request names."""
         return (self.address,)
 
     @property
     def needs_resets(self) -> bool:
-        """To explain why a method cannot be used."""
+        """Needed to explain why a method cannot be used."""
         return True

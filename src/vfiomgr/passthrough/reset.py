@@ -1,4 +1,4 @@
-"""Reset: which methods a function has, why not the others, and what speaks against it."""
+"""Reset: the available methods of a function, and why a reset or a method is refused."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 _NAMED = 3
-"""Neighbours to name; a bus may have hundreds."""
-_UNREAD = "its configuration space was not read (it takes root, and a function that is awake)"
-_HELD_BACK = "the function offers it, but reset_method leaves it out: by choice, or by a quirk"
+"""Maximum number of neighbours to name; a bus may have hundreds."""
+_UNREAD = "its configuration space was not read (requires root and an awake function)"
+_HELD_BACK = "supported by the function, but not in reset_method (set by an administrator or quirk)"
 _WORDS: dict[ResetMethod, dict[Offer, str]] = {
     "flr": {
         "absent": "no PCI Express capability",
-        "no": "not offered (FLReset in its Device Capabilities is 0)",
+        "no": "not supported (FLReset in its Device Capabilities is 0)",
         "yes": _HELD_BACK,
     },
     "af_flr": {
         "absent": "no Advanced Features capability",
-        "no": "not offered by its Advanced Features",
+        "no": "not supported by its Advanced Features",
         "yes": _HELD_BACK,
     },
     "pm": {
@@ -50,7 +50,7 @@ _WORDS: dict[ResetMethod, dict[Offer, str]] = {
 _OTHERS: dict[ResetMethod, str] = {
     "device_specific": "the kernel has no quirk for this device",
     "acpi": "the firmware has no _RST for it",
-    "cxl_bus": "no CXL port is above it",
+    "cxl_bus": "no CXL port above it",
 }
 
 
@@ -58,11 +58,11 @@ _OTHERS: dict[ResetMethod, str] = {
 def plan_reset(
     host: HostSnapshot, request: Reset, checkpoint: ResetCheckpoint | None = None
 ) -> Plan:
-    """Reset a function; a method that is chosen for it is not kept.
+    """Reset a function; a method chosen for it is used once.
 
     Raises:
-        Refusal: a guard forbids it, or the function has no such method.
-        UnknownDevice: the address names nothing.
+        Refusal: a safety check forbids it, or the method is unavailable.
+        UnknownDevice: the address is not found.
 
     """
     device = host.device(request.address)
@@ -79,7 +79,7 @@ def plan_reset(
     if (request.method or now) != after:
         restored = SetResetMethod(device.identity, before=request.method or now, after=after)
         steps = (*steps, restored)
-    methods = request.method or methods_in_words(host, device) or "what the kernel finds"
+    methods = request.method or methods_in_words(host, device) or "the kernel's default method"
     return Plan(
         summary=f"reset {device.address} by {methods}",
         steps=steps,
@@ -92,25 +92,25 @@ def plan_reset(
 def resolve(
     host: HostSnapshot, request: Reset, checkpoint: ResetCheckpoint | None = None
 ) -> ResetCheckpoint:
-    """Find the methods to restore."""
+    """Return the reset methods to restore."""
     if checkpoint is not None and checkpoint.methods:
         return checkpoint
     return ResetCheckpoint(" ".join(host.device(request.address).reset_method))
 
 
 def working(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
-    """The methods of reset_method that would work, in the order in which the kernel tries them."""
+    """The usable methods of reset_method, in the order in which the kernel tries them."""
     reasons = unavailable(host, device)
     return tuple(name for name in device.reset_method if name not in reasons)
 
 
 def methods_in_words(host: HostSnapshot, device: PciDevice) -> str:
-    """The methods that would work, as all commands name them: `flr, pm`."""
+    """The usable methods as text: `flr, pm`."""
     return ", ".join(working(host, device))
 
 
 def unavailable(host: HostSnapshot, device: PciDevice) -> dict[ResetMethod, str]:
-    """The methods that would not work, each with the reason."""
+    """The unavailable methods, each with the reason."""
     missing = {name: _why(host, device, name) for name in _missing(device)}
     if "bus" in device.reset_method and _neighbours(host, device):
         missing["bus"] = _why(host, device, "bus")
@@ -120,7 +120,7 @@ def unavailable(host: HostSnapshot, device: PciDevice) -> dict[ResetMethod, str]
 def method_diagnostics(
     host: HostSnapshot, device: PciDevice, method: ResetMethod | None
 ) -> Iterator[Diagnostic]:
-    """What is to be said where a function cannot be reset so, or (None) cannot be at all."""
+    """Refuse a method that is unavailable, or a function without any method (None)."""
     reasons = unavailable(host, device)
     works = working(host, device)
     if method in works or (method is None and (works or not _tells_methods(host))):
@@ -131,14 +131,14 @@ def method_diagnostics(
         "no-reset",
         device,
         f"{device} cannot be reset{f' by {method}' if method else ''}: {why}",
-        f"it has {methods_in_words(host, device)}"
+        f"use one of: {methods_in_words(host, device)}"
         if works
-        else "give its whole slot to a guest, which resets it together, or power-cycle the host",
+        else "assign all functions of its slot to one guest, or power-cycle the host",
     )
 
 
 def _tells_methods(host: HostSnapshot) -> bool:
-    """Whether this kernel has reset_method at all, which came with Linux 5.15."""
+    """Whether this kernel has reset_method (since Linux 5.15)."""
     return any(device.reset_method for device in host.devices)
 
 
@@ -163,19 +163,19 @@ def _why(host: HostSnapshot, device: PciDevice, method: ResetMethod) -> str:
 
 
 def _why_no_bus(host: HostSnapshot, device: PciDevice) -> str:
-    """What keeps pci_reset_bus_function from it."""
+    """Why pci_reset_bus_function refuses a bus reset."""
     if "/" not in device.bridge_path:
         return "a root bus cannot be reset"
     neighbours = _neighbours(host, device)
     if neighbours:
         named = ", ".join(str(d.address) for d in neighbours[:_NAMED])
         more = f" and {len(neighbours) - _NAMED} more" if len(neighbours) > _NAMED else ""
-        return f"its bus carries {named}{more} too"
+        return f"its bus also has {named}{more}"
     return _HELD_BACK
 
 
 def _neighbours(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
-    """The other functions of its bus, which a bus reset would hit: the kernel answers ENOTTY."""
+    """The other functions of its bus, for which the kernel refuses a bus reset (ENOTTY)."""
     here = (device.address.domain, device.address.bus)
     return [
         other
@@ -191,7 +191,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     yield from guards.silence(host, device)
     yield from guards.stuck(host, device)
     for diagnostic in guards.held_by_guest(host, device):
-        remedy = "shut the guest down or detach it from the guest first, or reset it in the guest"
+        remedy = "shut the guest down, detach the device, or reset it in the guest"
         yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
     yield from guards.carries_vgpus(host, device)
     for diagnostic in guards.active_virtual_functions(host, device):
@@ -203,17 +203,17 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         if diagnostic.rule == guards.PERSISTENCE_MODE or diagnostic.override is None:
             yield diagnostic
         else:  # there is no --function-only
-            remedies = (Remedy("end that first"), allow(diagnostic.override))
+            remedies = (Remedy("stop this use first"), allow(diagnostic.override))
             yield replace(diagnostic, remedies=remedies)
 
 
 def _notes(device: PciDevice) -> Iterator[str]:
     if device.driver is not None and not device.is_on_vfio:
-        yield f"{device} stays on {device.driver}, which has to set it up again"
+        yield f"{device} stays on {device.driver}, which must initialize it again"
 
 
 def state_of(device: PciDevice) -> DriverState:
-    """What a function is like, with all that can be pinned."""
+    """The driver state of a function, with its reset and power settings."""
     return DriverState(
         device.driver,
         device.driver_override,
@@ -224,7 +224,7 @@ def state_of(device: PciDevice) -> DriverState:
 
 
 def pinned(state: DriverState, device: PciDevice, request: Bind) -> DriverState:
-    """A state with the pins: the way of reset for named functions alone, D3cold for the slot."""
+    """Add the requested pins: the reset method of named functions, D3cold of all."""
     if request.reset_method is not None and device.address in request.addresses:
         state = replace(state, reset_method=request.reset_method)
     if request.no_d3cold and device.d3cold_allowed is not None:
@@ -233,23 +233,23 @@ def pinned(state: DriverState, device: PciDevice, request: Bind) -> DriverState:
 
 
 def repin(device: PciDevice, request: Bind) -> ChangeDriver | None:
-    """Pin a function that stays on its driver; None where it is as wanted."""
+    """Pin a function that stays on its driver; None if nothing changes."""
     now = state_of(device)
     target = pinned(now, device, request)
     return None if target == now else ChangeDriver(device.identity, now, target)
 
 
 def unpinned(device: PciDevice, request: Bind) -> str:
-    """What to say of a function that is bound already, and has no record to restore its pins."""
+    """Explain that a bound function without saved state cannot be pinned."""
     if repin(device, request) is None:
         return ""
-    return f", but not by vfiomgr, so it is not pinned: vfiomgr unbind {device.address} first"
+    return f", but not by vfiomgr; to pin it, first run: vfiomgr unbind {device.address}"
 
 
 def diagnostics(
     host: HostSnapshot, named: Sequence[PciDevice], request: Bind
 ) -> Iterator[Diagnostic]:
-    """Named functions that cannot be reset in the way that is asked for."""
+    """Refuse named functions for which the requested reset method is unavailable."""
     if request.reset_method is not None:
         for device in named:
             yield from method_diagnostics(host, device, request.reset_method)

@@ -1,4 +1,4 @@
-"""Attributes of reset and power that are pinned for the time of a binding, and given back."""
+"""Reset and power attributes that are pinned during a binding and then restored."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def tighten(tree: HostTree, address: PciAddress, target: DriverState) -> None:
-    """Forbid D3cold before a driver takes the function: vfio-pci lets it sleep at once."""
+    """Forbid D3cold before a driver binds: vfio-pci lets idle functions sleep immediately."""
     if target.d3cold_allowed is False:
         _set_d3cold_allowed(tree, address, allowed=False)
 
 
 def loosen(tree: HostTree, address: PciAddress, target: DriverState) -> None:
-    """Allow D3cold after a driver let go of the function, and set the rest."""
+    """Allow D3cold after the driver is unbound, and set the reset method."""
     if target.d3cold_allowed:
         _set_d3cold_allowed(tree, address, allowed=True)
     if target.reset_method is not None:
@@ -34,14 +34,14 @@ def loosen(tree: HostTree, address: PciAddress, target: DriverState) -> None:
 
 
 def set_method(tree: HostTree, address: PciAddress, methods: str) -> None:
-    """Make `methods`, e.g. `flr bus`, what the kernel uses to reset a function.
+    """Write `methods`, e.g. `flr bus`, to reset_method of a function.
 
-    reset_method_store (drivers/pci/pci-sysfs.c) tries each method anew, and refuses `bus` where
-    the function has neighbours, though the list that was made when it was found, before them,
-    holds it. There it would do nothing either, so a list is set without it.
+    reset_method_store (drivers/pci/pci-sysfs.c) probes each method, and refuses `bus` if the
+    function has neighbours, even if its original list contains `bus`. Such a `bus` has no effect,
+    so the list is written without it.
 
     Raises:
-        HostError: the kernel took another list.
+        HostError: the kernel stored another list.
 
     """
     if _methods(tree, address) == methods:
@@ -57,8 +57,11 @@ def set_method(tree: HostTree, address: PciAddress, methods: str) -> None:
             tree.write(target, without_bus)
     found = _methods(tree, address)
     if found not in (methods, without_bus):
-        message = f"reset_method of {address} is {found or 'empty'}, not {methods}"
-        raise HostError(message, "see dmesg; another program may have changed it")
+        message = (
+            f"cannot set reset_method of {address} to {methods}: the kernel reports "
+            f"{found or 'an empty list'}"
+        )
+        raise HostError(message, "check dmesg; another program may have changed it")
 
 
 def _methods(tree: HostTree, address: PciAddress) -> str | None:
@@ -71,23 +74,23 @@ def _set_d3cold_allowed(tree: HostTree, address: PciAddress, *, allowed: bool) -
     with explaining("d3cold", str(address)):
         tree.write(pci_device(address) / "d3cold_allowed", str(int(allowed)))
     if pci_facts.read_driver_state(tree, address, with_pins=True).d3cold_allowed is not allowed:
-        message = f"the kernel took the request, but d3cold_allowed of {address} did not change"
-        raise HostError(message, "see dmesg")
+        message = f"cannot set d3cold_allowed of {address}: the kernel did not change the value"
+        raise HostError(message, "check dmesg")
 
 
 @performs(SetResetMethod)
 def set_reset_method(tree: HostTree, step: SetResetMethod) -> None:
-    """Choose the methods that the step names."""
+    """Set the reset methods that the step names."""
     require_same_device(tree, step.device)
     set_method(tree, step.device.address, step.after)
 
 
 @performs(ResetFunction)
 def reset_function(tree: HostTree, step: ResetFunction) -> None:
-    """Reset; the function must answer before and after, and have its BARs and command register.
+    """Reset a function; check that it answers, and that BARs and command register are restored.
 
     Raises:
-        HostError: it fell off the bus, or came back without what the kernel restores.
+        HostError: the function fell off the bus, or its registers were not restored.
 
     """
     address = step.device.address
@@ -98,21 +101,21 @@ def reset_function(tree: HostTree, step: ResetFunction) -> None:
         with explaining("reset", str(address)):
             tree.write(pci_device(address) / "reset", "1")
     except WriteFailed:
-        _require_unharmed(tree, address, kept)  # harm is the better explanation
+        _require_unharmed(tree, address, kept)  # damage explains the failure better
         raise
     _require_unharmed(tree, address, kept)
 
 
 @performs(RequireAnswer)
 def require_answer(tree: HostTree, step: RequireAnswer) -> None:
-    """Make sure that the function is on the bus, and as it was."""
+    """Check that the function is on the bus with its registers unchanged."""
     _require_unharmed(tree, step.device.address, step.kept)
 
 
 def _require_unharmed(tree: HostTree, address: PciAddress, kept: str | None) -> None:
     _require_answer(tree, address)
     if kept not in (None, kept_by_reset(read_config(tree, address))):
-        message = f"{address} came back from its reset with another command register or BARs"
+        message = f"{address} has a different command register or BARs after the reset"
         raise HostError(message, _ways_back(tree, address))
 
 
@@ -123,13 +126,13 @@ def _require_answer(tree: HostTree, address: PciAddress) -> None:
 
 
 def _ways_back(tree: HostTree, address: PciAddress) -> str:
-    """What may revive a function, the mildest first."""
+    """Return the ways to recover a function, the least disruptive first."""
     directory = pci_device(address)
-    ways = [f"remove it and look again: echo 1 > {directory}/remove; echo 1 > /sys/bus/pci/rescan"]
+    ways = [f"remove and rescan it: echo 1 > {directory}/remove; echo 1 > /sys/bus/pci/rescan"]
     power = slot_with_power(tree, address)
     if power is not None:
         ways.append(f"power-cycle its slot: echo 0 > {power}; echo 1 > {power}")
-    ways.append("power the host off and on, for a reboot may not cut the device's power")
+    ways.append("power the host off and on (a reboot may not cut the device's power)")
     methods = pci_facts.read_driver_state(tree, address, with_pins=True).reset_method
     used = methods.split()[0] if methods else "this one"
-    return f"{'; else '.join(ways)}; then reset it by another --method than {used}"
+    return f"{'; or '.join(ways)}; then use another --method than {used}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SaveOriginalState(Step, Value):
-    """Record what a function was like, so that `unbind` can give it back."""
+    """Save the original state of a function, so that `unbind` can restore it."""
 
     origin: OriginalState
     kind: ClassVar[str] = "save-original-state"
@@ -26,53 +26,53 @@ class SaveOriginalState(Step, Value):
 
     @property
     def subject(self) -> str:
-        """The function whose record it is."""
+        """The function of the saved state."""
         return str(self.origin.device.address)
 
     @property
     def tied_to(self) -> DeviceIdentity:
-        """The device whose record it is."""
+        """The device of the saved state."""
         return self.origin.device
 
     def describe(self) -> str:
-        """One line for people."""
-        return f"{self.origin.device.address}: remember that it was on {self.origin.state}"
+        """Describe the step in one line."""
+        return f"{self.origin.device.address}: save original driver ({self.origin.state})"
 
     def commands(self) -> tuple[str, ...]:
-        """Nothing: the record is vfiomgr's own."""
+        """Return no command: only vfiomgr uses the saved state."""
         return ()
 
     def inverse(self) -> DropOriginalState:
-        """Forget it again."""
+        """Return the step that deletes the saved state."""
         return DropOriginalState(self.origin)
 
 
 class DropOriginalState(Step, Value):
-    """Drop the record of a function that has been given back."""
+    """Delete the saved state of a function that is on its original driver again."""
 
     origin: OriginalState
     kind: ClassVar[str] = "drop-original-state"
 
     is_record: ClassVar[bool] = True
     needs_all_undone: ClassVar[bool] = True
-    """A function that is not back yet still needs its record."""
+    """A function that is not restored still needs its saved state."""
     affects: ClassVar[str] = "origin"
 
     @property
     def subject(self) -> str:
-        """The function whose record it is."""
+        """The function of the saved state."""
         return str(self.origin.device.address)
 
     def describe(self) -> str:
-        """One line for people."""
-        return f"{self.origin.device.address}: forget its first state"
+        """Describe the step in one line."""
+        return f"{self.origin.device.address}: delete saved state"
 
     def commands(self) -> tuple[str, ...]:
-        """Nothing: the record is vfiomgr's own."""
+        """Return no command: only vfiomgr uses the saved state."""
         return ()
 
     def inverse(self) -> SaveOriginalState:
-        """Remember it again."""
+        """Return the step that saves the state again."""
         return SaveOriginalState(self.origin)
 
 
@@ -96,16 +96,16 @@ class ChangeDriver(Step, Value):
         return bool(device.stuck) or device.driver != self.before.driver
 
     def is_effective_after_reboot(self, device: PciDevice) -> bool:
-        """Whether a rule that the operation wrote has put the device on the VFIO driver again."""
+        """Whether a persistence rule has bound the device to the VFIO driver again."""
         return device.is_on_vfio and device.driver == self.after.driver
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         pins = "".join(f", {name} {text}" for name, text in _pins(self.before, self.after))
         return f"{self.device.address}: {self.before} -> {self.after}{pins}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         directory = paths.pci_device(self.device.address)
         pins = _pins(self.before, self.after)
         lines = [echo(text, directory / name) for name, text in pins]
@@ -121,12 +121,12 @@ class ChangeDriver(Step, Value):
         return tuple(lines)
 
     def inverse(self) -> ChangeDriver:
-        """The way back."""
+        """Return the step that undoes this one."""
         return ChangeDriver(self.device, before=self.after, after=self.before)
 
 
 def _pins(before: DriverState, after: DriverState) -> list[tuple[str, str]]:
-    """The attributes of reset and power that `after` names and `before` has otherwise."""
+    """The reset and power attributes that differ between `before` and `after`."""
     pins: list[tuple[str, str]] = []
     if after.d3cold_allowed is not None and after.d3cold_allowed != before.d3cold_allowed:
         pins.append(("d3cold_allowed", str(int(after.d3cold_allowed))))
@@ -136,10 +136,10 @@ def _pins(before: DriverState, after: DriverState) -> list[tuple[str, str]]:
 
 
 def probe_file(state: DriverState) -> paths.HostPath:
-    """Where to write an address so that `state.driver` takes it.
+    """The file to write an address to so that `state.driver` binds it.
 
-    With driver_override set to the driver, drivers_probe can find no other; without, only the
-    driver's own `bind` picks it among several that match.
+    If driver_override names the driver, drivers_probe finds only that driver. Without an override,
+    the driver's own `bind` selects it among several matching drivers.
     """
     if state.driver is None or state.driver_override == state.driver:
         return paths.PCI_DRIVERS_PROBE
@@ -147,7 +147,7 @@ def probe_file(state: DriverState) -> paths.HostPath:
 
 
 class ReleaseDriver(Step, Value):
-    """Take a function off a driver whose predecessor nobody recorded; the kernel picks the next."""
+    """Unbind a function without saved original driver; the kernel picks the next driver."""
 
     device: DeviceIdentity
     before: DriverState
@@ -165,11 +165,11 @@ class ReleaseDriver(Step, Value):
         return bool(device.stuck) or device.driver != self.before.driver
 
     def describe(self) -> str:
-        """One line for people."""
-        return f"{self.device.address}: {self.before} -> whichever driver the kernel picks"
+        """Describe the step in one line."""
+        return f"{self.device.address}: {self.before} -> driver chosen by the kernel"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         directory = paths.pci_device(self.device.address)
         return (
             echo("", directory / "driver_override"),
@@ -178,7 +178,7 @@ class ReleaseDriver(Step, Value):
         )
 
     def inverse(self) -> ChangeDriver:
-        """Back onto the driver that had it."""
+        """Return the step that binds the former driver again."""
         return ChangeDriver(self.device, before=DriverState(None, None), after=self.before)
 
 
@@ -192,19 +192,19 @@ class AwaitVfioNode(Step, Value):
     needs_udev: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: wait for {paths.vfio_group_node(self.group)}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (f"ls -l {paths.vfio_group_node(self.group)}",)
 
     def inverse(self) -> None:
-        """None: waiting changes nothing."""
+        """Return None: waiting changes nothing."""
 
 
 class SetResetMethod(Step, Value):
-    """Choose how the kernel resets a function; the texts are lists such as `flr bus`."""
+    """Set reset_method of a function; the values are lists such as `flr bus`."""
 
     device: DeviceIdentity
     before: str
@@ -214,22 +214,22 @@ class SetResetMethod(Step, Value):
     is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: reset_method {self.before} -> {self.after}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (echo(self.after, paths.pci_device(self.device.address) / "reset_method"),)
 
     def inverse(self) -> SetResetMethod:
-        """As it was."""
+        """Return the step that restores the former methods."""
         return SetResetMethod(self.device, before=self.after, after=self.before)
 
 
 class ResetFunction(Step, Value):
-    """Reset a function. No state but an event: taken twice, it happens twice.
+    """Reset a function. If the step is repeated, the reset happens again.
 
-    `kept` are the command register and the BARs that it must have after; None where it slept.
+    `kept` are the command register and the BARs expected afterwards; None if the function slept.
     """
 
     device: DeviceIdentity
@@ -237,32 +237,32 @@ class ResetFunction(Step, Value):
     kind: ClassVar[str] = "reset-function"
 
     def describe(self) -> str:
-        """One line for people."""
-        return f"{self.device.address}: reset, and look whether it answers as before"
+        """Describe the step in one line."""
+        return f"{self.device.address}: reset, and check that it answers as before"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (echo("1", paths.pci_device(self.device.address) / "reset"),)
 
     def inverse(self) -> RequireAnswer:
-        """Nothing undoes a reset; but one that did harm did not leave all as it was."""
+        """Return the check for damage: a reset cannot be undone."""
         return RequireAnswer(self.device, self.kept)
 
 
 class RequireAnswer(Step, Value):
-    """Make sure that a function answers on the bus, and is as it was before a reset."""
+    """Check that a function answers on the bus, with the same registers as before a reset."""
 
     device: DeviceIdentity
     kept: str | None
     kind: ClassVar[str] = "require-answer"
 
     def describe(self) -> str:
-        """One line for people."""
-        return f"{self.device.address}: bring it back as it was on the bus"
+        """Describe the step in one line."""
+        return f"{self.device.address}: check that it answers as before the reset"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (f"lspci -xxs {self.device.address}",)
 
     def inverse(self) -> None:
-        """None: looking changes nothing."""
+        """Return None: checking changes nothing."""

@@ -1,4 +1,4 @@
-"""What speaks against undoing an operation on functions and vGPUs."""
+"""Safety checks before an operation on functions or vGPUs is undone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @guards_undo
 def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
-    """Whoever holds what leaves its driver, is removed, or loses memory."""
+    """Refuse to undo steps on functions and vGPUs that are in use."""
     yield from guards.undoing(host, scope.leaving)
     for vgpu in scope.made:
         yield from guards.held_by_guest(host, vgpu)

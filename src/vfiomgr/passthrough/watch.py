@@ -1,10 +1,10 @@
-"""Puts persisted functions on their drivers as they arrive, quicker than udev can.
+"""Binds persisted functions as they are hot-plugged, faster than udev.
 
 udev and the kernel race for a hot-plugged function: its rule must be read before the kernel looks
-for a driver (docs/decisions/0004-persistence.md). Listeners wait for the kernel's word and write
-driver_override, nothing else, each on a processor of its own: one may be busy with the very scan
-that finds the function. Another process looks at what came of it, and does what `bind` does where a
-host driver was first.
+for a driver (docs/decisions/0004-persistence.md). Listeners wait for kernel events and write only
+driver_override. Each listener runs on its own processor, because one processor may be busy with the
+scan that finds the function. Another process checks the result, and runs `bind` if a host driver
+was faster.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 SETTLE = 2.0
-"""Seconds after the last arrival until the drivers are looked at; a probe may take one."""
+"""Seconds after the last arrival until the drivers are checked; a probe may take one."""
 _REFRESH = 0.5
-"""Seconds until a rule that was written meanwhile counts."""
+"""Seconds until a new rule takes effect."""
 _LISTENERS = 2
 _MESSAGE = 64
-"""Bytes; addresses one way, a sign that the rules changed the other way."""
+"""Bytes of a message: an address to the parent, or "rules changed" to a listener."""
 _READY, _CHANGED = b"ready", b"changed"
 
 
 class FastPath:
-    """What a listener knows: which driver each function is to get."""
+    """The state of a listener: the driver of each persisted function."""
 
     def __init__(self, tree: HostTree) -> None:
         self._tree = tree
@@ -62,17 +62,17 @@ class FastPath:
         self._bindings = {binding.address: binding for binding in read_rules(self._tree)}
 
     def arrived(self, arrival: Arrival) -> PciAddress | None:
-        """Tell the kernel the driver of a function that it has just found, if there is one."""
+        """Write the driver_override of a function that has just arrived, if it is persisted."""
         binding = self._bindings.get(arrival.address)
         if binding is None or not arrival.is_of(binding.device):
             return None
-        with suppress(WriteFailed):  # gone again, or to be put right
+        with suppress(WriteFailed):  # removed again, or corrected later
             self._tree.write(paths.pci_device(binding.address) / "driver_override", binding.driver)
         return binding.address
 
 
 class FullPath:
-    """What the other process knows: which functions have arrived, and what becomes of them."""
+    """The state of the parent process: the functions that have arrived, and their drivers."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class FullPath:
         self._last = 0.0
 
     def arrived(self, addresses: Iterable[PciAddress]) -> None:
-        """Look at these once no more come."""
+        """Check these functions as soon as no more arrive."""
         self._arrived |= set(addresses)
         self._last = time.monotonic()
 
     def sweep(self) -> None:
-        """Look at all functions, once a boot: what `unbind` gave back since stays with the host."""
+        """Check all functions once per boot, so that functions unbound later stay unbound."""
         if self._tree.exists(SWEPT):
             return
         self._tree.make_directory(paths.RUNTIME)
@@ -100,7 +100,7 @@ class FullPath:
         self.arrived(binding.address for binding in read_rules(self._tree))
 
     def settle(self) -> None:
-        """Put right what a host driver took first, when it is time to."""
+        """Bind functions that a host driver bound first, when no more functions arrive."""
         if not self._arrived or time.monotonic() - self._last < SETTLE:
             return
         arrived, self._arrived = self._arrived, set()
@@ -109,13 +109,13 @@ class FullPath:
             self._correct([binding for binding in lost if binding.driver == driver])
 
     def _lost(self, bindings: Iterable[PersistedBinding]) -> list[PersistedBinding]:
-        """Those that are on another driver, or on none since theirs is not loaded."""
+        """The functions that are on another driver, or on none if theirs is not loaded."""
         found = []
         for binding in bindings:
             if not binding.is_of(pci_facts.read_identity(self._tree, binding.address)):
                 continue
             driver = pci_facts.read_driver_state(self._tree, binding.address).driver
-            self._note(f"{binding.address} came to {driver or 'no driver'}")
+            self._note(f"{binding.address} is on {driver or 'no driver'}")
             if driver != binding.driver:
                 found.append(binding)
         return found
@@ -124,10 +124,10 @@ class FullPath:
 def put_right(
     bindings: Sequence[PersistedBinding], *, tree: HostTree, on_note: Callable[[str], None]
 ) -> None:
-    """Bind what a host driver took first, with the guards of `bind`, and tell what came of it.
+    """Bind functions that a host driver bound first, and report the result.
 
-    The console's display is taken, and what could be a vGPU: a person allowed it, or there would be
-    no rule.
+    The safety checks of `bind` apply, except for the console's display and vGPU functions: the user
+    allowed those when the rule was written.
     """
     allow: frozenset[Override] = frozenset({"boot-display", "vgpu-function"})
     for slot in sorted({binding.address.slot for binding in bindings}):
@@ -136,26 +136,26 @@ def put_right(
         request = Bind(addresses, driver=here[0].driver, only=True, allow=allow)
         try:
             carry_out(request, ApplyContext(tree, on_note=on_note))
-        except VfiomgrError as error:  # and the others are put right all the same
+        except VfiomgrError as error:  # continue with the others
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise
             on_note(f"{error.message}; {error.hint}")
         else:
-            on_note(f"{', '.join(map(str, addresses))} put on {here[0].driver}")
+            on_note(f"bound to {here[0].driver}: {', '.join(map(str, addresses))}")
 
 
 def watch(tree: HostTree, on_note: Callable[[str], None]) -> None:
-    """Watch until the process is ended.
+    """Watch until the process is terminated.
 
     Raises:
-        HostError: a process that listens is gone.
+        HostError: a listener process has exited.
 
     """
     channels: list[socket.socket] = []
     for processor in sorted(os.sched_getaffinity(0))[:_LISTENERS]:
         channels.append(_start_listener(tree, processor, channels))
     for channel in channels:
-        _heard(channel)  # it is ready
+        _heard(channel)  # wait until it is ready
     on_note("watching")
     correct = partial(put_right, tree=tree, on_note=on_note)
     _look_after(tree, channels, FullPath(tree, on_note, correct))
@@ -164,24 +164,24 @@ def watch(tree: HostTree, on_note: Callable[[str], None]) -> None:
 def _start_listener(
     tree: HostTree, processor: int, others: Sequence[socket.socket]
 ) -> socket.socket:
-    """A child that listens on one processor; what it is told and tells goes over the socket."""
+    """Start a child process that listens on one processor; return the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork():
         theirs.close()
         return ours
     try:
         for channel in (ours, *others):
-            channel.close()  # else nobody learns of the parent's end
+            channel.close()  # so that the end of the parent is noticed
         os.sched_setaffinity(0, {processor})
         _listen(tree, theirs)
-    except Exception as error:  # noqa: BLE001 - its last words, whatever they are
-        print(f"vfiomgr: a listener ended: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - a process of its own
+    except Exception as error:  # noqa: BLE001 - report any error before the exit
+        print(f"vfiomgr: hot-plug listener failed: {error!r}", file=sys.stderr, flush=True)  # noqa: T201 - a process of its own
     finally:
         os._exit(1)
 
 
 def _listen(tree: HostTree, channel: socket.socket) -> None:
-    """Write overrides until the parent is gone."""
+    """Write overrides until the parent exits."""
     with HotplugEvents(channel) as arrivals:
         quick = FastPath(tree)
         gc.disable()  # a collection in the wrong moment costs the race
@@ -198,7 +198,7 @@ def _listen(tree: HostTree, channel: socket.socket) -> None:
 
 
 def _look_after(tree: HostTree, channels: list[socket.socket], state: FullPath) -> None:
-    """Tell the listeners of new rules, and look at what they found."""
+    """Notify the listeners of new rules, and check the functions that they report."""
     seen = rules_changed(tree)
     state.sweep()
     while True:
@@ -216,21 +216,21 @@ def _look_after(tree: HostTree, channels: list[socket.socket], state: FullPath) 
 def _heard(channel: socket.socket) -> str:
     said = channel.recv(_MESSAGE).decode()
     if not said:
-        message = "a process that listens for hot-plugged functions has ended"
-        raise HostError(message, "start vfiomgr persist watch again; its last words tell why")
+        message = "a hot-plug listener process exited"
+        raise HostError(message, "see the log for the cause, then run: vfiomgr persist watch")
     return said
 
 
 def watch_machine(host: HostSource) -> None:
-    """Keep persisted functions on their drivers as they are hot-plugged, until the process ends.
+    """Bind persisted functions as they are hot-plugged, until the process is terminated.
 
     Raises:
         UsageError: the host is not this machine.
-        NeedsRoot: the right to change the host is missing.
+        NeedsRoot: changing the host requires root.
 
     """
     if host.snapshot is not None or host.tree.root != host.machine.root:
-        message = "only the kernel of this machine tells of hot-plugged functions"
+        message = "cannot watch a recorded host: hot-plug events come from the running kernel"
         raise UsageError(message, "leave out --root and --snapshot")
     require_rights(host.tree)
     watch(host.tree, host.on_note)

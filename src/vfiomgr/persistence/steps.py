@@ -33,12 +33,12 @@ class ReplaceFile(Step, Value):
         return (self.kind, self.path)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         verb = "remove" if self.after is None else "write" if self.before is None else "change"
         return f"{verb} {self.path}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         if self.after is None:
             return (f"rm {self.path}",)
         lines = self.after.splitlines()
@@ -59,11 +59,11 @@ class SetNodeAccess(Step, Value):
     kind: ClassVar[str] = "set-node-access"
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: its nodes of VFIO {self.before} -> {self.after}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         if self.group is None:
             return ()
         node, access = paths.vfio_group_node(self.group), self.after
@@ -85,11 +85,11 @@ class RebuildInitramfs(Step, Value):
     is_program: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return "make the initramfs anew; this takes a while"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (" ".join(self.command),)
 
     def inverse(self) -> None:

@@ -58,7 +58,7 @@ class SetQuotas(Step, Value):
         return host.virtual_functions(self.device)[self.function - 1 : self.function]
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         words = dict.fromkeys(_in_words(change) for change in self.changes)
         verb = "make sure of " if self.is_check else ""
         return f"{self.device.address}: {self.who}: {verb}{', '.join(words)}"
@@ -81,7 +81,7 @@ class SetQuotas(Step, Value):
         return "memory" in kinds and self.function > 0 and not self.is_check
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         root = HostPath(self.directory)
         if self.is_check:
             return tuple(f"cat {root / (c.shown or c.name)}" for c in self.changes)
@@ -114,12 +114,12 @@ class SetAutoprobe(Step, Value):
     is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         word = "let host drivers take" if self.after else "keep host drivers off"
         return f"{self.device.address}: {word} its new virtual functions"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         directory = paths.pci_device(self.device.address)
         return (echo(str(int(self.after)), directory / "sriov_drivers_autoprobe"),)
 
@@ -153,11 +153,11 @@ class SetVfCount(Step, Value):
         return host.virtual_functions(self.device) if self.after else []
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         target = paths.pci_device(self.device.address) / "sriov_numvfs"
         clearing = (echo("0", target),) if self.before and self.after else ()
         sharing = [line for share in self.shares for line in share.commands()] if self.after else ()

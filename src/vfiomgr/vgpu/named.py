@@ -57,7 +57,7 @@ class CreateVgpu:
         self.options = options
 
     def request(self, _host: HostSource) -> requests.CreateVgpu:
-        """The request for a host.
+        """Build the request for a host.
 
         Raises:
             UsageError: nothing says which type, a size cannot be read, or a UUID is no UUID.
@@ -108,7 +108,7 @@ class RemoveVgpu:
         self.allow = chosen("--allow", allow, ("in-use",))
 
     def request(self, host: HostSource) -> requests.RemoveVgpu:
-        """The request for a host.
+        """Build the request for a host.
 
         Raises:
             UsageError: no vGPU is named, or a name is neither a UUID nor an address.

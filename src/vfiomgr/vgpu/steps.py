@@ -43,13 +43,13 @@ class SetVgpuAttribute(Step, Value):
         return (self.kind, self.subject, self.attribute)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         if self.before == self.after:
             return f"{self.vgpu}: remember that {self.attribute} is {self.after!r}"
         return f"{self.vgpu}: set {self.attribute} to {self.after!r}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         if self.before == self.after:
             return ()
         text = shlex.quote(self.written.removesuffix("\n"))
@@ -102,11 +102,11 @@ class CreateMdev(Step, Value):
         return host.vgpu(self.uuid)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.parent}: create vGPU {self.uuid} of type {self.type_id}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         target = f"{self.parent_path}/mdev_supported_types/{self.type_id}/create"
         return (f"echo {self.uuid} > {target}",)
 
@@ -137,11 +137,11 @@ class RemoveMdev(Step, Value):
         return (self.affects, self.uuid, self.parent, self.type_id)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.parent}: remove vGPU {self.uuid} of type {self.type_id}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (f"echo 1 > {paths.MDEV_DEVICES / self.uuid / 'remove'}",)
 
     def inverse(self) -> CreateMdev:
@@ -167,13 +167,13 @@ class SetVgpuType(Step, Value):
         return host.vgpu(str(self.device.address)) if self.after else None
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         if not self.after:
             return f"{self.device.address}: remove its vGPU of type {self.before}"
         return f"{self.device.address}: make it a vGPU of type {self.after}"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         target = paths.pci_device(self.device.address) / "nvidia/current_vgpu_type"
         return (f"echo {self.after} > {target}",)
 

@@ -109,7 +109,7 @@ def test_a_recording_without_proc_is_told_what_was_not_checked(
         "whether interrupts are remapped",
         "the firmware's framebuffer",
         "the kernel's configuration",
-        "who may open the nodes of VFIO",
+        "permissions of VFIO nodes",
         "limits on locked memory",
         "lockdown",
         "Secure Boot",
@@ -121,7 +121,7 @@ def test_a_tree_without_functions_blocks_and_says_so(run: Run, tmp_path: Path) -
     (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
     answer = run("--root", str(tmp_path), "check")
     assert answer.status == 1
-    assert answer.stdout.startswith("blocker: no PCI function is seen\n")
+    assert answer.stdout.startswith("blocker: no PCI function found\n")
     assert "  evidence  /sys/bus/pci/devices: it is empty\n" in answer.stdout
     groups = run("--root", str(tmp_path), "groups")
     assert (groups.status, groups.stdout) == (0, "")

@@ -116,12 +116,12 @@ def test_what_was_looked_at_is_not_told_as_not_checked() -> None:
     )
     assert check(host(readiness=known)).not_checked == ()
     without = host(readiness=known, kernel_command_line=None)
-    assert check(without).not_checked == ("the kernel command line: there is no /proc/cmdline",)
+    assert check(without).not_checked == ("the kernel command line: /proc/cmdline not found",)
 
 
 def test_a_snapshot_without_these_facts_says_so() -> None:
     (missing,) = check(host()).not_checked
-    assert "the snapshot was made without them" in missing
+    assert "not in the snapshot" in missing
 
 
 def test_no_devices_no_verdict_about_the_iommu() -> None:
@@ -201,9 +201,13 @@ def test_unsafe_interrupts_are_what_the_module_says_or_will_be_told(
 @pytest.mark.parametrize(
     ("words", "known", "remedy"),
     [
-        ("intremap=off", {"distribution": DEBIAN}, "take intremap=off off the kernel command line"),
+        (
+            "intremap=off",
+            {"distribution": DEBIAN},
+            "remove intremap=off from the kernel command line",
+        ),
         ("", {"config": {"IRQ_REMAP": "n"}, "config_source": "/boot/c"}, "CONFIG_IRQ_REMAP"),
-        ("", {"dmar_flags": 0}, "firmware setup (the DMAR table denies it)"),
+        ("", {"dmar_flags": 0}, "firmware setup (the DMAR table disables it)"),
         ("", {"dmar_flags": 1}, "allow_unsafe_interrupts=1"),
     ],
 )
@@ -302,7 +306,7 @@ def test_the_package_of_missing_modules_is_named_where_it_is_known(
     bare = host(readiness=known, pci_drivers=(), kernel_release=release)
     finding = found(bare, "vfio-pci")
     assert finding is not None
-    told = "install the package of this kernel's further modules, or a generic kernel"
+    told = "install the package with this kernel's additional modules, or a generic kernel"
     assert finding.remedy == (f"{told}: {command}" if command else told)
 
 
@@ -353,7 +357,7 @@ def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
     assert finding is not None
     assert finding.severity == "warning"
     assert finding.evidence[0] == "/sys/module/nouveau"
-    assert "holds 0000:04:00.0" in finding.evidence[1]
+    assert "nouveau: 0000:04:00.0" in finding.evidence[1]
     assert finding.evidence[2] == str(blacklist)
     assert "update-initramfs -u -k all" in finding.remedy
 
@@ -370,15 +374,15 @@ THEIR_AUDIO = replace(THEIRS, address=PciAddress.parse("0000:04:00.1"))
 @pytest.mark.parametrize(
     ("functions", "advice"),
     [
-        ([OTHER_CONSOLE, THEIRS], "put `blacklist nouveau` into"),
-        ([device(driver="nouveau")], "put `blacklist nouveau` into"),
+        ([OTHER_CONSOLE, THEIRS], "add `blacklist nouveau` to"),
+        ([device(driver="nouveau")], "add `blacklist nouveau` to"),
         ([CONSOLE, THEIRS], "vfiomgr bind --persist 0000:04:00.0"),
         (
             [CONSOLE, THEIRS, THEIR_AUDIO, SECOND],
             "--persist 0000:04:00.0 0000:05:00.0",
         ),
         ([CONSOLE, device(driver=None)], "vfiomgr bind --persist 0000:04:00.0"),
-        ([CONSOLE], "a GPU for guests needs a card of its own"),
+        ([CONSOLE], "use a second graphics card"),
         ([CARD, device(driver=None)], "vfiomgr bind --persist 0000:04:00.0"),
     ],
 )

@@ -144,7 +144,7 @@ def test_stopping_one_without_a_definition_is_for_good_and_one_that_is_gone_no_e
 
 
 def test_one_that_a_guest_holds_is_not_stopped() -> None:
-    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
+    with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         plan(held(with_active(host_with(definition_text(DEFINED)))), STOP)
 
 

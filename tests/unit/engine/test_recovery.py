@@ -112,7 +112,7 @@ def test_recover_moves_nothing_from_under_a_guest(tmp_path: Path) -> None:
         api.apply(Bind((GPU,)), tree=kernel)
     kernel.revive()
     kernel.guest_opens(10)
-    with pytest.raises(Refusal, match="is held by qemu-system-x86"):
+    with pytest.raises(Refusal, match="is in use by: qemu-system-x86"):
         api.recover(tree=kernel)
     assert kernel.stuck.names() == []
     kernel.guest_closes(10)
@@ -134,7 +134,7 @@ def test_recover_removes_no_vgpu_that_a_guest_has_opened_meanwhile(tmp_path: Pat
     (vgpu,) = api.scan(kernel).vgpus
     assert vgpu.iommu_group is not None
     kernel.guest_opens(vgpu.iommu_group)
-    with pytest.raises(Refusal, match=f"vGPU {UUID} is held by qemu-system-x86"):
+    with pytest.raises(Refusal, match=f"vGPU {UUID} is in use by: qemu-system-x86"):
         api.recover(tree=kernel)
     assert kernel.stuck.names() == []
     kernel.guest_closes(vgpu.iommu_group)

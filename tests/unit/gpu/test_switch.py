@@ -139,7 +139,7 @@ def test_a_vgpu_in_use_stays() -> None:
     user = DeviceUser("/dev/vfio/7", 4711, "qemu-system-x86")
     group = replace(host_of(replace(GPU, iommu_group=7)).groups[0], members=())
     host = replace(carrying(), users=(user,), groups=(*carrying().groups, group))
-    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
+    with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         switch(host, "passthrough")
 
 

@@ -198,7 +198,7 @@ def test_a_gpu_that_is_kept_since_a_run_was_cut_off_is_not_unbound_by_undoing(
             break
         api.recover(tree=kernel)
     kernel.call("nvidia-smi", "-pm", "1", "-i", str(GPU))
-    with pytest.raises(Refusal, match="persistence mode, so its driver would never let it go"):
+    with pytest.raises(Refusal, match="persistence mode, so its driver never releases it"):
         api.recover(tree=kernel)
     quiet(kernel)
     assert api.recover(tree=kernel)

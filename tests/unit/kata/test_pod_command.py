@@ -220,7 +220,7 @@ def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) 
     """What is used at once is refused: bind, cdi generate, oci inject."""
     answer = run("kata", *line.split(), "0000:01:00.0")
     assert (answer.status, bool(answer.stdout)) == (0, True)
-    assert "a guest can have it after: vfiomgr bind 0000:01:00.0" in answer.stderr
+    assert "bind it with: vfiomgr bind 0000:01:00.0" in answer.stderr
     refused = run("kata", *line.split(), "0000:00:02.0")
     assert (refused.status, bool(refused.stdout)) == (0, True)
     assert "vfiomgr bind refuses it" in refused.stderr

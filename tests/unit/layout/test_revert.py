@@ -104,7 +104,11 @@ USER = DeviceUser(NODE, 812, "dd")
     ("host", "why", "allowance"),
     [
         (replace(HOST, host_uses=(ROUTE,)), "default route: interface enp5s0v0", "default-route"),
-        (replace(HOST, host_uses=(ADDRESS,)), "by the network: interface enp5s0v0", "in-use"),
+        (
+            replace(HOST, host_uses=(ADDRESS,)),
+            "by the host's network: interface enp5s0v0",
+            "in-use",
+        ),
         (replace(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
         (replace(HOST, users=(USER,)), r"is open in dd \(PID 812\)", "in-use"),
     ],

@@ -108,7 +108,7 @@ def test_a_vgpu_with_its_display(run: Run, servers: tuple[str, str], matches: Ma
 def test_devices_that_wait_are_told(run: Run) -> None:
     made = run("libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
     assert made.status == 0
-    assert "a guest can have it after: vfiomgr bind 0000:01:00.0" in made.stderr
+    assert "bind it with: vfiomgr bind 0000:01:00.0" in made.stderr
     run("bind", "0000:01:00.0")
     told = run("libvirt", "domain", *SMALL, "--device", "01:00.0", "--libvirt-version", "9.0")
     assert "vfiomgr bind" not in told.stderr

@@ -64,7 +64,7 @@ def test_the_whole_slot_goes_and_each_origin_is_remembered_before_it_moves() -> 
 
 def test_companions_are_announced() -> None:
     made = plan(host_of(GPU, AUDIO), Bind((GPU.address,)))
-    assert made.notes == ("0000:04:00.1 (NVIDIA audio) comes along: same slot",)
+    assert made.notes == ("also binding 0000:04:00.1 (NVIDIA audio) (same slot)",)
     assert made.locks == ("group-4",)
 
 
@@ -77,7 +77,7 @@ def test_what_is_bound_already_is_left_alone() -> None:
     bound = replace(GPU, driver="vfio-pci", driver_override="vfio-pci")
     made = plan(host_of(bound), Bind((GPU.address,)))
     assert made.is_empty
-    assert made.already == (f"{bound} is on vfio-pci already",)
+    assert made.already == (f"{bound} is already on vfio-pci",)
 
 
 def test_of_a_slot_only_what_is_missing_moves() -> None:
@@ -126,44 +126,44 @@ def test_bridges_are_refused() -> None:
             "GenuineIntel",
             (),
             "quiet",
-            "enable VT-d in the firmware setup, put intel_iommu=on on the kernel command line",
+            "enable VT-d in the firmware setup, add intel_iommu=on to the kernel command line",
         ),
-        ("GenuineIntel", ("DMAR",), "quiet", "put intel_iommu=on on the kernel command line"),
+        ("GenuineIntel", ("DMAR",), "quiet", "add intel_iommu=on to the kernel command line"),
         (
             "GenuineIntel",
             ("DMAR",),
             "quiet intel_iommu=off",
-            "take intel_iommu=off off the kernel command line",
+            "remove intel_iommu=off from the kernel command line",
         ),
         ("AuthenticAMD", (), "quiet", "enable AMD-Vi (IOMMU) in the firmware setup"),
-        ("AuthenticAMD", ("IVRS",), "quiet", "see dmesg for IOMMU"),
+        ("AuthenticAMD", ("IVRS",), "quiet", "check dmesg for IOMMU"),
         (
             "AuthenticAMD",
             (),
             "quiet intel_iommu=off",
             (
                 "enable AMD-Vi (IOMMU) in the firmware setup, "
-                "take intel_iommu=off off the kernel command line"
+                "remove intel_iommu=off from the kernel command line"
             ),
         ),
-        ("AuthenticAMD", ("IVRS",), "quiet intel_iommu=off", "see dmesg for IOMMU"),
+        ("AuthenticAMD", ("IVRS",), "quiet intel_iommu=off", "check dmesg for IOMMU"),
         (
             "AuthenticAMD",
             ("IVRS",),
             "amd_iommu=off",
-            "take amd_iommu=off off the kernel command line",
+            "remove amd_iommu=off from the kernel command line",
         ),
-        ("HygonGenuine", ("IVRS",), "quiet", "see dmesg for IOMMU"),
-        (None, ("IVRS",), "quiet", "see dmesg for IOMMU"),
-        (None, ("IORT",), "quiet", "see dmesg for smmu"),
-        (None, ("DMAR",), "quiet", "put intel_iommu=on on the kernel command line"),
+        ("HygonGenuine", ("IVRS",), "quiet", "check dmesg for IOMMU"),
+        (None, ("IVRS",), "quiet", "check dmesg for IOMMU"),
+        (None, ("IORT",), "quiet", "check dmesg for smmu"),
+        (None, ("DMAR",), "quiet", "add intel_iommu=on to the kernel command line"),
         (
             None,
             (),
             None,
             (
                 "enable VT-d or AMD-Vi (IOMMU) in the firmware setup, "
-                "put intel_iommu=on on the kernel command line (on an Intel host)"
+                "add intel_iommu=on to the kernel command line (on an Intel host)"
             ),
         ),
     ],
@@ -180,7 +180,7 @@ def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
     refused = refusal(host, "0000:04:00.0")
     assert refused.message.startswith("the IOMMU is off")
     assert "console" not in refused.message
-    assert refused.hint == f"{hint}; then reboot and look with vfiomgr groups"
+    assert refused.hint == f"{hint}; then reboot and run: vfiomgr groups"
 
 
 @pytest.mark.parametrize(
@@ -203,12 +203,12 @@ def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], h
         **known,
     )
     told = refusal(host, "0000:04:00.0").hint
-    assert told == f"{hint}; then reboot and look with vfiomgr groups"
+    assert told == f"{hint}; then reboot and run: vfiomgr groups"
 
 
 def test_a_device_outside_of_all_groups_is_refused() -> None:
     host = host_of(NIC, replace(GPU, iommu_group=None))
-    assert "is in no IOMMU group" in refusal(host, "0000:04:00.0").message
+    assert "has no IOMMU group" in refusal(host, "0000:04:00.0").message
 
 
 def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
@@ -219,8 +219,8 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
     assert "1 active virtual function" in refusal(host, "0000:04:00.0").message
     vgpu = Vgpu("u", "mdev", "0000:04:00.4", "nvidia-1", None, None, 7, None, None)
     carrying = replace(host, vgpus=(vgpu,))
-    assert "that carry 1 vGPU" in refusal(carrying, "0000:04:00.0").message
-    assert "carries 1 vGPU: u" in refusal(carrying, "0000:04:00.4").message
+    assert "with 1 vGPU" in refusal(carrying, "0000:04:00.0").message
+    assert "has 1 active vGPU: u" in refusal(carrying, "0000:04:00.4").message
     assert moved(bind(host, "0000:04:00.4")) == ["0000:04:00.4"]
 
 
@@ -234,10 +234,10 @@ def allowable() -> list[tuple[Override, HostSnapshot, str]]:
     return [
         ("in-use", replace(host_of(GPU), host_uses=(network,)), "network: interface eth1: part of"),
         ("boot-display", host_of(console), "the console's display"),
-        ("in-use", replace(host_of(drawn), users=(user,)), r"open in gnome-shell \(PID 812\)"),
+        ("in-use", replace(host_of(drawn), users=(user,)), r"in use by: gnome-shell \(PID 812\)"),
         ("mounted-disk", replace(host_of(GPU), host_uses=(disk,)), "/dev/sda1 on /"),
         ("default-route", replace(host_of(GPU), host_uses=(route,)), "interface eth0"),
-        ("vgpu-function", vgpu_function("mdev"), "that nvidia makes vGPUs of"),
+        ("vgpu-function", vgpu_function("mdev"), "virtual function for nvidia vGPUs"),
     ]
 
 
@@ -285,14 +285,14 @@ def test_functions_that_go_whole_and_gpus_with_types_are_bound() -> None:
         (
             "mdev",
             "u",
-            "carries the vGPU u",
-            "its vGPU goes to the guest: vfiomgr libvirt hostdev u;",
+            "has the active vGPU u",
+            "assign the vGPU: vfiomgr libvirt hostdev u;",
         ),
         (
             "vendor-vfio",
             None,
-            "is a vGPU on its driver nvidia",
-            "give it: vfiomgr libvirt hostdev 0",
+            "is an active vGPU and must stay on nvidia",
+            "assign the vGPU: vfiomgr libvirt hostdev 0",
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_a_gpu_with_such_functions_is_no_reason_to_bind_one() -> None:
     physical = replace(
         GPU, address=PciAddress(0, 3, 0, 0), virtual_functions=(GPU.address,), iommu_group=3
     )
-    assert "or make a vGPU on one: vfiomgr vgpu create --parent 0000:03:00.0" in (
+    assert "or create a vGPU on one: vfiomgr vgpu create --parent 0000:03:00.0" in (
         refusal(replace(host, devices=(physical, *host.devices)), "0000:03:00.0").hint
     )
 
@@ -340,7 +340,7 @@ def test_all_obstacles_are_named_at_once() -> None:
 
 
 def test_only_vfio_drivers_hand_devices_to_guests() -> None:
-    with pytest.raises(UsageError, match="nvidia is no VFIO driver"):
+    with pytest.raises(UsageError, match="nvidia is not a VFIO driver"):
         bind(host_of(GPU), "0000:04:00.0", driver="nvidia")
     assert moved(bind(host_of(GPU), "0000:04:00.0", driver="nvgrace-gpu-vfio-pci"))
 
@@ -369,7 +369,7 @@ def test_a_driver_that_the_kernel_has_not_is_refused_with_the_nearest_names(
 ) -> None:
     variant = VfioVariant("vfio_pci:v000010DEd*", "nvgrace_gpu_vfio_pci", None)
     host = replace(LISTED, variants=(variant,))
-    with pytest.raises(UsageError, match=f"this kernel has no driver {driver}, and") as caught:
+    with pytest.raises(UsageError, match=f"driver not found: {driver} ") as caught:
         bind(host, "0000:04:00.0", driver=driver)
     assert near in caught.value.hint
     assert moved(bind(replace(host, vfio_modules=None), "0000:04:00.0", driver=driver))
@@ -377,7 +377,7 @@ def test_a_driver_that_the_kernel_has_not_is_refused_with_the_nearest_names(
 
 @pytest.mark.parametrize("driver", ["../evil", "", "a/b", ".hidden"])
 def test_a_driver_has_a_name(driver: str) -> None:
-    with pytest.raises(UsageError, match="no name of a driver"):
+    with pytest.raises(UsageError, match="invalid driver name"):
         bind(host_of(GPU), "0000:04:00.0", driver=driver)
 
 
@@ -402,7 +402,7 @@ def test_a_vendor_vfio_function_that_a_guest_holds_stays() -> None:
     for node in ("/dev/vfio/4", "/dev/vfio/devices/vfio0"):
         user = DeviceUser(node, 4711, "qemu-system-x86")
         refused = refusal(replace(host_of(held), users=(user,)), "0000:04:00.0")
-        assert "held by qemu-system-x86 (PID 4711)" in refused.message
+        assert "in use by: qemu-system-x86 (PID 4711)" in refused.message
 
 
 def test_a_group_node_of_another_member_does_not_hold_a_native_function() -> None:
@@ -445,7 +445,9 @@ def test_a_function_that_is_stuck_in_the_kernel_is_refused_and_its_holder_named(
     stuck = replace(GPU, stuck="nvidia -> vfio-pci (PID 77)", nodes=("/dev/nvidia0",))
     host = replace(host_of(stuck), users=(DeviceUser("/dev/nvidia0", 4711, "Xorg"),))
     refused = refusal(host, "0000:04:00.0", "in-use")
-    assert "nvidia -> vfio-pci (PID 77) has not returned, held by Xorg (PID 4711)" in str(refused)
+    assert "nvidia -> vfio-pci (PID 77) has not returned, in use by: Xorg (PID 4711)" in str(
+        refused
+    )
     assert "vfiomgr recover" in refused.hint
 
 
@@ -462,7 +464,7 @@ def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
 def test_a_disk_that_a_process_has_open_is_refused() -> None:
     user = DeviceUser("/dev/nvme0n1", 7, "qemu-system-x86", None, (GPU.address,))
     host = replace(host_of(GPU), users=(user,))
-    assert "is open in qemu-system-x86 (PID 7)" in refusal(host, "0000:04:00.0").message
+    assert "is in use by: qemu-system-x86 (PID 7)" in refusal(host, "0000:04:00.0").message
     assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
 
 
@@ -471,7 +473,7 @@ QAT = replace(NIC, vendor_id="8086", device_id="37c9", modalias="pci:v00008086d0
 
 def test_what_vfio_pci_denies_is_refused_unless_a_variant_or_a_parameter_allows_it() -> None:
     refused = refusal(host_of(QAT), "0000:05:00.0")
-    assert "vfio-pci denies" in refused.message
+    assert "vfio-pci's denylist" in refused.message
     assert "disable_denylist=1" in refused.hint
     assert bind(replace(host_of(QAT), vfio=VfioState(is_denylist_off=True)), "0000:05:00.0")
     variant = VfioVariant("vfio_pci:v00008086d000037C9sv*", "qat_vfio_pci", None)
@@ -486,4 +488,4 @@ def test_no_iommu_mode_is_no_way_out() -> None:
         iommu=IommuState(units=(), firmware_tables=(), has_groups=False),
         vfio=VfioState(is_noiommu_on=True),
     )
-    assert "no-IOMMU mode, which is switched on, would let" in refusal(host, "0000:04:00.0").message
+    assert "no-IOMMU mode is on, which lets" in refusal(host, "0000:04:00.0").message

@@ -38,9 +38,9 @@ def test_bind_says_what_it_did_and_how_to_undo_it(run: Run) -> None:
     answer = run("bind", "02:00.0")
     assert answer.status == 0
     assert answer.stdout.splitlines() == [
-        "0000:02:00.1 (Device 10de:22ba) comes along: same slot",
-        "0000:02:00.0 is on vfio-pci, guests open /dev/vfio/11",
-        "0000:02:00.1 is on vfio-pci, guests open /dev/vfio/11",
+        "also binding 0000:02:00.1 (Device 10de:22ba) (same slot)",
+        "0000:02:00.0 is on vfio-pci, VFIO node: /dev/vfio/11",
+        "0000:02:00.1 is on vfio-pci, VFIO node: /dev/vfio/11",
     ]
     assert answer.stderr.splitlines() == [
         "undo with: vfiomgr unbind 0000:02:00.0",
@@ -49,8 +49,8 @@ def test_bind_says_what_it_did_and_how_to_undo_it(run: Run) -> None:
     again = run("bind", "02:00.0")
     assert again.status == 0
     assert again.stdout.splitlines() == [
-        "0000:02:00.0 (Device 10de:2684) is on vfio-pci already",
-        "0000:02:00.1 (Device 10de:22ba) is on vfio-pci already",
+        "0000:02:00.0 (Device 10de:2684) is already on vfio-pci",
+        "0000:02:00.1 (Device 10de:22ba) is already on vfio-pci",
         "nothing to do",
     ]
     assert run("unbind", "02:00.0").stdout.splitlines()[1:] == [
@@ -200,7 +200,7 @@ def test_an_adapter_whose_verbs_are_open_is_refused(run: Run, kernel: FakeKernel
     kernel.sysfs.link_absolute("/proc/813/fd/3", "/dev/infiniband/uverbs0")
     refused = run("bind", "0000:05:00.0")
     assert refused.status == 4
-    assert "is open in ib_write_bw (PID 813)" in refused.stderr
+    assert "is in use by: ib_write_bw (PID 813)" in refused.stderr
     assert run("bind", "0000:05:00.0", "--allow", "in-use").status == 0
 
 
@@ -209,7 +209,7 @@ def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:
     bound = run("bind", "0000:04:02.0", "--with-group", *allow)
     assert bound.stderr.startswith("undo with: vfiomgr unbind 0000:04:02.0 --with-group\n")
     alone = run("unbind", "0000:04:02.0").stdout
-    assert "0000:04:00.0, 0000:04:01.0 of IOMMU group 20 stay with the guests" in alone
+    assert "still on VFIO in IOMMU group 20: 0000:04:00.0, 0000:04:01.0" in alone
     assert "0000:04:02.0 is on xhci_hcd\n" in alone
     run("unbind", "0000:04:02.0", "--with-group")
     assert run("unbind", "0000:04:00.0").stdout.endswith("nothing to do\n")
@@ -220,11 +220,12 @@ def test_libvirt_does_not_get_to_bind_what_vfiomgr_would_not(run: Run) -> None:
     told = run("libvirt", "hostdev", "0000:00:02.0")
     assert told.status == 0
     assert told.stderr == (
-        "0000:00:02.0 (Device 8086:4680) is on i915, and vfiomgr bind refuses it: it is the "
+        "0000:00:02.0 (Device 8086:4680) is on i915; vfiomgr bind refuses it: it is the "
         "console's display (boot_vga is 1); remedy: make another display the primary one in the "
-        "firmware, or, if this host is reached over the network, pass --allow boot-display\n"
+        "firmware setup, or, if you can reach this host over the network, pass "
+        "--allow boot-display\n"
     )
-    after = "a guest can have it after: vfiomgr bind"
+    after = "bind it with: vfiomgr bind"
     assert run("libvirt", "hostdev", "0000:02:00.0").stderr.splitlines() == [
         f"0000:02:00.0 (Device 10de:2684) is on nvidia; {after} 0000:02:00.0",
         f"0000:02:00.1 (Device 10de:22ba) is on snd_hda_intel; {after} 0000:02:00.1",
@@ -238,7 +239,7 @@ def test_libvirt_does_not_get_to_bind_what_somebody_uses(run: Run, kernel: FakeK
     kernel.disks.end("/dev/nvme1n1", pid=77)
     kernel.sysfs.link_absolute("/proc/78/fd/3", "/dev/nvme1n1")
     kernel.sysfs.put("/proc/78/comm", "qemu-kvm")
-    assert "is open in qemu-kvm (PID 78)" in run(*managed).stderr
+    assert "is in use by: qemu-kvm (PID 78)" in run(*managed).stderr
     kernel.sysfs.drop("/proc/78")
     assert run(*managed).status == 0
 
@@ -252,12 +253,12 @@ def test_each_problem_of_a_device_for_a_guest_has_a_line_and_is_told_once(
     answer = run(*command, "0000:04:00.0", "0000:04:01.0")
     assert answer.status == 0
     nic, disk = "0000:04:00.0 (Device 8086:10d3)", "0000:04:01.0 (Device 144d:a808)"
-    refuses = "and vfiomgr bind refuses it:"
+    refuses = "vfiomgr bind refuses it:"
     begins = [
-        f"{nic} is on e1000e, {refuses} it carries the default route: interface enp4s0; remedy: ",
-        f"{nic} is on e1000e, {refuses} IOMMU group 20 also holds {disk} on nvme, ",
-        f"{disk} is on nvme, {refuses} it holds a disk that the host uses: /dev/nvme0n1p2 on /; ",
-        f"{disk} is on nvme, {refuses} IOMMU group 20 also holds {nic} on e1000e, ",
+        f"{nic} is on e1000e; {refuses} it carries the default route: interface enp4s0; remedy: ",
+        f"{nic} is on e1000e; {refuses} IOMMU group 20 also holds {disk} on nvme, ",
+        f"{disk} is on nvme; {refuses} it has a disk that the host uses: /dev/nvme0n1p2 on /; ",
+        f"{disk} is on nvme; {refuses} IOMMU group 20 also holds {nic} on e1000e, ",
     ]
     lines = answer.stderr.splitlines()
     assert len(lines) == len(begins)
@@ -268,5 +269,5 @@ def test_each_problem_of_a_device_for_a_guest_has_a_line_and_is_told_once(
 def test_the_functions_of_a_slot_share_one_reason(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.put("/sys/bus/pci/devices/0000:01:00.0/boot_vga", "1")
     first, second = run("libvirt", "hostdev", "0000:01:00.0").stderr.splitlines()
-    assert "is on nvidia, and vfiomgr bind refuses it: it is the console's display" in first
-    assert second.endswith("is on snd_hda_intel, and vfiomgr bind refuses it for the same reason")
+    assert "is on nvidia; vfiomgr bind refuses it: it is the console's display" in first
+    assert second.endswith("is on snd_hda_intel; vfiomgr bind refuses it for the same reason")

@@ -60,7 +60,7 @@ def test_what_the_function_was_like_is_what_it_must_be_like_after() -> None:
 
 def test_a_native_driver_is_told_of() -> None:
     made = plan(host_of(GPU), Reset(GPU.address))
-    assert "stays on nvidia, which has to set it up again" in made.notes[0]
+    assert "stays on nvidia, which must initialize it again" in made.notes[0]
     assert made.locks == ("group-4",)
     bound = replace(GPU, driver="vfio-pci")
     assert plan(host_of(bound), Reset(GPU.address)).notes == ()
@@ -71,7 +71,7 @@ def test_a_native_driver_is_told_of() -> None:
     [
         ("pm", r"pm: keeps its state \(NoSoftRst\)"),
         ("af_flr", "af_flr: no Advanced Features capability"),
-        ("flr", "flr: not offered"),
+        ("flr", "flr: not supported"),
         ("acpi", "acpi: the firmware has no _RST"),
         ("device_specific", "the kernel has no quirk"),
         ("cxl_bus", "no CXL port"),
@@ -83,12 +83,12 @@ def test_a_method_that_is_missing_is_refused_with_the_reason_and_those_there_are
     host = saying(replace(GPU, reset_method=("bus",)), "no", "absent", "no")
     with pytest.raises(Refusal, match=words) as caught:
         reset(host, method)
-    assert caught.value.hint == "it has bus"
+    assert caught.value.hint == "use one of: bus"
 
 
 def test_what_the_function_offers_but_the_list_leaves_out_is_told() -> None:
     host = saying(replace(GPU, reset_method=("bus",)), "yes", "absent", "no")
-    with pytest.raises(Refusal, match="reset_method leaves it out"):
+    with pytest.raises(Refusal, match="but not in reset_method"):
         reset(host, "flr")
 
 
@@ -99,10 +99,10 @@ def test_what_was_not_read_is_not_guessed() -> None:
 
 def test_a_bus_with_other_functions_is_not_reset_though_it_is_listed() -> None:
     host = host_of(GPU, AUDIO)
-    assert unavailable(host, GPU)["bus"] == "its bus carries 0000:04:00.1 too"
-    with pytest.raises(Refusal, match=r"by bus: its bus carries 0000:04:00\.1 too") as caught:
+    assert unavailable(host, GPU)["bus"] == "its bus also has 0000:04:00.1"
+    with pytest.raises(Refusal, match=r"by bus: its bus also has 0000:04:00\.1") as caught:
         reset(host, "bus")
-    assert caught.value.hint == "it has flr"
+    assert caught.value.hint == "use one of: flr"
     assert reset(host) == (ResetFunction(GPU.identity, None),)
 
 
@@ -113,9 +113,9 @@ def test_the_plan_and_the_refusal_name_the_same_methods() -> None:
     assert plan(host, Reset(GPU.address)).summary == "reset 0000:04:00.0 by flr, pm"
     with pytest.raises(Refusal) as caught:
         reset(host, "bus")
-    assert caught.value.hint == "it has flr, pm"
+    assert caught.value.hint == "use one of: flr, pm"
     old = host_of(replace(GPU, reset_method=()))
-    assert plan(old, Reset(GPU.address)).summary.endswith("by what the kernel finds")
+    assert plan(old, Reset(GPU.address)).summary.endswith("by the kernel's default method")
 
 
 def test_a_device_elsewhere_is_no_neighbour() -> None:
@@ -132,7 +132,7 @@ def test_where_no_method_works_all_reasons_are_told() -> None:
     host = saying(replace(GPU, reset_method=("bus",)), "no", "absent", "no")
     with pytest.raises(Refusal, match=r"cannot be reset: flr: .*; pm: .*; bus: ") as caught:
         reset(replace(host, devices=(*host.devices, AUDIO)))
-    assert "whole slot" in caught.value.hint
+    assert "all functions of its slot" in caught.value.hint
 
 
 def test_a_kernel_that_tells_no_methods_is_left_to_try() -> None:
@@ -148,8 +148,8 @@ def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
     route = HostUse(GPU.address, "default-route", "eth0")
     network = HostUse(GPU.address, "network", "interface eth0: part of br0")
     return [
-        (replace(host_of(GPU), users=(user,)), r"open in gnome-shell \(PID 812\)", "in-use"),
-        (replace(host_of(bound), users=(guest,)), r"held by qemu-system-x86 \(PID 4711\)", None),
+        (replace(host_of(GPU), users=(user,)), r"in use by: gnome-shell \(PID 812\)", "in-use"),
+        (replace(host_of(bound), users=(guest,)), r"in use by: qemu-system-x86 \(PID 4711\)", None),
         (
             host_of(replace(GPU, is_boot_display=True, display_signs=("boot_vga",))),
             "the console's display",
@@ -157,11 +157,11 @@ def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
         ),
         (
             replace(host_of(GPU), host_uses=(disk,)),
-            "holds a disk that the host uses",
+            "has a disk that the host uses",
             "mounted-disk",
         ),
         (replace(host_of(GPU), host_uses=(route,)), "default route", "default-route"),
-        (replace(host_of(GPU), host_uses=(network,)), "in use by the network", "in-use"),
+        (replace(host_of(GPU), host_uses=(network,)), "in use by the host's network", "in-use"),
         (host_of(parent), "has 1 active virtual function", None),
         (host_of(replace(GPU, header_type=1)), "is a bridge", None),
         (host_of(replace(GPU, is_responsive=False)), "does not answer", None),

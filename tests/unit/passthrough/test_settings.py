@@ -61,7 +61,7 @@ def test_a_kernel_without_d3cold_is_not_asked_for_it() -> None:
 def test_a_method_that_the_function_has_not_is_refused_with_those_it_has() -> None:
     with pytest.raises(Refusal, match=r"04:00\.0 .* cannot be reset by pm") as caught:
         bind(host_of(GPU), reset_method="pm")
-    assert caught.value.hint == "it has flr, bus"
+    assert caught.value.hint == "use one of: flr, bus"
 
 
 def test_what_is_bound_already_is_pinned_where_its_record_can_restore_it() -> None:

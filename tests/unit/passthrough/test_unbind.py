@@ -56,12 +56,12 @@ def test_what_was_moved_back_by_hand_is_only_forgotten() -> None:
 def test_what_is_with_the_host_stays() -> None:
     made = plan(host_of(pci_device()), Unbind((GPU.address,)))
     assert made.is_empty
-    assert "is with the host already, on nvidia" in made.already[0]
+    assert "is already on nvidia" in made.already[0]
 
 
 @pytest.mark.parametrize("node", ["/dev/vfio/4", "/dev/vfio/devices/vfio0"])
 def test_a_guest_that_holds_the_device_is_named(node: str) -> None:
     held = replace(GPU, vfio_device="vfio0")
     host = replace(host_of(held), users=(DeviceUser(node, 4711, "qemu-system-x86"),))
-    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
+    with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         unbind(host)

@@ -298,7 +298,7 @@ def test_what_a_host_driver_took_first_is_to_be_put_right_once(story: Story) -> 
     story.thorough.settle()
     story.thorough.settle()
     assert [binding.address for binding in story.lost] == [GPU]
-    assert story.notes == ["0000:01:00.0 came to nvidia", "0000:01:00.1 came to vfio-pci"]
+    assert story.notes == ["0000:01:00.0 is on nvidia", "0000:01:00.1 is on vfio-pci"]
 
 
 def test_nothing_is_looked_at_while_more_arrives(
@@ -336,7 +336,7 @@ def test_what_was_lost_is_bound_and_told(story: Story) -> None:
         [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "vfio-pci"
-    assert story.notes == ["0000:01:00.0 put on vfio-pci"]
+    assert story.notes == ["bound to vfio-pci: 0000:01:00.0"]
 
 
 def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None:
@@ -346,7 +346,7 @@ def test_a_guard_stands_where_something_is_to_be_put_right(story: Story) -> None
         [api.scan(story.kernel).persisted[0]], tree=story.kernel, on_note=story.notes.append
     )
     assert driver(story.kernel, GPU) == "nvidia"
-    assert "is open in" in story.notes[0]
+    assert "is in use by" in story.notes[0]
 
 
 @pytest.mark.parametrize("kind", [RolledBack, RollbackIncomplete])

@@ -115,4 +115,4 @@ def test_only_the_machine_itself_is_watched(run: Run, tmp_path: Path) -> None:
     (tmp_path / "recorded/sys").mkdir(parents=True)
     answer = run("--root", str(tmp_path / "recorded"), "persist", "watch")
     assert answer.status == 2
-    assert "only the kernel of this machine" in answer.stderr
+    assert "cannot watch a recorded host" in answer.stderr

@@ -207,7 +207,7 @@ def test_driverctl_is_noted_and_taken_over_where_it_is_for_vfio() -> None:
     )
     why = "there is no device now whose identity could be recorded"
     assert made.notes == (
-        "0000:05:00.0 stays with driverctl: nouveau is no VFIO driver",
+        "0000:05:00.0 stays with driverctl: nouveau is not a VFIO driver",
         f"0000:09:00.0 stays with driverctl: {why}",
     )
     left = replace(host, files=(absent, other))

@@ -89,7 +89,7 @@ def put_address(kernel: FakeKernel, interface: str, function: PciAddress) -> Non
 def test_an_interface_with_an_address_is_refused_until_it_is_down(kernel: FakeKernel) -> None:
     put_address(kernel, "enp5s0", NIC)
     said = refused(kernel, NIC)
-    assert "in use by the network: interface enp5s0: address 2001:db8::5/64" in said
+    assert "in use by the host's network: interface enp5s0: address 2001:db8::5/64" in said
     assert "ip link set enp5s0 down" in said
     assert "--allow in-use" in said
     kernel.sysfs.put("/proc/net/if_inet6", "")
@@ -112,7 +112,7 @@ def used(tmp_path: Path) -> FakeKernel:
 def test_a_reset_takes_the_interface_from_the_host_as_well(used: FakeKernel) -> None:
     with pytest.raises(Refusal) as caught:
         api.apply(Reset(NIC), tree=used)
-    assert "in use by the network" in caught.value.message
+    assert "in use by the host's network" in caught.value.message
     assert "--function-only" not in caught.value.hint
 
 

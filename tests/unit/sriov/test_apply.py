@@ -103,7 +103,7 @@ def test_functions_that_a_guest_holds_stay(
     group = api.scan(kernel).device(VF).iommu_group
     assert group is not None
     kernel.guest_opens(group)
-    with pytest.raises(Refusal, match=r"05:10\.0.*is held by qemu-system-x86 \(PID"):
+    with pytest.raises(Refusal, match=r"05:10\.0.*is in use by: qemu-system-x86 \(PID"):
         set_vfs(kernel, 4)
     assert kernel.stuck.names() == []
     assert drivers(kernel) == ["vfio-pci", None]

@@ -103,8 +103,8 @@ def used() -> list[tuple[HostSnapshot, str]]:
     desktop = DeviceUser("/dev/dri/card3", 812, "gnome-shell")
     vgpu = Vgpu("u-1", "mdev", str(VF.address), "nvidia-1", None, None, 7, None, None)
     return [
-        (replace(bound, users=(guest,)), r"05:10\.0 .* held by qemu-system-x86 \(PID 4711\)"),
-        (replace(drawn, users=(desktop,)), r"open in gnome-shell \(PID 812\)"),
+        (replace(bound, users=(guest,)), r"05:10\.0 .* in use by: qemu-system-x86 \(PID 4711\)"),
+        (replace(drawn, users=(desktop,)), r"in use by: gnome-shell \(PID 812\)"),
         (replace(with_vf(), vgpus=(vgpu,)), "carries 1 vGPU: u-1"),
         (
             replace(with_vf(), host_uses=(HostUse(VF.address, "default-route", "eth1"),)),
@@ -112,11 +112,11 @@ def used() -> list[tuple[HostSnapshot, str]]:
         ),
         (
             replace(with_vf(), host_uses=(HostUse(VF.address, "network", "interface eth1: x"),)),
-            "in use by the network: interface eth1: x",
+            "in use by the host's network: interface eth1: x",
         ),
         (
             replace(with_vf(), host_uses=(HostUse(VF.address, "mounted-disk", "/dev/x on /m"),)),
-            "holds a disk that the host uses: /dev/x on /m",
+            "has a disk that the host uses: /dev/x on /m",
         ),
     ]
 

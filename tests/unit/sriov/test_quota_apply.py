@@ -216,7 +216,7 @@ def test_nobody_takes_memory_from_a_guest_that_came_after_a_crash(
     group = api.scan(kernel).device(VF).iommu_group
     assert group is not None
     kernel.guest_opens(group)
-    with pytest.raises(Refusal, match="is held by qemu-system-x86"):
+    with pytest.raises(Refusal, match="is in use by: qemu-system-x86"):
         api.recover(tree=kernel)
 
 

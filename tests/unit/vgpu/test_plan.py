@@ -151,7 +151,7 @@ def test_remove_takes_what_is_there_and_says_what_is_not() -> None:
 def test_a_vgpu_that_a_guest_holds_is_refused_by_name(node: str) -> None:
     user = DeviceUser(node, 4711, "qemu-system-x86")
     held = replace(HOST, vgpus=(ACTIVE,), users=(user,))
-    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
+    with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         plan(held, RemoveVgpu((UUID,)))
     assert plan(held, RemoveVgpu((UUID,), allow=frozenset({"in-use"}))).steps
 

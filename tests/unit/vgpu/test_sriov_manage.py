@@ -116,7 +116,7 @@ def test_without_the_program_the_kernel_is_asked() -> None:
 def test_a_function_that_a_guest_has_stays() -> None:
     user = DeviceUser("/dev/vfio/45", 4711, "qemu-system-x86")
     vf = replace(VFS[0], vfio_device="vfio0")
-    with pytest.raises(Refusal, match=r"held by qemu-system-x86 \(PID 4711\)"):
+    with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4711\)"):
         plan(replace(host(DIVIDED, vf, VFS[1]), users=(user,)), SetVirtualFunctions(GPU.address, 0))
 
 

@@ -49,7 +49,7 @@ def test_a_vgpu_goes_to_kata_with_its_node_and_a_function_without_a_type_does_no
 def test_what_makes_a_function_ready_is_told(run: Run, command: tuple[str, ...]) -> None:
     run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
     told = run(*command, FIRST, SECOND).stderr
-    assert f"is no vGPU yet: vfiomgr vgpu create --parent {SECOND}" in told
+    assert f"has no vGPU; create one with: vfiomgr vgpu create --parent {SECOND}" in told
     assert FIRST not in told
     assert "vfiomgr bind" not in told
 

@@ -1,4 +1,4 @@
-"""AMD cards with known reset trouble, by device ID, each with the source that says so."""
+"""AMD GPUs with known reset problems, by device ID, each with its source."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _FAMILIES = {
     "Navi 12": "7360 7362",
     "Navi 14": "7340 7341 7347 734f",
 }
-"""What vendor-reset resets by code of its own (src/device-db.h there, version of 2024)."""
+"""GPUs that vendor-reset supports (its src/device-db.h, as of 2024)."""
 _FAMILY = {number: name for name, ids in _FAMILIES.items() for number in ids.split()}
 _LOST_BY_RESET = frozenset({"740f", "74a1", "75a3"})
-"""Instinct MI300X, also as reported with the ID of an MI210, and MI355X."""
+"""Instinct MI300X (also reported with the ID of an MI210) and MI355X."""
 _LOST_SOURCE = "https://github.com/amd/MxGPU-Virtualization/issues/25"
 _OOPS_AT_UNBIND = frozenset({"7550"})
 """Navi 48: Radeon RX 9070 and 9070 XT."""
@@ -40,7 +40,7 @@ _DEVICES = "/sys/bus/pci/devices"
 
 
 def is_known(device: PciDevice) -> bool:
-    """Whether trouble with resets is known of a function's model."""
+    """Whether a function's model has known reset problems."""
     known = _FAMILY.keys() | _LOST_BY_RESET | _OOPS_AT_UNBIND
     return _is_amd(device) and device.device_id in known
 
@@ -51,12 +51,12 @@ def _is_amd(device: PciDevice) -> bool:
 
 
 def _of(host: HostSnapshot, ids: frozenset[str]) -> list[PciDevice]:
-    """GPUs that guests could get; the console's display stays with the host."""
+    """GPUs that could be assigned; the console's display is excluded."""
     return [d for d in host.devices if _is_amd(d) and d.device_id in ids and not d.is_boot_display]
 
 
 def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """GPUs that do not start a second time after the kernel's own resets."""
+    """Report GPUs that may not start again after the kernel's resets."""
     found = _of(host, frozenset(_FAMILY))
     devices = [d for d in found if _OWN_RESET not in d.reset_method]
     if devices:
@@ -66,8 +66,7 @@ def reset_trouble(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             "warning",
             "an AMD GPU may not start in a guest a second time",
             (*map(_family, devices), f"{_PAGE} lists these device IDs"),
-            "after the kernel's own resets these chips may not initialize again until the host is "
-            "power-cycled",
+            "after the kernel's resets these GPUs may not initialize again until a power cycle",
             _own_reset(devices, is_loaded=is_loaded),
         )
 
@@ -82,17 +81,17 @@ def _place(device: PciDevice) -> str:
 
 
 def _own_reset(devices: Sequence[PciDevice], *, is_loaded: bool) -> str:
-    """Linux has to be told since 5.15, which came with reset_method."""
+    """Return the remedy; since Linux 5.15 reset_method must be set, too."""
     places = " ".join(_place(d) for d in devices if d.reset_method)
     tell = f"echo {_OWN_RESET} | tee {places}" if places else ""
     if is_loaded:
-        return f"use the loaded module vendor_reset, before the first guest: {tell or 'see dmesg'}"
+        return f"use the loaded module vendor_reset before the first guest: {tell or 'see dmesg'}"
     commands = f"modprobe vendor-reset{' && ' if tell else ''}{tell}"
-    return f"install the module vendor-reset ({_PAGE}); at boot, before the first guest: {commands}"
+    return f"install the module vendor-reset ({_PAGE}); at boot before the first guest: {commands}"
 
 
 def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
-    """GPUs whose configuration space reads as all ones after VFIO has reset them."""
+    """Report GPUs whose configuration space reads as all ones after a reset by VFIO."""
     devices = _of(host, _LOST_BY_RESET)
     if devices:
         yield finding(
@@ -101,14 +100,14 @@ def lost_by_reset(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]
             "an AMD Instinct GPU may be lost after its guest ends, until the host reboots",
             (*(f"{d}, {_ids(d)}" for d in devices), f"{_LOST_SOURCE} reports it"),
             "after a reset by VFIO the configuration space of MI300X and MI355X reads as all ones, "
-            "and neither removing the function nor a rescan brings it back",
-            "give guests virtual functions of AMD's driver gim, which are not affected; if an "
-            "entire GPU is passed through, plan a reboot of the host after each guest",
+            "and neither removing the function nor a rescan restores it",
+            "assign virtual functions of AMD's driver gim, which are not affected; for an entire "
+            "GPU, plan a reboot of the host after each guest",
         )
 
 
 def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic]:
-    """GPUs with which the kernel was seen to fail as they left vfio-pci."""
+    """Report GPUs for which a kernel failure on unbind from vfio-pci was reported."""
     devices = _of(host, _OOPS_AT_UNBIND)
     if devices:
         names = " ".join(str(d.address) for d in devices)
@@ -118,12 +117,12 @@ def oops_at_unbind(host: HostSnapshot, _facts: Readiness) -> Iterator[Diagnostic
             "the kernel may fail when this AMD GPU is unbound from vfio-pci",
             (
                 *(f"{d}, {_ids(d)}" for d in devices),
-                f"{_OOPS_SOURCE} reports it of Linux 7.2.2",
+                f"{_OOPS_SOURCE} reports it for Linux 7.2.2",
                 *((f"this host runs Linux {host.kernel_release}",) if host.kernel_release else ()),
             ),
             "a fault in vfio_pci_core_sriov_configure leaves the function unusable until a reboot; "
-            "libvirt unbinds it when a guest with managed='yes' ends",
-            f"leave it on vfio-pci, with managed='no' in its guest: vfiomgr bind --persist {names}",
+            "libvirt unbinds it when a guest with managed='yes' stops",
+            f"use managed='no' in the guest, and: vfiomgr bind --persist {names}",
         )
 
 

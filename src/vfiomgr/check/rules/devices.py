@@ -1,4 +1,4 @@
-"""Rules about single functions: dead ones, twins, reset, D3cold, the firmware's framebuffer."""
+"""Rules about single functions: no answer, duplicates, reset, D3cold, firmware framebuffer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVICTING_MAJOR = 6
 
 
 def none(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """A host without PCI functions, e.g. a container's or a recording's empty tree."""
+    """Report a host without PCI functions, e.g. in a container or an empty recording."""
     unidentified = host.pci_unidentified
     if not host.devices and unidentified:
         yield finding(
@@ -34,22 +34,22 @@ def none(host: HostSnapshot) -> Iterator[Diagnostic]:
             "blocker",
             "no PCI function can be identified",
             (f"{_DEVICES}: {len(unidentified)} functions, e.g. {unidentified[0]}: {UNIDENTIFIED}",),
-            "which of them could go to a guest is unknown",
+            "vfiomgr cannot determine which of them can be assigned",
             "record these files of each function too, or run vfiomgr on the host itself",
         )
     elif not host.devices:
         yield finding(
             "no-devices",
             "blocker",
-            "no PCI function is seen",
+            "no PCI function found",
             (f"{_DEVICES}: {host.pci_unlisted or 'it is empty'}",),
-            "there is nothing that could go to a guest",
-            "run vfiomgr where the host's own /sys is seen; in a virtual machine, give it a device",
+            "there is no device to assign",
+            "run vfiomgr with access to the host's /sys; in a virtual machine, add a PCI device",
         )
 
 
 def silence(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """A function that fell off the bus."""
+    """Report functions that fell off the bus."""
     for device in host.devices:
         for diagnostic in guards.silence(host, device):
             yield finding(
@@ -57,14 +57,14 @@ def silence(host: HostSnapshot) -> Iterator[Diagnostic]:
                 "warning",
                 f"{device} does not answer",
                 (f"{_DEVICES}/{device.address}/config reads as all ones",),
-                "it is off the bus: no driver and no guest can use it",
+                "it fell off the bus: no driver and no guest can use it",
                 diagnostic.remedy,
                 subject=device,
             )
 
 
 def twins(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Identical GPUs, the console's among them."""
+    """Report identical GPUs, including the console's display."""
     alike: dict[tuple[str, str], list[PciDevice]] = defaultdict(list)
     for device in host.devices:
         is_whole = device.physical_function is None
@@ -75,31 +75,31 @@ def twins(host: HostSnapshot) -> Iterator[Diagnostic]:
             yield finding(
                 "twins",
                 "info",
-                f"{len(devices)} GPUs have the identifiers {vendor}:{model}",
+                f"{len(devices)} GPUs have the PCI IDs {vendor}:{model}",
                 tuple(f"{d}{', the console' * d.is_boot_display}" for d in devices),
-                "what binds by identifiers (vfio-pci.ids=, new_id) takes all of them",
-                "bind by address, as vfiomgr does",
+                "binding by PCI IDs (vfio-pci.ids=, new_id) binds all of them",
+                "bind by address: vfiomgr bind ADDRESS",
             )
 
 
 def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """GPUs that the kernel cannot reset by themselves."""
+    """Report GPUs for which the kernel has no reset method."""
     devices = [d for d in _resettable_gpus(host) if not d.reset_method]
     if devices:
         yield finding(
             "no-reset",
             "warning",
-            "a GPU cannot be reset by itself",
+            "a GPU has no reset method",
             tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in devices),
-            "a guest may find it as the last one left it, and fail to start it; what remains is "
-            "VFIO's reset of all functions below the port, which all must be on VFIO drivers",
-            "bind the whole slot, as vfiomgr does; start, stop and start a guest before you rely "
-            "on it",
+            "the next guest may fail to initialize it; VFIO can only reset all functions below the "
+            "port together, if all are on VFIO drivers",
+            "bind the entire slot, as vfiomgr does by default; then start, stop and start a guest "
+            "as a test",
         )
 
 
 def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """GPUs with a bus or power-management reset and no function-level one."""
+    """Report GPUs with only a bus or power-management reset."""
     devices = [d for d in _resettable_gpus(host) if d.reset_method and set(d.reset_method) <= _WEAK]
     if devices:
         yield finding(
@@ -107,9 +107,9 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
             "info",
             "a GPU has no function-level reset",
             tuple(f"{_DEVICES}/{d.address}/reset_method: {_methods(d)}" for d in devices),
-            "a bus reset takes along all functions below the port, and one by power management may "
+            "a bus reset affects all functions below the port, and a power-management reset may "
             "keep state: some GPUs do not start a second time",
-            "start, stop and start a guest before you rely on it",
+            "start, stop and start a guest as a test",
         )
 
 
@@ -118,9 +118,9 @@ def _methods(device: PciDevice) -> str:
 
 
 def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
-    """None on kernels before 5.15 and in recordings that lack the attribute.
+    """GPUs whose reset methods are known; none before Linux 5.15 or without the attribute.
 
-    Those with trouble of their own are left to `amd.reset_trouble`.
+    GPUs with known reset problems are excluded (`amd_resets`).
     """
     if not any(d.reset_method for d in host.devices):
         return []
@@ -129,7 +129,7 @@ def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
 
 
 def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """GPUs whose power the kernel may cut while they wait for a guest."""
+    """Report GPUs that the kernel may power off while they are idle."""
     if (facts.module("vfio_pci").parameters or {}).get("disable_idle_d3") == "Y":
         return
     devices = [d for d in gpus(host) if d.d3cold_allowed and d.physical_function is None]
@@ -139,9 +139,9 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             "info",
             "D3cold is allowed for idle GPUs",
             tuple(f"{_DEVICES}/{d.address}/d3cold_allowed: 1{_power(d)}" for d in devices),
-            "vfio-pci lets an idle function sleep, and where the port can cut its power, a few "
-            "devices do not wake again until the host is power-cycled",
-            "if one vanishes so, write 0 to its d3cold_allowed before the next guest",
+            "vfio-pci lets idle functions sleep; if the port cuts their power, a few devices do "
+            "not wake up until the host is power-cycled",
+            "if a GPU disappears this way, write 0 to its d3cold_allowed before the next guest",
         )
 
 
@@ -150,29 +150,32 @@ def _power(device: PciDevice) -> str:
 
 
 def _evicts(release: str | None) -> bool:
-    """Whether vfio-pci of a kernel evicts the firmware's screen from VGA functions."""
+    """Whether vfio-pci of this kernel removes the firmware framebuffer from VGA functions."""
     major = (release or "").partition(".")[0]
     return major.isdecimal() and int(major) >= _EVICTING_MAJOR
 
 
 def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """vfio-pci evicts it from VGA functions alone (vfio_pci_vga_init, since Linux 6.0)."""
+    """Report a framebuffer that vfio-pci does not remove.
+
+    vfio_pci_vga_init removes it from VGA functions only, since Linux 6.0.
+    """
     claims = facts.framebuffers or ()
     for device in host.devices:
         names = ", ".join(claim.name for claim in claims if claim.device == device.address)
         is_vga = device.class_code.startswith(CLASS_VGA)
         if not names or (is_vga and _evicts(host.kernel_release)):
             continue
-        kept = "" if is_vga else ", and vfio-pci evicts it from VGA functions alone"
+        kept = "" if is_vga else "; vfio-pci removes it from VGA functions only"
         since = "before Linux 6.0, " if is_vga else ""
-        since = f"if a guest is to have it, {since}" if device.is_boot_display else since
+        since = f"if you assign it to a guest, {since}" if device.is_boot_display else since
         yield finding(
             "firmware-framebuffer",
             "info" if is_vga else "warning",
-            f"the firmware's screen lies in the memory of {device}",
+            f"the firmware's framebuffer uses the memory of {device}",
             (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
-            f"while it is there the function's BAR is taken (\"can't reserve\" in dmesg){kept}",
-            f"{since}put initcall_blacklist=sysfb_init on the kernel command line"
+            f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
+            f"{since}add initcall_blacklist=sysfb_init to the kernel command line"
             f"{remedy.command_line(facts)} and reboot",
             subject=device,
         )

@@ -1,4 +1,4 @@
-"""Rules about host drivers that take what guests should get, and the other way round."""
+"""Rules about host drivers that bind GPUs before vfio-pci does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NOUVEAU = "nouveau"
 
 
 def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """With modeset=0 the module is loaded without a driver, and takes nothing."""
+    """Report nouveau, unless modeset=0 keeps it from registering a driver."""
     module = facts.module(_NOUVEAU)
     if _NOUVEAU not in (*module.pci_drivers, *host.pci_drivers):
         return
     held = [d for d in host.devices if d.driver == _NOUVEAU]
     places = [f"/sys/module/{_NOUVEAU}"] if module.state == "loaded" else []
-    holds = ", ".join(str(d) for d in held) or "no function now"
+    holds = ", ".join(str(d) for d in held) or "no function"
     blacklists = tuple(str(s) for s in facts.settings("blacklist", _NOUVEAU))
     displays = [d for d in held if _may_be_console(host, d)]
     shown = (f"{d} {_sign(d)}" for d in displays)
@@ -37,15 +37,15 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         "nouveau",
         "warning",
         "nouveau is loaded",
-        (*places, f"/sys/bus/pci/drivers/{_NOUVEAU} holds {holds}", *shown, *blacklists),
-        "it takes any NVIDIA GPU that appears without a driver_override, at boot, at a rescan and "
-        "after a guest, and unloads badly where a display is on it",
+        (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists),
+        "it binds any NVIDIA GPU without driver_override at boot, after a rescan and after a "
+        "guest, and may fail to unload while it drives a display",
         _pinning(host, displays) if displays else _blacklisting(facts),
     )
 
 
 def _may_be_console(host: HostSnapshot, device: PciDevice) -> bool:
-    """The console's display, or one that could be it where no function is known to be."""
+    """Whether a function is the console's display, or may be if the display is unknown."""
     is_unknown = not any(d.is_boot_display for d in host.devices)
     return device.is_boot_display or (is_unknown and device.class_code.startswith(CLASS_VGA))
 
@@ -57,7 +57,7 @@ def _sign(device: PciDevice) -> str:
 
 
 def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
-    """Keep nouveau, which shows the console, from the other GPUs of NVIDIA."""
+    """Return the remedy that keeps nouveau for the console and pins the other NVIDIA GPUs."""
     others = [
         d
         for d in gpus(host)
@@ -67,19 +67,19 @@ def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
     names = " ".join(str(d.address) for d in sorted(slots.values(), key=lambda d: d.address))
     why = "keep nouveau: without it the console stays dark"
     if not names:
-        return f"{why}; a GPU for guests needs a card of its own, or another one for the console"
-    return f"{why}; pin the GPUs for guests instead: vfiomgr bind --persist {names}"
+        return f"{why}; use a second graphics card for guests or for the console"
+    return f"{why}; bind the GPUs for guests instead: vfiomgr bind --persist {names}"
 
 
 def _blacklisting(facts: Readiness) -> str:
     return (
-        f"put `blacklist nouveau` into /etc/modprobe.d/blacklist-nouveau.conf, "
+        f"add `blacklist nouveau` to /etc/modprobe.d/blacklist-nouveau.conf, "
         f"{remedy.rebuild_initramfs(facts)}, and reboot"
     )
 
 
 def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Which drivers have the GPUs, and whether a rule of udev can come before them at boot."""
+    """Report the host drivers of GPUs, and whether a udev rule can precede them at boot."""
     for name in sorted({d.driver for d in _native(host) if d.driver and d.driver != _NOUVEAU}):
         held = [d for d in _native(host) if d.driver == name]
         module = facts.module((held[0].driver_module or name).replace("-", "_"))
@@ -88,7 +88,7 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         yield finding(
             "host-driver",
             severity,
-            f"the host driver {name} has {_counted(held)}",
+            f"{_counted(held)} on host driver {name}",
             (*(f"{d} is on {name}" for d in held[:_SHOWN]), *_beyond(held), *_module(module, host)),
             _race(name, is_first=is_first),
             _race_remedy(held, facts, is_first=is_first),
@@ -99,7 +99,7 @@ _SHOWN = 4
 
 
 def _native(host: HostSnapshot) -> list[PciDevice]:
-    """GPUs that host drivers have and guests could get; virtual ones come after the boot."""
+    """GPUs on host drivers that could be assigned; VFs are excluded, as they appear after boot."""
     return [
         d
         for d in gpus(host)
@@ -111,13 +111,13 @@ def _native(host: HostSnapshot) -> list[PciDevice]:
 
 def _counted(devices: Sequence[PciDevice]) -> str:
     if len(devices) == 1:
-        return "a GPU or accelerator"
+        return "1 GPU or accelerator"
     return f"{len(devices)} GPUs or accelerators"
 
 
 def _beyond(devices: Sequence[PciDevice]) -> tuple[str, ...]:
     more = len(devices) - _SHOWN
-    return (f"and {more} more: vfiomgr list",) if more > 0 else ()
+    return (f"and {more} more; list them with: vfiomgr list",) if more > 0 else ()
 
 
 def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
@@ -125,21 +125,22 @@ def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
         case "built-in":
             return (f"modules.builtin of {host.kernel_release} lists {module.name}",)
         case "loaded":
-            return (f"/sys/module/{module.name}: a module, not built in",)
+            return (f"/sys/module/{module.name}: loaded as a module",)
     return ()
 
 
 def _race(name: str, *, is_first: bool) -> str:
     if is_first:
-        return f"{name} is built into the kernel and takes them at boot before any rule of udev"
+        return f"{name} is built into the kernel and binds them at boot before any udev rule"
     return (
-        f"at boot {name} takes them again, unless a rule of udev sets driver_override before its "
-        "module loads: in the initramfs too, where that holds the module"
+        f"at boot {name} binds them again, unless a udev rule sets driver_override before its "
+        "module loads (also in the initramfs, if it contains the module)"
     )
 
 
 def _race_remedy(held: Sequence[PciDevice], facts: Readiness, *, is_first: bool) -> str:
-    bind = f"vfiomgr bind {held[0].address} takes it when a guest needs it"
+    bind = f"before a guest starts: vfiomgr bind {held[0].address}"
     if is_first:
-        return f"{bind}; so do it after each boot"
-    return f"{bind}; for a rule to hold at boot, {remedy.rebuild_initramfs(facts)} after writing it"
+        return f"{bind} (repeat it after each boot)"
+    rebuild = remedy.rebuild_initramfs(facts)
+    return f"{bind}; for a rule that applies at boot, add --persist and {rebuild}"

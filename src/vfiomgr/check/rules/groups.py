@@ -1,4 +1,4 @@
-"""Rules about IOMMU groups that will make trouble."""
+"""Rules about IOMMU groups that complicate passthrough."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def gpus(host: HostSnapshot) -> list[PciDevice]:
-    """GPUs and accelerators that guests want whole.
+    """GPUs and accelerators that can be passed through entirely.
 
-    Not the console's display, nor what carries VFs or vGPUs, nor NVSwitches.
+    The console's display, functions with VFs or vGPUs, and NVSwitches are excluded.
     """
     parents = {parent.name for parent in host.vgpu_parents}
     return [
@@ -34,22 +34,22 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
 
 
 def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """A GPU that no IOMMU covers, on a host that has one."""
+    """Report GPUs that no IOMMU covers, if the host has one."""
     for device in gpus(host):
         for diagnostic in guards.isolation(host, device):
             yield finding(
                 "no-group",
                 "warning",
-                f"{device} is in no IOMMU group",
+                f"{device} has no IOMMU group",
                 (f"/sys/bus/pci/devices/{device.address} has no iommu_group",),
-                "VFIO takes no function that the IOMMU does not isolate",
+                "VFIO requires that an IOMMU isolates the function",
                 diagnostic.remedy,
                 subject=device,
             )
 
 
 def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """A GPU whose group holds functions of other slots that host drivers have."""
+    """Report GPUs whose IOMMU group also has other slots on host drivers."""
     for number in _numbers(gpus(host)):
         members = host.group_members(number)
         own = {other.address for d in gpus(host) if d in members for other in host.slot(d)}
@@ -60,16 +60,16 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding(
             "shared-group",
             "warning",
-            f"IOMMU group {number} of {names} holds other devices",
+            f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
-            "a group goes to one guest as a whole: with the GPU the host loses these too",
-            "move the GPU to a slot with a group of its own; enable ACS in the firmware setup; or "
-            "give all away with vfiomgr bind --with-group",
+            "a group is assigned as a unit: the host loses these devices too",
+            "move the GPU to a slot with its own group, enable ACS in the firmware setup, or bind "
+            "all of them with: vfiomgr bind --with-group",
         )
 
 
 def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Kernels with an out-of-tree patch split groups that the hardware does not isolate."""
+    """Report the ACS override patch, which splits groups that the hardware does not isolate."""
     words = acs_override_words(host.kernel_command_line)
     if words:
         facts = host.readiness
@@ -78,16 +78,16 @@ def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
             "warning",
             "IOMMU groups may be smaller than what the hardware isolates",
             (f"/proc/cmdline: {' '.join(words)}",),
-            "a kernel with the ACS override patch takes the isolation of these ports for granted: "
-            "a guest's device may then read and write devices of the host and of other guests "
-            "without the IOMMU seeing it; a kernel without the patch ignores the option",
+            "a kernel with the ACS override patch assumes that these ports isolate devices: a "
+            "guest's device may then bypass the IOMMU and access devices of the host and of other "
+            "guests; a kernel without the patch ignores the option",
             f"remove {' '.join(words)} from the kernel command line{remedy.command_line(facts)}, "
-            "reboot, and see the real groups with vfiomgr groups",
+            "reboot, and list the real groups with: vfiomgr groups",
         )
 
 
 def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Groups without a GPU that hold several slots: nothing tells their requests apart."""
+    """Report groups without a GPU that contain several slots."""
     with_gpu = set(_numbers(gpus(host)))
     evidence: list[str] = []
     for group in host.groups:
@@ -101,11 +101,11 @@ def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding(
             "no-isolation",
             "info",
-            "some IOMMU groups hold devices of several slots",
+            "some IOMMU groups have devices of several slots",
             tuple(evidence),
-            "they could reach each other without the IOMMU seeing it (no ACS, or a conventional "
-            "PCI bridge), so they go to one guest together",
-            "for one of them alone, move it to a slot with a group of its own",
+            "they can access each other without the IOMMU (no ACS, or a conventional PCI bridge), "
+            "so they are assigned together",
+            "to assign one separately, move it to a slot with its own group",
         )
 
 
@@ -118,7 +118,7 @@ def _endpoints(host: HostSnapshot, number: int) -> list[PciDevice]:
 
 
 def _nothing_between(host: HostSnapshot, number: int) -> tuple[str, ...]:
-    """The lowest bridge above all members that are no bridges."""
+    """The lowest bridge above all endpoints of a group."""
     paths = [d.bridge_path.split("/") for d in _endpoints(host, number)]
     common = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
     if common and is_address(common[-1]):

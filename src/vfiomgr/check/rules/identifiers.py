@@ -1,4 +1,4 @@
-"""Rules about `ids=` of vfio-pci: which functions it names, and which of them vfio-pci has."""
+"""Rules about `ids=` of vfio-pci: which functions it matches, and which vfio-pci has bound."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY = "ffffffff"
 
 
 class _Entry(Value):
-    """One vendor:device of a list, and the functions that it means."""
+    """One vendor:device of a list, and the matching functions."""
 
     source: str
     text: str
@@ -30,17 +30,17 @@ class _Entry(Value):
 
 
 def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """`ids=` of vfio-pci means every function with these numbers, twins and console included."""
+    """Report `ids=` entries that match several devices or the console's display."""
     for entry in _entries(host, facts):
         trouble = _trouble(entry.meant)
         if trouble is not None:
             yield finding(
                 "vfio-pci-ids",
                 "warning",
-                f"vfio-pci.ids={entry.text} means {trouble}",
-                (entry.source, *(f"{d} has these identifiers" for d in entry.meant)),
-                "when vfio-pci loads it takes all of them that have no driver yet",
-                "take the identifiers out, and bind by address: vfiomgr bind ADDRESS",
+                f"vfio-pci.ids={entry.text} matches {trouble}",
+                (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant)),
+                "when vfio-pci loads, it binds all of them that have no driver",
+                "remove the PCI IDs, and bind by address: vfiomgr bind ADDRESS",
             )
 
 
@@ -51,7 +51,7 @@ def _trouble(meant: Sequence[PciDevice]) -> str | None:
 
 
 def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Functions that identifiers name, and that a host driver has."""
+    """Report functions that `ids=` matches but a host driver has bound."""
     entries = _entries(host, facts)
     lost = _once(d for e in entries for d in e.meant if is_blocking(d) and not d.is_boot_display)
     if not lost:
@@ -62,18 +62,18 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     yield finding(
         "vfio-pci-ids-lost",
         "warning",
-        f"vfio-pci does not have {_counted(lost)} that its ids= names",
+        f"vfio-pci has not bound {_counted(lost)} that vfio-pci.ids= matches",
         (*sources, *(f"{d} is on {d.driver}" for d in lost), *absent),
-        "ids= counts only for functions without a driver when vfio-pci loads: the driver that "
+        "ids= applies only to functions without a driver when vfio-pci loads; the driver that "
         "loads first keeps them",
-        f"pin them by address, which no order of loading changes: {_pin(lost)}",
+        f"bind them by address, independent of the load order: {_pin(lost)}",
     )
 
 
 def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Functions of a slot that no identifier names, and that no VFIO driver has.
+    """Report functions of a slot that `ids=` does not match and that are not on VFIO.
 
-    On a root bus, which nothing resets, only those in the IOMMU group of one that is named.
+    On a root bus, which cannot be reset, only functions in the IOMMU group of a matching one count.
     """
     entries = _entries(host, facts)
     meant = _once(d for e in entries for d in e.meant if not d.is_boot_display)
@@ -93,11 +93,11 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     yield finding(
         "vfio-pci-ids-incomplete",
         "warning",
-        f"vfio-pci.ids= leaves out {_counted(rest)} of the same slot",
+        f"vfio-pci.ids= omits {_counted(rest)} of the same slot",
         (*sources, *(f"{d} is {_state(d)}" for d in rest)),
-        "a function on a host driver keeps its IOMMU group from going to a guest, and VFIO can "
-        "reset a slot only while all of its functions are on VFIO drivers",
-        f"bind whole slots by address: {_pin(partly)}",
+        "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
+        "only while all of its functions are on VFIO drivers",
+        f"bind entire slots by address: {_pin(partly)}",
     )
 
 
@@ -106,11 +106,11 @@ def _state(device: PciDevice) -> str:
 
 
 def _counted(devices: Sequence[PciDevice]) -> str:
-    return "a function" if len(devices) == 1 else f"{len(devices)} functions"
+    return "1 function" if len(devices) == 1 else f"{len(devices)} functions"
 
 
 def _pin(devices: Sequence[PciDevice]) -> str:
-    """A function of each slot; the others of the slot go with it."""
+    """The command that binds one function of each slot, which binds the entire slot."""
     firsts = {d.address.slot: d.address for d in reversed(devices)}
     return f"vfiomgr bind --persist {' '.join(map(str, sorted(firsts.values())))}"
 
@@ -140,7 +140,7 @@ def _identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, st
 
 
 def _matches(entry: str, device: PciDevice) -> bool:
-    """Whether vendor:device[:subvendor[:subdevice[:class[:mask]]]] means a function."""
+    """Whether vendor:device[:subvendor[:subdevice[:class[:mask]]]] matches a function."""
     wanted = [part.lower().removeprefix("0x") or _ANY for part in entry.split(":")][:4]
     found = [device.vendor_id, device.device_id, *device.subsystem_id.split(":")]
     pairs = zip(wanted, found, strict=False)

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 def memlock(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """A guest with a device has all of its memory locked; CAP_IPC_LOCK lifts the limit.
+    """Report limits on locked memory; CAP_IPC_LOCK lifts them.
 
-    libvirt's system daemon raises the limit of each QEMU itself, whatever its own unit says.
+    libvirt's system daemon raises the limit of each QEMU itself.
     """
     if not facts.memlock:
         return
     tight = [x for x in facts.memlock if not x.is_unlimited and x.kind != "virtualization"]
     evidence = tuple(f"{x.subject}: {x.setting} ({x.source})" for x in tight or facts.memlock)
-    why = "VFIO locks all memory of a guest, and QEMU without CAP_IPC_LOCK may not exceed the limit"
+    why = "VFIO locks all memory of a guest, and QEMU without CAP_IPC_LOCK cannot exceed the limit"
     if not tight:
-        yield finding("memlock", "ok", "no limit on locked memory is in the way", evidence, why)
+        yield finding("memlock", "ok", "no relevant limit on locked memory", evidence, why)
         return
     drop_in = "LimitMEMLOCK=infinity in a drop-in of the service (systemctl edit SERVICE)"
     yield finding(
         "memlock",
         "info",
-        "the memory that a guest can lock is limited",
+        "locked memory of guests is limited",
         evidence,
-        f"{why}; guests of root and of libvirt's system daemon are not concerned",
-        f"for a rootless Kata or a QEMU of that user: {drop_in}, memlock unlimited for the user",
+        f"{why}; guests of root and of libvirt's system daemon are not affected",
+        f"for rootless Kata or QEMU of that user: {drop_in}, and memlock unlimited for the user",
     )

@@ -27,13 +27,13 @@ _PARAMETERS = "/sys/module/{}/parameters/{}"
 
 
 def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """By groups, units and tables; the command line alone proves nothing."""
+    """Report whether the IOMMU is on, by groups, units and tables, not by the command line."""
     if not host.devices or not host.iommu.is_known:
         return
     evidence = tuple(_iommu_evidence(host))
     off = guards.iommu_off(host)
     if off is None:
-        why = "VFIO gives guests only what an IOMMU keeps from the rest of memory"
+        why = "VFIO assigns only devices that an IOMMU isolates from the rest of memory"
         yield finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
         return
     is_for_words = command_line_words(host) is not None
@@ -43,8 +43,8 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
         "blocker",
         "the IOMMU is off",
         evidence,
-        "without IOMMU groups a guest could write to all of the host's memory through a device, "
-        "so VFIO gives it none",
+        "without an IOMMU a guest's device could write to all of the host's memory, so VFIO "
+        "refuses it",
         f"{off.remedy}{how}",
     )
 
@@ -63,16 +63,16 @@ def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
 
 
 def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Without it a type 1 container takes no group (vfio_iommu_type1_attach_group: EPERM).
+    """Report missing interrupt remapping, with which VFIO refuses groups (EPERM).
 
-    Judged on x86 alone; on Arm the interrupt controller isolates messages.
+    See vfio_iommu_type1_attach_group. Only on x86; on Arm the interrupt controller isolates them.
     """
     if not host.iommu.is_on or not any(u.startswith(_X86_UNITS) for u in host.iommu.units):
         return
     is_remapped, evidence = _remapping(facts)
     if is_remapped is None:
         return
-    why = "a device could otherwise raise any interrupt of the host"
+    why = "without remapping a device can raise any interrupt of the host"
     if is_remapped:
         title = (
             "interrupts are remapped" if facts.interrupt_chips else "the IOMMU can remap interrupts"
@@ -81,8 +81,8 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
         return
     unsafe = _unsafe_interrupts(facts)
     severity: Severity = "warning" if unsafe else "blocker"
-    title = "interrupts are not remapped" + (", and that is allowed" if unsafe else "")
-    consequence = "" if unsafe else ", so the kernel lets no guest start with a device (EPERM)"
+    title = "interrupts are not remapped" + (" (unsafe interrupts allowed)" if unsafe else "")
+    consequence = "" if unsafe else ", so no guest can start with a device (EPERM)"
     yield finding(
         "interrupt-remapping",
         severity,
@@ -94,7 +94,7 @@ def interrupt_remapping(host: HostSnapshot, facts: Readiness) -> Iterator[Diagno
 
 
 def _remapping(facts: Readiness) -> tuple[bool | None, tuple[str, ...]]:
-    """Whether interrupts are remapped; None where nothing tells."""
+    """Whether interrupts are remapped, with evidence; None if unknown."""
     ecaps = facts.iommu_ecaps
     evidence = tuple(
         f"{IOMMU_UNITS}/{unit}/intel-iommu/ecap: {ecap:x}, "
@@ -109,7 +109,7 @@ def _remapping(facts: Readiness) -> tuple[bool | None, tuple[str, ...]]:
 
 
 def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
-    """Evidence that VFIO was told to do without."""
+    """Evidence that VFIO is configured to allow unsafe interrupts."""
     name = "allow_unsafe_interrupts"
     module = facts.module("vfio_iommu_type1")
     value = (module.parameters or {}).get(name)
@@ -125,20 +125,19 @@ def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
     words = [w for w in (host.kernel_command_line or "").split() if w in _NOT_REMAPPED]
     if words:
         how = remedy.command_line(facts)
-        return f"take {' '.join(words)} off the kernel command line{how}; then reboot"
+        return f"remove {' '.join(words)} from the kernel command line{how}; then reboot"
     if facts.config.get("IRQ_REMAP") == "n":
-        return f"boot a kernel with CONFIG_IRQ_REMAP ({facts.config_source} has none)"
+        return f"boot a kernel with CONFIG_IRQ_REMAP (not set in {facts.config_source})"
     if facts.dmar_flags is not None and not facts.dmar_flags & _DMAR_REMAPS:
-        return "enable interrupt remapping in the firmware setup (the DMAR table denies it)"
+        return "enable interrupt remapping in the firmware setup (the DMAR table disables it)"
     return (
-        "see dmesg for remapping, and look for it in the firmware setup; where all guests are "
-        "trusted, options vfio_iommu_type1 allow_unsafe_interrupts=1 in /etc/modprobe.d does "
-        "without it"
+        "check dmesg for remapping, and enable it in the firmware setup; if all guests are "
+        "trusted, add to /etc/modprobe.d: options vfio_iommu_type1 allow_unsafe_interrupts=1"
     )
 
 
 def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Groups that isolate nothing (CONFIG_VFIO_NOIOMMU)."""
+    """Report VFIO's no-IOMMU mode, which isolates nothing (CONFIG_VFIO_NOIOMMU)."""
     module, name = facts.module("vfio"), "enable_unsafe_noiommu_mode"
     evidence = [
         f"{IOMMU_GROUPS}/{group.number}/name: {group.name}"
@@ -155,15 +154,15 @@ def no_iommu_mode(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         "warning",
         "VFIO's no-IOMMU mode is on",
         tuple(evidence),
-        "a device used so can write to all of the host's memory; the kernel is tainted by it, and "
-        "vfiomgr binds nothing so",
-        f"write N to {_PARAMETERS.format('vfio', name)}, and take the option out of modprobe.d "
-        "and off the kernel command line",
+        "a device in this mode can write to all of the host's memory; it taints the kernel, and "
+        "vfiomgr does not use it",
+        f"write N to {_PARAMETERS.format('vfio', name)}, and remove the option from modprobe.d "
+        "and the kernel command line",
     )
 
 
 def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Lockdown leaves VFIO alone (enum lockdown_reason in include/linux/security.h)."""
+    """Report lockdown, which does not affect VFIO (lockdown_reason in linux/security.h)."""
     if facts.lockdown not in ("integrity", "confidentiality"):
         return
     yield finding(
@@ -171,21 +170,21 @@ def lockdown(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         "info",
         f"the kernel is locked down ({facts.lockdown})",
         (f"/sys/kernel/security/lockdown: {facts.lockdown}",),
-        "VFIO works, but modules without a trusted signature do not load (a vendor's vGPU driver), "
-        "and programs cannot write to the configuration space of devices (setpci)",
-        "sign such modules with a key that the machine owner enrolled (mokutil --import)",
+        "VFIO works, but modules without a trusted signature (e.g. vGPU drivers) do not load, and "
+        "programs cannot write to the configuration space of devices (setpci)",
+        "sign such modules with an enrolled machine owner key (mokutil --import)",
     )
 
 
 def secure_boot(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Many distributions' kernels check the signatures of modules then."""
+    """Report Secure Boot, with which many kernels check the signatures of modules."""
     if facts.secure_boot:
         yield finding(
             "secure-boot",
             "info",
             "Secure Boot is on",
             ("/sys/firmware/efi/efivars: SecureBoot is 1",),
-            "vfio-pci of the distribution is signed; a module built here (a vendor's vGPU driver, "
-            "vendor-reset) may be rejected",
-            "sign such modules with a key that the machine owner enrolled (mokutil --import)",
+            "the distribution's vfio-pci is signed; a module built on this host (e.g. a vGPU "
+            "driver or vendor-reset) may be rejected",
+            "sign such modules with an enrolled machine owner key (mokutil --import)",
         )

@@ -1,4 +1,4 @@
-"""Remedies in the words of the host's own distribution, by the tools that it has."""
+"""Remedies with the commands of the host's distribution and its installed tools."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ _PACKAGES = {
     "opensuse-tumbleweed": _SUSE,
     "arch": "pacman -S linux",
 }
-"""What holds all modules of a kernel, by ID of os-release; small kernels lack some of them.
+"""The package with all modules of a kernel, by ID of os-release; small kernels lack some modules.
 
 The flavour is the last part of a release: 6.1.0-18-cloud-amd64, 6.4.0-150600.21-default.
 """
 _DEBIAN_FLAVOURS = frozenset(
     {"686", "amd64", "arm64", "armmp", "loong64", "powerpc64le", "riscv64", "s390x"}
 )
-"""Of Debian's own kernels; another release tells of no package."""
+"""Releases of Debian's own kernels; for others the package is unknown."""
 _PROXMOX_RELEASE = "-pve"
 _PROXMOX_PACKAGE = "apt-get install proxmox-default-kernel"
 _PROXMOX = {"proxmox-boot-tool", "/etc/kernel/cmdline"}
 
 
 def command_line(facts: Readiness | None) -> str:
-    """How words get on or off the kernel command line here; empty where nothing is known."""
+    """How to change the kernel command line on this host; empty if unknown."""
     distribution = facts.distribution if facts else None
     if distribution is None:
         return ""
@@ -68,21 +68,21 @@ def _command_line(distribution: Distribution) -> str | None:
 
 
 def rebuild_initramfs(facts: Readiness) -> str:
-    """How what is in modprobe.d gets into the initial file system."""
+    """How to include modprobe.d in the initramfs."""
     distribution = facts.distribution
     command = _first(_INITRAMFS, distribution) if distribution else None
-    return f"run {command}" if command else "make the initramfs anew"
+    return f"run {command}" if command else "rebuild the initramfs"
 
 
 def install_modules(host: HostSnapshot, facts: Readiness) -> str:
-    """How modules come that the running kernel's packages lack."""
+    """How to install modules that the running kernel's packages lack."""
     command = _package(facts.distribution, host.kernel_release or "")
     by = f": {command}" if command else ""
-    return f"install the package of this kernel's further modules, or a generic kernel{by}"
+    return f"install the package with this kernel's additional modules, or a generic kernel{by}"
 
 
 def _package(distribution: Distribution | None, release: str) -> str | None:
-    """The command that installs it; None where nobody knows the package, or its tool is absent."""
+    """The command that installs the package; None if the package or its tool is unknown."""
     if distribution is None or not release:
         return None
     command = _PACKAGES.get(distribution.id, "")

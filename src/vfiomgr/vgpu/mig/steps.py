@@ -43,11 +43,11 @@ class RunSriovManage(Step, Value):
         return host.virtual_functions(self.device) if self.after else []
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (" ".join(sriov_manage_command(self.device, is_on=bool(self.after))),)
 
     def inverse(self) -> RunSriovManage:
@@ -66,7 +66,7 @@ class SetHeterogeneous(Step, Value):
     is_setting: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         word = "of different sizes" if self.after else "of one size only"
         return f"{self.device.address}: vGPUs {word}"
 
@@ -76,7 +76,7 @@ class SetHeterogeneous(Step, Value):
         return ("nvidia-smi", "vgpu", "-shm", number, "-i", str(self.device.address))
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (" ".join(self.command()),)
 
     def inverse(self) -> SetHeterogeneous:
@@ -98,7 +98,7 @@ class SetMig(Step, Value):
     outlasts_reboot: ClassVar[bool] = True
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: MIG {'on' if self.after else 'off'}"
 
     def command(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class SetMig(Step, Value):
         return ("nvidia-smi", "-mig", str(int(self.after)), "-i", str(self.device.address))
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (" ".join(self.command()),)
 
     def inverse(self) -> SetMig:
@@ -145,7 +145,7 @@ class SetGpuInstances(Step, Value):
         return tuple(place for place in self.after if place not in self.before)
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         parts = [f"make {', '.join(map(str, self.made))}"] if self.made else []
         parts += [f"destroy {', '.join(map(str, self.gone))}"] if self.gone else []
         kept = [place for place in self.before if place in self.after]
@@ -190,7 +190,7 @@ class SetPersistence(Step, Value):
     kind: ClassVar[str] = "set-persistence"
 
     def describe(self) -> str:
-        """One line for people."""
+        """Describe the step in one line."""
         return f"{self.device.address}: persistence mode {'on' if self.after else 'off'}"
 
     def command(self) -> tuple[str, ...]:
@@ -198,7 +198,7 @@ class SetPersistence(Step, Value):
         return ("nvidia-smi", "-pm", str(int(self.after)), "-i", str(self.device.address))
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead."""
+        """Return the equivalent shell commands."""
         return (" ".join(self.command()),)
 
     def inverse(self) -> SetPersistence:

@@ -163,8 +163,8 @@ CASES = [
         "on-host-driver",
         "blocker",
         Side(xml(pci_element(MDEV_VF)), function_of_vgpus(carries=True)),
-        f"its vGPU goes to the guest: vfiomgr libvirt hostdev {UUID}",
-        f"[A2 / A16]) carries the vGPU {UUID}",
+        f"assign the vGPU: vfiomgr libvirt hostdev {UUID}",
+        f"[A2 / A16]) has the active vGPU {UUID}",
         Side(xml(MDEV_ELEMENT), function_of_vgpus(carries=True)),
     ),
     Case(
