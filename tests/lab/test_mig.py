@@ -61,13 +61,13 @@ def test_vgpus_come_with_the_instances_that_they_lack(gpu: str) -> None:
     assert places() == ["1g.5gb at 5", "1g.5gb at 6"]
     assert used_by() == {f"1g.5gb at {5 + n}": [f"vGPU {made[n]}"] for n in (0, 1)}
     refused = vfiomgr("vgpu", "instances", "clear", gpu, status=4).stderr
-    assert f"is in use: vGPU {made[0]}" in refused
+    assert f"is in use by: vGPU {made[0]}" in refused
     vfiomgr("vgpu", "remove", made[0])
     vfiomgr("vgpu", "instances", "set", gpu, "3g.20gb=1", "1g.5gb=1")
     assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]
     assert [users for users in used_by().values() if users] == [[f"vGPU {made[1]}"]]
     full = vfiomgr("vgpu", "create", "--type", "A100-7-40C", status=4).stderr
-    assert "none fits beside 3g.20gb, 1g.5gb" in full
+    assert "no room beside 3g.20gb, 1g.5gb" in full
     vfiomgr("vgpu", "remove", "--all")
     vfiomgr("vgpu", "instances", "clear", gpu)
     assert places() == []

@@ -122,7 +122,7 @@ def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
         ).stderr
         assert time.monotonic() - began < _NEVER
         assert "the kernel has not returned from" in forced
-        assert f"in use by: qemu-system-x86 (PID {guest.pid})" in forced
+        assert f"held by qemu-system-x86 (PID {guest.pid})" in forced
         # Nothing hangs now that the kernel has the lock of the device.
         listed = {item["address"]: item for item in document("list", "--all")["items"]}
         assert "PID" in listed[address]["stuck"]

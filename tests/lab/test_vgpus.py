@@ -107,7 +107,7 @@ def test_the_size_lock_is_explained(family: str) -> None:
     if family == "mdev":
         assert "size lock: its vGPU has 2048 MiB" in refused
     else:  # the driver's list leaves out what does not go together
-        assert "which go together with the vGPUs that run" in refused
+        assert "only types that fit with the active vGPUs" in refused
     remove_all()
 
 

@@ -62,7 +62,7 @@ def list_defined(session: Session) -> None:
     else:
         note("no vGPU is defined: vfiomgr vgpu define does it")
     if host.users is None and any(item["active"] for item in items):
-        note(unseen_users("whether they are in use"))
+        note(unseen_users("in use"))
     for problem in problems:
         note(f"not shown: {problem.path}: {problem.reason}")
     for text in _without_starter(items):

@@ -1,6 +1,5 @@
-"""A GPU as a whole: its modes, its MIG instances, and who has it.
+"""GPUs: modes, MIG instances, and the switch between host, passthrough and vGPUs.
 
-`mode` and `partitioning` change how a GPU divides itself, `switch` leads it from the host to one
-guest or to vGPUs and back. They stand above `sriov`, since its virtual functions go and come with
-them.
+`mode` and `partitioning` change how a GPU is partitioned; `switch` moves it between the host, one
+guest and vGPUs. They depend on `sriov`, because they also remove and create virtual functions.
 """

@@ -1,4 +1,4 @@
-"""Modes of NVIDIA's GPUs: vGPUs of different sizes on one, and MIG."""
+"""Modes of NVIDIA GPUs: vGPUs of different sizes (heterogeneous), and MIG."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 def plan_mode(
     host: HostSnapshot, request: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
 ) -> Plan:
-    """Bring a GPU into modes; its virtual functions are made anew around a change of MIG.
+    """Set the modes of a GPU; a change of MIG removes and recreates its virtual functions.
 
     Raises:
-        Refusal: a vGPU is there, or the GPU has no such mode.
-        UnknownDevice: the address names nothing.
+        Refusal: the GPU has vGPUs, or does not support the mode.
+        UnknownDevice: the address is not found.
 
     """
     device = host.device(request.address)
@@ -63,7 +63,7 @@ def plan_mode(
         summary=f"set the mode of {device.address}: {_words(request)}",
         steps=tuple(steps),
         locks=gpu_locks(host, device),
-        already=() if steps else (f"{device} is in this mode already",),
+        already=() if steps else (f"{device} is already in this mode",),
         resolves=(str(device.address),),
     )
 
@@ -72,42 +72,42 @@ def plan_mode(
 def resolve(
     host: HostSnapshot, request: SetGpuMode, checkpoint: GpuModeCheckpoint | None = None
 ) -> GpuModeCheckpoint:
-    """Find the number of virtual functions, which come and go around a change of MIG."""
+    """Return the number of virtual functions, which a change of MIG removes and recreates."""
     return checkpoint or GpuModeCheckpoint(host.device(request.address).sriov_numvfs or 0)
 
 
 def vgpus_on(host: HostSnapshot, device: PciDevice) -> list[Vgpu]:
-    """The vGPUs of a GPU: its own, and those of its virtual functions."""
+    """The vGPUs of a GPU and of its virtual functions."""
     names = (str(device.address), *map(str, device.virtual_functions))
     return [vgpu for name in names for vgpu in host.vgpus_of(name)]
 
 
 def unmixable(device: PciDevice, mode: GpuMode | None) -> Iterator[Diagnostic]:
-    """Why vGPUs of different sizes cannot be on a GPU."""
+    """Refuse vGPUs of different sizes on a GPU that does not support them."""
     if mode is not None and mode.mixes_sizes is False:
         yield blocker(
             "no-heterogeneous-mode",
             device,
-            f"{device} carries vGPUs of one size only: nvidia-smi -q says Not Supported",
+            f"{device} supports only vGPUs of one size (nvidia-smi -q: Not Supported)",
             Remedy(
                 "",
                 Option("not-heterogeneous", "leave out --heterogeneous"),
-                "; with MIG, each GPU instance has a size of its own",
+                "; with MIG, each GPU instance has its own size",
             ),
         )
     if mode is not None and mode.mig:
         yield blocker(
             "mig-mode",
             device,
-            f"{device} is in MIG mode, where each GPU instance has vGPUs of one size",
-            f"switch MIG off first: vfiomgr vgpu mode {device.address} --no-mig",
+            f"{device} is in MIG mode, in which each GPU instance has vGPUs of one size",
+            f"turn MIG off first: vfiomgr vgpu mode {device.address} --no-mig",
         )
 
 
 def _mig_steps(
     host: HostSnapshot, device: PciDevice, mode: GpuMode, request: SetGpuMode
 ) -> tuple[list[Step], HostSnapshot]:
-    """MIG, while there is no virtual function, and the host as it will be then."""
+    """Return the steps of a MIG change, without virtual functions, and the resulting host."""
     steps: list[Step] = []
     if request.mig is None or request.mig is mode.mig:
         return steps, host
@@ -125,41 +125,41 @@ def _mig_steps(
 
 
 def silent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """GPUs of whose modes nothing is known."""
+    """Refuse GPUs whose modes are unknown."""
     if device.physical_function is not None:
         yield blocker(
             "not-a-gpu",
             device,
-            f"{device} is a virtual function, and has the modes of its GPU",
-            f"name that one: {device.physical_function}",
+            f"{device} is a virtual function; only its GPU has modes",
+            f"name the GPU: {device.physical_function}",
         )
     elif device.driver != "nvidia":
         driver = device.driver or "no driver"
         yield blocker(
             "not-on-nvidia",
             device,
-            f"{device} is on {driver}: only NVIDIA's driver knows these modes",
-            f"vfiomgr unbind {device.address} gives it back"
+            f"{device} is on {driver}; these modes require the driver nvidia",
+            f"vfiomgr unbind {device.address}"
             if device.is_on_vfio
-            else "name a GPU that is on the driver nvidia",
+            else "name a GPU that uses the driver nvidia",
         )
     elif host.gpu_mode(device) is None:
         yield blocker(
             "nvidia-smi-silent",
             device,
-            f"nvidia-smi tells nothing of {device}",
-            "is it installed, and does nvidia-smi -q work? run it by hand to see why",
+            f"nvidia-smi does not report {device}",
+            "check that nvidia-smi is installed and works: nvidia-smi -q",
         )
 
 
 def _carrying(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """A mode is set only while there is no vGPU (nvidia-smi ends with 19 otherwise)."""
+    """Refuse to change modes while a GPU has vGPUs (nvidia-smi would exit with 19)."""
     names = [vgpu.name for vgpu in vgpus_on(host, device)]
     if names:
         yield blocker(
             "carries-vgpus",
             device,
-            f"{device} carries vGPUs, and changes its mode only without: {', '.join(names)}",
+            f"cannot change the mode of {device}: it has active vGPUs: {', '.join(names)}",
             f"remove them first: vfiomgr vgpu remove {' '.join(names)}",
         )
 
@@ -169,11 +169,11 @@ def _no_mig(device: PciDevice, mode: GpuMode) -> Iterator[Diagnostic]:
         yield blocker(
             "no-mig",
             device,
-            f"{device} has no MIG: nvidia-smi -q shows N/A",
+            f"{device} does not support MIG (nvidia-smi -q: N/A)",
             Remedy(
-                "vGPUs of different sizes go together ",
+                "vGPUs of different sizes are possible ",
                 Option("heterogeneous", "with --heterogeneous"),
-                ", where the GPU can do that",
+                " if the GPU supports it",
             ),
         )
 
@@ -187,8 +187,8 @@ def _unmixable(
         yield blocker(
             "no-virtual-functions",
             device,
-            f"{device} has no virtual functions, and forgets this mode when they are made",
-            f"vfiomgr vgpu switch {device.address} vgpu{' --heterogeneous' * mixed} does both",
+            f"{device} has no virtual functions; it loses this mode when they are created",
+            f"set both: vfiomgr vgpu switch {device.address} vgpu{' --heterogeneous' * mixed}",
         )
 
 
@@ -200,6 +200,6 @@ def _words(request: SetGpuMode) -> str:
 
 
 def gpu_locks(host: HostSnapshot, device: PciDevice) -> tuple[str, ...]:
-    """Those of a GPU, and of all its virtual functions."""
+    """The locks of a GPU and all its virtual functions."""
     functions = (d for d in host.devices if d.address in device.virtual_functions)
     return tuple(sorted({device_lock(device), *map(device_lock, functions)}))

@@ -1,4 +1,4 @@
-"""Dividing a GPU in MIG mode into GPU instances: as told, all or nothing, and only what differs."""
+"""Plans for the GPU instances of a GPU in MIG mode: only differences change, all or nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 @plans(SetMigInstances)
 def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
-    """Have so many GPU instances of each profile, and no others; those in use stay where they are.
+    """Set the exact GPU instances of a GPU; instances in use keep their placement.
 
     Raises:
-        Refusal: they do not fit, one that has to go is in use, or MIG is off.
-        UnknownDevice: the address names nothing, or the GPU has no such profile.
+        Refusal: they do not fit, a surplus instance is in use, or MIG is off.
+        UnknownDevice: the address or profile is not found.
 
     """
     device = host.device(request.address)
@@ -50,11 +50,11 @@ def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
     refuse_if_any(gpu_instances.unmovable(host, device, going), frozenset())
     steps = gpu_instances.exchange(host, device, tuple(after))
     return Plan(
-        summary=f"divide {device.address} into GPU instances: {counted(tuple(after))}",
+        summary=f"set GPU instances of {device.address}: {counted(tuple(after))}",
         steps=steps,
         locks=gpu_mode.gpu_locks(host, device),
         notes=tuple(_notes(host, device, after)) if steps else (),
-        already=() if steps else (f"{device} is divided so already: {counted(tuple(after))}",),
+        already=() if steps else (f"{device} already has {counted(tuple(after))}",),
         resolves=(str(device.address),),
     )
 
@@ -65,22 +65,22 @@ def _undivided(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         yield blocker(
             "no-mig",
             device,
-            f"{device} has no MIG: nvidia-smi -q shows N/A",
-            "name a GPU that has; vfiomgr vgpu mode shows which do",
+            f"{device} does not support MIG (nvidia-smi -q: N/A)",
+            "name a GPU with MIG; list them with: vfiomgr vgpu mode",
         )
     elif not mode.mig:
         yield blocker(
             "mig-mode",
             device,
-            f"MIG is off on {device}, and GPU instances are made only with it",
-            f"switch it on first: vfiomgr vgpu mode {device.address} --mig",
+            f"MIG is off on {device}; GPU instances require it",
+            f"turn it on first: vfiomgr vgpu mode {device.address} --mig",
         )
     elif host.partition(str(device.address)) is None:
         yield blocker(
             "nvidia-smi-silent",
             device,
-            f"nvidia-smi tells nothing of the GPU instances of {device}",
-            f"run it by hand to see why: nvidia-smi mig -lgip -i {device.address}",
+            f"nvidia-smi does not report the GPU instances of {device}",
+            f"find the cause with: nvidia-smi mig -lgip -i {device.address}",
         )
 
 
@@ -89,10 +89,12 @@ def _profile(device: PciDevice, partition: GpuPartition, name: str) -> InstanceP
     if profile is None:
         names = [known.name for known in partition.profiles]
         close = difflib.get_close_matches(name, names, n=1)
-        message = f"{device} has no GPU instance profile {name}; it has {', '.join(names)}"
+        message = f"GPU instance profile not found on {device}: {name} (use {', '.join(names)})"
         raise UnknownDevice(
             message,
-            f"did you mean {close[0]}?" if close else "vfiomgr vgpu instances list shows them",
+            f"did you mean {close[0]}?"
+            if close
+            else "list the profiles with: vfiomgr vgpu instances list",
         )
     return profile
 
@@ -100,10 +102,10 @@ def _profile(device: PciDevice, partition: GpuPartition, name: str) -> InstanceP
 def _fixed(
     host: HostSnapshot, device: PciDevice, partition: GpuPartition, wanted: Mapping[int, int]
 ) -> list[GpuInstance]:
-    """The GPU instances in use, which stay: there must not be more of them than are wanted.
+    """Return the GPU instances in use, which stay in place.
 
     Raises:
-        Refusal: which are too many, and who uses them.
+        Refusal: more instances are in use than requested.
 
     """
     fixed: list[GpuInstance] = []
@@ -125,27 +127,27 @@ def _no_room(
 ) -> Diagnostic:
     names = {profile.id: profile for profile in partition.profiles}
     asked = ", ".join(f"{count} x {names[n].name}" for n, count in wanted.items() if count)
-    beside = f" beside {', '.join(map(str, fixed))}, which stay" if fixed else ""
-    most = ", ".join(f"{names[n].name} {names[n].total} at most" for n in wanted)
+    beside = f" beside {', '.join(map(str, fixed))} (in use)" if fixed else ""
+    most = ", ".join(f"{names[n].total} x {names[n].name}" for n in wanted)
     return blocker(
         "gpu-instances-do-not-fit",
         device,
-        f"{asked} do not fit together on {device}{beside}",
-        f"ask for fewer: alone on the GPU there are of {most}",
+        f"no room for {asked} on {device}{beside}",
+        f"request fewer (maximum on an empty GPU: {most})",
     )
 
 
 def _notes(host: HostSnapshot, device: PciDevice, after: Sequence[InstancePlace]) -> Iterator[str]:
     kept = next((known for known in host.defined.gpus if known.gpu.address == device.address), None)
     if kept is None or kept.mig is None:
-        yield "GPU instances do not outlast a reboot: vfiomgr vgpu define keeps them with its vGPUs"
+        yield "GPU instances are lost at reboot; keep them with vGPUs: vfiomgr vgpu define"
     elif sorted(kept.mig) != sorted(place.name for place in after):
         yield (
-            f"{kept.path} keeps other GPU instances for the next boot: vfiomgr vgpu define "
-            f"{kept.vgpus[0].address} keeps these"
+            f"{kept.path} has other GPU instances for the next boot; to keep these: "
+            f"vfiomgr vgpu define {kept.vgpus[0].address}"
         )
     if device.sriov_totalvfs and not device.sriov_numvfs:
         yield (
-            f"for vGPUs {device.address} needs virtual functions too: "
-            f"vfiomgr sriov set {device.address} {device.sriov_totalvfs} keeps the GPU instances"
+            f"vGPUs on {device.address} also need virtual functions: "
+            f"vfiomgr sriov set {device.address} {device.sriov_totalvfs} (keeps the GPU instances)"
         )

@@ -1,4 +1,4 @@
-"""Requests about a GPU as a whole: its modes, its MIG instances, who has it."""
+"""Requests about GPUs: modes, MIG instances, and the switch of their use."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace
 
 GpuUse = Literal["host", "passthrough", "vgpu"]
-"""Who has a GPU: its host driver, one guest, or guests that share it."""
+"""The use of a GPU: by its host driver, by one guest, or by guests that share it."""
 
 
 class GpuModeCheckpoint(Checkpoint):
-    """What a change of MIG removes for a moment."""
+    """What a change of MIG removes temporarily."""
 
     functions: int
-    """Virtual functions of the GPU."""
+    """The number of virtual functions of the GPU."""
 
 
 class SwitchCheckpoint(Checkpoint):
-    """A GPU before its switch; None: not known, or as it is."""
+    """The state of a GPU before a switch; None for unknown or unchanged values."""
 
     functions: int | None = None
-    """For vGPUs: so many virtual functions."""
+    """For vGPUs: the number of virtual functions."""
     heterogeneous: bool | None = None
-    """For vGPUs: whether they may be of different sizes."""
+    """For vGPUs: whether they may have different sizes."""
     vgpus: tuple[str, ...] = ()
     """The vGPUs that the switch removes."""
     autoprobe: bool | None = None
-    """Whether the host's drivers took new virtual functions."""
+    """Whether host drivers bind new virtual functions."""
     instances: tuple[InstancePlace, ...] | None = None
     """For vGPUs: the GPU instances (MIG)."""
 
 
 class SetGpuMode(Request, Value):
-    """Let a GPU divide its memory otherwise; None of a mode means: as it is."""
+    """Set the modes of a GPU; None leaves a mode unchanged."""
 
     address: PciAddress
     heterogeneous: bool | None = None
@@ -49,39 +49,39 @@ class SetGpuMode(Request, Value):
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """The one that it is about."""
+        """The function that the request names."""
         return (self.address,)
 
 
 class SetMigInstances(Request, Value):
-    """Have these GPU instances (MIG) on a GPU and no others; none without any."""
+    """Set the exact GPU instances (MIG) of a GPU; an empty list destroys all."""
 
     address: PciAddress
     instances: tuple[tuple[str, int], ...] = ()
-    """Profiles, by name or number, and how many of each."""
+    """Profiles by name or number, and the number of instances of each."""
     kind: ClassVar[str] = "set-mig-instances"
 
     needs_gpu_modes: ClassVar[bool] = True
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """The one that it is about."""
+        """The function that the request names."""
         return (self.address,)
 
 
 class SwitchGpu(Request, Value):
-    """Give a GPU, whole, to the host or to a guest, or make it ready to be divided into vGPUs."""
+    """Switch a GPU to the host driver, to passthrough, or to vGPUs."""
 
     address: PciAddress
     to: GpuUse
     functions: int | None = None
-    """For vGPUs: so many virtual functions; None for as many as it makes."""
+    """For vGPUs: the number of virtual functions; None for the maximum."""
     heterogeneous: bool | None = None
     allow: frozenset[Override] = frozenset()
     only: bool = False
-    """Leave the other functions of the slot where they are."""
+    """Do not move the other functions of the slot."""
     autoprobe: bool = False
-    """Let the host's drivers take new virtual functions."""
+    """Let host drivers bind new virtual functions."""
     kind: ClassVar[str] = "switch-gpu"
     checkpoint = SwitchCheckpoint
 
@@ -89,5 +89,5 @@ class SwitchGpu(Request, Value):
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """The one that it is about."""
+        """The function that the request names."""
         return (self.address,)

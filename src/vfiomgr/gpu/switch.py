@@ -1,7 +1,7 @@
-"""A GPU from one use to another: the host's, one guest's, or vGPUs'; as one plan.
+"""Plans that switch a GPU between host, passthrough and vGPUs in one run.
 
-Each part is planned on the host as the parts before it will leave it, so that what would be refused
-in the end is refused before anything is touched.
+Each part is planned on the expected result of the previous parts, so that a refusal of any part
+comes before the first change.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 _NVIDIA = "nvidia"
 _USES = {
-    "host": "give {} to its host driver, whole",
-    "passthrough": "hand {} to a guest, whole",
-    "vgpu": "make {} ready for vGPUs",
+    "host": "switch {} to its host driver",
+    "passthrough": "switch {} to passthrough",
+    "vgpu": "switch {} to vGPUs",
 }
 
 
 class _SwitchPlan(Struct):
-    """The parts of a plan so far, and the host as they will leave it."""
+    """The parts of a plan so far, and the resulting host."""
 
     host: HostSnapshot
     request: SwitchGpu
@@ -55,17 +55,17 @@ class _SwitchPlan(Struct):
 
     @property
     def device(self) -> PciDevice:
-        """The GPU as it will be."""
+        """The GPU after the parts so far."""
         return self.host.device(self.request.address)
 
     def add(self, part: Plan, host: HostSnapshot) -> None:
-        """Go on."""
+        """Append a part, with the resulting host."""
         self.parts.append(part)
         self.host = host
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """All of them in their order."""
+        """The steps of all parts in order."""
         return tuple(step for part in self.parts for step in part.steps)
 
 
@@ -73,11 +73,11 @@ class _SwitchPlan(Struct):
 def plan_switch(
     host: HostSnapshot, request: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
 ) -> Plan:
-    """Bring a GPU to a use, from whichever it has.
+    """Switch a GPU to a use, from any other use.
 
     Raises:
-        Refusal: a guard forbids some part of it; nothing was changed.
-        UnknownDevice: the address names nothing.
+        Refusal: a safety check forbids a part of it; nothing was changed.
+        UnknownDevice: the address is not found.
 
     """
     return brought(host, request, checkpoint)[0]
@@ -89,9 +89,9 @@ def brought(
     checkpoint: SwitchCheckpoint | None = None,
     bind: Bind | None = None,
 ) -> tuple[Plan, HostSnapshot]:
-    """The same, with the host as it will be but for functions that went to VFIO.
+    """Plan a switch, and return the resulting host, without functions bound to VFIO.
 
-    `bind` is how to hand it to a guest where the plain way is not meant; it may name others too.
+    `bind` is the request to use for passthrough instead of the default; it may name more functions.
     """
     device = host.device(request.address)
     refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
@@ -113,7 +113,7 @@ def brought(
 def resolve(
     host: HostSnapshot, request: SwitchGpu, checkpoint: SwitchCheckpoint | None = None
 ) -> SwitchCheckpoint:
-    """Find what only the host before the switch can tell."""
+    """Record the state of the host before the switch."""
     device = host.device(request.address)
     found = SwitchCheckpoint(
         vgpus=tuple(v.name for v in gpu_mode.vgpus_on(host, device) if host.is_own(v)),
@@ -151,10 +151,10 @@ def _to_vgpu(course: _SwitchPlan) -> None:
         wanted = device.sriov_totalvfs if known.functions is None else known.functions
     mixed = known.heterogeneous if mixed is None else mixed
     if known.autoprobe is not None and wanted and device.sriov_totalvfs:
-        # A run that was cut off, and found the GPU on a driver that allowed it more.
+        # An interrupted run may have found the GPU on a driver with a higher limit.
         wanted = min(wanted, device.sriov_totalvfs)
     if wanted is None and not mixed:
-        return  # its vGPUs are made of the GPU itself
+        return  # the GPU itself is the vGPU parent
     if mixed:
         mode = course.host.gpu_mode(device)
         refuse_if_any(gpu_mode.unmixable(device, mode), frozenset())
@@ -171,7 +171,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
 
 
 def _give_back(course: _SwitchPlan) -> None:
-    """Off VFIO, to the driver that it had; what was begun before is brought to its end."""
+    """Unbind the GPU from VFIO, or complete an interrupted unbind."""
     device, request = course.device, course.request
     slot = (device,) if request.only else course.host.slot(device)
     if not any(d.is_on_vfio or course.host.origin(d) is not None for d in slot):
@@ -183,7 +183,7 @@ def _give_back(course: _SwitchPlan) -> None:
 
 
 def _clear(course: _SwitchPlan) -> None:
-    """No vGPU and no virtual function."""
+    """Remove all vGPUs, virtual functions and GPU instances."""
     _remove_vgpus(course)
     if course.device.sriov_numvfs:
         _set_functions(course, 0)
@@ -224,7 +224,7 @@ def _set_functions(course: _SwitchPlan, count: int, *, heterogeneous: bool | Non
 
 
 def _end_persistence(course: _SwitchPlan) -> None:
-    """NVIDIA's driver keeps a GPU that is in persistence mode, which sriov-manage switches on."""
+    """Turn persistence mode off, in which NVIDIA's driver never releases the GPU."""
     device = course.device
     if course.host.in_persistence_mode(device.address):
         step = SetPersistence(device.identity, before=True, after=False)
@@ -232,7 +232,7 @@ def _end_persistence(course: _SwitchPlan) -> None:
 
 
 def _forgotten_marks(course: _SwitchPlan) -> Iterator[Step]:
-    """Of vGPUs that a run which was cut off has removed."""
+    """Delete the marks of vGPUs that an interrupted run removed."""
     there = {vgpu.name for vgpu in course.host.vgpus}
     taken = {step.path for step in course.steps if isinstance(step, ReplaceFile)}
     files = {MARKS / name for name in course.checkpoint.vgpus if name not in there} - taken
@@ -247,16 +247,16 @@ def _no_gpu(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             "not-a-gpu",
             device,
             f"{device} is a virtual function",
-            f"name its GPU, {device.physical_function}; of the function alone: "
+            f"name its GPU, {device.physical_function}; for the virtual function itself: "
             + (
-                "a guest can have it as it is"
+                "it is ready for a guest"
                 if host.is_ready_for_guests(device)
                 else how_to_bind(host, [device])
             ),
         )
     elif device.is_bridge:
         yield blocker(
-            "bridge", device, f"{device} is a bridge", "name a GPU; vfiomgr list shows them"
+            "bridge", device, f"{device} is a bridge", "name a GPU; list them with: vfiomgr list"
         )
 
 
@@ -265,8 +265,8 @@ def _unknown_driver(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnosti
         yield blocker(
             "original-driver-unknown",
             device,
-            f"nobody recorded which driver {device} had before {device.driver}",
-            f"give it back first, and see where it goes: vfiomgr unbind {device.address}",
+            f"the original driver of {device} was not saved before {device.driver}",
+            f"unbind it first: vfiomgr unbind {device.address}",
         )
 
 
@@ -276,13 +276,13 @@ def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterato
         yield blocker(
             "foreign-vgpus",
             device,
-            f"{device} carries vGPUs that vfiomgr did not make: {', '.join(foreign)}",
-            f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(foreign)}",
+            f"{device} has vGPUs that vfiomgr did not create: {', '.join(foreign)}",
+            f"remove them first: vfiomgr vgpu remove {' '.join(foreign)}",
         )
 
 
 def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterator[Diagnostic]:
-    """Where nvidia-smi does not tell GPU instances, a roll-back could not make them again."""
+    """Refuse vGPUs in GPU instances that nvidia-smi does not report: no rollback is possible."""
     mode = host.gpu_mode(device)
     is_known = host.partition(str(device.address)) is not None
     if here and mode is not None and mode.mig and not is_known:
@@ -290,16 +290,16 @@ def _in_instances(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> It
         yield blocker(
             "vgpus-in-gpu-instances",
             device,
-            f"{device} carries vGPUs in GPU instances (MIG), which no failure could give back: "
+            f"{device} has vGPUs in GPU instances (MIG) that a rollback cannot restore: "
             + ", ".join(names),
-            f"remove them by themselves first: vfiomgr vgpu remove {' '.join(names)}",
+            f"remove them first: vfiomgr vgpu remove {' '.join(names)}",
         )
 
 
 def _joined(course: _SwitchPlan) -> Plan:
     request = course.request
     whole = joined(_USES[request.to].format(request.address), course.parts)
-    already = whole.already or (f"{course.device} is in this use already",)
+    already = whole.already or (f"{course.device} already has this use",)
     return replace(
         whole,
         already=already if whole.is_empty else (),

@@ -1,4 +1,4 @@
-"""What speaks against undoing an operation that takes a GPU from NVIDIA's driver."""
+"""Safety checks before an operation that unbinds NVIDIA GPUs is undone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @guards_undo
 def persistence_mode(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
-    """GPUs that would have to leave NVIDIA's driver in persistence mode.
+    """Refuse to unbind GPUs in persistence mode from NVIDIA's driver.
 
-    Whoever can still add a step that ends the mode has no need of this.
+    Not needed if a step that turns the mode off can still be added.
     """
     if scope.can_add_steps:
         return

@@ -1,6 +1,5 @@
-"""Virtual functions: how many there are, and what each gets of its GPU.
+"""Virtual functions: their number, and their quotas of a GPU.
 
-Quotas of GPUs that share themselves out among plain virtual functions are set around a change of
-their number, since the driver forgets them with the functions. `nvidia_apply` runs NVIDIA's
-sriov-manage, which also sets the functions up.
+Quotas of plain virtual functions are set together with their number, because the driver drops them
+with the functions. `nvidia_apply` runs NVIDIA's sriov-manage, which also initializes the functions.
 """

@@ -1,4 +1,4 @@
-"""Write quotas of functions, and make sure of them."""
+"""Perform steps on virtual functions and quotas, and verify the result."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @performs(SetQuotas)
 def set_quotas(tree: HostTree, step: SetQuotas) -> None:
-    """Write what is not as the step names it, and read it again.
+    """Write the quotas that differ from the step, and verify them.
 
     Raises:
-        HostError: the driver does not take a quota, or shows another one afterwards.
+        HostError: the driver rejects a quota, or reports another value.
 
     """
     require_same_device(tree, step.device)
@@ -43,10 +43,10 @@ def _set(tree: HostTree, step: SetQuotas, change: QuotaChange) -> None:
         tree.write(directory / change.name, change.after)
     found = tree.read(shown)
     if not is_met(change.name, change.after, found):
-        cannot = "cannot be read (EUCLEAN: it differs between the GPU's tiles)"
-        says = f"is {found}" if found is not None else cannot
-        message = f"{shown} {says} after {change.after} was written"
-        raise HostError(message, "see dmesg for the driver's words; ask for another quota")
+        cannot = "the value differs between the GPU's tiles (EUCLEAN)"
+        says = f"the driver reports {found}" if found is not None else cannot
+        message = f"cannot set {shown} to {change.after}: {says}"
+        raise HostError(message, "check dmesg, or request another quota")
 
 
 GROUP_DEADLINE = 10.0
@@ -55,7 +55,7 @@ GROUP_DEADLINE = 10.0
 
 @performs(SetAutoprobe)
 def set_autoprobe(tree: HostTree, step: SetAutoprobe) -> None:
-    """Let host drivers take new virtual functions, or not.
+    """Allow or forbid host drivers to bind new virtual functions.
 
     Raises:
         HostError: the attribute did not change.
@@ -69,16 +69,16 @@ def set_autoprobe(tree: HostTree, step: SetAutoprobe) -> None:
     with explaining("autoprobe", str(step.device.address)):
         tree.write(target, wanted)
     if tree.read(target) != wanted:
-        message = f"{target} is {tree.read(target)} after {wanted} was written"
-        raise HostError(message, "see dmesg; another program may have changed it")
+        message = f"cannot set {target} to {wanted}: it is {tree.read(target)}"
+        raise HostError(message, "check dmesg; another program may have changed it")
 
 
 @performs(SetVfCount)
 def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
-    """Have as many virtual functions as the step names, with their IOMMU groups.
+    """Create or remove virtual functions, and wait for their IOMMU groups.
 
     Raises:
-        HostError: a driver may make fewer than it was asked for, and the write succeeds.
+        HostError: the driver created fewer than requested, although the write succeeded.
 
     """
     require_same_device(tree, step.device)
@@ -93,16 +93,16 @@ def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
     made = pci_facts.read_virtual_functions(tree, address)
     if virtual_function_count(tree, address) != step.after or len(made) != step.after:
         message = (
-            f"{address} has {len(made)} virtual functions (sriov_numvfs "
-            f"{virtual_function_count(tree, address)}), not {step.after}"
+            f"cannot set the virtual functions of {address} to {step.after}: it has {len(made)} "
+            f"(sriov_numvfs {virtual_function_count(tree, address)})"
         )
-        raise HostError(message, "ask for fewer; see dmesg for the driver's words")
+        raise HostError(message, "check dmesg, or request fewer")
     if group_number(tree, pci_device(address)) is not None:
         await_groups(tree, made)
 
 
 def virtual_function_count(tree: HostTree, address: PciAddress) -> int:
-    """How many virtual functions there are; 0 of a function that makes none."""
+    """The number of virtual functions; 0 if the function does not support them."""
     text = tree.read(pci_device(address) / "sriov_numvfs")
     return int(text) if text and text.isdecimal() else 0
 
@@ -118,7 +118,7 @@ def await_groups(tree: HostTree, functions: tuple[PciAddress, ...]) -> None:
     """Wait until each function has its IOMMU group.
 
     Raises:
-        HostError: some have none in time; they are named.
+        HostError: some have no group in time; the message names them.
 
     """
 
@@ -128,4 +128,4 @@ def await_groups(tree: HostTree, functions: tuple[PciAddress, ...]) -> None:
     if not becomes_true(lambda: not missing(), GROUP_DEADLINE):
         names = ", ".join(map(str, missing()))
         message = f"virtual functions without an IOMMU group: {names}"
-        raise HostError(message, "see dmesg for the IOMMU's words")
+        raise HostError(message, "check dmesg for messages about the IOMMU")

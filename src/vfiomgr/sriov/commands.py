@@ -1,4 +1,4 @@
-"""`vfiomgr sriov quota`, and the options that name a share of a GPU."""
+"""The commands below `vfiomgr sriov`, and the quota options."""
 
 from __future__ import annotations
 
@@ -43,22 +43,24 @@ _MIB = 1 << 20
 
 
 def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options of a share."""
+    """Add the quota options to a command."""
     options = (
-        click.option("--vf-memory", metavar="SIZE", help="Of the GPU's memory for each, e.g. 4G."),
+        click.option("--vf-memory", metavar="SIZE", help="Set the GPU memory of each VF, e.g. 4G."),
         click.option(
             "--exec-quantum",
             type=WholeNumber(0, _LARGEST),
             metavar="MS",
-            help="How long each runs at a time; 0: without limit.",
+            help="Set the time slice of each VF (0: no limit).",
         ),
         click.option(
             "--preempt-timeout",
             type=WholeNumber(0, _LARGEST),
             metavar="US",
-            help="How long each may take to stop; 0: without limit.",
+            help="Set the preemption timeout of each VF (0: no limit).",
         ),
-        click.option("--priority", type=click.Choice(PRIORITIES), help="Of all functions alike."),
+        click.option(
+            "--priority", type=click.Choice(PRIORITIES), help="Set the priority of all VFs."
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -71,7 +73,7 @@ def share_of(
     preempt_timeout: int | None,
     priority: Priority | None,
 ) -> VfQuota | None:
-    """What the options name; None where they name nothing."""
+    """The quota of the options; None if no option is given."""
     memory = None if vf_memory is None else mebibytes("--vf-memory", vf_memory) * _MIB
     share = VfQuota(memory, exec_quantum, preempt_timeout, priority)
     return share if share.quantities else None
@@ -80,7 +82,7 @@ def share_of(
 @click.command("quota")
 @click.argument("address", shell_complete=complete_sriov)
 @share_options
-@click.option("--physical", is_flag=True, help="Of the physical function itself, the host's own.")
+@click.option("--physical", is_flag=True, help="Use the physical function itself.")
 @session_options(*CHANGING)
 @pass_session
 def quota(
@@ -93,11 +95,11 @@ def quota(
     priority: Priority | None,
     physical: bool,
 ) -> None:
-    """Show what the functions of a GPU get of it, or change that while they are there.
+    """Show or change the quotas of virtual functions.
 
-    ADDRESS is a virtual function, or a physical one for all of its virtual ones. Time and priority
-    can be changed while guests run; memory not, and with i915 only before the functions are made:
-    `vfiomgr sriov set`. What the quotas were comes back with the last of the functions.
+    ADDRESS is a virtual function, or a physical function for all of its virtual functions. Time and
+    priority can be changed while guests run; memory cannot, and with i915 only before the functions
+    are created (`vfiomgr sriov set`). Removing all functions restores the original quotas.
 
     \b
     Examples:
@@ -109,7 +111,7 @@ def quota(
     share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
     chosen = session.address(address)
     if physical and share is None:
-        forbid_alone("--physical", "a quota", "all are shown without it")
+        forbid_alone("--physical", "a quota", "without quotas all functions are shown")
     if share is None:
         host = session.scan()
         _show(session, host, host.device(chosen))
@@ -137,9 +139,9 @@ def _show(session: Session, host: HostSnapshot, device: PciDevice) -> None:
         print_table(_QUOTA_HEADINGS, [_quota_row(item) for item in items])
     else:
         driver = device.driver or "no driver"
-        note(f"{device} is on {driver}, which shows no quotas of virtual functions")
+        note(f"{device} is on {driver}, which does not show quotas of virtual functions")
     if gpu is not None and gpu.interface == "debugfs":
-        note("xe of this kernel shows quotas in debugfs; they can be set as of Linux 6.19")
+        note("quotas are read-only: xe supports setting them since Linux 6.19")
 
 
 def _physical(host: HostSnapshot, device: PciDevice) -> GpuQuotas | None:
@@ -148,7 +150,7 @@ def _physical(host: HostSnapshot, device: PciDevice) -> GpuQuotas | None:
 
 
 def quota_items(host: HostSnapshot, gpu: GpuQuotas) -> list[dict[str, object]]:
-    """The physical function, and the virtual ones that are there or have memory already."""
+    """The physical function, and virtual functions that exist or already have memory."""
     device = host.device_named(gpu.gpu)
     addresses = () if device is None else (device.address, *device.virtual_functions)
     return [
@@ -159,7 +161,7 @@ def quota_items(host: HostSnapshot, gpu: GpuQuotas) -> list[dict[str, object]]:
 
 
 def quota_item(function: FunctionQuotas, address: object) -> dict[str, object]:
-    """What a function gets, as JSON has it; bytes, milliseconds, microseconds."""
+    """The quotas of a function for JSON, in bytes, milliseconds and microseconds."""
     return {
         "function": f"vf{function.number}" if function.number else "pf",
         "address": address,
@@ -176,7 +178,7 @@ def _quota_row(item: dict[str, Any]) -> tuple[str, ...]:
     memory, differing = item["memory"], item["differing"]
     limits = (item["exec_quantum_ms"], "ms"), (item["preempt_timeout_us"], "us")
     notes = [f"{name} differs between tiles" for name in differing]
-    notes += ["not made yet"] if item["address"] is None else []
+    notes += ["not created yet"] if item["address"] is None else []
     return (
         item["function"],
         or_dash(item["address"]),
@@ -200,7 +202,7 @@ _HEADINGS = ("ADDRESS", cut("NAME"), "DRIVER", "VFS", "AUTOPROBE", wrapped("VF D
 
 @click.group("sriov")
 def sriov() -> None:
-    """SR-IOV: how many virtual functions (VFs) a device has, and what each gets of it."""
+    """Create virtual functions (VFs) and set their quotas."""
 
 
 sriov.add_command(quota)
@@ -210,7 +212,7 @@ sriov.add_command(quota)
 @session_options(*READING)
 @pass_session
 def list_physical_functions(session: Session) -> None:
-    """List devices that make virtual functions: how many there are, and who has them.
+    """List devices with SR-IOV and their virtual functions.
 
     \b
     Examples:
@@ -227,7 +229,7 @@ def list_physical_functions(session: Session) -> None:
     elif items:
         print_table(_HEADINGS, [_row(item) for item in items])
     else:
-        note("no device of this host makes virtual functions")
+        note("no device of this host supports virtual functions")
 
 
 def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
@@ -248,7 +250,7 @@ def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
 
 
 def _each(host: HostSnapshot, item: dict[str, object]) -> str | None:
-    """What each virtual function gets of a GPU."""
+    """The quotas of the virtual functions of a GPU."""
     functions = host.device(item["address"]).virtual_functions  # type: ignore[arg-type]
     found = {str(host.function_quotas(host.device(address))) for address in functions}
     if not item["quotas"] or not found:
@@ -276,7 +278,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 @sriov.command("set")
 @click.argument("address", shell_complete=complete_sriov)
 @click.argument("count", type=WholeNumber(min=0))
-@click.option("--autoprobe", is_flag=True, help="Let the host's drivers take the new functions.")
+@click.option("--autoprobe", is_flag=True, help="Let host drivers bind the new functions.")
 @share_options
 @session_options(*CHANGING)
 @pass_session
@@ -291,12 +293,12 @@ def set_count(
     preempt_timeout: int | None,
     priority: Priority | None,
 ) -> None:
-    """Make COUNT virtual functions of a device; 0 removes them all.
+    """Set the number of virtual functions; 0 removes all.
 
-    Those that exist are removed first, so none of them may be in use. The new ones have no driver,
-    ready for `vfiomgr bind`, unless --autoprobe is given. Intel's GPUs (xe, i915) give each what
-    the options name, set before the functions are made; of what none names, an equal share. With 0
-    all quotas are as they were.
+    Existing functions are removed first; none of them may be in use. New functions have no driver
+    and are ready for `vfiomgr bind`, unless --autoprobe is given. On Intel GPUs (xe, i915) the
+    options set the quotas of each function; the driver divides everything else evenly. COUNT 0
+    restores the original quotas.
 
     \b
     Examples:
@@ -330,7 +332,7 @@ def _has_quotas(outcome: Outcome) -> bool:
 
 
 def _shares(session: Session, address: PciAddress) -> dict[str, str]:
-    """What came of the quotas, read again from the host; the driver may have aligned them."""
+    """The resulting quotas, read from the host; the driver may have aligned them."""
     host = session.scan()
     functions = host.device(address).virtual_functions
     known = [(vf, host.function_quotas(host.device(vf))) for vf in functions]

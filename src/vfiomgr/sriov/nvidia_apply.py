@@ -1,7 +1,7 @@
-"""Virtual functions by NVIDIA's own program, which also puts them on their driver.
+"""Virtual functions by NVIDIA's sriov-manage, which also binds them to their driver.
 
-It takes the GPU from its driver, sets sriov_numvfs, and gives the GPU back. Where it is cut off
-between them, the GPU is left on pci-pf-stub or on no driver, and a second call finds all done.
+It unbinds the GPU, sets sriov_numvfs, and binds the GPU again. If it is interrupted, the GPU stays
+on pci-pf-stub or without driver, and a second call does nothing.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 PAUSE = 1.0
-"""Seconds; whoever asks a GPU for its state (NVML, DCGM) has it open for less."""
+"""Seconds between attempts; monitors (NVML, DCGM) keep a GPU open for less time."""
 _BUSY = "cannot obtain unbindlock"
 _DRIVER = "nvidia"
 _QUIET = (
-    "stop what has the GPU open, e.g. systemctl stop nvidia-dcgm nvidia-dcgm-exporter "
-    "nvidia-persistenced; vfiomgr show names the processes"
+    "stop the processes that vfiomgr show lists, e.g.: systemctl stop nvidia-dcgm "
+    "nvidia-dcgm-exporter nvidia-persistenced"
 )
 
 
 @performs(RunSriovManage)
 def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
-    """Have all virtual functions, each on its driver, or none.
+    """Create all virtual functions, each on its driver, or remove them.
 
     Raises:
-        HostError: the program failed, or did not do what it says.
+        HostError: the program failed, or its result is incomplete.
 
     """
     require_same_device(tree, step.device)
@@ -55,17 +55,17 @@ def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
 
 
 def _wanted(tree: HostTree, step: RunSriovManage) -> int:
-    """How many there are to be: no more than the driver that has the GPU by now allows.
+    """The number to create: at most what the current driver of the GPU allows.
 
-    A driver may allow fewer than the device could have (pci_sriov_set_totalvfs in
-    drivers/pci/iov.c), which shows only while it has the device.
+    A driver may allow fewer than the device supports (pci_sriov_set_totalvfs in drivers/pci/iov.c),
+    which is visible only while it is bound.
     """
     most = tree.read(pci_device(step.device.address) / "sriov_totalvfs") or ""
     return min(step.after, int(most)) if most.isdecimal() else step.after
 
 
 def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
-    """Run it; again, a few times, while somebody has the GPU open for a moment."""
+    """Run the program, with some retries while the GPU is in use."""
     require_runnable(tree, SRIOV_MANAGE)
     command = sriov_manage_command(step.device, is_on=is_on)
     for attempt in range(1, ATTEMPTS + 1):
@@ -84,14 +84,14 @@ def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
 
 def _explained(error: ProgramFailed) -> HostError:
     remedy = (
-        "see dmesg (NVRM); is the driver that is loaded NVIDIA's vGPU host driver, and is SR-IOV "
-        "enabled in the firmware?"
+        "check dmesg (NVRM), that NVIDIA's vGPU host driver is loaded, and that SR-IOV is enabled "
+        "in the firmware setup"
     )
     return HostError(error.message, remedy)
 
 
 def _bring_back(tree: HostTree, address: PciAddress) -> None:
-    """Give the GPU back to its driver where the program left it without."""
+    """Bind the GPU to its driver if the program did not."""
     link = pci_device(address) / "driver"
     driver = tree.link_name(link)
     if driver == _DRIVER:
@@ -107,14 +107,14 @@ def _verify(tree: HostTree, step: RunSriovManage) -> None:
     address = step.device.address
     count, wanted = virtual_function_count(tree, address), _wanted(tree, step)
     if count != wanted:
-        message = f"{address} has {count} virtual functions after sriov-manage, not {wanted}"
-        raise HostError(message, "see dmesg (NVRM) for the driver's words")
+        message = f"cannot create {wanted} virtual functions of {address}: it has {count}"
+        raise HostError(message, "check dmesg (NVRM) for messages of the driver")
     if group_number(tree, pci_device(address)) is not None:
         await_groups(tree, pci_facts.read_virtual_functions(tree, address))
     lost = _driverless(tree, address)
     if lost:
         message = f"virtual functions without a driver after sriov-manage: {', '.join(lost)}"
-        raise HostError(message, "see dmesg (NVRM) for the driver's words")
+        raise HostError(message, "check dmesg (NVRM) for messages of the driver")
 
 
 def _driverless(tree: HostTree, address: PciAddress) -> list[str]:

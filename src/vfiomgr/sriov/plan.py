@@ -1,4 +1,4 @@
-"""SR-IOV: how many virtual functions a physical one has."""
+"""Plans for the number of virtual functions (SR-IOV)."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def plan_set(
     request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint | None = None,
 ) -> Plan:
-    """Have a number of virtual functions: those that exist are removed before others are made.
+    """Set the number of virtual functions; existing ones are removed first.
 
     Raises:
-        Refusal: a guard forbids it.
-        UnknownDevice: the address names nothing.
+        Refusal: a safety check forbids it.
+        UnknownDevice: the address is not found.
 
     """
     checkpoint = checkpoint or FunctionsCheckpoint()
@@ -86,8 +86,8 @@ def _plan_as_many(
     checkpoint: FunctionsCheckpoint,
     plan: Plan,
 ) -> Plan:
-    """The number is right already; what is around it may not be."""
-    already = f"{device} has {request.count} of {device.sriov_totalvfs} virtual functions already"
+    """Plan the settings if the number of virtual functions does not change."""
+    already = f"{device} already has {request.count} of {device.sriov_totalvfs} virtual functions"
     steps = tuple(_changes(host, device, request, checkpoint))
     if request.share is None or not request.count:
         return replace(plan, steps=steps, already=(already,))
@@ -104,7 +104,7 @@ def resolve(
     request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint | None = None,
 ) -> FunctionsCheckpoint:
-    """Find what must be restored."""
+    """Record the settings to restore."""
     device = host.device(request.address)
     found = FunctionsCheckpoint(autoprobe=device.sriov_drivers_autoprobe)
     known = host.quotas_of(device)
@@ -130,9 +130,9 @@ def _virtual_functions(host: HostSnapshot, device: PciDevice) -> list[PciDevice]
 def _departures(
     host: HostSnapshot, physical: PciDevice, present: list[PciDevice]
 ) -> Iterator[Step]:
-    """Each function leaves its driver by itself, so that a roll-back gives it back to that one.
+    """Unbind each function with its own step, so that a rollback restores its driver.
 
-    sriov-manage puts all on NVIDIA's driver; those that were there need nothing.
+    sriov-manage binds all to NVIDIA's driver; functions on that driver need no step.
     """
     comes_by_itself = DRIVER if makes_by_program(host, physical) else None
     for device in present:
@@ -162,7 +162,7 @@ def _changes_by_program(
     request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
-    """sriov-manage, and what it clears without a word: heterogeneous mode, and GPU instances."""
+    """Run sriov-manage, and restore heterogeneous mode and GPU instances, which it resets."""
     identity, present = device.identity, device.sriov_numvfs or 0
     if present != request.count:
         yield from persistence_before(host, device)
@@ -192,10 +192,10 @@ def _changes_by_kernel(
     request: SetVirtualFunctions,
     checkpoint: FunctionsCheckpoint,
 ) -> Iterator[Step]:
-    """The numbers, and autoprobe as each of them wants it; quotas while there is no function.
+    """Set the number with the matching autoprobe, and quotas while there are no functions.
 
-    Autoprobe is off also while functions are removed: a roll-back makes them again, and no host
-    driver shall take those that had none.
+    Autoprobe is also off while functions are removed, so that a rollback does not bind functions
+    that had no driver.
     """
     identity, present = device.identity, device.sriov_numvfs or 0
     autoprobe = device.sriov_drivers_autoprobe
@@ -223,31 +223,31 @@ def _changes_by_kernel(
 
 
 def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Diagnostic]:
-    """What no state of the host would change."""
+    """Refuse requests that are impossible in any state of the host."""
     if device.physical_function is not None:
         yield blocker(
             "not-a-physical-function",
             device,
-            f"{device} is a virtual function itself",
+            f"{device} is a virtual function",
             f"name its physical function: vfiomgr sriov set {device.physical_function} {count}",
         )
     elif not device.sriov_totalvfs:
         yield blocker(
             "no-sriov",
             device,
-            f"{device} makes no virtual functions: it has no SR-IOV, or it is switched off",
-            "vfiomgr sriov list shows which do; switch SR-IOV on in the firmware setup, or in the "
-            "device's own firmware with the vendor's tool",
+            f"{device} does not support SR-IOV, or it is disabled",
+            "enable SR-IOV in the firmware setup, or in the device's firmware with the vendor's "
+            "tool; list devices with SR-IOV with: vfiomgr sriov list",
         )
     elif count > device.sriov_totalvfs:
         yield blocker(
             "too-many-virtual-functions",
             device,
-            f"{device} makes at most {device.sriov_totalvfs} virtual functions, not {count}",
-            "ask for fewer; the device's own firmware settings may raise the limit",
+            f"{device} supports at most {device.sriov_totalvfs} virtual functions, not {count}",
+            "request fewer; the device's firmware settings may raise the limit",
         )
     elif device.driver == refusals.GIM and count != device.sriov_numvfs:
-        yield refusals.fixed_at_load(device, "its virtual functions are made")
+        yield refusals.fixed_at_load(device, "creates virtual functions")
     elif makes_by_program(host, device) and count not in (
         *(0, device.sriov_totalvfs),
         device.sriov_numvfs,
@@ -255,24 +255,24 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
         yield blocker(
             "all-virtual-functions-or-none",
             device,
-            f"{device} makes all of its {device.sriov_totalvfs} virtual functions or none, not "
-            f"{count}: NVIDIA's sriov-manage knows no other number",
-            f"ask for {device.sriov_totalvfs} or 0; one that is no vGPU takes no memory of the GPU",
+            f"NVIDIA's sriov-manage creates all {device.sriov_totalvfs} virtual functions of "
+            f"{device} or none, not {count}",
+            f"request {device.sriov_totalvfs} or 0 (unused virtual functions need no GPU memory)",
         )
 
 
 def _unshareable(
     host: HostSnapshot, device: PciDevice, request: SetVirtualFunctions
 ) -> Iterator[Diagnostic]:
-    """Quotas that the driver does not have, or that nobody would get; more than there is."""
+    """Refuse quotas that the driver does not support, that are unused, or that are too large."""
     if request.share is None:
         return
     if not request.count:
         yield blocker(
             "quota-without-functions",
             device,
-            "no virtual functions are asked for, and so nobody to have a quota",
-            "leave the quotas out: those that vfiomgr set go with the functions",
+            "cannot set a quota for 0 virtual functions",
+            "leave out the quotas; existing quotas are removed with the functions",
         )
         return
     yield from refusals.impossible(host, device, request.share)
@@ -281,44 +281,44 @@ def _unshareable(
 
 
 def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:
-    """The driver of the physical function makes the virtual ones (sriov_configure)."""
+    """Refuse a device without host driver, which creates virtual functions (sriov_configure)."""
     if device.driver is None:
         yield blocker(
             "no-driver",
             device,
-            f"{device} has no driver, and it takes one to make virtual functions",
-            "load its host driver with modprobe, or give the function back with vfiomgr unbind",
+            f"{device} has no driver, which is required to create virtual functions",
+            "load its host driver with modprobe, or run vfiomgr unbind",
         )
     elif device.is_on_vfio:
         yield blocker(
             "no-sriov-on-vfio",
             device,
-            f"{device} is on {device.driver}, which makes no virtual functions (ENOENT)",
-            f"give it back first: vfiomgr unbind {device.address}",
+            f"{device} is on {device.driver}, which cannot create virtual functions (ENOENT)",
+            f"unbind it first: vfiomgr unbind {device.address}",
         )
 
 
 def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """All virtual functions go when their number changes."""
+    """Refuse functions in use: a change of the number removes all of them."""
     yield from guards.stuck(host, device)
     yield from guards.carries_vgpus(host, device)
     for guard in (guards.held_by_guest, guards.open_nodes, guards.host_use):
         for diagnostic in guard(host, device):
-            remedy = "take it out of use first: all virtual functions go when their number changes"
+            remedy = "stop using it first: changing the number removes all virtual functions"
             yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
 
 
 def _instance_notes(
     host: HostSnapshot, device: PciDevice, checkpoint: FunctionsCheckpoint
 ) -> Iterator[str]:
-    """sriov-manage takes the GPU from its driver, and GPU instances are the driver's."""
+    """Report GPU instances, which sriov-manage destroys by unbinding the GPU."""
     partition = host.partition(str(device.address))
     if partition is None:
-        yield f"GPU instances (MIG) of {device}, if there are any, are lost: nvidia-smi tells none"
+        yield f"any GPU instances (MIG) of {device} are lost: nvidia-smi does not report them"
     elif partition.instances:
         fate = "are lost with its virtual functions"
         if checkpoint.instances is None:
-            fate = "are destroyed before, since sriov-manage would, and made again where they were"
+            fate = "are destroyed for sriov-manage, then created again in place"
         yield f"GPU instances (MIG) of {device} {fate}: {counted(partition.places)}"
 
 
@@ -331,7 +331,7 @@ def _notes(
     if makes_by_program(host, device):
         users = ", ".join(map(str, host.users_of(frozenset(device.nodes))))
         if users:
-            yield f"sriov-manage waits a few seconds for these to let go of {device}: {users}"
+            yield f"sriov-manage waits a few seconds for these processes to close {device}: {users}"
         mode = host.gpu_mode(device)
         if mode is not None and mode.mig:
             yield from _instance_notes(host, device, checkpoint)
@@ -341,10 +341,10 @@ def _notes(
     if shared is not None:
         yield shared
     if device.sriov_numvfs and device.class_code.startswith(_CLASS_NETWORK):
-        yield "MAC addresses, VLANs and trust of the present virtual functions are lost"
+        yield "MAC addresses, VLANs and trust of the existing virtual functions are lost"
     if not request.count:
         return
     if device.sriov_drivers_autoprobe is None:
-        yield "this kernel has no sriov_drivers_autoprobe: host drivers may take the new functions"
+        yield "this kernel has no sriov_drivers_autoprobe: host drivers may bind the new functions"
     elif not device.sriov_drivers_autoprobe and not request.autoprobe:
-        yield f"sriov_drivers_autoprobe of {device.address} is 0, and stays so"
+        yield f"sriov_drivers_autoprobe of {device.address} stays 0"

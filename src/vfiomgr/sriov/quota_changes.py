@@ -1,4 +1,4 @@
-"""From a share to the attributes that make it, and from these to steps."""
+"""Attributes for requested quotas, and the steps that set them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, VfQuota
 
 _ALIGNED = {"ggtt_quota": 2 << 20, "contexts_quota": 128}
-"""What i915 rounds up to (CTXS_GRANULARITY in intel_iov_provisioning.c); doorbells are single."""
+"""Alignment in i915 (CTXS_GRANULARITY in intel_iov_provisioning.c); doorbells have none."""
 
 
 def wanted(known: GpuQuotas, share: VfQuota, numbers: Iterable[int]) -> dict[str, str]:
-    """What attributes are to read."""
+    """The target values of attributes."""
     found: dict[str, str] = {}
     functions = [f for number in numbers if (f := known.function(number)) is not None]
     if share.memory is not None and known.auto is not None:
@@ -50,7 +50,7 @@ def _of_function(
     if share.memory is not None:
         for attribute in memory:
             yield attribute.name, str(-(-share.memory // len(memory)))
-        # i915 shares nothing out any more, neither memory nor what a function needs besides.
+        # i915 then divides nothing itself, neither memory nor other resources of a function.
         for attribute in (a for a in function.shared if a.is_writable):
             yield attribute.name, str(_fair(known, attribute.name, attribute.kind, count))
     for quantity in ("exec_quantum_ms", "preempt_timeout_us"):
@@ -61,7 +61,7 @@ def _of_function(
 
 
 def _fair(known: GpuQuotas, name: str, kind: str, count: int) -> int:
-    """An equal share of what there is of it on a tile, with what functions have already."""
+    """An equal share of a resource on a tile, including what functions already have."""
     tile = name.split("/")[1]
     free = f"{tile}/{kind.removesuffix('_quota')}_free"
     left = sum(supply.number or 0 for supply in known.supplies if supply.name == free)
@@ -74,7 +74,7 @@ def _fair(known: GpuQuotas, name: str, kind: str, count: int) -> int:
 
 
 def texts(known: GpuQuotas) -> dict[str, str | None]:
-    """All attributes that can be set, and what they read."""
+    """All settable attributes and their values."""
     found: dict[str, str | None] = {AUTO: known.auto} if known.auto is not None else {}
     for function in known.functions:
         for attribute in function.attributes:
@@ -83,25 +83,25 @@ def texts(known: GpuQuotas) -> dict[str, str | None]:
 
 
 def default(name: str) -> str:
-    """What an attribute is taken for that tiles have otherwise each: no write restores that."""
+    """The assumed value of an attribute that differs between tiles, which cannot be restored."""
     return "low" if name.endswith("sched_priority") else "0"
 
 
 def is_hosts(name: str) -> bool:
-    """Whether an attribute is of the physical function's own share."""
+    """Whether an attribute belongs to the physical function."""
     return name.startswith("pf/") and name != AUTO
 
 
 def originals(known: GpuQuotas) -> dict[str, str]:
-    """What the attributes that vfiomgr changed had been before."""
+    """The original values of the attributes that vfiomgr changed."""
     return {attribute.name: attribute.text or "" for attribute in known.originals}
 
 
 def base(device: PciDevice, known: GpuQuotas, name: str, text: str) -> str:
-    """What an attribute is to be without vfiomgr, and without functions.
+    """The value of an attribute without vfiomgr and without virtual functions.
 
-    xe gives all memory back with the functions (Documentation/ABI/testing), i915 what it shared
-    out itself.
+    xe frees all memory with the functions (Documentation/ABI/testing), i915 only what it divided
+    itself.
     """
     original = known.original(name)
     if original is not None:
@@ -110,7 +110,7 @@ def base(device: PciDevice, known: GpuQuotas, name: str, text: str) -> str:
 
 
 def at_none(device: PciDevice, known: GpuQuotas, name: str, text: str) -> str:
-    """What an attribute reads once the functions are gone."""
+    """The value of an attribute after the functions are removed."""
     return "0" if device.sriov_numvfs and _is_driver_made(known, name) else text
 
 
@@ -124,7 +124,7 @@ def steps(
     changes: dict[str, tuple[str, str]],
     priority_after: str | None = None,
 ) -> Iterator[SetQuotas]:
-    """A step for each function; whoever gives something back comes before those that get more."""
+    """The steps, one per function; functions that free resources come first."""
     auto = changes.get(AUTO)
     if auto == ("1", "0"):
         yield _step(device, known, 0, [QuotaChange(AUTO, *auto)])
@@ -135,9 +135,9 @@ def steps(
 
 
 def kept_shares(device: PciDevice, known: GpuQuotas) -> Iterator[SetQuotas]:
-    """What xe forgets with the functions, and an undoing gives them again.
+    """The quotas that xe drops with the functions, and that an undo restores.
 
-    i915 keeps what it was told, and shares out again what it had shared out itself.
+    i915 keeps explicit quotas, and divides the rest again itself.
     """
     for number in range(1, (device.sriov_numvfs or 0) + 1 if known.interface == "xe" else 1):
         function = known.function(number)
@@ -173,7 +173,7 @@ def _of_functions(
 
 
 def _place(name: str) -> int:
-    """Memory first, what goes with it next; then time."""
+    """Sort key for attributes: memory, then related resources, then time."""
     kinds = (*(kind for kind in QUANTITIES if is_of_memory(kind)), *SHARED, *QUANTITIES)
     return kinds.index(name.rpartition("/")[2])
 
@@ -188,9 +188,10 @@ def _priorities(
     changes: dict[str, tuple[str, str]],
     priority_after: str | None,
 ) -> Iterator[SetQuotas]:
-    """One write for all functions; the physical one keeps its own, on the way there and back.
+    """Set the priority of all functions with one write, and restore that of the physical function.
 
-    It has that of the virtual ones before the write, so that undoing it leads there too.
+    The physical function gets the priority of the virtual ones before the write, so that an undo
+    also restores it.
     """
     text = known.text(PHYSICAL_PRIORITY)
     now, own = changes.get(PHYSICAL_PRIORITY, (text, priority_after or text))
@@ -216,7 +217,7 @@ def _step(
 def recorded(
     known: GpuQuotas, after: dict[str, str], before: dict[str, str] | None = None
 ) -> Iterator[Step]:
-    """The record, where it does not say so already."""
+    """The step that writes the record, unless it is up to date."""
     old = record_text(originals(known) if before is None else before)
     new = record_text(after)
     if old != new:

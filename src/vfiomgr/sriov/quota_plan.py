@@ -1,4 +1,4 @@
-"""Quotas of virtual functions: before they are made, while they are there, once they are gone."""
+"""Plans for quotas of virtual functions, before, during and after their existence."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 
 class Provision(Value):
-    """What a change of the number of virtual functions does to their quotas."""
+    """The quota steps around a change of the number of virtual functions."""
 
     opening: tuple[Step, ...] = ()
-    """Before anything: what the quotas were is written down."""
+    """First steps: save the original quotas."""
     kept: tuple[SetQuotas, ...] = ()
-    """Of the present functions: what a roll-back gives them again."""
+    """The quotas of the existing functions, which a rollback restores."""
     between: tuple[Step, ...] = ()
-    """While there is no virtual function."""
+    """Steps while there are no virtual functions."""
     checks: tuple[Step, ...] = ()
-    """Once the new ones are there: a driver that shares its time out afresh is corrected."""
+    """Steps after the new functions exist, to correct drivers that reset time quotas."""
     closing: tuple[Step, ...] = ()
-    """At last: what is as it was needs no record."""
+    """Last steps: delete the record of restored quotas."""
 
 
 def provision(
@@ -47,11 +47,11 @@ def provision(
     request: SetVirtualFunctions,
     priority: str | None,
 ) -> Provision | None:
-    """The quotas around a change of virtual functions; None where there are none to set.
+    """Plan the quotas around a change of virtual functions; None if there are none to set.
 
-    Where no share is named the driver gives what it wants, once all is as it was before vfiomgr.
-    What the host's own function has is given back with the last of the others; `priority` is its
-    own where an interrupted run has changed it.
+    Without a request, the original quotas are restored and the driver decides. The quotas of the
+    physical function are restored when the last virtual function is removed; `priority` is its
+    original priority if an interrupted run has changed it.
     """
     count, share = request.count, request.share
     known = host.quotas_of(device)
@@ -87,7 +87,7 @@ def provision(
 def resolve(
     host: HostSnapshot, request: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
 ) -> QuotasCheckpoint:
-    """Find the physical function's own priority, which all have for a moment."""
+    """Record the priority of the physical function, which changes temporarily."""
     named = host.device(request.address)
     known = host.quotas_of(host.device(named.physical_function or named.address))
     if request.is_physical or known is None:
@@ -99,7 +99,7 @@ def resolve(
 def unaffordable(
     host: HostSnapshot, device: PciDevice, count: int, share: VfQuota
 ) -> Iterator[Diagnostic]:
-    """Why `count` functions cannot have such a share each, once the present ones are gone."""
+    """Refuse quotas that are too large for `count` new functions."""
     known = host.quotas_of(device)
     if known is not None and count:
         numbers = range(1, count + 1)
@@ -112,11 +112,11 @@ def unaffordable(
 def plan_change(
     host: HostSnapshot, request: ChangeQuotas, checkpoint: QuotasCheckpoint | None = None
 ) -> Plan:
-    """Give functions that are there another share.
+    """Change the quotas of existing functions.
 
     Raises:
-        Refusal: their driver has no such quota, or does not change it now.
-        UnknownDevice: the address names nothing.
+        Refusal: their driver does not support the quota, or cannot change it now.
+        UnknownDevice: the address is not found.
 
     """
     named = host.device(request.address)
@@ -158,19 +158,19 @@ def plan_change(
         steps=(*(record if steps else ()), *steps),
         locks=_locks(host, physical),
         notes=tuple(_notes(known, request)) if steps else (),
-        already=() if steps else (f"{named} has {request.share} already",),
+        already=() if steps else (f"{named} already has {request.share}",),
     )
 
 
 def _others(known: GpuQuotas, numbers: Iterable[int]) -> int:
-    """Bytes that other virtual functions have."""
+    """Bytes assigned to other virtual functions."""
     return sum(f.memory or 0 for f in known.virtual if f.number not in numbers)
 
 
 def _first_texts(
     physical: PciDevice, known: GpuQuotas, changed: dict[str, tuple[str, str]]
 ) -> dict[str, str]:
-    """What the attributes are to be once the functions are gone."""
+    """The values of the attributes after the functions are removed."""
     firsts = {
         name: quota_changes.base(physical, known, name, before)
         for name, (before, _) in changed.items()
@@ -179,7 +179,7 @@ def _first_texts(
 
 
 def _numbers(physical: PciDevice, named: PciDevice, request: ChangeQuotas) -> tuple[int, ...]:
-    """The numbers of the functions that are meant."""
+    """The numbers of the requested functions."""
     if request.is_physical:
         return (0,)
     if named is not physical:
@@ -194,7 +194,7 @@ def _no_function(
         yield blocker(
             "not-a-physical-function",
             request.address,
-            f"{request.address} is a virtual function, and not the physical one",
+            f"{request.address} is not a physical function",
             f"leave out --physical, or name {physical.address}",
         )
     elif not numbers:
@@ -202,7 +202,7 @@ def _no_function(
             "no-virtual-functions",
             physical,
             f"{physical} has no virtual functions",
-            f"make them with their share: vfiomgr sriov set {physical.address} N "
+            f"create them with the quotas: vfiomgr sriov set {physical.address} N "
             f"{_options(request.share)}",
         )
 
@@ -214,14 +214,14 @@ def _unchangeable(
     request: ChangeQuotas,
     changed: dict[str, tuple[str, str]],
 ) -> Iterator[Diagnostic]:
-    """What the driver does not let be changed of a function, or of one alone."""
+    """Refuse changes that the driver does not support for existing or single functions."""
     is_virtual = named is not physical
     if is_virtual and request.share.sched_priority is not None and changed:
         yield blocker(
             "quota-of-all",
             named,
-            f"the priority of {named} cannot be changed alone: the GPU's firmware (GuC) has one "
-            "for all virtual functions",
+            f"cannot set the priority of {named} separately: the GPU's firmware (GuC) has one for "
+            "all virtual functions",
             f"name its physical function: vfiomgr sriov quota {physical.address} "
             f"--priority {request.share.sched_priority}",
         )
@@ -230,15 +230,15 @@ def _unchangeable(
         yield blocker(
             "quota-fixed",
             physical,
-            f"i915 does not change the memory of virtual functions that are there, and {physical} "
+            f"i915 cannot change the memory of existing virtual functions, and {physical} "
             f"has {count}",
-            f"vfiomgr sriov set {physical.address} 0, then vfiomgr sriov set {physical.address} "
+            f"vfiomgr sriov set {physical.address} 0; vfiomgr sriov set {physical.address} "
             f"{count} {_options(request.share)}",
         )
 
 
 def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> Iterator[Diagnostic]:
-    """Another memory is another buffer: what a guest had in it is lost (pf_provision_vf_lmem)."""
+    """Refuse functions in use: a new memory size is a new buffer (pf_provision_vf_lmem)."""
     for number in numbers:
         device = host.device_named(str(physical.virtual_functions[number - 1]))
         users = host.holders(device) if device is not None else ()
@@ -246,14 +246,14 @@ def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> It
             yield blocker(
                 "held-by-guest",
                 device,
-                f"{device} is held by {', '.join(dict.fromkeys(map(str, users)))}, and would lose "
-                "all that it has in its memory",
-                "shut the guest down first; time and priority can be changed while it runs",
+                f"{device} would lose its memory contents; it is in use by: "
+                f"{', '.join(dict.fromkeys(map(str, users)))}",
+                "shut the guest down first (time and priority can be changed while it runs)",
             )
 
 
 def _options(share: VfQuota) -> str:
-    """As they are typed."""
+    """The quotas as command-line options."""
     parts = [
         f"--vf-memory {share.memory >> 20}M" if share.memory is not None else "",
         f"--exec-quantum {share.exec_quantum_ms}" if share.exec_quantum_ms is not None else "",
@@ -272,18 +272,15 @@ def _locks(host: HostSnapshot, physical: PciDevice) -> tuple[str, ...]:
 
 def _notes(known: GpuQuotas, request: ChangeQuotas) -> Iterator[str]:
     if request.share.memory is not None:
-        yield "a driver in a guest sees its memory when it starts: start it anew afterwards"
-    yield (
-        f"what the quotas of {known.gpu} were is kept, and comes back with: "
-        f"vfiomgr sriov set {known.gpu} 0"
-    )
+        yield "guest drivers detect their memory at start: restart them afterwards"
+    yield (f"restore the original quotas of {known.gpu} with: vfiomgr sriov set {known.gpu} 0")
 
 
 def shares_in_words(known: GpuQuotas, count: int, share: VfQuota | None) -> str | None:
-    """What becomes of the memory where nobody says: the driver's own affair."""
+    """Describe how the driver divides the memory if no quota is requested."""
     if not count or (share is not None and share.memory is not None) or not known.has("memory"):
         return None
     if known.auto == "0":
-        return f"i915 shares nothing out by itself ({AUTO} is 0): the quotas stay as they are"
-    total = f", {in_bytes(known.memory)} in all" if known.memory else ""
-    return f"the driver gives each an equal share of the memory{total}; --vf-memory says otherwise"
+        return f"i915 does not divide resources itself ({AUTO} is 0): quotas are unchanged"
+    total = f" ({in_bytes(known.memory)} in total)" if known.memory else ""
+    return f"the driver divides the memory evenly{total}; change it with --vf-memory"

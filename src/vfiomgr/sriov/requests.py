@@ -1,4 +1,4 @@
-"""Requests about virtual functions: their number, and their quotas."""
+"""Requests about virtual functions: their number and their quotas."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from vfiomgr.vgpu.quota.model import VfQuota
 
 
 class FunctionsCheckpoint(Checkpoint):
-    """A physical function before its virtual ones change; None: as it is."""
+    """The state of a physical function before a change; None for unchanged values."""
 
     autoprobe: bool | None = None
-    """Whether the host's drivers took new virtual functions."""
+    """Whether host drivers bind new virtual functions."""
     heterogeneous: bool | None = None
-    """Whether vGPUs of different sizes could be on the virtual functions."""
+    """Whether vGPUs of different sizes were allowed."""
     instances: tuple[InstancePlace, ...] | None = None
-    """The GPU instances (MIG), which go with the functions of a GPU."""
+    """The GPU instances (MIG), which are removed with the functions of a GPU."""
     priority: str | None = None
-    """Of the physical function, which has that of all others for a moment."""
+    """The priority of the physical function, which changes temporarily."""
 
 
 class QuotasCheckpoint(Checkpoint):
-    """The physical function before quotas change."""
+    """The state of the physical function before quotas change."""
 
     priority: str | None = None
-    """Its own, which all have for a moment; None: as it is."""
+    """Its priority, which changes temporarily; None if unchanged."""
 
 
 class SetVirtualFunctions(Request, Value):
-    """Have a number of virtual functions on a physical one; those that exist all go."""
+    """Set the number of virtual functions; existing ones are removed."""
 
     address: PciAddress
     count: int
     autoprobe: bool = False
-    """Let the host's drivers take the new ones."""
+    """Let host drivers bind the new functions."""
     share: VfQuota | None = None
-    """What each of them gets of the GPU; None: what its driver gives."""
+    """The quotas of each function; None to let the driver decide."""
     kind: ClassVar[str] = "set-virtual-functions"
     checkpoint = FunctionsCheckpoint
 
@@ -47,22 +47,22 @@ class SetVirtualFunctions(Request, Value):
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """The one that it is about."""
+        """The function that the request names."""
         return (self.address,)
 
 
 class ChangeQuotas(Request, Value):
-    """Give the functions of a GPU, or one of them, another share of it while they are there."""
+    """Change the quotas of existing functions of a GPU."""
 
     address: PciAddress
-    """One virtual function, or the physical one, for all of its virtual ones."""
+    """One virtual function, or the physical function for all of its virtual functions."""
     share: VfQuota
     is_physical: bool = False
-    """Of the physical function itself."""
+    """Change the quotas of the physical function itself."""
     kind: ClassVar[str] = "change-quotas"
     checkpoint = QuotasCheckpoint
 
     @property
     def named_functions(self) -> tuple[PciAddress, ...]:
-        """The one that it is about."""
+        """The function that the request names."""
         return (self.address,)

@@ -1,4 +1,4 @@
-"""A step about the quotas of one function of a GPU."""
+"""Steps that set the number and the quotas of virtual functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 ALL = -1
-"""In the place of a function's number: all of them."""
+"""Stands for all functions in place of a number."""
 
 
 class QuotaChange(Value):
@@ -28,31 +28,31 @@ class QuotaChange(Value):
     before: str
     after: str
     shown: str | None = None
-    """Where its effect is read; None where it can be read itself."""
+    """The attribute that shows the effect; None if it is the attribute itself."""
 
     def inverse(self) -> QuotaChange:
-        """As it was."""
+        """Return the change back."""
         return QuotaChange(self.name, before=self.after, after=self.before, shown=self.shown)
 
 
 class SetQuotas(Step, Value):
-    """Give a function of a GPU its share; where before and after are the same, make sure of it."""
+    """Set the quotas of a function; verify them if before and after are equal."""
 
     device: DeviceIdentity
     directory: str
     function: int
-    """0 is the physical function, virtual ones count from 1."""
+    """0 is the physical function; virtual functions start at 1."""
     changes: tuple[QuotaChange, ...]
     kind: ClassVar[str] = "set-quotas"
 
     @property
     def topic(self) -> Topic:
-        """The same attributes of the same function."""
+        """Identify the attributes of the function."""
         names = frozenset(change.name for change in self.changes)
         return (self.kind, self.subject, self.function, names)
 
     def functions_reduced_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
-        """The virtual function that it gave memory to."""
+        """The virtual function whose memory the step sets."""
         if not self.is_of_memory:
             return []
         return host.virtual_functions(self.device)[self.function - 1 : self.function]
@@ -60,23 +60,23 @@ class SetQuotas(Step, Value):
     def describe(self) -> str:
         """Describe the step in one line."""
         words = dict.fromkeys(_in_words(change) for change in self.changes)
-        verb = "make sure of " if self.is_check else ""
+        verb = "verify " if self.is_check else ""
         return f"{self.device.address}: {self.who}: {verb}{', '.join(words)}"
 
     @property
     def who(self) -> str:
-        """Whose share it is."""
+        """The functions whose quotas the step sets."""
         named = {0: "physical function", ALL: "all functions"}
         return named.get(self.function, f"VF {self.function}")
 
     @property
     def is_check(self) -> bool:
-        """Whether it only makes sure of what an earlier step did."""
+        """Whether the step only verifies an earlier one."""
         return all(change.before == change.after for change in self.changes)
 
     @property
     def is_of_memory(self) -> bool:
-        """Whether it gives a virtual function other memory."""
+        """Whether the step changes the memory of a virtual function."""
         kinds = {QUANTITIES.get(c.name.rpartition("/")[2]) for c in self.changes}
         return "memory" in kinds and self.function > 0 and not self.is_check
 
@@ -88,7 +88,7 @@ class SetQuotas(Step, Value):
         return tuple(f"echo {c.after} > {root / c.name}" for c in self.changes)
 
     def inverse(self) -> SetQuotas | None:
-        """As it was, the last change first; None of what changes nothing."""
+        """Return the step that restores the former values; None for a verification."""
         if self.is_check:
             return None
         changes = tuple(change.inverse() for change in reversed(self.changes))
@@ -104,7 +104,7 @@ def _in_words(change: QuotaChange) -> str:
 
 
 class SetAutoprobe(Step, Value):
-    """Let host drivers take the virtual functions that are made from now on, or not."""
+    """Allow or forbid host drivers to bind new virtual functions."""
 
     device: DeviceIdentity
     before: bool
@@ -115,8 +115,8 @@ class SetAutoprobe(Step, Value):
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        word = "let host drivers take" if self.after else "keep host drivers off"
-        return f"{self.device.address}: {word} its new virtual functions"
+        word = "let host drivers bind" if self.after else "keep host drivers from binding"
+        return f"{self.device.address}: {word} new virtual functions"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -124,15 +124,15 @@ class SetAutoprobe(Step, Value):
         return (echo(str(int(self.after)), directory / "sriov_drivers_autoprobe"),)
 
     def inverse(self) -> SetAutoprobe:
-        """As it was."""
+        """Return the step that restores the former value."""
         return SetAutoprobe(self.device, before=self.after, after=self.before)
 
 
 class SetVfCount(Step, Value):
-    """Have so many virtual functions; the kernel wants 0 between two other numbers.
+    """Set the number of virtual functions; the kernel requires 0 between two other numbers.
 
-    With `shares` the driver forgets their quotas with them, so that these are set before they are
-    made, by the step itself or by its inverse.
+    `shares` are quotas that the driver drops with the functions; the step or its inverse sets them
+    before the functions are created.
     """
 
     device: DeviceIdentity
@@ -145,11 +145,11 @@ class SetVfCount(Step, Value):
 
     @property
     def recreates_below(self) -> str | None:
-        """The bridge of the physical function, if there were virtual ones before."""
+        """The bridge of the physical function, if it had virtual functions before."""
         return self.device.bridge_path if self.before > 0 else None
 
     def functions_removed_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that it made."""
+        """The virtual functions that the step created."""
         return host.virtual_functions(self.device) if self.after else []
 
     def describe(self) -> str:
@@ -164,5 +164,5 @@ class SetVfCount(Step, Value):
         return (*clearing, *sharing, echo(str(self.after), target))
 
     def inverse(self) -> SetVfCount:
-        """As many as before."""
+        """Return the step that restores the former number."""
         return SetVfCount(self.device, before=self.after, after=self.before, shares=self.shares)

@@ -1,4 +1,4 @@
-"""Writing an attribute of a vGPU, and making sure of it."""
+"""Perform steps on vGPUs, and verify the result."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 @performs(SetVgpuAttribute)
 def set_attribute(tree: HostTree, step: SetVgpuAttribute) -> None:
-    """Write what is not there already.
+    """Write an attribute of a vGPU, unless it already has the value.
 
-    What an attribute reads is its driver's affair: only a number that comes back as another one
-    shows that it was not taken.
+    Each driver formats attributes in its own way, so only numbers are compared afterwards.
 
     Raises:
-        HostError: there is no such attribute of the vGPU, or it does not take the text.
+        HostError: the vGPU has no such attribute, or the driver rejects the value.
 
     """
     target = _target(tree, step)
@@ -40,29 +39,29 @@ def set_attribute(tree: HostTree, step: SetVgpuAttribute) -> None:
     found = (tree.read(target) or "").strip()
     wanted = step.after.strip()
     if found.isdecimal() and wanted.isdecimal() and int(found) != int(wanted):
-        message = f"{step.attribute} of vGPU {step.vgpu} is {found} after {wanted} was written"
-        raise HostError(message, "see dmesg for the driver's words")
+        message = f"cannot set {step.attribute} of vGPU {step.vgpu} to {wanted}: it is {found}"
+        raise HostError(message, "check dmesg for messages of the driver")
 
 
 def _target(tree: HostTree, step: SetVgpuAttribute) -> HostPath:
-    """The attribute with all links followed: `driver/unbind` is not the vGPU's."""
+    """Resolve the links of an attribute; `driver/unbind`, for example, is refused."""
     directory = tree.resolve(HostPath(step.directory))
     if directory is None:
-        message = f"vGPU {step.vgpu} is gone"
-        raise HostError(message, "vfiomgr vgpu list shows what is there")
+        message = f"vGPU {step.vgpu} no longer exists"
+        raise HostError(message, "list the active vGPUs with: vfiomgr vgpu list")
     target = tree.resolve(directory / step.attribute)
     if target is None:
         message = f"vGPU {step.vgpu} has no attribute {step.attribute}"
-        raise HostError(message, f"its driver offers none of this name: ls {directory}")
+        raise HostError(message, f"list the attributes of its driver with: ls {directory}")
     if not target.startswith(f"{directory}/"):
-        message = f"{step.attribute} of vGPU {step.vgpu} leads to {target}, which is not its own"
-        raise HostError(message, "leave it out of the definition")
+        message = f"{step.attribute} of vGPU {step.vgpu} is a link to another object: {target}"
+        raise HostError(message, "remove the attribute from the definition")
     return target
 
 
 @performs(CreateMdev)
 def create_mdev(tree: HostTree, step: CreateMdev) -> None:
-    """Make a mediated device."""
+    """Create a mediated device."""
     vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None:
         target = paths.HostPath(step.parent_path) / mdev.TYPES / step.type_id / "create"
@@ -70,15 +69,15 @@ def create_mdev(tree: HostTree, step: CreateMdev) -> None:
             tree.write(target, step.uuid)
         vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
-        found = "none" if vgpu is None else f"a {vgpu.type} on {vgpu.parent}"
-        message = f"vGPU {step.uuid} should be a {step.type_id} on {step.parent}, there is {found}"
-        raise HostError(message, "see dmesg, and vfiomgr vgpu list")
+        found = "not found" if vgpu is None else f"it is a {vgpu.type} on {vgpu.parent}"
+        message = f"cannot create {step.type_id} vGPU {step.uuid} on {step.parent}: {found}"
+        raise HostError(message, "check dmesg, and run: vfiomgr vgpu list")
     if vgpu.iommu_group is None:
         return
     node = paths.vfio_group_node(vgpu.iommu_group)
     if not becomes_true(lambda: tree.exists(node), NODE_DEADLINE):
         message = f"{node} did not appear"
-        raise HostError(message, "is udevd running, and /dev the host's own?")
+        raise HostError(message, "check that udevd is running and that /dev is the host's own")
     let_udev_finish(tree, node)
 
 
@@ -88,32 +87,35 @@ def remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
     target = paths.MDEV_DEVICES / step.uuid
     vgpu = mdev.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
-        return  # gone, or somebody else's of the same UUID
+        return  # already removed, or another vGPU with the same UUID
     with explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
         tree.write(target / "remove", "1")
     if not becomes_true(lambda: not tree.exists(target), NODE_DEADLINE):
-        message = f"the kernel took the request, but vGPU {step.uuid} is still there"
-        raise HostError(message, "see dmesg for the driver's words")
+        message = f"cannot remove vGPU {step.uuid}: it still exists after the request"
+        raise HostError(message, "check dmesg for messages of the driver")
 
 
 @performs(SetVgpuType)
 def set_type(tree: HostTree, step: SetVgpuType) -> None:
-    """Write only what changes something: the driver answers a second time with EPERM."""
+    """Set the vGPU type of a function, unless it is set: the driver rejects a second write."""
     require_same_device(tree, step.device)
     directory = paths.pci_device(step.device.address)
     current = vendor.read_current(tree, directory)
     if current is None:
-        message = f"{step.device.address} has no {vendor.CURRENT}: its driver left it"
-        raise HostError(message, "make the virtual functions anew; see dmesg")
+        message = f"{step.device.address} has no {vendor.CURRENT}: it lost its driver"
+        raise HostError(message, "create the virtual functions again; check dmesg")
     if int(current) not in (step.before, step.after):
-        message = f"{step.device.address} became a vGPU of type {current} meanwhile"
-        raise HostError(message, "run the command again; vfiomgr vgpu list shows all")
+        message = f"{step.device.address} has changed to a vGPU of type {current}"
+        raise HostError(message, "run the command again; list the vGPUs with: vfiomgr vgpu list")
     if int(current) != step.after:
         _write_type(tree, step)
     found = vendor.read_current(tree, directory)
     if found != str(step.after):
-        message = f"{step.device.address} says type {found} after {step.after} was written"
-        raise HostError(message, "see dmesg for the driver's words")
+        message = (
+            f"cannot set the vGPU type of {step.device.address} to {step.after}: "
+            f"the driver reports {found}"
+        )
+        raise HostError(message, "check dmesg for messages of the driver")
     if step.after:
         vendor.unmark(tree, step.device.address)
     else:
@@ -121,7 +123,7 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
 
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:
-    """Write it; a function that rejects what is offered even then is left alone from now on."""
+    """Write the type; mark a function that rejects a type which its driver offers."""
     directory = paths.pci_device(step.device.address)
     if step.after:
         marks.claim(tree, step.device.address, step.after)
@@ -133,7 +135,7 @@ def _write_type(tree: HostTree, step: SetVgpuType) -> None:
             marks.disclaim(tree, step.device.address)
         offered = {kind.id for kind in vendor.creatable_types(tree, directory)}
         if error.errno in (EIO, EINVAL) and str(step.after) in offered:
-            with suppress(OSError):  # a full /run must not hide what the driver said
+            with suppress(OSError):  # a full /run must not hide the driver's error
                 vendor.mark(tree, step.device.address, f"rejected type {step.after}")
-            error.hint += "; vfiomgr takes another virtual function next time: vfiomgr vgpu types"
+            error.hint += "; vfiomgr uses another virtual function next time: vfiomgr vgpu types"
         raise

@@ -1,4 +1,4 @@
-"""What GPUs have room for: how many more of each type, and why none of the others."""
+"""Capacity of GPUs: how many more vGPUs of each type fit, and why others do not."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _VENDOR_DRIVER = "nvidia"
 
 
 class Capacity(Value):
-    """What a GPU has room for, of one type."""
+    """How many more vGPUs of one type a GPU has room for."""
 
     type: VgpuType
     more: int
-    """How many more can be made now; never a sum of what each virtual function says."""
+    """How many more can be created now; not the sum over the virtual functions."""
     is_certain: bool
-    """Whether the driver told all that the number comes from; else it is the most there can be."""
+    """Whether the driver reports everything that the number needs; if not, it is a maximum."""
     why_not: str | None
     """Why there is no room for another one."""
     stranded: int | None
-    """MiB that no instance could use once the GPU is filled with this type."""
+    """MiB that remain unusable when the GPU is filled with this type."""
     makeable: int = 0
-    """How many more besides, in GPU instances (MIG) that would have to be made for them."""
+    """How many more would fit in new GPU instances (MIG)."""
 
 
 class Gpu(Value, dict=True):
-    """A GPU (or another device that makes vGPUs) with its parents and its instances."""
+    """A GPU, or another device that supports vGPUs, with its parents and vGPUs."""
 
     name: str
     device: PciDevice | None
@@ -48,27 +48,27 @@ class Gpu(Value, dict=True):
     instances: tuple[Vgpu, ...]
     mode: GpuMode | None
     closed: frozenset[str] = frozenset()
-    """Virtual functions that something else keeps from becoming a vGPU."""
+    """Virtual functions that cannot become a vGPU."""
     wedged: frozenset[str] = frozenset()
-    """Virtual functions that rejected a type before: they are used only where they are named."""
+    """Virtual functions that rejected a type before; used only if they are named."""
     asked: str | None = None
-    """The one parent that may be used, where one was named."""
+    """The only parent to use, if one was named."""
     partition: GpuPartition | None = None
-    """Its GPU instances in MIG mode, where nvidia-smi told."""
+    """Its GPU instances in MIG mode, if nvidia-smi reports them."""
 
     @property
     def family(self) -> Family:
-        """How its instances are made."""
+        """How its vGPUs are created."""
         return self.parents[0].family
 
     @property
     def numa_node(self) -> int | None:
-        """The node of its memory."""
+        """The NUMA node of the GPU."""
         return self.device.numa_node if self.device else None
 
     @property
     def is_divided(self) -> bool:
-        """Whether each instance has a virtual function to itself."""
+        """Whether each vGPU has its own virtual function."""
         return any(parent.is_virtual_function for parent in self.parents)
 
     def __str__(self) -> str:
@@ -77,14 +77,14 @@ class Gpu(Value, dict=True):
 
     @cached_property
     def types(self) -> tuple[VgpuType, ...]:
-        """All types that one of its parents names, and those of its instances, in their order."""
+        """All types of its parents and of its vGPUs, in order."""
         made = {vgpu.type: describe_type(vgpu.type, vgpu.type_name) for vgpu in self.instances}
         known = made | {kind.id: kind for parent in self.parents for kind in parent.types}
         return tuple(sorted(known.values(), key=by_number))
 
     @cached_property
     def free(self) -> tuple[VgpuParent, ...]:
-        """The parents that could make an instance, as far as nobody else speaks for the driver."""
+        """The parents that could carry another vGPU."""
         taken = {vgpu.parent for vgpu in self.instances}
         return tuple(
             parent
@@ -96,25 +96,25 @@ class Gpu(Value, dict=True):
         )
 
     def type_of(self, vgpu: Vgpu) -> VgpuType | None:
-        """What an instance is, where some parent names its type."""
+        """The type of a vGPU; None if no parent lists it."""
         return next((kind for kind in self.types if kind.id == vgpu.type), None)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """MiB of each instance whose size is known."""
+        """MiB of each vGPU whose size is known."""
         kinds = map(self.type_of, self.instances)
         return tuple(k.framebuffer for k in kinds if k is not None and k.framebuffer is not None)
 
     @property
     def lock(self) -> int | None:
-        """MiB that all instances of an NVIDIA GPU have, since its first one has."""
+        """MiB that all vGPUs of an NVIDIA GPU must have, as its first one does."""
         is_nvidia = any(kind.series for kind in self.types)
         is_free = self.mode is not None and (self.mode.heterogeneous or self.mode.mig)
         return self.sizes[0] if self.sizes and is_nvidia and not is_free else None
 
     @cached_property
     def framebuffer(self) -> int | None:
-        """MiB of the whole GPU: as nvidia-smi tells, or as the types of an undivided one imply."""
+        """MiB of the GPU, from nvidia-smi or implied by the types of a GPU without VFs."""
         if self.mode is not None and self.mode.framebuffer is not None:
             return self.mode.framebuffer
         sized = [kind for kind in self.types if kind.framebuffer]
@@ -149,7 +149,7 @@ def gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
 
 
 def lost_functions(host: HostSnapshot, parents: Iterable[VgpuParent]) -> dict[str, str]:
-    """Virtual functions that cannot become a vGPU, and why."""
+    """Return virtual functions that cannot become a vGPU, with the reason."""
     found: dict[str, str] = {}
     for parent in parents:
         device = host.device_named(parent.name)
@@ -165,14 +165,14 @@ def _why_lost(parent: VgpuParent, device: PciDevice) -> str | None:
     if not device.is_responsive:
         return "does not answer on the bus"
     if device.driver is None:
-        return "has lost its driver"
+        return "lost its driver"
     if parent.family == "vendor-vfio" and device.driver != _VENDOR_DRIVER:
         return f"is on {device.driver}"
     return None
 
 
 def totals(found: Iterable[Capacity]) -> tuple[Capacity, ...]:
-    """What all GPUs together have room for, of the types that several of them have."""
+    """Return the total capacity of all GPUs, for types that several GPUs have."""
     alike: dict[tuple[str, str | None], list[Capacity]] = {}
     for one in found:
         alike.setdefault((one.type.id, one.type.name), []).append(one)
@@ -191,12 +191,12 @@ def totals(found: Iterable[Capacity]) -> tuple[Capacity, ...]:
 
 
 def rooms(gpu: Gpu) -> tuple[Capacity, ...]:
-    """What a GPU has room for, of each of its types."""
+    """Return the capacity of a GPU for each of its types."""
     return tuple(room(gpu, kind) for kind in gpu.types)
 
 
 def room(gpu: Gpu, kind: VgpuType) -> Capacity:
-    """What a GPU has room for, of one type."""
+    """Return the capacity of a GPU for one type."""
     if gpu.partition is not None and kind.instance_profile is not None:
         return _room_in_instances(gpu, gpu.partition, kind)
     offering, is_told = _offering(gpu, kind)
@@ -218,7 +218,7 @@ def room(gpu: Gpu, kind: VgpuType) -> Capacity:
 
 
 def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Capacity:
-    """Of a type that lives in GPU instances: in those that there are, and in those to be made."""
+    """Return the capacity for a type that runs in existing or new GPU instances."""
     offering, is_told = _offering(gpu, kind)
     limit, used = _limit(gpu, kind), _used(gpu, kind)
     functions = len(gpu.free) if limit is None else min(len(gpu.free), max(0, limit - used))
@@ -228,14 +228,14 @@ def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Cap
     makeable = min(made * (kind.per_instance or 1), functions - more)
     why_not = None if more else _why_full(gpu, kind, limit, used)
     if makeable and not more:
-        why_not = f"no GPU instance {profile} is free (MIG): vgpu create makes one"
+        why_not = f"no free GPU instance {profile} (MIG); vgpu create creates one"
     return Capacity(kind, more, is_certain=True, why_not=why_not, stranded=None, makeable=makeable)
 
 
 def _offering(gpu: Gpu, kind: VgpuType) -> tuple[Sequence[VgpuParent], bool]:
-    """The free parents where the driver would make one, and whether it says so itself.
+    """Return the free parents that offer a type, and whether the driver reports it.
 
-    Where nothing is told of any of them (an incomplete recording), all free ones might.
+    If nothing is known of any of them (an incomplete recording), all free ones count.
     """
     told = [parent for parent in gpu.free if parent.offers(kind.id)]
     if told or any(parent.offers(kind.id) is not None and parent.types for parent in gpu.free):
@@ -244,7 +244,7 @@ def _offering(gpu: Gpu, kind: VgpuType) -> tuple[Sequence[VgpuParent], bool]:
 
 
 def _limit(gpu: Gpu, kind: VgpuType) -> int | None:
-    """How many of a type the whole GPU carries, or of its size where all have one."""
+    """Return how many vGPUs of a type, or of its size, the GPU can carry."""
     virtual = len([parent for parent in gpu.parents if parent.is_virtual_function])
     if kind.max_instances is not None:
         return min(kind.max_instances, virtual) if gpu.is_divided else kind.max_instances
@@ -255,7 +255,7 @@ def _limit(gpu: Gpu, kind: VgpuType) -> int | None:
 
 
 def _used(gpu: Gpu, kind: VgpuType) -> int:
-    """How much of the limit is used: by all of its size, or by as much memory as they take."""
+    """Return how much of the limit is used, by number or by memory."""
     if kind.framebuffer is None or (gpu.mode is not None and gpu.mode.mig):
         return sum(vgpu.type == kind.id for vgpu in gpu.instances)
     taken = -(-sum(gpu.sizes) // kind.framebuffer)
@@ -268,67 +268,67 @@ def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
         return None
     one = len(gpu.instances) == 1
     what = "its vGPU has" if one else f"its {len(gpu.instances)} vGPUs have"
-    return f"size lock: {what} {lock} MiB, and all of a GPU have one size"
+    return f"size lock: {what} {lock} MiB, and all vGPUs of a GPU must have the same size"
 
 
 def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
-    """The reason why there is no room, where it is not the size of others."""
+    """Return why there is no room, unless the size of other vGPUs is the reason."""
     if limit is not None and used >= limit and gpu.instances:
         if kind.max_instances is not None and len(gpu.instances) >= kind.max_instances:
             return f"maximum reached: {len(gpu.instances)} of {kind.max_instances}"
         left = None if gpu.framebuffer is None else gpu.framebuffer - sum(gpu.sizes)
         if left is not None and left < (kind.framebuffer or 0):
-            return f"no memory left: {sum(gpu.sizes)} of {gpu.framebuffer} MiB are taken"
+            return f"no memory left: {sum(gpu.sizes)} of {gpu.framebuffer} MiB used"
     if gpu.is_divided and not gpu.free:
         return why_none_is_free(gpu)
     instance = _why_no_instance(gpu, kind)
     if instance is not None:
         return instance
     if gpu.instances:
-        return f"the driver makes no more beside its {_counted(len(gpu.instances), 'vGPU')}"
-    return "the driver makes none now"
+        return f"the driver allows no more with {_counted(len(gpu.instances), 'active vGPU')}"
+    return "the driver offers none now"
 
 
 def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
-    """What is missing of MIG for a type, or is too much of it."""
+    """Return why MIG prevents a vGPU of this type."""
     profile = kind.instance_profile
     if gpu.partition is not None:
         return _why_not_divided(gpu, gpu.partition, kind)
     if gpu.mode is not None and gpu.mode.mig:
         if profile is not None:
             command = f"nvidia-smi mig -cgi {profile} -C -i {gpu.name}"
-            return f"no GPU instance of profile {profile} is free (MIG): {command} makes one"
-        return "no GPU instance of this size is free (MIG)"
+            return f"no free GPU instance of profile {profile} (MIG); create one with: {command}"
+        return "no free GPU instance of this size (MIG)"
     if profile is not None:
         command = f"vfiomgr vgpu mode {gpu.name} --mig"
-        return f"it lives in a GPU instance, of profile {profile}, and MIG is off: {command}"
+        return f"needs a GPU instance of profile {profile}, but MIG is off: {command}"
     return None
 
 
 def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str | None:
-    """Why there is no place for a GPU instance of a type, on a GPU whose instances are known."""
+    """Return why a GPU has no room for a GPU instance of this type."""
     if kind.instance_profile is None:
         if not any(other.instance_profile is not None for other in gpu.types):
             return None
         command = f"vfiomgr vgpu mode {gpu.name} --no-mig"
-        return f"it lives in no GPU instance, and MIG is on: {command}"
+        return f"does not run in a GPU instance, but MIG is on: {command}"
     profile = partition.profile(kind.instance_profile)
     if profile is None:
         return f"the GPU has no GPU instance profile {kind.instance_profile}"
     return (
-        f"no GPU instance {profile} is free (MIG), and none fits beside {counted(partition.places)}"
-        f": vfiomgr vgpu instances set {gpu.name}"
+        f"no free GPU instance {profile} (MIG), and no room beside {counted(partition.places)}: "
+        f"vfiomgr vgpu instances set {gpu.name}"
     )
 
 
 def why_none_is_free(gpu: Gpu) -> str:
-    """Of a GPU whose virtual functions are all taken, or lost."""
+    """Explain that all virtual functions of a GPU are used or lost."""
     taken = {vgpu.parent for vgpu in gpu.instances}
     if gpu.asked is not None:
-        return f"{gpu.asked} {'is a vGPU already' if gpu.asked in taken else 'has lost its driver'}"
+        return f"{gpu.asked} {'is already a vGPU' if gpu.asked in taken else 'lost its driver'}"
     lost = len((gpu.closed | gpu.wedged) & {parent.name for parent in gpu.parents} - taken)
     return f"no free virtual function: {len(taken)} of {len(gpu.parents)} are vGPUs" + (
-        f", {lost} have lost their driver or are wedged" if lost else ""
+        f", {lost} lost their driver or are wedged" if lost else ""
     )
 
 
@@ -339,14 +339,14 @@ def _stranded(gpu: Gpu, kind: VgpuType, more: int) -> int | None:
 
 
 def by_number(kind: VgpuType) -> tuple[str, int, str]:
-    """Orders types as their driver numbers them, by name where it does not."""
+    """Sort key for types: by the driver's number, or by name."""
     number = int(kind.number) if kind.number.isdecimal() else 0
     return kind.id.removesuffix(kind.number), number, kind.id
 
 
 @lru_cache(maxsize=1 << 14)
 def in_order(name: str) -> tuple[int, PciAddress | str]:
-    """Orders addresses as numbers, and names after them."""
+    """Sort key for names: addresses as numbers first, then other names."""
     try:
         return 0, PciAddress.parse(name)
     except UsageError:

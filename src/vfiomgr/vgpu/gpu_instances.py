@@ -1,4 +1,4 @@
-"""GPU instances (MIG) as parts of other plans: made for vGPUs, kept, put away and given back."""
+"""GPU instances (MIG) in other plans: created for vGPUs, kept, destroyed and restored."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def needed(host: HostSnapshot, steps: Sequence[Step]) -> tuple[SetGpuInstances, ...]:
-    """What has to be made first of GPU instances for the vGPUs that steps make.
+    """Return the steps that create the GPU instances which new vGPUs need.
 
     Raises:
-        Refusal: they do not fit beside those that are there.
+        Refusal: they do not fit beside the existing ones.
 
     """
     found: list[SetGpuInstances] = []
@@ -43,22 +43,22 @@ def needed(host: HostSnapshot, steps: Sequence[Step]) -> tuple[SetGpuInstances, 
 
 
 def notes(steps: Iterable[SetGpuInstances]) -> Iterator[str]:
-    """What to tell of GPU instances that are made on the way."""
+    """Return the notes about GPU instances that a plan creates."""
     for step in steps:
         yield (
-            f"{step.device.address}: its GPU instances {counted(step.made)} are made for this, and "
-            f"stay until vfiomgr vgpu instances set or clear"
+            f"{step.device.address}: also creating GPU instances {counted(step.made)}; remove them "
+            f"with: vfiomgr vgpu instances remove {step.device.address}"
         )
 
 
 def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> Plan:
-    """Have the GPU instances of these profiles, whatever else is there.
+    """Plan missing GPU instances of these profiles; others are kept.
 
     Raises:
         Refusal: they do not fit, or the GPU has no such profile.
 
     """
-    plan = Plan(f"divide {device}", ())
+    plan = Plan(f"set GPU instances of {device}", ())
     partition = host.partition(str(device.address))
     if not names or partition is None:
         return plan
@@ -66,14 +66,14 @@ def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> P
     for name in dict.fromkeys(names):
         profile = partition.called(name)
         if profile is None:
-            message = f"{device} has no GPU instance profile {name}"
+            message = f"GPU instance profile not found on {device}: {name}"
             raise refusal(
                 [
                     blocker(
                         "no-gpu-instance-profile",
                         device,
                         message,
-                        f"it has {', '.join(p.name for p in partition.profiles)}",
+                        f"use one of: {', '.join(p.name for p in partition.profiles)}",
                     )
                 ]
             )
@@ -89,7 +89,7 @@ def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> P
 def exchange(
     host: HostSnapshot, device: PciDevice, after: tuple[InstancePlace, ...]
 ) -> tuple[SetGpuInstances, ...]:
-    """From the GPU instances that a GPU has to others."""
+    """Return the step that replaces the GPU instances of a GPU."""
     partition = host.partition(str(device.address))
     before = partition.places if partition is not None else ()
     if set(before) == set(after):
@@ -98,7 +98,7 @@ def exchange(
 
 
 def places(host: HostSnapshot, device: PciDevice) -> tuple[InstancePlace, ...]:
-    """The GPU instances that a GPU has, as far as nvidia-smi tells."""
+    """The GPU instances of a GPU, as reported by nvidia-smi."""
     partition = host.partition(str(device.address))
     return () if partition is None else partition.places
 
@@ -106,7 +106,7 @@ def places(host: HostSnapshot, device: PciDevice) -> tuple[InstancePlace, ...]:
 def unmovable(
     host: HostSnapshot, device: PciDevice, instances: Iterable[GpuInstance] | None = None
 ) -> Iterator[Diagnostic]:
-    """Why GPU instances of a GPU, all unless told, cannot be destroyed, or not given back."""
+    """Return why GPU instances (default: all) cannot be destroyed or restored."""
     partition = host.partition(str(device.address))
     if partition is None:
         return
@@ -116,7 +116,7 @@ def unmovable(
             yield blocker(
                 "gpu-instance-in-use",
                 instance,
-                f"{instance} of {device} is in use: {', '.join(held)}",
+                f"{instance} of {device} is in use by: {', '.join(held)}",
                 _release(host, device, instance),
             )
         elif not instance.is_whole:
@@ -125,24 +125,24 @@ def unmovable(
             yield blocker(
                 "gpu-instance-divided",
                 instance,
-                f"{instance} of {device} is divided further, into compute instances that no "
-                f"failure could give back: {parts}",
+                f"{instance} of {device} has compute instances that a rollback cannot restore: "
+                f"{parts}",
                 f"destroy them first: nvidia-smi mig -dci {where}",
             )
 
 
 def users(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> list[str]:
-    """The vGPUs and the processes that live in a GPU instance."""
+    """The vGPUs and processes that use a GPU instance."""
     inside = _inside(host, device, instance)
-    told = [str(v) if v.gpu_instance is not None else f"{v} (perhaps)" for v in inside]
+    told = [str(v) if v.gpu_instance is not None else f"{v} (possibly)" for v in inside]
     return [*told, *instance.processes]
 
 
 def _release(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> str:
-    """What would take a GPU instance out of use."""
+    """Return the remedy for a GPU instance in use."""
     names = " ".join(vgpu.name for vgpu in _inside(host, device, instance))
     parts = [f"remove its vGPUs first: vfiomgr vgpu remove {names}"] if names else []
-    parts += ["end its processes first"] if instance.processes else []
+    parts += ["stop its processes first"] if instance.processes else []
     return ", and ".join(parts)
 
 
@@ -153,7 +153,7 @@ def _inside(host: HostSnapshot, device: PciDevice, instance: GpuInstance) -> lis
 
 
 def _made_on(gpu: Gpu, steps: Sequence[Step]) -> Iterator[VgpuType]:
-    """The types of the vGPUs that steps make on a GPU."""
+    """The types of the vGPUs that steps create on a GPU."""
     kinds = {kind.id: kind for kind in gpu.types}
     parents = {parent.name for parent in gpu.parents}
     for step in steps:
@@ -171,7 +171,7 @@ def _made_on(gpu: Gpu, steps: Sequence[Step]) -> Iterator[VgpuType]:
 def _addition(
     device: DeviceIdentity, partition: GpuPartition, missing: Mapping[int, int]
 ) -> SetGpuInstances:
-    """More GPU instances beside all that are there; the driver's own count holds too."""
+    """Return the step that adds GPU instances, within the driver's own limits."""
     free = {profile.id: profile.free for profile in partition.profiles}
     after = None
     if all(count <= free.get(number, 0) for number, count in missing.items()):
@@ -189,6 +189,6 @@ def _no_room(
         f"{count} x {known.get(number, number)}" for number, count in missing.items()
     )
     there = counted(partition.places)
-    message = f"{device.address} has no room for GPU instances {wanted} beside those there: {there}"
-    remedy = f"divide it otherwise: vfiomgr vgpu instances set {device.address} PROFILE=COUNT"
+    message = f"cannot create GPU instances {wanted} on {device.address}: no room beside {there}"
+    remedy = f"replace them: vfiomgr vgpu instances set {device.address} PROFILE=COUNT"
     return refusal([blocker("gpu-instances-do-not-fit", device, message, remedy)])

@@ -1,4 +1,4 @@
-"""Devices of the host that a guest is to have, and how each is handed over."""
+"""Host devices to assign to a guest, and their options."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ if TYPE_CHECKING:
 
 
 class HostdevOptions(Value):
-    """How a device is given to a guest."""
+    """How a device is assigned to a guest."""
 
     is_managed: bool = False
     """Whether libvirt binds and unbinds it."""
     display: bool = False
     """Whether QEMU shows the vGPU's own display."""
     ramfb: bool = False
-    """Whether it shows a framebuffer until the guest's driver has the vGPU."""
+    """Whether QEMU shows a boot framebuffer until the guest's driver is loaded."""
     rom: str | None = None
     """An absolute path, or NO_ROM."""
     boot_order: int | None = None
     driver_model: str | None = None
-    """The VFIO driver that libvirt binds it to."""
+    """The VFIO driver that libvirt binds the device to."""
     has_iommufd: bool = False
-    """Whether QEMU opens it through /dev/iommu."""
+    """Whether QEMU opens the device through /dev/iommu."""
     is_unassigned: bool = False
-    """Whether libvirt takes it from the host, and the guest does not get it."""
+    """Whether libvirt detaches the device from the host without assigning it to the guest."""
     acpi_nodes: str | None = None
-    """Cells of the guest that are the device's own memory: `1-8`."""
+    """NUMA cells of the guest for the device's own memory: `1-8`."""
     has_vga: bool = False
-    """Whether it answers to the legacy addresses of VGA, for SeaBIOS."""
+    """Whether the device handles the legacy VGA addresses, for SeaBIOS."""
     subsystem: str | None = None
-    """What the guest sees as its subsystem, `17aa:3aff`, where a driver asks for it."""
+    """The subsystem ID that the guest sees, `17aa:3aff`, if a driver requires it."""
 
 
 class DeviceRequest(Value):
-    """A device of the host, by its address or UUID, as a user names it."""
+    """A host device by address or UUID, as the user wrote it."""
 
     name: str
     hostdev_options: HostdevOptions = HostdevOptions()
     is_alone: bool = False
-    """Whether the other functions of its slot stay out."""
+    """Whether the other functions of its slot are excluded."""
 
 
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
-"""What libvirt has for mediated devices, by the API that they serve."""
+"""The hostdev models of libvirt for mediated devices, by device API."""
 
 
 class GuestDevice(Value):
-    """One device of a guest; of a mediated device `functions` are none."""
+    """One device of a guest; a mediated device has no `functions`."""
 
     functions: tuple[PciDevice, ...]
     vgpu: Vgpu | None
@@ -69,15 +69,15 @@ class GuestDevice(Value):
     """The hostdev model of a mediated device."""
     hostdev_options: HostdevOptions
     is_vendor_function: bool
-    """Whether it stays on its vendor's driver, as a vGPU."""
+    """Whether it is a vGPU that stays on its vendor's driver."""
     numa_node: int | None
     root_complex: str | None
-    """`pci0000:40`; None of a parent that is no PCI function."""
+    """`pci0000:40`; None if the parent is not a PCI function."""
     iommu_group: int | None
 
     @property
     def is_seen(self) -> bool:
-        """Whether the guest gets it, and the domain does not only keep it from others."""
+        """Whether the guest sees the device, not only the domain."""
         return not self.hostdev_options.is_unassigned
 
     @property
@@ -87,7 +87,7 @@ class GuestDevice(Value):
 
     @property
     def vgpu_uuid(self) -> str:
-        """Of a mediated device."""
+        """The UUID of a mediated device."""
         return (self.vgpu.uuid if self.vgpu is not None else None) or ""
 
     @property
@@ -102,17 +102,17 @@ class GuestDevice(Value):
 
 
 def is_uuid(text: str) -> bool:
-    """Whether a device is named as mediated devices are."""
+    """Whether a name is a UUID, as mediated devices have."""
     return _UUID.fullmatch(text) is not None
 
 
 def units_of(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> tuple[GuestDevice, ...]:
-    """The named devices in the order of naming, slots whole; nothing twice.
+    """Return the named devices in order, with entire slots and without duplicates.
 
     Raises:
-        UnknownDevice: the host has no such device or vGPU.
-        Refusal: it is a bridge, or a vGPU of a kind that no domain has.
-        UsageError: it is named twice, with other options.
+        UnknownDevice: the device or vGPU is not found.
+        Refusal: it is a bridge, or a vGPU that libvirt does not support.
+        UsageError: it is named twice with different options.
 
     """
     known = tuple(requests)
@@ -134,7 +134,7 @@ def units_of(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> tuple[Gue
 def _apart(
     units: Iterable[GuestDevice], host: HostSnapshot, requests: Iterable[DeviceRequest]
 ) -> Iterator[GuestDevice]:
-    """Each function once: in the guest where it is named so, else outside where its slot is."""
+    """Place each function once: as its own entry says, or else as its slot does."""
     units = tuple(units)
     unseen = {f.address for unit in units if not unit.is_seen for f in unit.functions}
     if not unseen:
@@ -154,18 +154,18 @@ def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
 
 
 def _refuse_contradictions(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> None:
-    """A device named twice has one set of options.
+    """Check that a device named twice has the same options.
 
     Raises:
-        UsageError: it has two.
+        UsageError: the options differ.
 
     """
     seen: dict[str, DeviceRequest] = {}
     for request in requests:
         name = request.name.lower() if is_uuid(request.name) else str(_named(host, request).address)
         if seen.setdefault(name, request).hostdev_options != request.hostdev_options:
-            message = f"{name} is named twice, with different options"
-            raise UsageError(message, "name it once, with the options that it is to have")
+            message = f"{name} is named twice with different options"
+            raise UsageError(message, "name it once")
 
 
 def _named(host: HostSnapshot, request: DeviceRequest) -> PciDevice:
@@ -191,12 +191,12 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
 def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
     vgpu = host.vgpu(request.name)
     if vgpu is None:
-        message = f"there is no active vGPU {request.name}"
-        raise UnknownDevice(message, "vfiomgr vgpu list shows the active ones")
+        message = f"active vGPU not found: {request.name}"
+        raise UnknownDevice(message, "list the active vGPUs with: vfiomgr vgpu list")
     model = device_api(host, vgpu)
     if model not in HOSTDEV_MODELS:
-        message = f"libvirt has no hostdev model for the device API {model!r} of {vgpu.uuid}"
-        raise UsageError(message, f"it knows {', '.join(HOSTDEV_MODELS)}")
+        message = f"libvirt does not support the device API {model!r} of vGPU {vgpu.uuid}"
+        raise UsageError(message, f"libvirt supports {', '.join(HOSTDEV_MODELS)}")
     parent = host.device_named(vgpu.parent)
     node = vgpu.numa_node if parent is None else parent.numa_node
     return GuestDevice(
@@ -212,7 +212,7 @@ def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
 
 
 def device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
-    """`device_api` of the vGPU's type; a recorded host may not tell, GPUs have vfio-pci."""
+    """`device_api` of the vGPU's type; vfio-pci if a recorded host does not contain it."""
     for parent in host.vgpu_parents:
         for vgpu_type in parent.types:
             if (parent.name, vgpu_type.id) == (vgpu.parent, vgpu.type) and vgpu_type.device_api:
@@ -221,12 +221,12 @@ def device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
 
 
 def root_complex(device: PciDevice) -> str | None:
-    """`pci0000:40`, where the path of its bridges begins."""
+    """The root complex, `pci0000:40`: the first part of the bridge path."""
     return device.bridge_path.partition("/")[0] or None
 
 
 def _joined(one: GuestDevice, other: GuestDevice) -> GuestDevice:
-    """Two units of one slot with the functions of both; what was said of the first counts."""
+    """Join two units of one slot; the options of the first take precedence."""
     functions = {device.address: device for device in (*one.functions, *other.functions)}
     hostdev_options = (
         one.hostdev_options if one.hostdev_options != HostdevOptions() else other.hostdev_options

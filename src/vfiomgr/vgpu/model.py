@@ -1,7 +1,7 @@
-"""vGPUs: one model over every family. What a GPU can make, where, and what it has made.
+"""vGPUs: one model for every family, with types, parents and active vGPUs.
 
-A *parent* is a place where instances are made: a device with mediated device types (a GPU, or each
-of its virtual functions), or a virtual function that the vendor's driver exposes through VFIO.
+A *parent* is a device on which vGPUs are created: a device with mediated device types (a GPU, or
+each of its virtual functions), or a virtual function that the vendor's driver exposes through VFIO.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 Family = Literal["mdev", "vendor-vfio", "sriov-vf"]
-"""How instances are made and handed over, probed from what is there.
+"""How vGPUs are created and assigned, probed on the host.
 
 `mdev`: a UUID is written to a type's `create` (drivers/vfio/mdev/mdev_sysfs.c). `vendor-vfio`: a
-type's number is written to `nvidia/current_vgpu_type` of a virtual function. `sriov-vf`: a virtual
-function is one whole, with quotas of its GPU (Intel), or what its driver was loaded with (AMD).
+type's number is written to `nvidia/current_vgpu_type` of a virtual function. `sriov-vf`: each
+virtual function is a vGPU, with quotas of its GPU (Intel) or module options (AMD).
 """
 
 _MAKER = re.compile(r"^(?:NVIDIA|GRID)[ _]+", re.IGNORECASE)
@@ -33,13 +33,13 @@ _NVIDIA_NAME = re.compile(
 )
 """`NVIDIA A40-1B`, `GRID T4-2B4`, `GRID A100-1-5C` (one slice), `NVIDIA RTX Pro 6000 … DC-48C`.
 
-The last word is the name of the type, as NVIDIA's own tools have it (parseMdevTypeName in
-pkg/nvmdev of go-nvlib); what stands before it is the maker and, of some cards, the model.
+The last word is the type name, as in NVIDIA's own tools (parseMdevTypeName in pkg/nvmdev of
+go-nvlib); the words before it are the vendor and, for some cards, the model.
 """
 _GPU_INSTANCE_NAME = re.compile(
     r"(?P<plain>.+-[1-9]-[0-9]+[ABCQ])(?:MEALL|NOME|ME|GFX)?", re.IGNORECASE
 )
-"""A type that lives in a GPU instance (MIG), perhaps with the attribute of that instance.
+"""A type that runs in a GPU instance (MIG), possibly with the attribute of that instance.
 
 See migBackedRegex in pkg/types of NVIDIA's vgpu-device-manager.
 """
@@ -51,40 +51,40 @@ _HALF = 512
 
 
 class VgpuType(Value):
-    """A type of vGPU as its driver tells of it; None where nothing says."""
+    """A vGPU type as reported by its driver; None for unknown values."""
 
     id: str
-    """`nvidia-558`, `mbochs-small`; the number alone in the vendor's own interface."""
+    """`nvidia-558`, `mbochs-small`; only the number in the vendor's own interface."""
     name: str | None
     description: str | None
     device_api: str | None
     series: str | None
-    """NVIDIA's letter for its use: A(pplications), B(usiness), C(ompute), Q(uadro)."""
+    """NVIDIA's series: A(pplications), B(usiness), C(ompute), Q(uadro)."""
     framebuffer: int | None
     """MiB of one instance."""
     heads: int | None
     resolution: str | None
     max_instances: int | None
-    """How many a whole GPU carries."""
+    """How many fit on one GPU."""
     instance_profile: int | None = None
-    """With MIG: the number of the profile of the GPU instances that it lives in."""
+    """With MIG: the profile number of its GPU instances."""
     per_instance: int | None = None
-    """With MIG: how many of it share one GPU instance."""
+    """With MIG: how many fit in one GPU instance."""
 
     @property
     def model_name(self) -> str | None:
-        """The name without its maker: `A10-4Q`, `RTX Pro 6000 Blackwell DC-48C`."""
+        """The name without the vendor: `A10-4Q`, `RTX Pro 6000 Blackwell DC-48C`."""
         return self.name and _MAKER.sub("", self.name)
 
     @property
     def short_name(self) -> str | None:
-        """The name by itself: `A10-4Q`, `DC-48C`. Types of different cards may share one."""
+        """The last word of the name: `A10-4Q`, `DC-48C`; types of different cards may share it."""
         nvidia = _NVIDIA_NAME.fullmatch(self.name or "")
         return nvidia["short"] if nvidia else self.model_name
 
     @property
     def number(self) -> str:
-        """What of the identifier is the type's own: the driver's name before it varies."""
+        """The number in the identifier; the driver's prefix before it varies."""
         return self.id.rpartition("-")[2]
 
     def __str__(self) -> str:
@@ -99,10 +99,10 @@ def describe_type(
     description: str | None = None,
     device_api: str | None = None,
 ) -> VgpuType:
-    """A type with all that its name and its description tell.
+    """Parse name and description of a type.
 
-    Descriptions are NVIDIA's (`num_heads=4, framebuffer=1024M, …, max_instance=32`), GVT-g's
-    (`low_gm_size: 128MB`, … a line each), and those of samples/vfio-mdev of the kernel.
+    Descriptions come from NVIDIA (`num_heads=4, framebuffer=1024M, …, max_instance=32`), GVT-g
+    (`low_gm_size: 128MB`, … one per line), and the kernel's samples/vfio-mdev.
     """
     text = ", ".join((description or "").splitlines())
     fields = {key.lower(): value.strip() for key, value in _FIELD.findall(text)}
@@ -122,7 +122,7 @@ def describe_type(
 
 
 def lives_in_gpu_instance(name: str) -> bool:
-    """Whether a name is that of a type which lives in a GPU instance (MIG): `A100-1-5CME`."""
+    """Whether a name is that of a type for GPU instances (MIG): `A100-1-5CME`."""
     return _GPU_INSTANCE_NAME.fullmatch(name) is not None
 
 
@@ -133,11 +133,11 @@ def _without_attribute(name: str) -> str:
 
 
 def types_called(kinds: Iterable[VgpuType], text: str) -> list[VgpuType]:
-    """The types of one GPU that a text means.
+    """The types of one GPU that match a text.
 
-    Identifiers and full names come before short names. Where the driver has no such name, the
-    attribute of a GPU instance (ME, NOME, MEALL, GFX) is left out: NVIDIA's configurations for the
-    RTX Pro 6000 Blackwell ask for DC-1-24QGFX, and its driver calls that type DC-1-24Q
+    Identifiers and full names take precedence over short names. If the driver has no such name,
+    the attribute of a GPU instance (ME, NOME, MEALL, GFX) is ignored: NVIDIA's configurations for
+    the RTX Pro 6000 Blackwell name DC-1-24QGFX, but its driver calls that type DC-1-24Q
     (SetVGPUConfig in pkg/vgpu of vgpu-device-manager).
     """
     known = list(kinds)
@@ -162,7 +162,7 @@ def _folded(name: str) -> str:
 
 
 def _framebuffer(fields: dict[str, str], text: str, gigabytes: str | None) -> int | None:
-    """MiB: what the description says; of GVT-g both parts; else what NVIDIA's name says."""
+    """MiB from the description (for GVT-g the sum of both parts), or from NVIDIA's type name."""
     if "framebuffer" in fields:
         return _number(fields["framebuffer"])
     parts = [_number(fields.get(key)) for key in ("low_gm_size", "high_gm_size")]
@@ -180,25 +180,25 @@ def _number(text: str | None) -> int | None:
 
 
 class VgpuParent(Value):
-    """A place where instances are made: a PCI address or the name of a virtual device."""
+    """A device on which vGPUs are created: a PCI address or the name of a virtual device."""
 
     name: str
     path: str
     family: Family
     driver: str | None
     gpu: str
-    """The GPU whose memory its instances take: the physical function, or itself."""
+    """The GPU whose memory its vGPUs use: the physical function, or itself."""
     types: tuple[VgpuType, ...]
     available: tuple[int | None, ...]
-    """How many of each type the driver would make here now; None where it does not say."""
+    """How many of each type the driver offers here now; None if unknown."""
 
     @property
     def is_virtual_function(self) -> bool:
-        """Whether it carries one instance at most."""
+        """Whether it carries at most one vGPU."""
         return self.gpu != self.name
 
     def offers(self, type_id: str) -> int | None:
-        """How many of a type the driver would make here now; 0 of one that it does not name."""
+        """How many of a type the driver offers here now; 0 for types that it does not list."""
         for known, available in zip(self.types, self.available, strict=True):
             if known.id == type_id:
                 return available
@@ -206,29 +206,29 @@ class VgpuParent(Value):
 
 
 class GpuMode(Value):
-    """How a GPU divides its memory, as nvidia-smi tells; None where it does not."""
+    """The modes of a GPU as reported by nvidia-smi; None for unknown values."""
 
     gpu: str
     heterogeneous: bool | None
-    """Whether instances of different sizes go together."""
+    """Whether vGPUs of different sizes are allowed."""
     mig: bool | None
     framebuffer: int | None
-    """MiB of the whole GPU."""
+    """MiB of the GPU."""
     mixes_sizes: bool | None = None
-    """Whether it can be heterogeneous."""
+    """Whether heterogeneous mode is supported."""
     pending_mig: bool | None = None
-    """What MIG will be after a reset of the GPU."""
+    """MIG mode after the next GPU reset."""
 
 
 class WedgedFunction(Value):
-    """A virtual function that rejected a type which its driver went on offering."""
+    """A virtual function that rejected a type which its driver offers."""
 
     name: str
     why: str
 
 
 class Vgpu(Value):
-    """One active instance; a mediated device has a UUID, a virtual function its address alone."""
+    """One active vGPU; a mediated device has a UUID, a virtual function only its address."""
 
     uuid: str | None
     family: Family
@@ -240,11 +240,11 @@ class Vgpu(Value):
     vfio_device: str | None
     numa_node: int | None
     gpu_instance: int | None = None
-    """With MIG: the number of the GPU instance that it lives in, where its driver tells."""
+    """With MIG: the number of its GPU instance, if its driver reports it."""
 
     @property
     def name(self) -> str:
-        """What it is called in commands: its UUID, or the address of its virtual function."""
+        """Its name in commands: the UUID, or the address of its virtual function."""
         return self.uuid or self.parent
 
     def __str__(self) -> str:
@@ -256,10 +256,10 @@ MARKS = RUNTIME / "vgpus"
 
 
 def mark_file(vgpu: Vgpu) -> HostPath:
-    """Where the mark of a vGPU is."""
+    """The file with the mark of a vGPU."""
     return MARKS / vgpu.name
 
 
 def mark_of(vgpu: Vgpu) -> str:
-    """What it says: of another parent or type by now, the vGPU is somebody else's."""
+    """The text of a mark; with another parent or type, the vGPU belongs to someone else."""
     return f"{vgpu.parent} {vgpu.type}\n"

@@ -1,4 +1,4 @@
-"""Requests about vGPUs whose names and sizes are written as on the command line."""
+"""Requests to create and remove vGPUs, with the arguments of the command line."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 
 class VgpuOutcome(Outcome):
-    """What a run did, and to which vGPUs: UUIDs, or addresses of virtual functions."""
+    """The outcome of a run, with its vGPUs: UUIDs, or addresses of virtual functions."""
 
     names: tuple[str, ...] = ()
 
 
 class VgpuOptions(TypedDict, total=False):
-    """Which vGPUs are made; a type, a framebuffer, a series or heads must be given."""
+    """Options of CreateVgpu; one of type, framebuffer, series and heads is required."""
 
     type: str | None
-    """By identifier, number or name: `A40-4Q`, `nvidia-754`, `754`."""
+    """The type by ID, number or name: `A40-4Q`, `nvidia-754`, `754`."""
     framebuffer: str | None
-    """So much memory or more, with its unit: `6G`, `6144M`; the smallest type that serves."""
+    """The minimum memory, with unit: `6G`, `6144M`; the smallest matching type is used."""
     series: Literal["A", "B", "C", "Q"] | str | None  # noqa: PYI051 - in either case of letters
-    """NVIDIA's letter: A(pplications), B(usiness), C(ompute), Q(uadro)."""
+    """NVIDIA's series: A(pplications), B(usiness), C(ompute), Q(uadro)."""
     heads: int | None
-    """So many displays or more."""
+    """The minimum number of displays."""
     count: int
-    """How many: all or none are made.  [1]"""
+    """How many vGPUs to create, all or none.  [1]"""
     parent: str | None
-    """On this GPU, or this virtual function."""
+    """The GPU or virtual function to use."""
     numa_node: int | None
-    """On a GPU of this NUMA node."""
+    """The NUMA node of the GPU."""
     strategy: requests.Strategy
-    """Fill GPUs one after the other (`pack`), or all alike (`spread`).  [pack]"""
+    """Fill one GPU after the other (`pack`), or spread evenly (`spread`).  [pack]"""
     uuid: str | None
-    """The name of the one that is made; a random one by default."""
+    """The UUID of the new vGPU; random by default."""
 
 
 class CreateVgpu:
-    """Create vGPUs of a type, or of the smallest type that serves; all of them or none."""
+    """Create vGPUs of a type, or of the smallest matching type, all or none."""
 
     def __init__(self, **options: Unpack[VgpuOptions]) -> None:
         self.options = options
@@ -60,19 +60,19 @@ class CreateVgpu:
         """Build the request for a host.
 
         Raises:
-            UsageError: nothing says which type, a size cannot be read, or a UUID is no UUID.
+            UsageError: no type is specified, or a size or UUID is invalid.
 
         """
         said = self.options
         kind, framebuffer = said.get("type"), said.get("framebuffer")
         series, heads = said.get("series"), said.get("heads")
         if kind is None and framebuffer is None and series is None and heads is None:
-            message = "which vGPU? There is no --type, and no --framebuffer, --series or --heads"
-            raise UsageError(message, "vfiomgr vgpu types shows what there is, e.g. --type A10-4Q")
+            message = "missing option: --type, --framebuffer, --series or --heads"
+            raise UsageError(message, "list the types with: vfiomgr vgpu types")
         count, uuid = said.get("count", 1), said.get("uuid")
         if uuid is not None and count > 1:
-            message = f"one UUID names one vGPU, and --count asks for {count}"
-            raise UsageError(message, "leave out one of them")
+            message = f"cannot create {count} vGPUs with one UUID"
+            raise UsageError(message, "leave out the UUID or --count")
         require_whole("--count", count, 1)
         require_whole("--heads", heads, 1)
         require_whole("--numa", said.get("numa_node"), 0)
@@ -93,7 +93,7 @@ class CreateVgpu:
 
 
 class RemoveVgpu:
-    """Remove vGPUs by UUID or address, or `every` one that vfiomgr made."""
+    """Remove vGPUs by UUID or address, or `every` vGPU created by vfiomgr."""
 
     def __init__(
         self,
@@ -115,15 +115,15 @@ class RemoveVgpu:
 
         """
         if bool(self.names) is self.every or (self.parent is not None and not self.every):
-            message = "name vGPUs, or pass --all (and then perhaps --parent)"
-            raise UsageError(message, "vfiomgr vgpu list shows all")
+            message = "expected vGPU names, or --all (optionally with --parent)"
+            raise UsageError(message, "list the vGPUs with: vfiomgr vgpu list")
         seen = host.scan_devices() if self.names else None
         chosen = tuple(_known_name(seen, text) for text in self.names) if seen else ()
         return requests.RemoveVgpu(chosen, every=self.every, parent=self.parent, allow=self.allow)
 
 
 def created(request: requests.CreateVgpu, outcome: Outcome) -> VgpuOutcome:
-    """With the names of the vGPUs that there are now."""
+    """Add the names of the created vGPUs."""
     steps = outcome.plan.steps
     made = [step.uuid for step in steps if isinstance(step, CreateMdev)]
     made += [str(s.device.address) for s in steps if isinstance(s, SetVgpuType) and s.after]
@@ -131,7 +131,7 @@ def created(request: requests.CreateVgpu, outcome: Outcome) -> VgpuOutcome:
 
 
 def removed(outcome: Outcome) -> VgpuOutcome:
-    """With the names of the vGPUs that were removed."""
+    """Add the names of the removed vGPUs."""
     steps = outcome.plan.steps
     gone = [step.uuid for step in steps if isinstance(step, RemoveMdev)]
     gone += [str(step.device.address) for step in steps if isinstance(step, SetVgpuType)]
@@ -139,18 +139,18 @@ def removed(outcome: Outcome) -> VgpuOutcome:
 
 
 def uuid_of(text: str) -> str:
-    """A UUID in the form that the kernel shows: lower case, with dashes."""
+    """Normalize a UUID to the kernel's form: lower case, with dashes."""
     try:
         return str(uuids.UUID(text))
     except ValueError:
-        message = f"{text!r} is no UUID"
+        message = f"invalid UUID: {text!r}"
         raise UsageError(
-            message, "write it like f715f63c-0d00-4007-9c5a-b07b0c6c05de; vfiomgr vgpu list"
+            message, "use the form f715f63c-0d00-4007-9c5a-b07b0c6c05de; see vfiomgr vgpu list"
         ) from None
 
 
 def name_of(text: str) -> str:
-    """A UUID, or the address of a virtual function that need not be there."""
+    """Normalize a UUID, or an address of a virtual function that need not exist."""
     try:
         return str(PciAddress.parse(text))
     except UsageError:
@@ -158,7 +158,7 @@ def name_of(text: str) -> str:
 
 
 def _known_name(host: HostSnapshot, text: str) -> str:
-    """A UUID, or an address in any way of writing it."""
+    """Normalize a UUID, or an address in any accepted form."""
     try:
         return str(uuids.UUID(text))
     except ValueError:
@@ -168,5 +168,5 @@ def _known_name(host: HostSnapshot, text: str) -> str:
     except UsageError as error:
         if ":" in text:
             raise
-        message = f"{text!r} is neither a UUID nor the address of a virtual function"
-        raise UsageError(message, "vfiomgr vgpu list shows what vGPUs are called") from error
+        message = f"not a UUID or virtual function address: {text!r}"
+        raise UsageError(message, "list the vGPUs with: vfiomgr vgpu list") from error

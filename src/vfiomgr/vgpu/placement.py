@@ -1,4 +1,4 @@
-"""Which type of vGPU serves a request, and on which GPUs its instances are made."""
+"""Selection of the vGPU type and of the GPUs for a request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_REASONS = 8
 
 
 class Placement(Value):
-    """Where one instance is made, of which type."""
+    """The GPU, parent and type of one new vGPU."""
 
     gpu: Gpu
     parent: VgpuParent
@@ -33,18 +33,18 @@ class Placement(Value):
 
 
 class Placements(Value):
-    """The places of all instances of a request, and why they are not elsewhere."""
+    """The placements of all vGPUs of a request, and why other GPUs were not selected."""
 
     places: tuple[Placement, ...]
     notes: tuple[str, ...]
 
 
 def choose(host: HostSnapshot, request: CreateVgpu) -> Placements:
-    """Find places for all instances that are asked for.
+    """Find placements for all requested vGPUs.
 
     Raises:
-        UnknownDevice: no such parent, or no type that would ever serve.
-        Refusal: there is no room for all of them; why, for each GPU.
+        UnknownDevice: the parent or a matching type is not found.
+        Refusal: there is no room for all of them; the message names the reason for each GPU.
 
     """
     asked = _asked_gpus(host, request)
@@ -67,10 +67,10 @@ def choose(host: HostSnapshot, request: CreateVgpu) -> Placements:
 
 
 def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
-    """The GPU of a name, with all its parents, or with the one of that name alone.
+    """Find a GPU by name, with all its parents or only the named parent.
 
     Raises:
-        UnknownDevice: there is no such device, or it makes no vGPUs.
+        UnknownDevice: the device is not found, or does not support vGPUs.
 
     """
     known = gpus(host)
@@ -87,22 +87,22 @@ def find_parents(host: HostSnapshot, name: str) -> list[Gpu]:
 def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDevice:
     if ":" not in name:  # as only addresses have
         names = ", ".join(gpu.name for gpu in known)
-        message = f"there is no device {name} that makes vGPUs"
-        message += f"; these do: {names}" if known else ": no device of this host does"
-        return UnknownDevice(message, "vfiomgr vgpu types shows what each can make")
+        message = f"no such vGPU-capable device: {name}"
+        message += f" (available: {names})" if known else " (this host has none)"
+        return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu types")
     device = host.device(host.parse_address(name))
-    message = f"{device} makes no vGPUs now"
+    message = f"{device} does not support vGPUs in its current state"
     if device.sriov_totalvfs and not device.virtual_functions:
-        remedy = f"its virtual functions may: vfiomgr sriov set {device.address} N makes them"
+        remedy = f"create its virtual functions: vfiomgr sriov set {device.address} N"
     elif device.is_on_vfio:
-        remedy = f"it is on {device.driver}: give it back with vfiomgr unbind {device.address}"
+        remedy = f"unbind it from {device.driver}: vfiomgr unbind {device.address}"
     else:
-        remedy = "load the vendor's vGPU driver; vfiomgr vgpu types shows which devices do"
+        remedy = "load the vendor's vGPU driver; list supported devices with: vfiomgr vgpu types"
     return UnknownDevice(message, remedy)
 
 
 def _is_same(text: str, name: str) -> bool:
-    """Whether both are one name, or one PCI address however it is written."""
+    """Whether both are the same name, or the same PCI address in different forms."""
     try:
         return text == name or PciAddress.parse(text) == PciAddress.parse(name)
     except UsageError:
@@ -112,26 +112,26 @@ def _is_same(text: str, name: str) -> bool:
 def _asked_gpus(host: HostSnapshot, request: CreateVgpu) -> list[Gpu]:
     found = find_parents(host, request.parent) if request.parent is not None else list(gpus(host))
     if not found:
-        message = "no device of this host makes vGPUs"
+        message = "no device of this host supports vGPUs"
         raise UnknownDevice(
-            message, "load the vendor's vGPU driver, and enable its virtual functions"
+            message, "load the vendor's vGPU driver, and create its virtual functions"
         )
     return found
 
 
 def _serving(gpu: Gpu, request: CreateVgpu) -> list[VgpuType]:
-    """The types of a GPU that serve a request, the smallest first."""
+    """The matching types of a GPU, the smallest first."""
     return sorted(serving(gpu, request), key=_by_size)
 
 
 def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
-    """Memory, then heads; what cannot be compared comes last."""
+    """Sort key for types: memory, then heads; unknown sizes last."""
     unknown = kind.framebuffer is None
     return int(unknown), kind.framebuffer or 0, kind.heads or 0, by_number(kind)
 
 
 def serving(gpu: Gpu, request: CreateVgpu) -> list[VgpuType]:
-    """The types of a GPU that a request means, by name or by need, in the order of the driver."""
+    """The types of a GPU that match a request, by name or by properties, in driver order."""
     kinds = gpu.types if request.type is None else types_called(gpu.types, request.type)
     return [kind for kind in kinds if _meets_need(kind, request)]
 
@@ -147,19 +147,19 @@ def _meets_need(kind: VgpuType, request: CreateVgpu) -> bool:
 def _is_open(
     gpu: Gpu, kinds: Sequence[VgpuType], request: CreateVgpu, reasons: dict[str, str]
 ) -> bool:
-    """Whether a GPU may be considered at all; else a reason."""
+    """Whether a GPU is a candidate; if not, record the reason."""
     if not kinds:
-        reasons[gpu.name] = f"has no type {_request(request)}"
+        reasons[gpu.name] = f"no type {_request(request)}"
     elif request.numa_node is not None and gpu.numa_node != request.numa_node:
         node = "none" if gpu.numa_node is None else gpu.numa_node
-        reasons[gpu.name] = f"its NUMA node is {node}, not {request.numa_node}"
+        reasons[gpu.name] = f"on NUMA node {node}, not {request.numa_node}"
     else:
         return True
     return False
 
 
 def _sizes(fitting: Iterable[Sequence[VgpuType]]) -> list[int | None]:
-    """The sizes that serve, in their order: larger ones only where the smaller do not suffice."""
+    """The matching sizes in order; larger ones are used only if smaller ones do not suffice."""
     found = {kind.framebuffer for kinds in fitting for kind in kinds}
     known: list[int | None] = [*sorted(size for size in found if size is not None)]
     return [*known, None] if None in found else known
@@ -172,9 +172,9 @@ def _candidates(
     *,
     makes_instances: bool,
 ) -> Iterator[tuple[Gpu, Capacity]]:
-    """Each GPU with the smallest of its types, up to a size, that it has room for.
+    """Yield each GPU with its smallest matching type, up to a size, that it has room for.
 
-    GPU instances (MIG) are made only where those that there are do not suffice.
+    GPU instances (MIG) are created only if the existing ones do not suffice.
     """
     for gpu in open_gpus:
         for kind in fitting[gpu.name]:
@@ -216,21 +216,21 @@ def _why_chosen(gpu: Gpu, found: Capacity, number: int) -> str:
     size = found.type.framebuffer
     parts = [f"room for {'' if found.is_certain else 'at most '}{found.more}"]
     if not found.is_certain:
-        parts.append("what its free virtual functions offer is not told in full")
+        parts.append("its free virtual functions do not report all types")
     if gpu.lock is not None and gpu.lock == size:
-        parts.append("has this size already")
+        parts.append("already has vGPUs of this size")
     if gpu.framebuffer and size and gpu.partition is None:
-        parts.append(f"{gpu.framebuffer - sum(gpu.sizes) - number * size} MiB are left then")
+        parts.append(f"{gpu.framebuffer - sum(gpu.sizes) - number * size} MiB remain")
     return ", ".join(parts)
 
 
 def _share_out(
     candidates: Sequence[tuple[Gpu, Capacity]], count: int, strategy: str
 ) -> dict[str, int]:
-    """How many instances each GPU gets.
+    """Distribute the vGPUs to GPUs.
 
-    `pack` fills GPUs that have instances of this size, then those that lose the least memory to
-    it, one after the other; `spread` gives each instance to the GPU with the fewest.
+    `pack` fills GPUs with vGPUs of this size first, then those that waste the least memory, one
+    after the other; `spread` places each vGPU on the GPU with the fewest.
     """
     given = {gpu.name: 0 for gpu, _ in candidates}
     room_of = {gpu.name: found.more for gpu, found in candidates}
@@ -256,20 +256,20 @@ def _packing(item: tuple[Gpu, Capacity]) -> tuple[bool, int, bool, tuple[int, Pc
 
 
 def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | Refusal:
-    """Nothing serves, whatever there is room for."""
+    """Build the error for a request that no type matches."""
     where = asked[0].name if len(asked) == 1 else "no GPU of this host"
     kinds = {str(kind): kind for gpu in asked for kind in gpu.types}
     full = [gpu for gpu in asked if gpu.is_divided and not gpu.free]
     if len(full) == len(asked) and request.type not in {kind.id for kind in kinds.values()}:
         why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
-        text = f"there is no room for a vGPU {_request(request)}: {'; '.join(why)}"
+        text = f"no room for a vGPU {_request(request)}: {'; '.join(why)}"
         return refusal(
             [
                 blocker(
                     "vgpu-no-room",
                     ", ".join(gpu.name for gpu in asked),
                     text,
-                    "remove one with vfiomgr vgpu remove; vfiomgr vgpu list shows all",
+                    "remove one with vfiomgr vgpu remove; list them with: vfiomgr vgpu list",
                 )
             ]
         )
@@ -282,13 +282,13 @@ def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | 
                     "vgpu-type-unavailable",
                     ", ".join(gpu.name for gpu in asked),
                     f"{message}: its driver offers none now",
-                    "see dmesg, and nvidia-smi vgpu -c",
+                    "check dmesg, and run: nvidia-smi vgpu -c",
                 )
             ]
         )
-    message += f"; there is {', '.join(kinds)}"
+    message += f"; available: {', '.join(kinds)}"
     if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
-        message += ", which go together with the vGPUs that run: the driver names no others now"
+        message += " (the driver lists only types that fit with the active vGPUs)"
         return refusal(
             [
                 blocker(
@@ -303,16 +303,16 @@ def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | 
     if untold:
         first = next(iter(kinds.values())).id
         return UnknownDevice(
-            f"{message}, and nothing here tells their {' and '.join(untold)}",
-            Remedy("name one by its identifier: ", Option("type", f"--type {first}", first)),
+            f"{message}; their {' and '.join(untold)} are unknown",
+            Remedy("name one by its ID: ", Option("type", f"--type {first}", first)),
         )
     return UnknownDevice(message, guess(kinds.values(), request.type or ""))
 
 
 def guess(kinds: Iterable[VgpuType], text: str) -> str:
-    """The remedy for a type that is not there: a name much like it.
+    """Suggest a similar name for a type that is not found.
 
-    Numbers that differ are those of other types, however alike they look.
+    Similar numbers are not suggested, because they belong to other types.
     """
     number = text.rpartition("-")[2]
     names = [
@@ -322,11 +322,11 @@ def guess(kinds: Iterable[VgpuType], text: str) -> str:
         if name and (name != kind.id or not kind.number.isdecimal() or kind.number == number)
     ]
     close = difflib.get_close_matches(text, names, n=1)
-    return f"did you mean {close[0]}?" if close else "vfiomgr vgpu types shows them all"
+    return f"did you mean {close[0]}?" if close else "list the types with: vfiomgr vgpu types"
 
 
 def _untold(kinds: Sequence[VgpuType], request: CreateVgpu) -> list[str]:
-    """What is asked for, and told of none of the types; an identifier needs no name."""
+    """The requested properties that are unknown for all types; an ID needs no name."""
     prefixes = {kind.id.removesuffix(kind.number) for kind in kinds}
     text = request.type or ""
     is_identifier = text.isdecimal() or any(text.startswith(prefix) for prefix in prefixes)
@@ -356,7 +356,7 @@ def _no_room(
             else _why_none(gpu, fitting[gpu.name])
         )
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
-    message = f"there is no room for {wanted} {_request(request)}"
+    message = f"no room for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""
     return refusal(
         [
@@ -364,20 +364,20 @@ def _no_room(
                 "vgpu-no-room",
                 ", ".join(reasons),
                 f"{message}: {'; '.join(_listed(reasons))}",
-                "remove one with vfiomgr vgpu remove, or ask for another type: vfiomgr vgpu types "
-                "shows what still fits",
+                "remove one with vfiomgr vgpu remove, or use another type; list the types that fit "
+                "with: vfiomgr vgpu types",
             )
         ]
     )
 
 
 def _room_in_the_end(found: Capacity) -> int:
-    """With the GPU instances that could be made."""
+    """The capacity including new GPU instances."""
     return found.more + found.makeable
 
 
 def _why_none(gpu: Gpu, kinds: Sequence[VgpuType]) -> str:
-    """Why a GPU has no room for the types that would serve; one says it for all of its size."""
+    """Return why a GPU has no room for the matching types, once per reason."""
     found = {room(gpu, kind).why_not: kind for kind in reversed(kinds)}
     return "; ".join(f"no room for another {kind}: {why}" for why, kind in found.items())
 
@@ -389,8 +389,8 @@ def _listed(reasons: dict[str, str]) -> list[str]:
 
 
 def _request(request: CreateVgpu) -> str:
-    """What is asked for, in words."""
-    parts = [f"called {request.type}"] if request.type is not None else []
+    """Describe the requested type."""
+    parts = [str(request.type)] if request.type is not None else []
     parts += [f"of series {request.series}"] if request.series is not None else []
     if request.framebuffer is not None:
         parts.append(f"of {request.framebuffer} MiB or more")

@@ -1,4 +1,4 @@
-"""vGPU instances: create and remove."""
+"""Plans to create and remove vGPUs."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 def plan_create(
     host: HostSnapshot, request: CreateVgpu, checkpoint: CreateCheckpoint | None = None
 ) -> Plan:
-    """Make instances, all or none, where there is room for them.
+    """Create vGPUs, all or none.
 
     Raises:
-        UnknownDevice: no such parent, or no type that serves.
-        Refusal: there is no room, or a UUID is taken by another vGPU.
+        UnknownDevice: the parent or a matching type is not found.
+        Refusal: there is no room, or another vGPU has the UUID.
 
     """
     refuse_function(host, _address_of(host, request.parent), count=len(request.uuids))
     there = _there_already(host, request, checkpoint)
     missing = [number for number in range(len(request.uuids)) if number not in there]
-    already = tuple(f"{there[number]} exists already" for number in sorted(there))
-    # With a checkpoint, this run finishes another: what is there was made by that one.
+    already = tuple(f"{there[number]} already exists" for number in sorted(there))
+    # With a checkpoint, this run finishes another, which created the existing vGPUs.
     unmarked = [v for v in there.values() if checkpoint is not None and not host.is_own(v)]
     wanted = replace(request, uuids=tuple(request.uuids[number] for number in missing))
     choice = Placements((), ())
@@ -77,7 +77,7 @@ def plan_create(
 
 
 def _address_of(host: HostSnapshot, name: str | None) -> str | None:
-    """The name of a device as sysfs has it, where it is an address."""
+    """Normalize a name if it is an address."""
     if name is None or ":" not in name:
         return name
     return str(host.parse_address(name))
@@ -87,7 +87,7 @@ def _address_of(host: HostSnapshot, name: str | None) -> str | None:
 def resolve(
     host: HostSnapshot, request: CreateVgpu, checkpoint: CreateCheckpoint | None = None
 ) -> CreateCheckpoint:
-    """Find the places that are chosen."""
+    """Return the selected placements."""
     if checkpoint is not None:
         return checkpoint
     there = _there_already(host, request, None)
@@ -106,11 +106,11 @@ def resolve(
 
 @plans(RemoveVgpu)
 def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
-    """Remove instances; one that is gone already is no error.
+    """Remove vGPUs; vGPUs that do not exist are ignored.
 
     Raises:
-        Refusal: a guest holds one of them.
-        UnknownDevice: a name is neither a vGPU's nor could be one's.
+        Refusal: a guest uses one of them.
+        UnknownDevice: a name cannot be that of a vGPU.
 
     """
     for name in request.names:
@@ -140,10 +140,10 @@ def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
 def _there_already(
     host: HostSnapshot, request: CreateVgpu, checkpoint: CreateCheckpoint | None
 ) -> dict[int, Vgpu]:
-    """The instances that a second run, or one that finishes another, finds made.
+    """The requested vGPUs that already exist, from an earlier or interrupted run.
 
     Raises:
-        Refusal: a UUID belongs to a vGPU of another kind.
+        Refusal: a vGPU of another type or parent has the UUID.
 
     """
     found: dict[int, Vgpu] = {}
@@ -152,9 +152,9 @@ def _there_already(
         place = None if checkpoint is None else checkpoint.places[number]
         if vgpu is not None:
             if not _is_as_asked(host, vgpu, request, place):
-                message = f"{vgpu} exists: a {vgpu.type} on {vgpu.parent}"
+                message = f"{vgpu} already exists with type {vgpu.type} on {vgpu.parent}"
                 fresh = Option("not-uuid", "leave out the UUID")
-                then = " to get a fresh one, or remove that one first"
+                then = " to use a random one, or remove that vGPU first"
                 raise refusal([blocker("vgpu-exists", vgpu, message, Remedy("", fresh, then))])
             found[number] = vgpu
         elif place is not None:
@@ -193,14 +193,14 @@ def _chosen_before(
         parent = next(parent for parent in gpu.parents if parent.name == name)
         kind = next((kind for kind in gpu.types if kind.id == type_id), None)
         if kind is None or parent not in gpu.free:
-            message = f"{name} makes no {type_id} any more"
+            message = f"{name} no longer offers type {type_id}"
             raise refusal(
                 [
                     blocker(
                         "vgpu-type-unavailable",
                         name,
                         message,
-                        "vfiomgr recover --undo takes back what was begun",
+                        "undo the interrupted operation: vfiomgr recover --undo",
                     )
                 ]
             )
@@ -228,7 +228,7 @@ def _removal(host: HostSnapshot, vgpu: Vgpu) -> Step:
 
 
 def _remembered(host: HostSnapshot, vgpu: Vgpu) -> Iterator[SetVgpuAttribute]:
-    """What a roll-back has to give a vGPU that it makes again."""
+    """The attributes that a rollback restores if it creates the vGPU again."""
     directory = (MDEV_DEVICES if vgpu.uuid is not None else PCI_DEVICES) / vgpu.name
     for name, text in host.defined.attributes_of(vgpu.name):
         if text.strip():
@@ -236,7 +236,7 @@ def _remembered(host: HostSnapshot, vgpu: Vgpu) -> Iterator[SetVgpuAttribute]:
 
 
 def _fresh(host: HostSnapshot, mark: ReplaceFile) -> ReplaceFile:
-    """A mark in the place of one that an instance of this name left behind."""
+    """Replace a mark that an earlier vGPU of this name left behind."""
     left = next((m.text for m in host.vgpu_marks if m.path == mark.path), None)
     return replace(mark, before=left)
 
@@ -248,7 +248,7 @@ def _unmarkings(host: HostSnapshot, files: AbstractSet[HostPath]) -> Iterator[St
 
 
 def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:
-    """The parents of vGPUs that are gone, by name: a run that was cut off had not come further."""
+    """The parents of removed vGPUs whose marks an interrupted run left behind, by name."""
     marks = {mark.path: mark.text for mark in host.vgpu_marks}
     parents = {name: marks.get(MARKS / name, "").split(" ")[0] for name in names}
     functions = {name: name for name in names if host.device_named(name) is not None}
@@ -256,38 +256,38 @@ def _left_marks(host: HostSnapshot, names: Iterable[str]) -> dict[str, str]:
 
 
 def _named(host: HostSnapshot, request: RemoveVgpu) -> tuple[list[Vgpu], tuple[str, ...]]:
-    """The vGPUs that are meant, and words for those that are not there."""
+    """Return the named vGPUs, and notes for those that do not exist."""
     if request.every:
         own = [vgpu for vgpu in _below(host, request.parent) if host.is_own(vgpu)]
-        return own, () if own else ("there is no vGPU that vfiomgr made",)
+        return own, () if own else ("no vGPU was created by vfiomgr",)
     found: list[Vgpu] = []
     absent: list[str] = []
     for name in request.names:
         vgpu = host.vgpu(name)
         if vgpu is None:
             _require_no_parent(host, name)
-            absent.append(f"there is no vGPU {name}")
+            absent.append(f"vGPU not found: {name}")
         else:
             found.append(vgpu)
     return found, tuple(absent)
 
 
 def _require_no_parent(host: HostSnapshot, name: str) -> None:
-    """The GPU, or the parent, of vGPUs that have names of their own is not meant to be none.
+    """Refuse the name of a GPU or parent whose vGPUs have other names.
 
     Raises:
-        UnknownDevice: it carries such vGPUs.
+        UnknownDevice: it has such vGPUs.
 
     """
     carried = [v.name for gpu in gpus(host) for v in gpu.instances if name in (gpu.name, v.parent)]
     if carried:
-        message = f"{name} is no vGPU itself, and carries {', '.join(carried)}"
-        remedy = f"name them: vfiomgr vgpu remove {' '.join(carried)}; with --all --parent {name} "
-        raise UnknownDevice(message, f"{remedy}those that vfiomgr made")
+        message = f"{name} is not a vGPU; its vGPUs: {', '.join(carried)}"
+        remedy = f"name them: vfiomgr vgpu remove {' '.join(carried)}; or remove those created by "
+        raise UnknownDevice(message, f"{remedy}vfiomgr: vfiomgr vgpu remove --all --parent {name}")
 
 
 def _below(host: HostSnapshot, parent: str | None) -> list[Vgpu]:
-    """The vGPUs of a device, of all without one."""
+    """The vGPUs of a device; all vGPUs if it is None."""
     if parent is None:
         return list(host.vgpus)
     try:
@@ -303,7 +303,7 @@ def _foreign_notes(host: HostSnapshot, request: RemoveVgpu) -> Iterator[str]:
     if request.every:
         for vgpu in _below(host, request.parent):
             if not host.is_own(vgpu):
-                yield f"{vgpu} on {vgpu.parent} was not made by vfiomgr, and stays: name it"
+                yield f"keeping {vgpu} on {vgpu.parent}: not created by vfiomgr"
 
 
 def _summary(request: CreateVgpu, places: Sequence[Placement]) -> str:
@@ -321,11 +321,11 @@ def _summary(request: CreateVgpu, places: Sequence[Placement]) -> str:
 def _removal_summary(request: RemoveVgpu, names: Sequence[str]) -> str:
     if names or request.names:
         return f"remove vGPU {', '.join(names or request.names)}"
-    return "remove the vGPUs that vfiomgr made"
+    return "remove all vGPUs created by vfiomgr"
 
 
 def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
-    """Those of the GPU, whose memory all share, and of the virtual functions that may be taken."""
+    """The locks of the GPU, whose memory all vGPUs share, and of its free virtual functions."""
     if place.gpu.device is None:
         yield f"parent-{place.gpu.name}"
     else:
@@ -337,7 +337,7 @@ def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
 
 
 def _locks(host: HostSnapshot, vgpu: Vgpu) -> Iterator[str]:
-    """The name, since one UUID may be asked for on two parents, and the parent."""
+    """The locks of the parent, and of the name, which may be requested on two parents."""
     yield f"vgpu-{vgpu.name}"
     yield _parent_lock(host, vgpu.parent)
 

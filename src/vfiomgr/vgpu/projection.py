@@ -1,4 +1,4 @@
-"""A host as it will be once a part of a plan is done: what the next part is planned on."""
+"""The expected state of a host after a part of a plan, on which the next part is planned."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
-    """Once vGPUs are removed."""
+    """Return the host after vGPUs are removed."""
     files = {mark_file(vgpu) for vgpu in vgpus}
     return replace(
         host,
@@ -30,9 +30,9 @@ def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:
 
 
 def with_vgpus(host: HostSnapshot, made: Sequence[Vgpu]) -> HostSnapshot:
-    """Once vGPUs are made; what their parents have room for then is what is left of it in shares.
+    """Return the host after vGPUs are created, with proportionally reduced capacities.
 
-    So share those that divide memory, ports or a number among types of any size.
+    Parents that share memory, ports or a number among types behave this way.
     """
     by_parent: dict[str, list[Vgpu]] = {}
     for vgpu in made:
@@ -56,7 +56,7 @@ def _with_less(parent: VgpuParent, made: Sequence[Vgpu]) -> VgpuParent:
 
 
 def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSnapshot:
-    """Once a function has so many virtual ones; of new ones nothing is known yet."""
+    """Return the host after the number of virtual functions changes; new ones are unknown."""
     gone = set(device.virtual_functions)
     names = {str(address) for address in gone}
     host = with_mode(host, replace(_mode(host, device), heterogeneous=False))
@@ -70,14 +70,14 @@ def with_functions(host: HostSnapshot, device: PciDevice, count: int) -> HostSna
 
 
 def with_mode(host: HostSnapshot, mode: GpuMode) -> HostSnapshot:
-    """Once a GPU is in a mode."""
+    """Return the host after a GPU changes its mode."""
     others = (other for other in host.gpu_modes if other.gpu != mode.gpu)
     host = replace(host, gpu_modes=(*others, mode))
     return host if mode.mig else replace(host, gpu_partitions=_partitions_but(host, mode.gpu))
 
 
 def without_instances(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
-    """Once a GPU in MIG mode has no GPU instances: there is room for as many as it holds."""
+    """Return the host after all GPU instances of a GPU are destroyed."""
     partition = host.partition(str(device.address))
     if partition is None:
         return host
@@ -91,7 +91,7 @@ def _partitions_but(host: HostSnapshot, gpu: str) -> tuple[GpuPartition, ...]:
 
 
 def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
-    """Once a GPU's driver is not kept initialised any more."""
+    """Return the host after persistence mode of a GPU is turned off."""
     if host.host_uses is None:
         return host
     staying = (
@@ -103,7 +103,7 @@ def without_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
 
 
 def _with_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
-    """Once a GPU's driver is kept initialised."""
+    """Return the host after persistence mode of a GPU is turned on."""
     if host.in_persistence_mode(device.address):
         return host
     use = HostUse(device.address, "persistence-mode", "sriov-manage enables it")
@@ -111,7 +111,7 @@ def _with_persistence(host: HostSnapshot, device: PciDevice) -> HostSnapshot:
 
 
 def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot:
-    """Once functions are with the drivers that they had at first; others stay where they are."""
+    """Return the host after functions with saved state are on their original drivers."""
     changed: list[PciDevice] = []
     for device in devices:
         origin = host.origin(device)
@@ -135,7 +135,7 @@ def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot
 def with_devices(
     host: HostSnapshot, changed: Iterable[PciDevice], gone: Collection[object] = ()
 ) -> HostSnapshot:
-    """With some functions otherwise, and without some."""
+    """Return the host with some functions changed and some removed."""
     new = {device.address: device for device in changed}
     kept = (new.get(d.address, d) for d in host.devices if d.address not in gone)
     return replace(host, devices=tuple(kept))

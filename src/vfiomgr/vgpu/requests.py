@@ -1,4 +1,4 @@
-"""Requests about vGPUs: create and remove them."""
+"""Requests to create and remove vGPUs."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from vfiomgr.engine.request import Checkpoint, Request
 from vfiomgr.value import Value
 
 Strategy = Literal["pack", "spread"]
-"""Fill one GPU after the other, or give each the same number of vGPUs."""
+"""Fill one GPU after the other, or spread vGPUs evenly."""
 
 
 class CreateCheckpoint(Checkpoint):
-    """Where vGPUs were to be made."""
+    """The selected placements of vGPUs."""
 
     places: tuple[tuple[str, str], ...]
     """Parent and type of each."""
 
 
 class CreateVgpu(Request, Value):
-    """Make vGPUs: as many as there are UUIDs, all or none."""
+    """Create one vGPU per UUID, all or none."""
 
     uuids: tuple[str, ...]
-    """Names for those that are mediated devices; a virtual function keeps its address."""
+    """The UUIDs of mediated devices; a virtual function is named by its address instead."""
     type: str | None = None
-    """By its identifier, its number, its full or its short name."""
+    """The type by ID, number, full name or short name."""
     framebuffer: int | None = None
-    """MiB or more; the smallest type that serves is taken."""
+    """The minimum MiB; the smallest matching type is used."""
     series: str | None = None
     heads: int | None = None
     parent: str | None = None
-    """On this device alone: a GPU, or one of its virtual functions."""
+    """The device to use: a GPU, or one of its virtual functions."""
     numa_node: int | None = None
     strategy: Strategy = "pack"
     kind: ClassVar[str] = "create-vgpu"
@@ -45,8 +45,8 @@ class RemoveVgpu(Request, Value):
 
     names: tuple[str, ...] = ()
     every: bool = False
-    """All that vfiomgr made, and none that others did."""
+    """Remove all vGPUs created by vfiomgr."""
     parent: str | None = None
-    """With `every`: of this device alone."""
+    """With `every`: only vGPUs of this device."""
     allow: frozenset[Override] = frozenset()
     kind: ClassVar[str] = "remove-vgpu"

@@ -1,4 +1,4 @@
-"""A step about one attribute of a vGPU."""
+"""Steps that create, remove and configure vGPUs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class SetVgpuAttribute(Step, Value):
-    """Write an attribute of a vGPU; `before` is None where nobody knows what it read, or need to.
+    """Write an attribute of a vGPU; `before` is None if the old value is not needed.
 
-    So it is of a vGPU that the same plan makes: undone, the vGPU goes, and its attributes with it.
+    That is the case for a vGPU that the same plan creates: undoing removes it entirely.
     """
 
     vgpu: str
@@ -39,13 +39,13 @@ class SetVgpuAttribute(Step, Value):
 
     @property
     def topic(self) -> Topic:
-        """The same attribute of the same vGPU."""
+        """Identify the attribute of the vGPU."""
         return (self.kind, self.subject, self.attribute)
 
     def describe(self) -> str:
         """Describe the step in one line."""
         if self.before == self.after:
-            return f"{self.vgpu}: remember that {self.attribute} is {self.after!r}"
+            return f"{self.vgpu}: save {self.attribute} ({self.after!r})"
         return f"{self.vgpu}: set {self.attribute} to {self.after!r}"
 
     def commands(self) -> tuple[str, ...]:
@@ -58,17 +58,17 @@ class SetVgpuAttribute(Step, Value):
 
     @property
     def written(self) -> str:
-        """What is written.
+        """The bytes to write.
 
-        NVIDIA's driver takes the last byte for a newline, whatever it is, and wants a blank for
-        nothing (vgpu_params_store in its nvidia-vgpu-vfio).
+        NVIDIA's driver treats the last byte as a newline, and needs a blank for an empty value
+        (vgpu_params_store in its nvidia-vgpu-vfio).
         """
         if self.attribute != PARAMETERS:
             return self.after
         return f"{self.after.rstrip() or ' '}\n"
 
     def inverse(self) -> SetVgpuAttribute | None:
-        """What it read before, where that is known."""
+        """Return the step that restores the old value; None if it is unknown."""
         if self.before is None:
             return None
         return SetVgpuAttribute(
@@ -77,7 +77,7 @@ class SetVgpuAttribute(Step, Value):
 
 
 class CreateMdev(Step, Value):
-    """Make a mediated device."""
+    """Create a mediated device."""
 
     parent: str
     parent_path: str
@@ -94,11 +94,11 @@ class CreateMdev(Step, Value):
 
     @property
     def topic(self) -> Topic:
-        """A vGPU of another type, or on another parent, is another one."""
+        """Identify the vGPU by UUID, parent and type."""
         return (self.affects, self.uuid, self.parent, self.type_id)
 
     def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
-        """The vGPU, if it is there."""
+        """The vGPU, if it exists."""
         return host.vgpu(self.uuid)
 
     def describe(self) -> str:
@@ -111,7 +111,7 @@ class CreateMdev(Step, Value):
         return (f"echo {self.uuid} > {target}",)
 
     def inverse(self) -> RemoveMdev:
-        """Remove it again."""
+        """Return the step that removes the vGPU."""
         return RemoveMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
@@ -133,7 +133,7 @@ class RemoveMdev(Step, Value):
 
     @property
     def topic(self) -> Topic:
-        """A vGPU of another type, or on another parent, is another one."""
+        """Identify the vGPU by UUID, parent and type."""
         return (self.affects, self.uuid, self.parent, self.type_id)
 
     def describe(self) -> str:
@@ -145,12 +145,12 @@ class RemoveMdev(Step, Value):
         return (f"echo 1 > {paths.MDEV_DEVICES / self.uuid / 'remove'}",)
 
     def inverse(self) -> CreateMdev:
-        """Make it again, with the same UUID."""
+        """Return the step that creates the vGPU again, with the same UUID."""
         return CreateMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
 class SetVgpuType(Step, Value):
-    """Make a virtual function a vGPU of a type of the vendor's driver, or none with the type 0."""
+    """Set the vendor's vGPU type of a virtual function; type 0 removes the vGPU."""
 
     device: DeviceIdentity
     before: int
@@ -159,18 +159,18 @@ class SetVgpuType(Step, Value):
 
     @property
     def topic(self) -> Topic:
-        """A vGPU of another type is another one: undoing it looks for its own."""
+        """Identify the vGPU by address and type."""
         return (self.kind, self.subject, frozenset({self.before, self.after}))
 
     def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
-        """The vGPU, if it is there."""
+        """The vGPU, if it exists."""
         return host.vgpu(str(self.device.address)) if self.after else None
 
     def describe(self) -> str:
         """Describe the step in one line."""
         if not self.after:
             return f"{self.device.address}: remove its vGPU of type {self.before}"
-        return f"{self.device.address}: make it a vGPU of type {self.after}"
+        return f"{self.device.address}: create a vGPU of type {self.after}"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -178,5 +178,5 @@ class SetVgpuType(Step, Value):
         return (f"echo {self.after} > {target}",)
 
     def inverse(self) -> SetVgpuType:
-        """As it was."""
+        """Return the step that restores the former type."""
         return SetVgpuType(self.device, before=self.after, after=self.before)

@@ -1,4 +1,4 @@
-"""What speaks against undoing an operation on GPUs that carry vGPUs."""
+"""Safety checks before an operation on GPUs with vGPUs is undone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @guards_undo
 def other_vgpus(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
-    """vGPUs that would go with their virtual functions, and that undoing does not make again."""  # noqa: D403
+    """Refuse to remove virtual functions with newer vGPUs, which the undo cannot restore."""
     parents = (*scope.removed, *scope.reduced)
     there = [vgpu for device in parents for vgpu in host.vgpus_of(str(device.address))]
     names = [vgpu.name for vgpu in there if vgpu not in scope.made]
@@ -24,6 +24,6 @@ def other_vgpus(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
         yield blocker(
             "newer-vgpus",
             ", ".join(names),
-            f"vGPUs that came since would go with their virtual functions: {', '.join(names)}",
-            f"remove them first, if nobody needs them: vfiomgr vgpu remove {' '.join(names)}",
+            f"removing virtual functions would also remove newer vGPUs: {', '.join(names)}",
+            f"remove these vGPUs first: vfiomgr vgpu remove {' '.join(names)}",
         )

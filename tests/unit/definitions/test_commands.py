@@ -91,24 +91,24 @@ def test_who_uses_a_vgpu_and_what_it_is_defined_as(
     table = run("vgpu", "list", "--defined").stdout
     assert "  in use  " in table
     assert "  another vGPU has its name  " in table
-    assert "is held by guest win (qemu-system-x86" in run("vgpu", "remove", UUID).stderr
+    assert "is in use by: guest win (qemu-system-x86" in run("vgpu", "remove", UUID).stderr
 
 
 def test_where_nobody_can_look_it_says_so(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody = "is not known: only root of a running host sees every process\n"
+    nobody = "unknown (requires root on a running host)\n"
     run(*DEFINE)
     run("vgpu", "start", UUID)
     hold(kernel, UUID)
     monkeypatch.setattr("vfiomgr.snapshot.users._shows_all", lambda _tree: False)
     told = run("vgpu", "list")
     assert told.stdout.splitlines()[1].endswith("  ?")
-    assert told.stderr == f"who uses them {nobody}"
+    assert told.stderr == f"used by: {nobody}"
     (item,) = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
     assert item["users"] is None
     defined = run("vgpu", "list", "--defined")
-    assert f"whether they are in use {nobody}" in defined.stderr
+    assert f"in use: {nobody}" in defined.stderr
     assert "  active  " in defined.stdout
 
 
@@ -206,7 +206,7 @@ def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "which vGPU?"),
+        ([], "missing option: --type"),
         (["--uuid", "x"], "'x' is no UUID"),
         (["--uuid", UUID], "could be defined as it is"),
         (["--parent", "mbochs"], "of which type"),

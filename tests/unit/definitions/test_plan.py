@@ -122,7 +122,7 @@ def test_a_virtual_functions_type_goes_by_its_short_name() -> None:
         (DefineVgpu(UUID, "..", "mtty-1"), "is no name of a device"),
         (replace(DEFINE, attributes=(("../x", "1"),)), "is no path below"),
         (replace(DEFINE, attributes=(("remove", "1"),)), "would remove the device"),
-        (replace(DEFINE, attributes=(("nvidia/vgpu_params", "1"),) * 2), "is given twice"),
+        (replace(DEFINE, attributes=(("nvidia/vgpu_params", "1"),) * 2), "profile specified twice"),
         (DefineVgpu("0000:04:00.0"), "is no virtual function"),
     ],
 )

@@ -69,7 +69,7 @@ def test_types_tell_what_is_there_apart_from_what_can_be_made(run: Run) -> None:
 def test_set_again_changes_nothing_and_clear_destroys_all(run: Run) -> None:
     first = run("vgpu", "instances", "set", GPU, "14=2")
     assert first.stdout.splitlines()[-1] == (
-        f"{GPU}: GPU instances: make 2g.10gb at 2, 2g.10gb at 4"
+        f"{GPU}: GPU instances: create 2g.10gb at 2, 2g.10gb at 4"
     )
     again = run("vgpu", "instances", "set", GPU, "2g.10gb=2")
     assert again.stdout.splitlines()[-1] == "nothing to do"
@@ -77,7 +77,7 @@ def test_set_again_changes_nothing_and_clear_destroys_all(run: Run) -> None:
     made = run("vgpu", "create", "--type", "A100-2-10C").stdout.strip()
     refused = run("vgpu", "instances", "clear", GPU)
     assert refused.status == 4
-    assert f"is in use: vGPU {made}" in refused.stderr
+    assert f"is in use by: vGPU {made}" in refused.stderr
     assert f"vfiomgr vgpu remove {made}" in refused.stderr
     run("vgpu", "remove", made)
     assert run("vgpu", "instances", "clear", GPU).status == 0
@@ -87,11 +87,11 @@ def test_set_again_changes_nothing_and_clear_destroys_all(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["set", GPU, "1g.5gb"], 2, f"is no PROFILE=COUNT\n  remedy: write it like {EXAMPLE}"),
-        (["set", GPU, "1g.5gb=1", "1g.5gb=2"], 2, "is given twice"),
+        (["set", GPU, "1g.5gb"], 2, f"(expected PROFILE=COUNT)\n  remedy: example: {EXAMPLE}"),
+        (["set", GPU, "1g.5gb=1", "1g.5gb=2"], 2, "profile specified twice"),
         (["set", GPU, "1g.5gb=0"], 2, "vfiomgr vgpu instances remove"),
-        (["set", GPU, "9g.99gb=1"], 2, "it has 1g.5gb, 2g.10gb"),
-        (["set", GPU, "3g.20gb=3"], 4, "3g.20gb 2 at most"),
+        (["set", GPU, "9g.99gb=1"], 2, "(use 1g.5gb, 2g.10gb"),
+        (["set", GPU, "3g.20gb=3"], 4, "2 x 3g.20gb)"),
         (["set", GPUS[1], "1g.5gb=1"], 4, f"vfiomgr vgpu mode {GPUS[1]} --mig"),
     ],
 )

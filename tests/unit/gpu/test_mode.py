@@ -90,7 +90,7 @@ def test_what_is_so_already_is_no_refusal_even_with_vgpus() -> None:
         (
             divided(replace(PLAIN, mixes_sizes=False)),
             {"heterogeneous": True},
-            "one size only",
+            "only vGPUs of one size",
             "MIG",
         ),
         (divided(replace(PLAIN, mig=True)), {"heterogeneous": True}, "in MIG mode", "--no-mig"),
@@ -100,12 +100,17 @@ def test_what_is_so_already_is_no_refusal_even_with_vgpus() -> None:
             "no virtual functions",
             "switch 0000:41:00.0 vgpu --het",
         ),
-        (divided(replace(PLAIN, mig=None)), {"mig": True}, "has no MIG", "--heterogeneous"),
-        (divided(None), {"mig": True}, "nvidia-smi tells nothing", "nvidia-smi -q"),
+        (
+            divided(replace(PLAIN, mig=None)),
+            {"mig": True},
+            "does not support MIG",
+            "--heterogeneous",
+        ),
+        (divided(None), {"mig": True}, "nvidia-smi does not report", "nvidia-smi -q"),
         (
             host_of(replace(GPU, driver="vfio-pci")),
             {"mig": True},
-            "on vfio-pci: only NVIDIA",
+            "on vfio-pci; these modes require",
             "vfiomgr unbind",
         ),
         (host_of(replace(GPU, driver=None)), {"mig": True}, "on no driver", "name a GPU"),
@@ -121,6 +126,6 @@ def test_what_cannot_be_is_explained(
 
 
 def test_a_virtual_function_has_the_modes_of_its_gpu() -> None:
-    with pytest.raises(Refusal, match="has the modes of its GPU") as caught:
+    with pytest.raises(Refusal, match="only its GPU has modes") as caught:
         plan(divided(), SetGpuMode(VFS[0].address, mig=True))
     assert str(GPU.address) in caught.value.hint

@@ -90,7 +90,7 @@ def test_the_vendors_program_is_behind_sriov_set(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["vgpu", "mode", "--mig"], 2, "which GPU?"),
+        (["vgpu", "mode", "--mig"], 2, "missing argument: GPU"),
         (["vgpu", "mode", GPU, "--mig", "--heterogeneous"], 2, "contradict each other"),
         (["vgpu", "mode", GPU, "--mig"], 4, "has no MIG"),
         (["vgpu", "mode", "0000:00:01.0"], 4, "nvidia-smi tells nothing of 0000:00:01.0"),
@@ -128,16 +128,16 @@ class TestMig:
     def test_a_refusal_names_the_profile_and_the_command(self, run: Run) -> None:
         """And once it is followed, the vGPU is made with its GPU instance."""
         create = ("vgpu", "create", "--type", "A100-1-5C")
-        assert f"profile 19, and MIG is off: vfiomgr vgpu mode {GPU} --mig" in run(*create).stderr
+        assert f"profile 19, but MIG is off: vfiomgr vgpu mode {GPU} --mig" in run(*create).stderr
         assert run("vgpu", "mode", GPU, "--mig").status == 0
         made = run(*create)
         assert made.status == 0
-        assert "its GPU instances 1g.5gb are made for this" in made.stderr
+        assert "also creating GPU instances 1g.5gb" in made.stderr
 
 
 def test_without_nvidia_smi_nothing_breaks(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.drop("/usr/bin/nvidia-smi")
-    assert "tells of no GPU" in run("vgpu", "mode").stderr
+    assert "no GPU uses the nvidia driver" in run("vgpu", "mode").stderr
     assert run("vgpu", "types").status == 0
     assert run("vgpu", "mode", GPU, "--mig").status == 4
     assert run("vgpu", "create", "--type", "L40S-8Q").status == 0

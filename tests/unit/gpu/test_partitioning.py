@@ -106,12 +106,12 @@ def test_only_what_differs_is_made_and_destroyed() -> None:
     assert [str(place) for place in step.made] == ["3g.20gb at 0"]
     assert step.inverse().gone == step.made
     assert step.describe() == (
-        "0000:41:00.0: GPU instances: destroy 2g.10gb at 0; make 3g.20gb at 0; keep 1g.5gb"
+        "0000:41:00.0: GPU instances: destroy 2g.10gb at 0; create 3g.20gb at 0; keep 1g.5gb"
     )
     assert step.commands()[-1] == "nvidia-smi mig -cgi 9:0 -C -i 0000:41:00.0"
     same = divided(there, g1_5=1, g2_10=1)
     assert same.is_empty
-    assert "is divided so already: 2g.10gb, 1g.5gb" in same.already[0]
+    assert "already has 2g.10gb, 1g.5gb" in same.already[0]
 
 
 def test_what_is_used_stays_and_is_named_where_it_would_have_to_go() -> None:
@@ -120,25 +120,27 @@ def test_what_is_used_stays_and_is_named_where_it_would_have_to_go() -> None:
     there = host(used, busy, instance("1g.5gb", 2, 9), vgpus=(vgpu("474", 7),))
     step = one_step(divided(there, g1_5=2))
     assert [str(place) for place in step.gone] == ["1g.5gb at 2"]
-    with pytest.raises(Refusal, match=r"GPU instance 8 .* is in use: python3 \(PID 4711\)") as why:
+    with pytest.raises(
+        Refusal, match=r"GPU instance 8 .* is in use by: python3 \(PID 4711\)"
+    ) as why:
         divided(there, g1_5=1)
-    assert why.value.hint == "end its processes first"
-    with pytest.raises(Refusal, match=f"GPU instance 7 .* is in use: vGPU {NAME}"):
+    assert why.value.hint == "stop its processes first"
+    with pytest.raises(Refusal, match=f"GPU instance 7 .* is in use by: vGPU {NAME}"):
         plan(there, SetMigInstances(GPU.address))
-    with pytest.raises(Refusal, match=r"do not fit together on .* beside GPU instance 7"):
+    with pytest.raises(Refusal, match=r"no room for .* on .* beside GPU instance 7"):
         divided(there, g1_5=2, g7_40=1)
 
 
 def test_where_the_driver_does_not_tell_every_instance_of_the_profile_may_be_used() -> None:
     there = host(instance("1g.5gb", 0, 7), instance("3g.20gb", 4, 1), vgpus=(vgpu("474", None),))
-    with pytest.raises(Refusal, match=rf"in use: vGPU {NAME} \(perhaps\)"):
+    with pytest.raises(Refusal, match=rf"in use by: vGPU {NAME} \(possibly\)"):
         plan(there, SetMigInstances(GPU.address))
     assert [str(place) for place in one_step(divided(there, g1_5=1)).gone] == ["3g.20gb at 4"]
 
 
 def test_one_that_is_divided_further_stays() -> None:
     parts = instance("3g.20gb", 0, 2, compute_instances=("1c.3g.20gb", "2c.3g.20gb"))
-    with pytest.raises(Refusal, match="divided further") as caught:
+    with pytest.raises(Refusal, match="that a rollback cannot restore") as caught:
         plan(host(parts), SetMigInstances(GPU.address))
     assert "nvidia-smi mig -dci -gi 2 -i 0000:41:00.0" in caught.value.hint
     assert divided(host(parts), g3_20=1).is_empty
@@ -147,10 +149,10 @@ def test_one_that_is_divided_further_stays() -> None:
 @pytest.mark.parametrize(
     ("there", "words", "remedy"),
     [
-        (replace(host(), gpu_modes=()), "nvidia-smi tells nothing", "nvidia-smi -q"),
-        (replace(host(), gpu_modes=(replace(MIG, mig=None),)), "has no MIG", "vgpu mode"),
+        (replace(host(), gpu_modes=()), "nvidia-smi does not report", "nvidia-smi -q"),
+        (replace(host(), gpu_modes=(replace(MIG, mig=None),)), "does not support MIG", "vgpu mode"),
         (replace(host(), gpu_modes=(replace(MIG, mig=False),)), "MIG is off", "--mig"),
-        (replace(host(), gpu_partitions=()), "nothing of the GPU instances", "mig -lgip"),
+        (replace(host(), gpu_partitions=()), "does not report the GPU instances", "mig -lgip"),
     ],
 )
 def test_gpus_that_cannot_be_divided(there: HostSnapshot, words: str, remedy: str) -> None:
@@ -160,7 +162,9 @@ def test_gpus_that_cannot_be_divided(there: HostSnapshot, words: str, remedy: st
 
 
 def test_a_profile_that_the_gpu_does_not_have() -> None:
-    with pytest.raises(UnknownDevice, match=r"has no GPU instance profile 1g\.10gb") as caught:
+    with pytest.raises(
+        UnknownDevice, match=r"GPU instance profile not found on .*: 1g\.10gb"
+    ) as caught:
         plan(host(), SetMigInstances(GPU.address, (("1g.10gb", 1),)))
     assert caught.value.hint == "did you mean 2g.10gb?"
     assert (
@@ -176,10 +180,10 @@ def test_a_definition_that_keeps_other_instances_is_told() -> None:
     file = TextFile(kept.path, render_gpu_definition(kept))
     there = replace(host(), definitions=DefinitionFacts((file,)))
     (note,) = divided(there, g1_5=2).notes
-    assert "keeps other GPU instances for the next boot" in note
-    assert note.endswith(f"vfiomgr vgpu define {NAME} keeps these")
+    assert "has other GPU instances for the next boot" in note
+    assert note.endswith(f"to keep these: vfiomgr vgpu define {NAME}")
     assert divided(there, g1_5=1).notes == ()
-    assert "do not outlast a reboot" in divided(host(), g1_5=1).notes[0]
+    assert "are lost at reboot" in divided(host(), g1_5=1).notes[0]
 
 
 # ---- room for vGPUs, and making what they need
@@ -188,17 +192,17 @@ def test_a_definition_that_keeps_other_instances_is_told() -> None:
 def test_room_in_what_is_there_is_told_apart_from_what_can_be_made() -> None:
     empty = found(host(), SMALL)
     assert (empty.more, empty.makeable, empty.is_certain) == (0, 2, True)
-    assert "no GPU instance 1g.5gb (19) is free (MIG): vgpu create" in (empty.why_not or "")
+    assert "no free GPU instance 1g.5gb (19) (MIG); vgpu create" in (empty.why_not or "")
     one = found(host(instance("1g.5gb", 6)), SMALL)
     assert (one.more, one.makeable) == (1, 1), "two virtual functions, not seven instances"
     taken = host(instance("1g.5gb", 6, 13), vgpus=(vgpu("474", 13),))
     assert (found(taken, SMALL).more, found(taken, SMALL).makeable) == (0, 1)
     full = found(host(instance("7g.40gb", 0)), SMALL)
     assert (full.more, full.makeable) == (0, 0)
-    assert "none fits beside 7g.40gb: vfiomgr vgpu instances set 0000:41:00.0" in str(full.why_not)
+    assert "no room beside 7g.40gb: vfiomgr vgpu instances set 0000:41:00.0" in str(full.why_not)
     sliced = found(host(instance("1g.5gb", 6)), WHOLE)
     assert (sliced.more, sliced.makeable) == (0, 0)
-    assert "lives in no GPU instance, and MIG is on" in (sliced.why_not or "")
+    assert "does not run in a GPU instance, but MIG is on" in (sliced.why_not or "")
 
 
 def test_an_instance_holds_several_of_one_size() -> None:
@@ -226,7 +230,7 @@ def test_the_instances_come_before_their_vgpus_with_a_note() -> None:
     assert [str(place) for place in first.made] == ["1g.5gb at 5", "1g.5gb at 6"]
     assert isinstance(second, SetVgpuType)
     assert isinstance(third, SetVgpuType)
-    assert any("its GPU instances 2 x 1g.5gb are made for this" in note for note in made.notes)
+    assert any("also creating GPU instances 2 x 1g.5gb" in note for note in made.notes)
     assert "group-41" in made.locks
 
 
@@ -247,7 +251,7 @@ def test_a_run_that_was_cut_off_makes_only_what_is_still_missing() -> None:
 
 
 def test_without_room_for_an_instance_the_refusal_names_what_is_there() -> None:
-    with pytest.raises(Refusal, match=r"no GPU instance 3g\.20gb \(9\) is free .* beside 7g\.40gb"):
+    with pytest.raises(Refusal, match=r"no free GPU instance 3g\.20gb \(9\) .* beside 7g\.40gb"):
         create(host(instance("7g.40gb", 0)), type="A100-3-20C")
 
 

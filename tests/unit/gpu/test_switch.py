@@ -121,7 +121,7 @@ def test_other_drivers_make_functions_by_the_kernel() -> None:
 
 @pytest.mark.parametrize("to", ["host", "passthrough"])
 def test_vgpus_of_others_are_named_and_stay(to: GpuUse) -> None:
-    with pytest.raises(Refusal, match=r"vfiomgr did not make: 0000:41:00\.4") as caught:
+    with pytest.raises(Refusal, match=r"vfiomgr did not create: 0000:41:00\.4") as caught:
         switch(replace(carrying(), vgpu_marks=()), to)
     assert "vfiomgr vgpu remove 0000:41:00.4" in caught.value.hint
 
@@ -167,15 +167,15 @@ def test_persistence_mode_that_was_off_is_ended_after_the_program_all_the_same()
 @pytest.mark.parametrize(
     ("host", "wanted", "reason", "remedy"),
     [
-        (replace(bound(), origins=()), {}, "nobody recorded", "vfiomgr unbind"),
+        (replace(bound(), origins=()), {}, "was not saved", "vfiomgr unbind"),
         (
             whole(replace(PLAIN, mixes_sizes=False)),
             {"heterogeneous": True},
-            "one size only",
+            "only vGPUs of one size",
             "leave out",
         ),
         (whole(), {"functions": 1}, "all of its 2", "ask for 2 or 0"),
-        (carrying(), {"heterogeneous": True}, "carries vGPUs", "remove them first"),
+        (carrying(), {"heterogeneous": True}, "it has active vGPUs", "remove them first"),
     ],
 )
 def test_what_cannot_be_is_explained(
@@ -190,17 +190,17 @@ def test_a_virtual_function_or_a_bridge_is_no_gpu() -> None:
     first = VFS[0].address
     with pytest.raises(Refusal, match="is a virtual function") as refused:
         plan(divided(), SwitchGpu(first, "host"))
-    assert refused.value.hint.endswith(f"of the function alone: vfiomgr bind {first}")
+    assert refused.value.hint.endswith(f"for the virtual function itself: vfiomgr bind {first}")
     parent = VgpuParent(str(first), "p", "vendor-vfio", "nvidia", str(GPU.address), (), (1,))
     vendor = replace(divided(), vgpu_parents=(parent,))
     with pytest.raises(Refusal) as refused:
         plan(vendor, SwitchGpu(first, "host"))
-    assert f"alone: vfiomgr vgpu create --parent {first}" in refused.value.hint
+    assert f"itself: vfiomgr vgpu create --parent {first}" in refused.value.hint
     assert f"or run vfiomgr bind {first} --allow vgpu-function" in refused.value.hint
     made = replace(vendor, vgpus=(VGPU,))
     with pytest.raises(Refusal) as refused:
         plan(made, SwitchGpu(first, "host"))
-    assert refused.value.hint.endswith("a guest can have it as it is")
+    assert refused.value.hint.endswith("it is ready for a guest")
     with pytest.raises(Refusal, match="is a bridge"):
         switch(host_of(replace(GPU, header_type=1)), "host")
 

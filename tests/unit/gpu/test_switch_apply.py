@@ -89,7 +89,7 @@ def test_a_vgpu_of_somebody_else_keeps_the_gpu_where_it_is(tmp_path: Path) -> No
     (first, _) = functions(kernel)
     kernel.write(pci_device(first) / "nvidia/current_vgpu_type", "1148")
     before = kept(kernel)
-    with pytest.raises(Refusal, match=f"did not make: {first}"):
+    with pytest.raises(Refusal, match=f"did not create: {first}"):
         switch(kernel, "passthrough")
     assert kept(kernel) == before
 
@@ -176,7 +176,9 @@ def test_a_vgpu_that_comes_meanwhile_is_told_by_the_program(tmp_path: Path) -> N
         type(kernel).call(kernel, *command, limit=limit)
 
     kernel.call = meanwhile  # type: ignore[method-assign]
-    with pytest.raises(RolledBack, match=r"carries a vGPU, or is in use: .* ended with 19") as why:
+    with pytest.raises(
+        RolledBack, match=r"has an active vGPU or is in use: .* ended with 19"
+    ) as why:
         apply(kernel, SetGpuMode(GPU, heterogeneous=True))
     assert "vfiomgr vgpu list" in why.value.hint
 

@@ -262,7 +262,7 @@ def test_who_uses_a_device_now_is_of_now(tmp_path: Path) -> None:
     kernel.sysfs.make("/proc/812/fd")
     kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
     wanted = installing(WHOLE[0])
-    with pytest.raises(Refusal, match="is open in"):
+    with pytest.raises(Refusal, match="is in use by"):
         api.apply(wanted, tree=kernel)
     allowed = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
     api.apply(replace(wanted, apply=allowed), tree=kernel)

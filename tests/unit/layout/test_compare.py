@@ -295,6 +295,6 @@ def test_a_gpu_of_a_guest_is_divided_again(tmp_path: Path) -> None:
 def test_a_gpu_that_makes_none_is_refused(tmp_path: Path) -> None:
     host = scanned(workstation(tmp_path))
     rule = {**vgpus({"type": "x", "count": 1}), "select": {"address": "0000:01:00.0"}}
-    with pytest.raises(Refusal, match="makes no vGPUs now"):
+    with pytest.raises(Refusal, match="does not support vGPUs in its current state"):
         plan_layout(host, layout(rule))
     assert compare(replace(host, users=None), layout(rule)).differences

@@ -244,7 +244,7 @@ def test_driverctl_moves_single_functions_and_so_does_the_layout() -> None:
         "driverctl",
         "driverctl",
     ]
-    assert "nvidia is not a VFIO driver" in found.left[0]
+    assert "nvidia is no VFIO driver" in found.left[0]
     assert "0000:43:00.1 of the same slot stays with the host" in found.left[2]
 
 

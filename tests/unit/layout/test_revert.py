@@ -110,7 +110,7 @@ USER = DeviceUser(NODE, 812, "dd")
             "in-use",
         ),
         (replace(HOST, host_uses=(DISK,)), "the host uses: /dev/nvme4n1p1", "mounted-disk"),
-        (replace(HOST, users=(USER,)), r"is open in dd \(PID 812\)", "in-use"),
+        (replace(HOST, users=(USER,)), r"is in use by: dd \(PID 812\)", "in-use"),
     ],
     ids=["route", "address", "disk", "node"],
 )

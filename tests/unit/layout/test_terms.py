@@ -157,7 +157,7 @@ _PLANNERS = (
     "layout/vgpu_shares.py",
     "layout/select.py",
 )
-_NEVER_TOLD = ("with --all --parent X ",)
+_NEVER_TOLD = ("vgpu remove --all --parent X",)
 """Of removing by the name of a GPU, which no layout does."""
 _TRANSLATED = ("Option",)
 """What has options as such, for which a layout has other words."""

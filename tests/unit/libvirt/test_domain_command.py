@@ -161,7 +161,7 @@ def test_a_device_named_twice_has_one_set_of_options(run: Run) -> None:
     words = ("libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
     answer = run(*words, "--device", "0000:01:00.0,managed")
     assert (answer.status, answer.stdout) == (2, "")
-    assert "0000:01:00.0 is named twice, with different options" in answer.stderr
+    assert "0000:01:00.0 is named twice with different options" in answer.stderr
     assert run(*words, "--device", "0000:01:00.0").stdout == run(*words).stdout != ""
 
 

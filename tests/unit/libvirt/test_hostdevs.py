@@ -106,7 +106,7 @@ def test_an_mdev_has_the_model_of_its_api() -> None:
     assert attributes(element, "source/address") == {"uuid": UUID}
     (crypto,) = elements(with_api("vfio-ap"), UUID)
     assert crypto.get("model") == "vfio-ap"
-    with pytest.raises(UsageError, match="no hostdev model"):
+    with pytest.raises(UsageError, match="does not support the device API"):
         hostdevs(with_api("vfio-platform"), UUID)
     with pytest.raises(UnknownDevice, match="no active vGPU"):
         hostdevs(host_of(), UUID)

@@ -139,7 +139,7 @@ def test_a_vgpu_from_its_making_to_its_end(run: Run) -> None:
     assert run("vgpu", "remove", uuid).stdout == f"removed {uuid}\n"
     again = run("vgpu", "remove", uuid)
     assert (again.status, again.stdout) == (0, f"there is no vGPU {uuid}\nnothing to do\n")
-    assert run("vgpu", "list").stderr == "no vGPU is active\n"
+    assert run("vgpu", "list").stderr == "no active vGPUs\n"
     full = [run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large") for _ in "12345"]
     assert [answer.status for answer in full] == [0, 0, 0, 0, 4]
     assert "no room" in full[-1].stderr

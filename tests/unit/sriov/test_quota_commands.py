@@ -144,7 +144,7 @@ def test_a_function_is_not_removed_by_itself(run: Run) -> None:
     run(*MAKE)
     answer = run("vgpu", "remove", "21:00.1")
     assert answer.status == 4
-    assert f"vfiomgr sriov set {GPU} 0 removes its 2" in answer.stderr
+    assert f"remove all 2: vfiomgr sriov set {GPU} 0" in answer.stderr
 
 
 class TestOfAmd:
@@ -159,7 +159,7 @@ class TestOfAmd:
         """Listed, and neither made nor removed."""
         listed = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
         assert [(item["family"], item["quotas"]) for item in listed] == [("sriov-vf", None)] * 4
-        assert "AMD's GIM makes them as it is loaded (vf_num)" in run("vgpu", "types").stdout
+        assert "AMD's GIM creates them when loaded (vf_num)" in run("vgpu", "types").stdout
         refused = run("sriov", "set", GPU, "2")
         assert refused.status == 4
         assert "/etc/gim_config" in refused.stderr

@@ -92,9 +92,14 @@ def test_who_gives_back_comes_before_who_gets_more(tmp_path: Path) -> None:
             VfQuota(memory=9 * GIB),
             3,
             r"3 times 9 GiB is 27 GiB, and 0000:21:00.0 \(.*\) has 24 GiB",
-            "ask for 8 GiB each at most",
+            "request at most 8 GiB each",
         ),
-        (VfQuota(sched_priority="high"), 2, "have no priority high", "--physical --priority high"),
+        (
+            VfQuota(sched_priority="high"),
+            2,
+            "cannot have priority high",
+            "--physical --priority high",
+        ),
         (VfQuota(memory=GIB), 0, "nobody to have a quota", "leave the quotas out"),
         (VfQuota(memory=GIB), 9, "at most 7 virtual functions", "ask for fewer"),
     ],
@@ -112,31 +117,31 @@ def test_more_than_is_left_is_refused_where_others_have_theirs(tmp_path: Path) -
     kernel = xe_host(tmp_path, tells_vram=True)
     api.apply(SetVirtualFunctions(GPU, 2, share=VfQuota(memory=8 * GIB)), tree=kernel)
     refusal = refused(api.scan(kernel), ChangeQuotas(VF, VfQuota(memory=17 * GIB)))
-    assert "has 24 GiB, of which others have 8 GiB" in refusal.message
-    assert "16 GiB each at most" in refusal.hint
+    assert "has 24 GiB, of which 8 GiB are assigned to others" in refusal.message
+    assert "at most 16 GiB each" in refusal.hint
 
 
 def test_what_the_kernel_does_not_have_names_the_one_that_has(tmp_path: Path) -> None:
     old = api.scan(xe_host(tmp_path / "old", has_vram_quota=False))
     refusal = refused(old, SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)))
     assert "has no quota for --vf-memory" in refusal.message
-    assert "as of Linux 7.0" in refusal.hint
+    assert "since Linux 7.0" in refusal.hint
     assert make(old, 2, VfQuota(exec_quantum_ms=20)).steps
     debug = api.scan(xe_host(tmp_path / "debug", shows_in="debugfs"))
     refusal = refused(debug, SetVirtualFunctions(GPU, 2, share=VfQuota(exec_quantum_ms=20)))
-    assert "quotas in debugfs alone" in refusal.message
-    assert "as of Linux 6.19, memory as of 7.0" in refusal.hint
+    assert "quotas only in debugfs" in refusal.message
+    assert "since Linux 6.19, memory since 7.0" in refusal.hint
     assert make(debug, 2).steps, "without a share nothing stands against it"
     intel = api.scan(i915_host(tmp_path / "i915"))
     refusal = refused(intel, SetVirtualFunctions(GPU, 2, share=VfQuota(sched_priority="low")))
-    assert "xe has priorities" in refusal.hint
+    assert "xe supports priorities" in refusal.hint
 
 
 def test_other_drivers_have_no_quotas() -> None:
     host = host_of(NIC)
     refusal = refused(host, SetVirtualFunctions(NIC.address, 2, share=VfQuota(memory=GIB)))
-    assert "is on igb, which has no quotas" in refusal.message
-    assert "Intel's xe and i915 have" in refusal.hint
+    assert "is on igb, which does not support quotas" in refusal.message
+    assert "Intel's xe and i915 support them" in refusal.hint
 
 
 def test_i915_needs_to_know_what_else_there_is(tmp_path: Path) -> None:
@@ -145,7 +150,7 @@ def test_i915_needs_to_know_what_else_there_is(tmp_path: Path) -> None:
     supplies = tuple(s for s in known.supplies if "contexts" not in s.name)
     blind = replace(host, quotas=(replace(known, supplies=supplies),))
     refusal = refused(blind, SetVirtualFunctions(GPU, 2, share=VfQuota(memory=GIB)))
-    assert "does not tell how many are left of: contexts" in refusal.message
+    assert "does not report the remaining contexts" in refusal.message
     assert make(blind, 2, VfQuota(exec_quantum_ms=20)).steps
 
 
@@ -162,7 +167,7 @@ def test_a_live_function_keeps_its_memory_with_i915_and_its_priority_alone(
     assert f"vfiomgr sriov quota {GPU} --priority normal" in refusal.hint
     assert plan(host, ChangeQuotas(VF, VfQuota(sched_priority="low"))).already
     refusal = refused(host, ChangeQuotas(GPU, VfQuota(memory=GIB), is_physical=True))
-    assert "has no quota of memory" in refusal.message
+    assert "has no memory quota" in refusal.message
     refusal = refused(host, ChangeQuotas(VF, VfQuota(exec_quantum_ms=1), is_physical=True))
     assert f"name {GPU}" in refusal.hint
 
@@ -222,7 +227,7 @@ def test_one_of_them_is_neither_made_nor_removed_by_itself(tmp_path: Path) -> No
     kernel = xe_host(tmp_path, vfs=2)
     host = api.scan(kernel)
     refusal = refused(host, CreateVgpu(("u",), parent="21:00.0", framebuffer=1024))
-    assert "makes all of its virtual functions at once" in refusal.message
+    assert "creates and removes all virtual functions at once" in refusal.message
     assert f"vfiomgr sriov set {GPU} 3 --vf-memory SIZE" in refusal.hint
     refusal = refused(host, RemoveVgpu((str(VF),)))
     assert f"vfiomgr sriov set {GPU} 0" in refusal.hint

@@ -53,7 +53,10 @@ def test_one_vgpu_locks_the_size() -> None:
     assert found(host, a40_type(2)).more == 21
     locked = found(host, a40_type(4))
     assert locked.more == 0
-    assert locked.why_not == "size lock: its 3 vGPUs have 2048 MiB, and all of a GPU have one size"
+    assert (
+        locked.why_not
+        == "size lock: its 3 vGPUs have 2048 MiB, and all vGPUs of a GPU must have the same size"
+    )
 
 
 def test_the_lock_holds_even_where_the_driver_still_offers_other_sizes() -> None:
@@ -137,7 +140,7 @@ def test_a_parent_that_says_nothing_has_room_for_one_at_most() -> None:
 
 def test_a_full_parent_says_that_its_memory_is_taken() -> None:
     host = undivided((0, 0, 0), *[MBOCHS[2]] * 4)
-    assert found(host, MBOCHS[0]).why_not == "no memory left: 256 of 256 MiB are taken"
+    assert found(host, MBOCHS[0]).why_not == "no memory left: 256 of 256 MiB used"
 
 
 def test_a_recording_that_leaves_out_what_is_offered_is_told_as_the_most() -> None:

@@ -67,7 +67,7 @@ def test_of_functions_made_anew_it_is_somebody_elses(kernel: FakeKernel) -> None
     kernel.write(CURRENT, number)
     assert not is_own(kernel)
     told = api.apply(REMOVE_ALL, tree=kernel)
-    assert "was not made by vfiomgr, and stays" in told.plan.notes[0]
+    assert "not created by vfiomgr" in told.plan.notes[0]
     assert kernel.read(CURRENT) == number
 
 

@@ -158,9 +158,9 @@ def test_one_without_a_compute_instance_comes_back_without(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("instances", "after", "words", "remedy"),
     [
-        (["9:0"], [SMALL_AT_0], "does not fit beside", "instances list"),
-        ([], [InstancePlace(19, "1g.5gb", 7)], "no such profile, or none at", "before 510"),
-        ([], [InstancePlace(77, "9g.99gb", 0)], "no such profile", "instances list"),
+        (["9:0"], [SMALL_AT_0], "no room beside", "instances list"),
+        ([], [InstancePlace(19, "1g.5gb", 7)], "does not support this profile", "510 or later"),
+        ([], [InstancePlace(77, "9g.99gb", 0)], "does not support this profile", "instances list"),
     ],
 )
 def test_the_numbers_that_nvidia_smi_ends_with_are_explained(
@@ -180,7 +180,7 @@ def test_the_numbers_that_nvidia_smi_ends_with_are_explained(
 def test_one_that_a_vgpu_took_meanwhile_stays_and_is_told(tmp_path: Path) -> None:
     kernel = divided(tmp_path, "19:6")
     kernel.write(pci_device(PciAddress.parse(FIRST)) / "nvidia/current_vgpu_type", "474")
-    with pytest.raises(HostError, match="something uses the instance") as caught:
+    with pytest.raises(HostError, match="the instance is in use") as caught:
         perform(step(kernel, [SMALL], []), kernel)
     assert "vfiomgr vgpu instances list" in caught.value.hint
     assert there(kernel) == ["1g.5gb at 6"]
@@ -198,7 +198,7 @@ def test_what_nvidia_smi_does_not_show_afterwards_is_an_error(
             call(*command, limit=limit)
 
     monkeypatch.setattr(kernel, "call", ignore)
-    with pytest.raises(HostError, match=r"shows GPU instances none; missing: 1g\.5gb"):
+    with pytest.raises(HostError, match=r"reports none; missing: 1g\.5gb"):
         perform(wanted, kernel)
 
 
@@ -214,7 +214,7 @@ def test_a_gpu_is_divided_anew_around_what_is_used(tmp_path: Path) -> None:
     apply(kernel, divide("1g.5gb", "2g.10gb", "2g.10gb"))
     assert used.items() <= numbers(kernel).items()
     assert sorted(place.split()[0] for place in there(kernel)) == ["1g.5gb", "2g.10gb", "2g.10gb"]
-    with pytest.raises(Refusal, match=f"is in use: vGPU {FIRST}") as caught:
+    with pytest.raises(Refusal, match=f"is in use by: vGPU {FIRST}") as caught:
         apply(kernel, SetMigInstances(GPU))
     assert f"vfiomgr vgpu remove {FIRST}" in caught.value.hint
     apply(kernel, RemoveVgpu(every=True))
@@ -243,7 +243,7 @@ def test_mediated_devices_in_instances_need_no_more_than_the_table_of_types(
     apply(kernel, SetGpuMode(GPU, mig=True))
     apply(kernel, CreateVgpu(UUIDS[:2], type="A100-1-5C"))
     assert there(kernel) == ["1g.5gb at 5", "1g.5gb at 6"]
-    with pytest.raises(Refusal, match=rf"in use: vGPU {UUIDS[0]} \(perhaps\)"):
+    with pytest.raises(Refusal, match=rf"in use by: vGPU {UUIDS[0]} \(possibly\)"):
         apply(kernel, divide("3g.20gb"))
     apply(kernel, divide("1g.5gb", "1g.5gb", "3g.20gb"))
     apply(kernel, CreateVgpu(UUIDS[2:3], type="A100-3-20C"))

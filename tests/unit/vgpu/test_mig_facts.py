@@ -244,6 +244,6 @@ def test_none_there_is_told_from_not_known(tmp_path: Path) -> None:
     assert read_instances(none, GPU.address) == ()
     unknown = Machine(tmp_path, {**ANSWERS, "-lgi": 255})
     assert read_partitions(unknown, [GPU], DIVIDED, LOG) == ()
-    with pytest.raises(HostError, match=r"does not tell the GPU instances of 0000:41:00\.0"):
+    with pytest.raises(HostError, match=r"cannot read the GPU instances of 0000:41:00\.0"):
         read_instances(unknown, GPU.address)
     assert read_partitions(HostTree(tmp_path), [GPU], DIVIDED, LOG) == ()

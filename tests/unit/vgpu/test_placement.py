@@ -71,7 +71,7 @@ def test_pack_prefers_the_gpu_that_loses_the_least_memory() -> None:
 def test_the_node_is_respected() -> None:
     host = add_divided_gpu(vgpu_host(()), 2, numa_node=1)
     assert where(host, asked(type="A40-2Q", numa_node=1)) == ["02"]
-    with pytest.raises(Refusal, match=r"0000:01:00\.0: its NUMA node is 0, not 7"):
+    with pytest.raises(Refusal, match=r"0000:01:00\.0: on NUMA node 0, not 7"):
         choose(host, asked(type="A40-2Q", numa_node=7))
 
 
@@ -80,7 +80,7 @@ def test_all_or_nothing_and_each_gpu_explained() -> None:
     with pytest.raises(Refusal) as caught:
         choose(host, asked(2, type="A40-24Q"))
     message = caught.value.message
-    assert "no room for 2 vGPUs called A40-24Q (1 would fit)" in message
+    assert "no room for 2 vGPUs A40-24Q (1 would fit)" in message
     assert "0000:01:00.0: room for 1 of" in message
     assert "0000:02:00.0: no room for another" in message
     assert "size lock: its vGPU has 2048 MiB" in message
@@ -92,7 +92,7 @@ def test_a_virtual_function_by_name_is_the_one_that_is_taken() -> None:
 
 
 def test_what_no_gpu_has_names_what_there_is() -> None:
-    with pytest.raises(UnknownDevice, match="called A40-5Q; there is nvidia-") as no:
+    with pytest.raises(UnknownDevice, match="type A40-5Q; available: nvidia-") as no:
         choose(vgpu_host((), ()), asked(type="A40-5Q"))
     assert "did you mean" in no.value.hint
     with pytest.raises(UnknownDevice, match="of 99999 MiB or more"):
@@ -120,7 +120,7 @@ def test_a_short_name_means_the_type_of_each_card() -> None:
 
 
 def test_without_any_gpu() -> None:
-    with pytest.raises(UnknownDevice, match="no device of this host makes vGPUs"):
+    with pytest.raises(UnknownDevice, match="no device of this host supports vGPUs"):
         choose(vgpu_host(), asked(type="A40-2Q"))
 
 

@@ -68,21 +68,26 @@ def test_a_full_type_is_refused() -> None:
 
 
 def test_an_unknown_type_lists_the_known_and_guesses() -> None:
-    with pytest.raises(UnknownDevice, match=r"there is nvidia-1 \(NVIDIA A2-1Q\), ") as caught:
+    with pytest.raises(UnknownDevice, match=r"available: nvidia-1 \(NVIDIA A2-1Q\), ") as caught:
         plan(HOST, create("nvidai-1"))
     assert caught.value.hint == "did you mean nvidia-1?"
     with pytest.raises(UnknownDevice) as other:
         plan(HOST, create("nvidia-12"))
-    assert other.value.hint == "vfiomgr vgpu types shows them all", "another number, another type"
+    assert other.value.hint == "list the types with: vfiomgr vgpu types", (
+        "another number, another type"
+    )
 
 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"type": "A2-1Q"}, "nothing here tells their names"),
-        ({"type": "nvidia-9"}, "called nvidia-9; there is nvidia-1$"),
-        ({"framebuffer": 2048}, "nothing here tells their memory"),
-        ({"framebuffer": 2048, "heads": 2, "series": "Q"}, "tell.* memory and series and heads"),
+        ({"type": "A2-1Q"}, "their names are unknown"),
+        ({"type": "nvidia-9"}, "type nvidia-9; available: nvidia-1$"),
+        ({"framebuffer": 2048}, "their memory are unknown"),
+        (
+            {"framebuffer": 2048, "heads": 2, "series": "Q"},
+            "their memory and series and heads are unknown",
+        ),
     ],
 )
 def test_what_a_recording_does_not_tell_is_not_said_to_be_missing(
@@ -91,21 +96,23 @@ def test_what_a_recording_does_not_tell_is_not_said_to_be_missing(
     bare = replace(PARENT, types=(describe_type("nvidia-1"),), available=(1,))
     with pytest.raises(UnknownDevice, match=words) as caught:
         plan(replace(HOST, vgpu_parents=(bare,)), CreateVgpu((UUID,), **wanted))
-    if "nothing" in words:
-        assert caught.value.hint == "name one by its identifier: --type nvidia-1"
+    if "type" not in words:
+        assert caught.value.hint == "name one by its ID: --type nvidia-1"
 
 
 def test_a_parent_is_not_removed_in_the_place_of_its_vgpu() -> None:
     """Nor is it told to be no vGPU, as if all were done."""
     host = replace(HOST, vgpus=(ACTIVE,))
-    with pytest.raises(UnknownDevice, match=f"carries {ACTIVE.name}") as caught:
+    with pytest.raises(UnknownDevice, match=f"its vGPUs: {ACTIVE.name}") as caught:
         plan(host, RemoveVgpu((PARENT.name,)))
     assert f"vfiomgr vgpu remove {ACTIVE.name}" in caught.value.hint
     assert plan(HOST, RemoveVgpu((PARENT.name,))).is_empty
 
 
 def test_an_unknown_parent_lists_the_known() -> None:
-    with pytest.raises(UnknownDevice, match=r"no device mtty .*these do: 0000:04:00\.0"):
+    with pytest.raises(
+        UnknownDevice, match=r"no such vGPU-capable device: mtty .available: 0000:04:00\.0"
+    ):
         plan(HOST, create("nvidia-1", parent="mtty"))
 
 
@@ -122,7 +129,9 @@ def test_a_device_that_makes_none_now_gets_the_remedy_that_fits(
 ) -> None:
     device = replace(pci_device("0000:05:00.0"), **changes)
     host = replace(host_of(pci_device(), device), vgpu_parents=(PARENT,))
-    with pytest.raises(UnknownDevice, match="makes no vGPUs now") as caught:
+    with pytest.raises(
+        UnknownDevice, match="does not support vGPUs in its current state"
+    ) as caught:
         plan(host, create("nvidia-1", parent="05:00.0"))
     assert remedy in caught.value.hint
 
@@ -131,7 +140,7 @@ def test_the_same_vgpu_again_changes_nothing_and_another_of_its_uuid_is_refused(
     host = replace(HOST, vgpus=(ACTIVE,))
     assert plan(host, create("nvidia-1")).is_empty
     assert plan(host, create("A2-1Q")).is_empty
-    with pytest.raises(Refusal, match="exists: a nvidia-1"):
+    with pytest.raises(Refusal, match="already exists with type nvidia-1"):
         plan(host, create("nvidia-3"))
 
 
@@ -144,7 +153,7 @@ def test_a_mark_that_an_earlier_vgpu_of_this_name_left_is_replaced() -> None:
 def test_remove_takes_what_is_there_and_says_what_is_not() -> None:
     made = plan(replace(HOST, vgpus=(ACTIVE,)), RemoveVgpu((UUID, OTHER)))
     assert made.steps == (RemoveMdev(PARENT.name, PARENT.path, "nvidia-1", UUID),)
-    assert made.already == (f"there is no vGPU {OTHER}",)
+    assert made.already == (f"vGPU not found: {OTHER}",)
 
 
 @pytest.mark.parametrize("node", ["/dev/vfio/7", "/dev/vfio/devices/vfio3"])
@@ -165,9 +174,7 @@ def test_all_are_those_that_vfiomgr_made_and_no_others() -> None:
         RemoveMdev(PARENT.name, PARENT.path, "nvidia-1", UUID),
         ReplaceFile(MARK, mark.text, None),
     )
-    assert made.notes == (
-        f"vGPU {OTHER} on 0000:04:00.0 was not made by vfiomgr, and stays: name it",
-    )
+    assert made.notes == (f"keeping vGPU {OTHER} on 0000:04:00.0: not created by vfiomgr",)
 
 
 def test_a_mark_of_another_type_is_of_another_vgpu() -> None:
@@ -204,7 +211,7 @@ def test_a_virtual_function_becomes_a_vgpu_by_a_number() -> None:
 def test_an_occupied_function_is_passed_over_and_named_it_is_refused() -> None:
     host = vendor_host(1148)
     assert plan(host, create("1148", parent=None)).resolves == ("0000:01:01.1",)
-    with pytest.raises(Refusal, match=r"0000:01:01\.0 is a vGPU already"):
+    with pytest.raises(Refusal, match=r"0000:01:01\.0 is already a vGPU"):
         plan(host, create("1148", parent="0000:01:01.0"))
 
 
@@ -221,7 +228,7 @@ def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> Non
     assert checkpoint == CreateCheckpoint((("0000:01:01.0", "1148"), ("0000:01:01.1", "1148")))
     half = plan(vendor_host(1148), request, checkpoint)
     assert [s.device.address.function for s in half.steps if isinstance(s, SetVgpuType)] == [1]
-    assert half.already == ("vGPU 0000:01:01.0 exists already",)
+    assert half.already == ("vGPU 0000:01:01.0 already exists",)
     marked = [step.path.rpartition("/")[2] for step in half.steps if isinstance(step, ReplaceFile)]
     assert marked == ["0000:01:01.0", "0000:01:01.1"]
 
@@ -229,7 +236,7 @@ def test_a_run_that_is_finished_makes_what_was_chosen_and_nothing_twice() -> Non
 def test_a_place_that_was_taken_meanwhile_cannot_be_finished() -> None:
     request = CreateVgpu((UUID,), type="L40S-2Q")
     checkpoint = resolve(vendor_host(), request)
-    with pytest.raises(Refusal, match=r"0000:01:01\.0 makes no 1148 any more"):
+    with pytest.raises(Refusal, match=r"0000:01:01\.0 no longer offers type 1148"):
         plan(vendor_host(1150), request, checkpoint)
 
 

@@ -47,11 +47,11 @@ def test_one_that_rejects_what_it_offers_is_left_alone_from_then_on(kernel: Fake
     wedge(kernel, first)
     with pytest.raises(RolledBack, match=str(first)) as caught:
         create(kernel)
-    assert "takes another virtual function next time" in caught.value.hint
+    assert "uses another virtual function next time" in caught.value.hint
     host = api.scan(kernel)
     assert [(one.name, one.why.split()[0]) for one in host.wedged] == [(str(first), "rejected")]
     assert create(kernel).plan.resolves == (str(second),)
-    with pytest.raises(Refusal, match="1 have lost their driver or are wedged"):
+    with pytest.raises(Refusal, match="1 lost their driver or are wedged"):
         create(kernel, SECOND)
 
 

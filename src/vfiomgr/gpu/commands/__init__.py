@@ -1,1 +1,1 @@
-"""`vfiomgr vgpu instances`, `mode` and `switch`."""
+"""The commands `vfiomgr vgpu instances`, `mode` and `switch`."""

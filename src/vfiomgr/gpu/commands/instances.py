@@ -1,4 +1,4 @@
-"""`vfiomgr vgpu instances …`."""
+"""The commands below `vfiomgr vgpu instances`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
     unlisted={"clear": ("vfiomgr.gpu.commands.instances", "clear")},
 )
 def instances() -> None:
-    """GPU instances: the parts that a GPU in MIG mode is divided into, which vGPUs live in."""
+    """List, set and remove GPU instances (MIG)."""
 
 
 @instances.command("list")
@@ -46,10 +46,10 @@ def instances() -> None:
 @session_options(*READING)
 @pass_session
 def list_instances(session: Session, gpu: str | None) -> None:
-    """List GPU instances, and of each profile how many more fit beside them.
+    """List GPU instances, profiles and free capacity.
 
-    MORE is of that profile alone, OF is how many of it an undivided GPU holds. START is where the
-    instance begins in the memory.
+    AVAILABLE is how many more instances of the profile fit, if no other profile is added. OF is the
+    maximum on an empty GPU. START is the first memory slice of the instance.
 
     \b
     Examples:
@@ -62,14 +62,14 @@ def list_instances(session: Session, gpu: str | None) -> None:
         device = host.device(host.parse_address(gpu))
         found = tuple(known for known in found if known.gpu == str(device.address))
         if not found:
-            message = f"{device} is not in MIG mode, or nvidia-smi does not tell"
+            message = f"{device} is not in MIG mode, or nvidia-smi does not report it"
             raise refusal(
                 [
                     blocker(
                         "mig-mode",
                         device,
                         message,
-                        f"vfiomgr vgpu mode {device.address} shows its modes",
+                        f"show its modes with: vfiomgr vgpu mode {device.address}",
                     )
                 ]
             )
@@ -79,7 +79,7 @@ def list_instances(session: Session, gpu: str | None) -> None:
     elif found:
         print_table(_HEADINGS, [row for known in found for row in _rows(host, known)])
     else:
-        note("no GPU is in MIG mode: vfiomgr vgpu mode shows which can be")
+        note("no GPU is in MIG mode; show supported modes with: vfiomgr vgpu mode")
 
 
 def _item(host: HostSnapshot, found: GpuPartition) -> dict[str, object]:
@@ -116,7 +116,7 @@ def _users(host: HostSnapshot, found: GpuPartition, one: GpuInstance) -> list[st
 
 
 def _rows(host: HostSnapshot, found: GpuPartition) -> list[tuple[str, ...]]:
-    """Each profile, and below it the instances of it."""
+    """The rows of each profile, followed by its instances."""
     rows: list[tuple[str, ...]] = []
     for profile in found.profiles:
         rows.append((*_profile_row(found, profile), "-", "-", "-"))
@@ -141,11 +141,10 @@ def _profile_row(found: GpuPartition, profile: InstanceProfile) -> tuple[str, ..
 @session_options(*CHANGING)
 @pass_session
 def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None:
-    """Have so many GPU instances of each PROFILE on a GPU, and no others.
+    """Set the exact GPU instances of a GPU.
 
-    Those that are there and wanted stay, and so do vGPUs and processes in them; others are
-    destroyed, and made where they fit. All or nothing: one that is in use is never destroyed, and
-    what fails is given back.
+    Matching instances stay, with their vGPUs and processes; others are destroyed, and missing ones
+    are created. Instances in use are never destroyed. A failure is rolled back.
 
     \b
     Examples:
@@ -163,7 +162,9 @@ def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None
 @session_options(*CHANGING)
 @pass_session
 def clear(session: Session, gpu: str) -> None:
-    """Destroy all GPU instances of a GPU; one that is in use is refused. MIG stays on.
+    """Destroy all GPU instances of a GPU.
+
+    Instances in use are refused. MIG stays on.
 
     \b
     Examples:
@@ -179,15 +180,15 @@ def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     for word in words:
         match = _COUNT.fullmatch(word)
         if match is None:
-            message = f"{word!r} is no PROFILE=COUNT"
-            raise UsageError(message, f"write it like {_EXAMPLE}")
+            message = f"invalid argument: {word!r} (expected PROFILE=COUNT)"
+            raise UsageError(message, f"example: {_EXAMPLE}")
         if match["profile"] in counts:
-            message = f"{match['profile']} is given twice"
-            raise UsageError(message, f"give each profile once: {_EXAMPLE}")
+            message = f"profile specified twice: {match['profile']}"
+            raise UsageError(message, f"name each profile once: {_EXAMPLE}")
         counts[match["profile"]] = int(match["count"])
     if not any(counts.values()):
-        message = "no GPU instance is asked for"
-        raise UsageError(message, "vfiomgr vgpu instances remove destroys them all")
+        message = "no GPU instances requested"
+        raise UsageError(message, "destroy all with: vfiomgr vgpu instances remove")
     return tuple((name, count) for name, count in counts.items() if count)
 
 

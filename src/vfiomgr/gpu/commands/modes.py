@@ -1,4 +1,4 @@
-"""`vfiomgr vgpu mode` and `vfiomgr vgpu switch`."""
+"""The commands `vfiomgr vgpu mode` and `vfiomgr vgpu switch`."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _WORDS = {True: "on", False: "off", None: "-"}
 
 @click.command("mode")
 @click.argument("gpu", required=False, shell_complete=complete_gpu)
-@click.option("--heterogeneous/--homogeneous", default=None, help="vGPUs of several sizes, or one.")
-@click.option("--mig/--no-mig", default=None, help="GPU instances of its own hardware, or none.")
+@click.option("--heterogeneous/--homogeneous", default=None, help="Allow vGPUs of different sizes.")
+@click.option("--mig/--no-mig", default=None, help="Turn MIG (GPU instances) on or off.")
 @session_options(*CHANGING)
 @pass_session
 def mode(
     session: Session, gpu: str | None, *, heterogeneous: bool | None, mig: bool | None
 ) -> None:
-    """Show how GPUs divide their memory, or set it for one.
+    """Show the modes of GPUs, or set those of one GPU.
 
-    A mode is set while the GPU has no vGPU. Around a change of MIG, which outlasts a reboot, its
-    virtual functions are removed and made again; GPU instances go with it.
+    A mode can be set only while the GPU has no vGPUs. A change of MIG survives a reboot; it removes
+    the GPU instances, and removes and recreates the virtual functions.
 
     \b
     Examples:
@@ -52,8 +52,8 @@ def mode(
         _show(session, gpu)
         return
     if gpu is None:
-        message = "which GPU? A mode is set for one"
-        raise UsageError(message, "name it: vfiomgr vgpu mode 0000:41:00.0 --heterogeneous")
+        message = "missing argument: GPU"
+        raise UsageError(message, "example: vfiomgr vgpu mode 0000:41:00.0 --heterogeneous")
     if heterogeneous and mig:
         forbid_together("--heterogeneous", "--mig", "with MIG each GPU instance has one size")
     address = session.address(gpu)
@@ -70,14 +70,14 @@ def _show(session: Session, gpu: str | None) -> None:
         address = host.device(host.parse_address(gpu)).address
         modes = tuple(found for found in modes if found.gpu == str(address))
         if not modes:
-            message = f"nvidia-smi tells nothing of {address}"
+            message = f"nvidia-smi does not report {address}"
             raise refusal(
                 [
                     blocker(
                         "nvidia-smi-silent",
                         address,
                         message,
-                        "is it on the driver nvidia, and does nvidia-smi -q work?",
+                        "check that it uses the driver nvidia and that nvidia-smi -q works",
                     )
                 ]
             )
@@ -87,7 +87,7 @@ def _show(session: Session, gpu: str | None) -> None:
     elif modes:
         print_table(_HEADINGS, [_row(host, found) for found in modes])
     else:
-        note("nvidia-smi tells of no GPU: it is absent, or no GPU is on the driver nvidia")
+        note("nvidia-smi not found, or no GPU uses the nvidia driver")
 
 
 def _item(host: HostSnapshot, found: GpuMode) -> dict[str, object]:
@@ -115,15 +115,15 @@ def _row(host: HostSnapshot, found: GpuMode) -> tuple[str, ...]:
 @click.command("switch")
 @click.argument("gpu", shell_complete=complete_gpu)
 @click.argument("to", type=click.Choice(["host", "passthrough", "vgpu"]))
-@click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: so many VFs.")
+@click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: number of VFs.")
 @click.option(
-    "--heterogeneous/--homogeneous", default=None, help="For vgpu: vGPUs of several sizes, or one."
+    "--heterogeneous/--homogeneous", default=None, help="For vgpu: allow different sizes."
 )
 @click.option(
     "--allow",
     multiple=True,
     type=click.Choice(OVERRIDES),
-    help="Override a guard; a refusal names the one.",
+    help="Override a safety check (the error message names it).",
 )
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -136,11 +136,11 @@ def switch(
     heterogeneous: bool | None,
     allow: tuple[Override, ...],
 ) -> None:
-    """Give a GPU, whole, to the host or to a guest, or make it ready for vGPUs.
+    """Switch a GPU between host, passthrough and vGPUs.
 
-    All that lies between is done as one run: vGPUs that vfiomgr made are removed, virtual functions
-    come or go, the slot changes its drivers. What would be refused on the way is refused before
-    anything is touched, and a failure gives everything back. Other vGPUs are never removed.
+    One run does everything: it removes vGPUs created by vfiomgr, creates or removes virtual
+    functions, and changes the drivers of the slot. All safety checks run before the first change; a
+    failure is rolled back. vGPUs created by others are never removed.
 
     \b
     Examples:
@@ -150,11 +150,11 @@ def switch(
       vfiomgr vgpu switch 41:00.0 host
     """
     if to != "vgpu" and (functions is not None or heterogeneous is not None):
-        message = "--functions, --heterogeneous and --homogeneous are for vgpu alone"
+        message = "--functions, --heterogeneous and --homogeneous apply only to vgpu"
         raise UsageError(message, f"leave them out: vfiomgr vgpu switch {gpu} {to}")
     address = session.address(gpu)
     if allow:
-        confirm(session, f"Override the guard {', '.join(allow)} for {gpu}?")
+        confirm(session, f"Override safety check {', '.join(allow)} for {gpu}?")
     request = SwitchGpu(address, to, functions, heterogeneous, frozenset(allow))
     outcome = plan_or_apply(session, request)
     if outcome is not None:
@@ -162,7 +162,7 @@ def switch(
 
 
 def _print_use(session: Session, outcome: Outcome, address: PciAddress) -> None:
-    """What came of the GPU, read again from the host."""
+    """Print the resulting state of the GPU, read from the host."""
     driver = function_state(session, address).driver
     functions = [vf.address for vf in virtual_functions(session, address)]
     line = f"{address} is on {driver or 'no driver'}"

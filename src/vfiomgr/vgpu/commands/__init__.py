@@ -1,1 +1,1 @@
-"""`vfiomgr vgpu`."""
+"""The command group `vfiomgr vgpu`."""

@@ -1,4 +1,4 @@
-"""`vfiomgr vgpu list`: the vGPUs that there are, who uses them, and what they are defined as."""
+"""The command `vfiomgr vgpu list`: active vGPUs, their users and their definitions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNSEEN = "?"
 
 
 def list_active(session: Session) -> None:
-    """What vGPUs there are."""
+    """List the active vGPUs."""
     host = session.scan()
     functions = function_vgpus(host)
     devices = tuple(filter(None, (_function(host, vgpu) for vgpu in functions)))
@@ -39,18 +39,18 @@ def list_active(session: Session) -> None:
     elif vgpus:
         print_table(_HEADINGS, [_row(host, vgpu) for vgpu in vgpus])
     else:
-        note("no vGPU is active")
+        note("no active vGPUs")
     if host.users is None and vgpus:
-        note(unseen_users("who uses them"))
+        note(unseen_users("used by"))
 
 
 def unseen_users(what: str) -> str:
-    """Why there is no word about users."""
-    return f"{what} is not known: only root of a running host sees every process"
+    """Explain why the users are unknown."""
+    return f"{what}: unknown (requires root on a running host)"
 
 
 def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
-    """The processes that use a vGPU, each once; None where nobody could look."""
+    """The processes that use a vGPU, without duplicates; None if unknown."""
     if host.users is None:
         return None
     found = {user.pid: user for user in _holders(host, vgpu)}
@@ -71,12 +71,12 @@ def _holders(host: HostSnapshot, vgpu: Vgpu) -> tuple[DeviceUser, ...]:
 
 
 def _function(host: HostSnapshot, vgpu: Vgpu) -> PciDevice | None:
-    """The virtual function that is a vGPU as a whole."""
+    """The virtual function, if it is itself the vGPU."""
     return host.device_named(vgpu.parent) if vgpu.family == "sriov-vf" else None
 
 
 def _definitions(host: HostSnapshot, vgpu: Vgpu) -> Iterator[tuple[str, str, str]]:
-    """What a vGPU is defined as: type, start and file."""
+    """The definitions of a vGPU: type, start and file."""
     mdev: VgpuDefinition
     for mdev in host.vgpu_definitions:
         if (mdev.uuid, mdev.parent) == (vgpu.uuid, vgpu.parent):
@@ -102,7 +102,7 @@ def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
 
 
 def _share(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
-    """What a virtual function that is a vGPU as a whole gets, and of which GPU."""
+    """The GPU and quotas of a virtual function that is itself a vGPU."""
     device = _function(host, vgpu)
     if device is None:
         return {}

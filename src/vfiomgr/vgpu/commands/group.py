@@ -1,4 +1,4 @@
-"""`vfiomgr vgpu …`."""
+"""The commands below `vfiomgr vgpu`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TYPE_HEADINGS = (
 
 @click.group("vgpu")
 def vgpu() -> None:
-    """vGPUs: what a GPU can make, what it has made, create and remove; define, start and stop."""
+    """Create, remove, define, start and stop vGPUs."""
 
 
 add_commands(vgpu)
@@ -51,17 +51,18 @@ vgpu.add_command(switch)
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
-    help="Types of this GPU or virtual function alone.",
+    help="Only types of this GPU or virtual function.",
 )
 @session_options(*READING)
 @pass_session
 def types(session: Session, parent: str | None) -> None:
-    """List vGPU types by GPU: how many more of each can be made now, and why none of others.
+    """List vGPU types and how many more fit on each GPU.
 
-    MORE is what the GPU as a whole has room for, not a sum over its virtual functions (<=: at
-    most, for the driver does not tell all; +N: besides, once vgpu create has made GPU instances
-    for them, alone of their kind); STRANDED is the memory (MiB) that no vGPU could use
-    once the GPU is filled with this type. The last rows are of all GPUs together.
+    AVAILABLE is the capacity of the GPU, not the sum over its virtual functions. "<=" marks a
+    maximum, if the driver does not report everything; "+N" counts vGPUs in GPU instances (MIG) that
+    vgpu create would create, if no other type gets them. UNUSABLE is the memory (MiB) left over
+    when the GPU is filled with this type. The last rows are the totals of all GPUs. NOTES says why
+    a type is unavailable.
 
     \b
     Examples:
@@ -82,9 +83,9 @@ def types(session: Session, parent: str | None) -> None:
         rows += [_type_row("all", room) for room in together]
         print_table(_TYPE_HEADINGS, rows)
     elif found:
-        note(f"no driver offers a type now: {', '.join(gpu.name for gpu in found)}")
+        note(f"no vGPU types available on: {', '.join(gpu.name for gpu in found)}")
     else:
-        note("no device of this host makes vGPUs")
+        note("no device of this host supports vGPUs")
     _tell_of_lost(host)
     _tell_of_idle(host)
 
@@ -92,7 +93,7 @@ def types(session: Session, parent: str | None) -> None:
 def _rooms(
     host: HostSnapshot, parent: str | None
 ) -> tuple[tuple[Gpu, ...], list[tuple[Gpu, Capacity]]]:
-    """The GPUs, and what each has room for; also of those that are divided as a whole."""
+    """The GPUs and their capacities, including GPUs whose virtual functions are vGPUs."""
     divided = function_rooms(host)
     if parent is not None:
         name = str(host.parse_address(parent)) if ":" in parent else parent
@@ -155,7 +156,7 @@ def _type_row(gpu: str, room: Capacity) -> tuple[str, ...]:
 
 
 def _tell_of_lost(host: HostSnapshot) -> None:
-    """Virtual functions that are left out, and what brings them back."""
+    """Report unusable virtual functions, and how to restore them."""
     wedged = {one.name: one.why for one in host.wedged}
     for gpu in gpus(host):
         known = lost_functions(host, gpu.parents)
@@ -164,31 +165,31 @@ def _tell_of_lost(host: HostSnapshot) -> None:
         if told:
             count = gpu.device.sriov_numvfs if gpu.device is not None else None
             note(
-                f"left out: {', '.join(told)}; once {gpu.name} has no vGPU, making its virtual "
-                f"functions anew brings them back: vfiomgr sriov set {gpu.name} 0, then {count}"
+                f"unusable: {', '.join(told)}; to restore them, remove all vGPUs of {gpu.name}, "
+                f"then: vfiomgr sriov set {gpu.name} 0; vfiomgr sriov set {gpu.name} {count}"
             )
 
 
 def _tell_of_idle(host: HostSnapshot) -> None:
-    """GPUs whose driver makes vGPUs of virtual functions, of which there are none now."""
+    """Report GPUs that need virtual functions before they offer vGPUs."""
     known = {gpu.name for gpu in gpus(host)}
     for device in host.devices:
         if device.driver == "nvidia" and device.sriov_totalvfs and str(device.address) not in known:
             note(
-                f"{device} offers none yet: its vGPUs are made of virtual functions, of which it "
-                f"has {device.sriov_numvfs or 0} of {device.sriov_totalvfs}: vfiomgr sriov set"
+                f"{device} needs virtual functions for vGPUs and has {device.sriov_numvfs or 0} "
+                f"of {device.sriov_totalvfs}: vfiomgr sriov set"
             )
 
 
 @vgpu.command("list")
-@click.option("--defined", is_flag=True, help="Those that are to be, whether active or not.")
+@click.option("--defined", is_flag=True, help="List definitions, active or not.")
 @session_options(*READING)
 @pass_session
 def list_vgpus(session: Session, *, defined: bool) -> None:
-    """List active vGPUs, who uses each, and what it is defined as; or all that are defined.
+    """List active vGPUs with users and definitions.
 
-    USED BY names the guest (of libvirt, Kata, or QEMU's -name), its process and the unit that this
-    runs in; ? where that cannot be seen, for only root of a running host sees every process.
+    USED BY is the guest (of libvirt, Kata, or QEMU's -name), its process and its systemd unit; "?"
+    means unknown (requires root on a running host).
 
     \b
     Examples:
@@ -211,22 +212,24 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
     "type_name",
     metavar="TYPE",
     shell_complete=complete_type,
-    help="Identifier, number or name: A10-4Q.",
+    help="Type by ID, number or name (A10-4Q).",
 )
-@click.option("--framebuffer", metavar="SIZE", help="Or by need: so much memory or more, e.g. 6G.")
+@click.option("--framebuffer", metavar="SIZE", help="Require at least this memory, e.g. 6G.")
 @click.option(
     "--series",
     type=click.Choice(["A", "B", "C", "Q"], case_sensitive=False),
     metavar="[A|B|C|Q]",
-    help="NVIDIA's letter: A(pplications), B(usiness), C(ompute), Q(uadro).",
+    help="NVIDIA series: A(pps), B(usiness), C(ompute), Q(uadro).",
 )
-@click.option("--heads", type=WholeNumber(1), metavar="N", help="So many displays or more.")
-@click.option("--count", type=WholeNumber(1), default=1, metavar="N", help="All or none.")
+@click.option("--heads", type=WholeNumber(1), metavar="N", help="Require at least N displays.")
+@click.option(
+    "--count", type=WholeNumber(1), default=1, metavar="N", help="Create N vGPUs, all or none."
+)
 @click.option(
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
-    help="On this GPU, or this virtual function.",
+    help="Use this GPU or virtual function.",
 )
 @click.option(
     "--numa",
@@ -234,14 +237,14 @@ def list_vgpus(session: Session, *, defined: bool) -> None:
     type=WholeNumber(0),
     metavar="NODE",
     shell_complete=complete_numa_node,
-    help="Near this node.",
+    help="Use a GPU of this NUMA node.",
 )
 @click.option(
     "--strategy",
     type=click.Choice(["pack", "spread"]),
     default="pack",
     show_default=True,
-    help="Fill GPUs one after the other, or all alike.",
+    help="Fill one GPU after the other, or spread evenly.",
 )
 @session_options(*CHANGING)
 @pass_session
@@ -259,12 +262,12 @@ def create(
     uuid: str | None,
     former_uuid: str | None,
 ) -> None:
-    """Make vGPUs and print their names: UUIDs, or addresses of virtual functions.
+    """Create vGPUs and print their names.
 
-    The type is called by name, or described: the smallest that serves is taken. Without --parent
-    the GPU is chosen: --strategy pack prefers one that has vGPUs of this size already, then one
-    that loses the least memory to it, and keeps whole GPUs free. On a GPU in MIG mode, GPU
-    instances are made where those that there are do not suffice.
+    The names are UUIDs, or addresses of virtual functions. Name the type, or describe it: the
+    smallest matching type is used. Without --parent vfiomgr selects the GPU: --strategy pack
+    prefers a GPU with vGPUs of this size, then the GPU that wastes the least memory, and keeps
+    unused GPUs free. On a GPU in MIG mode, missing GPU instances are created.
 
     \b
     Examples:
@@ -291,7 +294,7 @@ def create(
 
 
 def _print_created(session: Session, outcome: VgpuOutcome) -> None:
-    """The names alone on standard output, for a script to take."""
+    """Print only the names on standard output, for scripts."""
     if session.format != "table":
         print_outcome(session, outcome, [], vgpus=outcome.names)
         return
@@ -303,18 +306,18 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
 
 @vgpu.command("remove")
 @click.argument("name", nargs=-1, shell_complete=complete_vgpu)
-@click.option("--all", "every", is_flag=True, help="All that vfiomgr made, none that others did.")
+@click.option("--all", "every", is_flag=True, help="Remove all vGPUs created by vfiomgr.")
 @click.option(
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
-    help="With --all: of this device alone.",
+    help="With --all: only vGPUs of this device.",
 )
 @click.option(
     "--allow",
     type=click.Choice(["in-use"]),
     multiple=True,
-    help="Remove one that a guest holds: the kernel waits for the guest, this until --timeout.",
+    help="Try even if a guest uses the vGPU (see --timeout).",
 )
 @session_options(*CHANGING)
 @pass_session
@@ -326,7 +329,9 @@ def remove(
     parent: str | None,
     allow: tuple[Override, ...],
 ) -> None:
-    """Remove vGPUs, by UUID or the address of the virtual function; one in use is refused.
+    """Remove vGPUs by UUID or virtual function address.
+
+    A vGPU that a guest uses is refused.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""vGPUs and what can carry them, by family, as a host shows them."""
+"""Facts about vGPUs and their parents, by family."""

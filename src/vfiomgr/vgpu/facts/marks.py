@@ -1,10 +1,9 @@
-"""The marks of vGPUs that vfiomgr made, and whether a virtual function is still what it made of it.
+"""Marks of vGPUs created by vfiomgr, and whether a virtual function is still that vGPU.
 
-The UUID of a mediated device is its own. An address is not: after the driver was loaded anew, or
-the virtual functions were made anew, a vGPU of the same type there is somebody else's. So whoever
-sets a type notes which incarnation of the function has it: the boot, and the inodes of its
-directory and of what the driver put there, of which kernfs gives none twice (fs/kernfs/dir.c,
-__kernfs_new_node).
+The UUID of a mediated device is unique, but an address is not: after the driver or the virtual
+functions were reloaded, a vGPU of the same type there belongs to someone else. Therefore the mark
+identifies the incarnation of the function: the boot, and the inodes of its directory and of the
+driver's directory, which kernfs never reuses (fs/kernfs/dir.c, __kernfs_new_node).
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ _MADE = RUNTIME / "made"
 
 
 def read_marks(tree: HostTree) -> tuple[TextFile, ...]:
-    """All marks, also of vGPUs that are gone."""
-    # A file that a killed process had not put in place yet begins with a dot.
+    """All marks, including those of removed vGPUs."""
+    # The temporary file of a killed process begins with a dot.
     names = (name for name in tree.children(MARKS) if not name.startswith("."))
     texts = ((MARKS / name, tree.read_text(MARKS / name)) for name in names)
     return tuple(TextFile(file, text) for file, text in texts if text is not None)
 
 
 def read_made(tree: HostTree, vgpus: Iterable[Vgpu]) -> tuple[str, ...]:
-    """The virtual functions that have the type which vfiomgr gave to them."""
+    """The virtual functions that still have the type set by vfiomgr."""
     names = (v.name for v in vgpus if v.uuid is None and _is_made(tree, v.name, v.type))
     return tuple(names)
 
 
 def claim(tree: HostTree, address: PciAddress, type_id: int) -> None:
-    """Note, before a function gets a type, that it is vfiomgr that gives it.
+    """Record that vfiomgr is about to set the type of a function.
 
-    A note that cannot be kept is of no harm: the vGPU counts as somebody else's.
+    If the record cannot be written, the vGPU only counts as created by someone else.
     """
     incarnation = _incarnation(tree, str(address), str(type_id))
     with suppress(OSError):
@@ -53,7 +52,7 @@ def claim(tree: HostTree, address: PciAddress, type_id: int) -> None:
 
 
 def disclaim(tree: HostTree, address: PciAddress) -> None:
-    """Forget it: the function has no type, or did not take it."""
+    """Delete the record: the function has no type, or rejected it."""
     with suppress(OSError):
         if tree.exists(_MADE / str(address)):
             tree.remove(_MADE / str(address))

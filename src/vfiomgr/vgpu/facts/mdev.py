@@ -1,7 +1,7 @@
 """Mediated devices (drivers/vfio/mdev/mdev_sysfs.c, Documentation/driver-api/vfio-mediated-device).
 
 Parents are listed in /sys/class/mdev_bus; a recorded host may lack that class, so the functions
-that hold `mdev_supported_types` and the parents of active devices count too.
+with `mdev_supported_types` and the parents of active devices count too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TYPES = "mdev_supported_types"
 def read_mdevs(
     tree: HostTree, devices: Iterable[PciDevice]
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
-    """All devices that make mediated devices, sorted by name, and all that are active, by UUID."""
+    """Read all parents of mediated devices by name, and all active devices by UUID."""
     active = {
         uuid: directory
         for uuid in tree.children(paths.MDEV_DEVICES)
@@ -40,9 +40,9 @@ def read_mdevs(
 def _read_parents(
     tree: HostTree, devices: Iterable[PciDevice], active: Iterable[HostPath]
 ) -> tuple[VgpuParent, ...]:
-    """All devices that make mediated devices, sorted by name; any of the functions may.
+    """All parents of mediated devices, sorted by name; any function may be one.
 
-    What a type is called is read once for all virtual functions of a GPU: one driver serves them.
+    Type names are read once for all virtual functions of a GPU, as one driver serves them.
     """
     functions = {str(device.address): device for device in devices}
     directories = {name: paths.MDEV_PARENTS / name for name in tree.children(paths.MDEV_PARENTS)}
@@ -62,7 +62,7 @@ def _read_parents(
 def _silent(
     tree: HostTree, parents: Iterable[VgpuParent], functions: dict[str, PciDevice]
 ) -> Iterable[VgpuParent]:
-    """Virtual functions beside parents, on the same driver, of whose types nothing is told."""
+    """Virtual functions of the same GPU and driver whose types are unknown."""
     siblings = {(p.gpu, p.driver) for p in parents if p.is_virtual_function}
     named = {parent.name for parent in parents}
     for name, device in functions.items():
@@ -111,7 +111,7 @@ def _available(tree: HostTree, types: HostPath, type_id: str) -> int | None:
 
 
 def read_mdev(tree: HostTree, uuid: str) -> Vgpu | None:
-    """One active mediated device; None where there is none of this UUID."""
+    """Read an active mediated device; None if there is none with this UUID."""
     directory = tree.resolve(paths.MDEV_DEVICES / uuid)
     return None if directory is None else _read_mdev(tree, uuid, directory, {})
 
@@ -122,7 +122,7 @@ def _read_mdev(
     directory: HostPath,
     names: Mapping[tuple[str, str], str | None],
 ) -> Vgpu:
-    """`names` are those of types that were read already, by the path of the parent."""
+    """Read a parent; `names` are the type names read so far, by parent path."""
     parent = directory.parent
     type_id = tree.link_name(directory / "mdev_type") or ""
     name = names.get((parent, type_id))

@@ -1,4 +1,4 @@
-"""nvidia-smi, the one door to what NVIDIA's driver shows in no file."""
+"""nvidia-smi, for facts that NVIDIA's driver does not show in files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _QUERY = ("--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
 
 
 def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | None:
-    """What nvidia-smi says; None where it is absent, or could not answer for long.
+    """Run nvidia-smi; None if it is not installed or did not answer.
 
-    A GPU that is stuck in the kernel would make nvidia-smi hang too; it is not asked then.
+    It is not run while a GPU is stuck in the kernel, because it would hang too.
     """
     gpus = [device for device in devices if device.driver == "nvidia"]
     if not gpus or any(device.stuck for device in devices):
@@ -29,7 +29,7 @@ def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | N
 
 
 def persistence_uses(tree: HostTree, devices: Sequence[PciDevice]) -> Iterator[HostUse]:
-    """GPUs in persistence mode: the driver keeps a use count for them that no open file shows."""
+    """GPUs in persistence mode, whose use count is not visible as an open file."""
     for line in (ask(tree, devices, *_QUERY) or "").splitlines():
         name, _, mode = line.partition(",")
         if mode.strip() != "Enabled":

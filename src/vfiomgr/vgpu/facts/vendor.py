@@ -27,7 +27,7 @@ DIRECTORY = "nvidia"
 CURRENT = "current_vgpu_type"
 CREATABLE = "creatable_vgpu_types"
 _LINE = re.compile(r"^\s*([0-9]+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
-"""`1148  : NVIDIA L40S-2Q`; the header, where there is one, has no number."""
+"""`1148  : NVIDIA L40S-2Q`; a header has no number."""
 _LIMIT = 1 << 16
 EMPTY = "0"
 _DEVICE_API = "vfio-pci"
@@ -36,7 +36,7 @@ _DEVICE_API = "vfio-pci"
 def read_vendor_vgpus(
     tree: HostTree, devices: Iterable[PciDevice]
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
-    """The virtual functions that can be vGPUs, and those that are."""
+    """Read the virtual functions that can be vGPUs, and the active vGPUs."""
     devices = tuple(devices)
     parents: list[VgpuParent] = []
     vgpus: list[Vgpu] = []
@@ -56,7 +56,7 @@ def read_vendor_vgpus(
 def _lost(
     tree: HostTree, devices: Iterable[PciDevice], parents: Iterable[VgpuParent]
 ) -> Iterator[VgpuParent]:
-    """Virtual functions beside these that the driver does not serve, or not now."""
+    """Virtual functions of the same GPUs that the driver does not serve now."""
     gpus = {parent.gpu for parent in parents}
     named = {parent.name for parent in parents}
     for device in devices:
@@ -67,12 +67,12 @@ def _lost(
 
 
 def creatable_types(tree: HostTree, directory: HostPath) -> tuple[VgpuType, ...]:
-    """What the driver would make of a virtual function now."""
+    """The types that the driver offers for a virtual function now."""
     return tuple(_creatable(tree, directory))
 
 
 def read_current(tree: HostTree, directory: HostPath) -> str | None:
-    """The number of the type that a virtual function is, `0` for none; None without the file."""
+    """The number of the current type of a virtual function, `0` for none; None without the file."""
     text = tree.read(directory / DIRECTORY / CURRENT)
     return text.strip() if text and text.strip().isdecimal() else None
 
@@ -92,7 +92,7 @@ def _parent(tree: HostTree, device: PciDevice) -> VgpuParent:
 
 
 def _creatable(tree: HostTree, directory: HostPath) -> Iterator[VgpuType]:
-    """What the driver would make of a virtual function now; nothing where it is something."""
+    """The types that the driver offers for a virtual function; none if it already has a type."""
     text = tree.read_text(directory / DIRECTORY / CREATABLE, _LIMIT) or ""
     for number, name in _LINE.findall(text):
         yield describe_type(number, name, None, _DEVICE_API)
@@ -113,7 +113,7 @@ def _vgpu(device: PciDevice, type_id: str) -> Vgpu:
 
 
 def _named(vgpus: Iterable[Vgpu], parents: Iterable[VgpuParent]) -> Iterator[Vgpu]:
-    """With the names of types that some virtual function could still become."""
+    """Add the names of types that other virtual functions still offer."""
     names = {known.id: known.name for parent in parents for known in parent.types}
     for vgpu in vgpus:
         yield replace(vgpu, type_name=names.get(vgpu.type))
@@ -123,7 +123,7 @@ _MARKS = RUNTIME / "wedged"
 
 
 def read_wedged(tree: HostTree) -> tuple[WedgedFunction, ...]:
-    """Those that are still the same functions."""
+    """The marked functions that still exist unchanged."""
     found: list[WedgedFunction] = []
     for name in tree.children(_MARKS):
         inode, _, why = (tree.read(_MARKS / name) or "").partition(" ")
@@ -133,14 +133,14 @@ def read_wedged(tree: HostTree) -> tuple[WedgedFunction, ...]:
 
 
 def mark(tree: HostTree, address: PciAddress, why: str) -> None:
-    """Record that a function rejects what its driver offers."""
+    """Record that a function rejects a type which its driver offers."""
     tree.make_directory(_MARKS)
     text = f"{_inode(tree, str(address))} {why}\n"
     tree.replace(_MARKS / str(address), text.encode(), durable=False)
 
 
 def unmark(tree: HostTree, address: PciAddress) -> None:
-    """Record that it took a type after all."""
+    """Delete the record: the function has accepted a type."""
     if tree.exists(_MARKS / str(address)):
         tree.remove(_MARKS / str(address))
 

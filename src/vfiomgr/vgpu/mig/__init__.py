@@ -1,1 +1,1 @@
-"""GPU instances (MIG) and the modes of NVIDIA's GPUs."""
+"""GPU instances (MIG) and the modes of NVIDIA GPUs."""

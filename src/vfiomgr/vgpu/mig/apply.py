@@ -1,4 +1,4 @@
-"""What nvidia-smi means by the number that it ends with (NVML: nvmlReturn_t)."""
+"""Perform steps with nvidia-smi, and explain its exit status (NVML: nvmlReturn_t)."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ IN_USE = 19
 
 _CAUSES: dict[int, tuple[str, str]] = {
     2: (
-        "the driver knows no such profile, or none at this place",
-        "vfiomgr vgpu instances list shows profiles; drivers before 510 take no place after them",
+        "the driver does not support this profile or placement",
+        "list the profiles with: vfiomgr vgpu instances list (placements need driver 510 or later)",
     ),
-    3: ("the GPU, or its driver, cannot do this", "vfiomgr vgpu mode shows what it can"),
-    4: ("root's rights are missing here", "run as root, outside of a container"),
+    3: ("not supported by the GPU or its driver", "list supported modes with: vfiomgr vgpu mode"),
+    4: ("permission denied", "run as root, outside of a container"),
     NOT_FOUND: (
-        "there is no such GPU in MIG mode, or no such instance any more",
-        "vfiomgr vgpu mode shows the mode, vfiomgr vgpu instances list what is there",
+        "GPU in MIG mode, or GPU instance, not found",
+        "check with: vfiomgr vgpu mode; vfiomgr vgpu instances list",
     ),
     9: ("NVIDIA's driver is not loaded", "load it: modprobe nvidia"),
-    15: ("the GPU fell off the bus", "only a power cycle of the device or the host brings it back"),
+    15: ("the GPU fell off the bus", "power-cycle the device or the host"),
     IN_USE: (
-        "something uses the instance: a vGPU, a process, or what watches GPUs (DCGM)",
-        "vfiomgr vgpu instances list names vGPUs and processes: stop them, and e.g. nvidia-dcgm",
+        "the instance is in use by a vGPU, a process, or a GPU monitor (DCGM)",
+        "stop the vGPUs and processes that vfiomgr vgpu instances list shows, and nvidia-dcgm",
     ),
     23: (
-        "it does not fit beside the instances that are there by now",
-        "vfiomgr vgpu instances list shows them; run the command again",
+        "no room beside the existing GPU instances",
+        "check with vfiomgr vgpu instances list, then run the command again",
     ),
 }
 
 
 def explained(error: ProgramFailed, subject: str) -> HostError:
-    """The error with its cause and remedy, where the number is known."""
+    """Add cause and remedy to an error of nvidia-smi, if its status is known."""
     cause, remedy = _CAUSES.get(
-        error.status or 0, ("", "see what nvidia-smi says above, and dmesg (NVRM)")
+        error.status or 0, ("", "check the output of nvidia-smi above, and dmesg (NVRM)")
     )
     message = f"{subject}: {cause}: {error.message}" if cause else f"{subject}: {error.message}"
     return HostError(message, remedy)
@@ -65,10 +65,10 @@ _Where = tuple[int, int]
 
 @performs(SetGpuInstances)
 def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
-    """Have the GPU instances that a step names, and not those that it takes away.
+    """Create and destroy the GPU instances that a step names.
 
     Raises:
-        HostError: nvidia-smi refuses it, or does not show it afterwards.
+        HostError: nvidia-smi fails, or does not report the new state.
 
     """
     require_same_device(tree, step.device)
@@ -91,7 +91,7 @@ def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
 
 
 def _where(place: InstancePlace | GpuInstance) -> _Where:
-    """What is of an instance for ever: its number is another one when it is made again."""
+    """The identity of an instance; its number changes when it is created again."""
     return place.profile, place.start
 
 
@@ -100,7 +100,7 @@ def _present(tree: HostTree, step: SetGpuInstances) -> dict[_Where, GpuInstance]
 
 
 def _destroy(tree: HostTree, step: SetGpuInstances, instance: GpuInstance) -> None:
-    """Compute instances first; they may be gone since an attempt that was cut off."""
+    """Destroy an instance, its compute instances first; they may already be removed."""
     words = ["-dci", "-dgi"] if instance.compute_instances else ["-dgi"]
     for word in words:
         call = instance_command(step.device, word, "-gi", str(instance.id))
@@ -110,7 +110,7 @@ def _destroy(tree: HostTree, step: SetGpuInstances, instance: GpuInstance) -> No
 def _complete(
     tree: HostTree, step: SetGpuInstances, instance: GpuInstance, place: InstancePlace
 ) -> None:
-    """Give or take the compute instance of one that was cut off half-way."""
+    """Add or remove the compute instance of a GPU instance that is incomplete."""
     word = "-cci" if place.has_compute else "-dci"
     call = instance_command(step.device, word, "-gi", str(instance.id))
     _call(tree, call, f"{step.device.address}: {instance}")
@@ -128,21 +128,21 @@ def _verify(tree: HostTree, step: SetGpuInstances) -> None:
     missing = tuple(place for place in step.made if place not in there)
     left = tuple(place for place in step.gone if place in there)
     if missing or left:
-        message = f"{step.device.address}: nvidia-smi shows GPU instances "
+        message = f"cannot set GPU instances of {step.device.address}: nvidia-smi reports "
         message += counted(tuple(sorted(there, key=lambda place: place.start)))
         message += f"; missing: {counted(missing)}; left over: {counted(left)}"
-        raise HostError(message, "see dmesg (NVRM), and vfiomgr vgpu instances list")
+        raise HostError(message, "check dmesg (NVRM), and run: vfiomgr vgpu instances list")
 
 
-_UNKNOWN = "is NVIDIA's driver loaded, with its vGPU host part? see nvidia-smi -q"
+_UNKNOWN = "check that NVIDIA's vGPU host driver is loaded: nvidia-smi -q"
 
 
 @performs(SetHeterogeneous, SetMig, SetPersistence)
 def set_mode(tree: HostTree, step: ModeStep) -> None:
-    """Bring a GPU into the mode that a step names.
+    """Set the mode of a GPU that a step names.
 
     Raises:
-        HostError: nvidia-smi refuses it, or does not show it afterwards.
+        HostError: nvidia-smi fails, or does not report the new mode.
 
     """
     require_same_device(tree, step.device)
@@ -156,7 +156,10 @@ def set_mode(tree: HostTree, step: ModeStep) -> None:
     found = _current(tree, step)
     if found is not step.after:
         shown = {True: "Enabled", False: "Disabled", None: "nothing"}[found]
-        message = f"{step.device.address}: nvidia-smi shows {shown} after {step.commands()[0]}"
+        message = (
+            f"cannot set the mode of {step.device.address}: nvidia-smi reports {shown} after "
+            f"{step.commands()[0]}"
+        )
         raise HostError(message, _why_not(tree, step))
 
 
@@ -178,11 +181,11 @@ def _current(tree: HostTree, step: ModeStep) -> bool | None:
 
 def _explained(step: ModeStep, error: ProgramFailed) -> HostError:
     if error.status == IN_USE:
-        message = f"{step.device.address} carries a vGPU, or is in use: {error.message}"
-        return HostError(message, "remove its vGPUs first; vfiomgr vgpu list shows all")
-    remedy = "see what nvidia-smi says above, and dmesg (NVRM)"
+        message = f"{step.device.address} has an active vGPU or is in use: {error.message}"
+        return HostError(message, "remove its vGPUs first; list them with: vfiomgr vgpu list")
+    remedy = "check the output of nvidia-smi above, and dmesg (NVRM)"
     if isinstance(step, SetHeterogeneous):
-        remedy = "the GPU has to have its virtual functions, and no MIG; " + remedy
+        remedy = "the GPU must have its virtual functions, and MIG must be off; " + remedy
     return HostError(error.message, remedy)
 
 
@@ -190,7 +193,7 @@ def _why_not(tree: HostTree, step: ModeStep) -> str:
     mode = read_mode(tree, step.device.address) if isinstance(step, SetMig) else None
     if mode is not None and mode.pending_mig is step.after:
         return (
-            f"it waits for a reset of the GPU: stop all that uses it, then nvidia-smi --gpu-reset "
-            f"-i {step.device.address}"
+            f"the mode changes with the next GPU reset: stop everything that uses the GPU, then "
+            f"nvidia-smi --gpu-reset -i {step.device.address}"
         )
     return _UNKNOWN

@@ -1,7 +1,7 @@
-"""Which vGPUs live in which GPU instances (MIG), and how many more these hold.
+"""Which vGPUs run in which GPU instances (MIG), and how many more fit.
 
-A GPU instance holds vGPUs of one framebuffer size, as many as their type says. Where the driver
-does not tell which one a vGPU lives in, it fills those of its size, and then an empty one.
+A GPU instance carries vGPUs of one framebuffer size, as many as their type allows. If the driver
+does not report the GPU instance of a vGPU, instances of its size are filled first, then empty ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Slot(Struct):
-    """A GPU instance that is there, or would be."""
+    """An existing or planned GPU instance."""
 
     profile: int
     size: int | None = None
@@ -27,24 +27,24 @@ class _Slot(Struct):
     taken: int = 0
 
     def left(self, kind: VgpuType) -> int:
-        """How many more of a type it holds."""
+        """How many more vGPUs of a type fit into it."""
         if kind.instance_profile != self.profile or (self.taken and kind.framebuffer != self.size):
             return 0
         return max(0, (kind.per_instance or 1) - self.taken)
 
     def take(self, kind: VgpuType) -> None:
-        """Hold one more."""
+        """Add one vGPU."""
         self.size = kind.framebuffer
         self.taken += 1
 
 
 def seats(gpu: Gpu, kind: VgpuType) -> int:
-    """How many more of a type fit into the GPU instances that are there."""
+    """How many more vGPUs of a type fit into the existing GPU instances."""
     return sum(slot.left(kind) for slot in _slots(gpu))
 
 
 def lacking(gpu: Gpu, kinds: Iterable[VgpuType]) -> dict[int, int]:
-    """By profile, how many GPU instances are missing for so many more vGPUs."""
+    """How many GPU instances of each profile are missing for more vGPUs."""
     slots = _slots(gpu)
     missing: dict[int, int] = {}
     for kind in kinds:
@@ -57,7 +57,7 @@ def lacking(gpu: Gpu, kinds: Iterable[VgpuType]) -> dict[int, int]:
 
 
 def occupants(gpu: Gpu, instance: GpuInstance) -> list[Vgpu]:
-    """The vGPUs that live in a GPU instance, and those that may."""
+    """The vGPUs that run in a GPU instance, and those that may."""
     return [vgpu for vgpu in gpu.instances if _may_live_in(gpu, vgpu, instance)]
 
 
@@ -69,7 +69,7 @@ def _may_live_in(gpu: Gpu, vgpu: Vgpu, instance: GpuInstance) -> bool:
 
 
 def _slots(gpu: Gpu) -> list[_Slot]:
-    """The GPU instances that are there, with the vGPUs in them."""
+    """The existing GPU instances with their vGPUs."""
     there = gpu.partition.instances if gpu.partition is not None else ()
     by_number = {one.id: _Slot(one.profile) for one in there}
     slots = list(by_number.values())
@@ -87,7 +87,7 @@ def _slots(gpu: Gpu) -> list[_Slot]:
 
 
 def _seat(slots: Iterable[_Slot], kind: VgpuType) -> bool:
-    """Put one where it fits, beside others of its size first."""
+    """Place one vGPU, preferably beside others of its size."""
     fitting = [slot for slot in slots if slot.left(kind)]
     if fitting:
         max(fitting, key=lambda slot: slot.taken).take(kind)

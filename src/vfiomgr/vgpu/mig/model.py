@@ -1,7 +1,7 @@
-"""GPU instances: the parts of its own hardware that MIG divides a GPU into, as nvidia-smi tells.
+"""GPU instances: the hardware partitions of a GPU in MIG mode, as reported by nvidia-smi.
 
-A profile says how large an instance is and where one can be; places are counted in slices of the
-GPU's memory, and no two instances share one (NVML: nvmlGpuInstancePlacement_t).
+A profile defines the size of an instance and its possible placements, in memory slices; two
+instances never share a slice (NVML: nvmlGpuInstancePlacement_t).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from vfiomgr.value import Value
 
 
 class InstanceProfile(Value):
-    """A kind of GPU instance that a GPU can be divided into."""
+    """A kind of GPU instance of a GPU."""
 
     id: int
     name: str
@@ -18,14 +18,14 @@ class InstanceProfile(Value):
     memory: int | None
     """MiB of one instance."""
     free: int
-    """How many more of it alone the driver would make beside what is there."""
+    """How many more instances of this profile the driver would create now."""
     total: int
-    """How many of it alone a GPU without instances holds."""
+    """How many instances of this profile fit on an empty GPU."""
     starts: tuple[int, ...] = ()
     size: int = 0
-    """Slices of memory."""
+    """The size in memory slices."""
     engines: tuple[int, ...] = ()
-    """What of the GPU it takes: multiprocessors, decoders, encoders, JPEG, optical flow."""
+    """The engines it uses: multiprocessors, decoders, encoders, JPEG, optical flow."""
 
     def __str__(self) -> str:
         """`1g.5gb (19)`."""
@@ -33,17 +33,17 @@ class InstanceProfile(Value):
 
 
 class InstancePlace(Value):
-    """A GPU instance that is to be, or was: what makes one again, but for its number."""
+    """The placement of a GPU instance, without its number, which changes when it is recreated."""
 
     profile: int
     name: str
     start: int
     has_compute: bool = True
-    """Whether it has the one compute instance that `nvidia-smi mig -cgi … -C` gives it."""
+    """Whether it has the compute instance that `nvidia-smi mig -cgi … -C` creates."""
 
     @property
     def specifier(self) -> str:
-        """What `nvidia-smi mig -cgi` takes: the profile, and where to begin."""
+        """The argument of `nvidia-smi mig -cgi`: profile and first slice."""
         return f"{self.profile}:{self.start}"
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class InstancePlace(Value):
 
 
 class GpuInstance(Value):
-    """One GPU instance; its number is good until it is destroyed."""
+    """One GPU instance; its number is valid until it is destroyed."""
 
     id: int
     profile: int
@@ -60,18 +60,18 @@ class GpuInstance(Value):
     start: int
     size: int
     compute_instances: tuple[str, ...] = ()
-    """The profiles of its compute instances: its own name, or parts of it like `1c.3g.20gb`."""
+    """The profiles of its compute instances: its own name, or parts such as `1c.3g.20gb`."""
     processes: tuple[str, ...] = ()
-    """What computes on it: `python (PID 4711)`."""
+    """Its processes: `python (PID 4711)`."""
 
     @property
     def place(self) -> InstancePlace:
-        """Where it is, as what."""
+        """Its placement."""
         return InstancePlace(self.profile, self.name, self.start, bool(self.compute_instances))
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has no compute instances, or the default one, so that it can be made again."""
+        """Whether it has no or the default compute instance, so that it can be recreated."""
         return self.compute_instances in ((), (self.name,))
 
     def __str__(self) -> str:
@@ -80,29 +80,29 @@ class GpuInstance(Value):
 
 
 class GpuPartition(Value):
-    """How a GPU in MIG mode is divided, and can be."""
+    """The GPU instances of a GPU in MIG mode, and its profiles."""
 
     gpu: str
     profiles: tuple[InstanceProfile, ...]
     instances: tuple[GpuInstance, ...]
 
     def profile(self, number: int | None) -> InstanceProfile | None:
-        """The profile of a number."""
+        """The profile with this number."""
         return next((known for known in self.profiles if known.id == number), None)
 
     def called(self, text: str) -> InstanceProfile | None:
-        """The profile of a name, with or without `MIG `, or of a number as text."""
+        """The profile with this name, with or without `MIG `, or this number as text."""
         wanted = text.strip().casefold().removeprefix("mig ")
         return next((p for p in self.profiles if wanted in (str(p.id), p.name.casefold())), None)
 
     @property
     def places(self) -> tuple[InstancePlace, ...]:
-        """Where its instances are, in the order of the memory."""
+        """The placements of its instances, in memory order."""
         return tuple(instance.place for instance in by_start(self.instances))
 
 
 def by_start(instances: tuple[GpuInstance, ...]) -> tuple[GpuInstance, ...]:
-    """In the order of the memory that they have."""
+    """The GPU instances in memory order."""
     return tuple(sorted(instances, key=lambda instance: instance.start))
 
 

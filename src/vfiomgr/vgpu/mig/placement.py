@@ -1,8 +1,7 @@
-"""Where GPU instances (MIG) fit on a GPU, beside those that stay.
+"""Placement of GPU instances (MIG) on a GPU, beside those that stay.
 
-Instances share no slice of memory, and together take no more multiprocessors, decoders, encoders,
-JPEG and optical-flow engines than the GPU has: as many as its largest profile. The driver, which
-knows more, has the last word.
+Instances do not share memory slices, and together use at most the multiprocessors, decoders,
+encoders, JPEG and optical-flow engines of the largest profile. The driver makes the final decision.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ if TYPE_CHECKING:
 
 
 class _Piece(Value):
-    """An instance of a profile somewhere."""
+    """An instance of a profile at a placement."""
 
     profile: InstanceProfile
     start: int
 
     @property
     def slices(self) -> range:
-        """The memory that it has."""
+        """Its memory slices."""
         return range(self.start, self.start + self.profile.size)
 
     def overlaps(self, other: range) -> bool:
-        """Whether both have some memory."""
+        """Whether both use the same memory slice."""
         return self.slices.start < other.stop and other.start < self.slices.stop
 
 
 def lay_out(
     partition: GpuPartition, wanted: Mapping[int, int], fixed: Sequence[GpuInstance] = ()
 ) -> tuple[InstancePlace, ...] | None:
-    """Places for so many more of each profile beside what is fixed; None where they do not fit.
+    """Find placements for more instances of each profile; None if they do not fit.
 
-    Instances that are there already keep their places where that can be. A new one goes where it
-    takes the fewest places from others: small ones to the end, as the driver does it.
+    Existing instances keep their placements if possible. A new instance goes where it blocks the
+    fewest other placements: small ones at the end, as the driver does.
     """
     profiles = {known.id: known for known in partition.profiles}
     pieces = [profiles[number] for number, count in wanted.items() for _ in range(count)]
@@ -62,7 +61,7 @@ def lay_out(
 
 
 def more_of(partition: GpuPartition, profile: InstanceProfile) -> int:
-    """How many more instances of a profile can be made beside all that are there."""
+    """How many more instances of a profile fit beside the existing ones."""
     for count in range(profile.free, 0, -1):
         if lay_out(partition, {profile.id: count}, partition.instances) is not None:
             return count
@@ -72,7 +71,7 @@ def more_of(partition: GpuPartition, profile: InstanceProfile) -> int:
 def _excess(
     partition: GpuPartition, wanted: Mapping[int, int], fixed: Sequence[GpuInstance]
 ) -> Iterator[bool]:
-    """Whether there would be more of a profile than the GPU holds."""
+    """Whether a profile would exceed its maximum on the GPU."""
     for profile in partition.profiles:
         count = wanted.get(profile.id, 0)
         there = sum(one.profile == profile.id for one in fixed)
@@ -89,14 +88,14 @@ def _has_engines(
 
 
 def _columns(rows: Iterable[tuple[int, ...]]) -> Iterator[tuple[int, ...]]:
-    """Engine by engine, of the profiles that tell theirs."""
+    """The sum of each engine, over profiles with known engines."""
     return zip(*(row for row in rows if row), strict=False)
 
 
 def _candidates(
     partition: GpuPartition, profile: InstanceProfile, idle: Sequence[GpuInstance]
 ) -> list[_Piece]:
-    """The places of a profile, those first that disturb the least of what may stay (`idle`)."""
+    """The placements of a profile, those first that block the fewest `idle` instances."""
     there = {(one.profile, one.start) for one in idle}
     every = [_Piece(other, start) for other in partition.profiles for start in other.starts]
 
@@ -114,7 +113,7 @@ def _search(
     taken: list[range],
     begin: int = 0,
 ) -> list[_Piece] | None:
-    """The first way to place all; those of one profile in the order of its candidates."""
+    """The first way to place all instances, in the order of the candidates of each profile."""
     if not pieces:
         return []
     first, *rest = pieces

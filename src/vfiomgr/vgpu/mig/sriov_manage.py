@@ -1,7 +1,7 @@
-"""NVIDIA's sriov-manage: where it makes virtual functions, and what it does besides.
+"""NVIDIA's sriov-manage: when it creates virtual functions, and its side effects.
 
-It takes the GPU from its driver, gives it back, and ends with persistence mode switched on. A GPU
-in that mode has a use count that no open file shows, and its driver never lets it go.
+It unbinds the GPU from its driver, binds it again, and turns persistence mode on. A GPU in that
+mode has a use count that no open file shows, and its driver never releases it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 DRIVER = "nvidia"
-"""Whose virtual functions a program of the vendor makes, since it also sets them up."""
+"""Drivers whose virtual functions a vendor program creates and initializes."""
 
 
 def makes_by_program(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether NVIDIA's sriov-manage makes the virtual functions of a device."""
+    """Whether NVIDIA's sriov-manage creates the virtual functions of a device."""
     return device.driver == DRIVER and host.has_sriov_manage
 
 
 def persistence_before(host: HostSnapshot, device: PciDevice) -> Iterator[SetPersistence]:
-    """Persistence mode as it is before the program runs, where that is off.
+    """Keep persistence mode off, if it is off before the program runs.
 
-    Going forward there is nothing to do. Undoing comes by here once the program has run again, and
-    switches the mode off before anything takes the GPU from its driver.
+    The step changes nothing when performed. Its undo runs after sriov-manage and turns the mode off
+    before anything unbinds the GPU.
     """
     if host.in_persistence_mode(device.address) is False:
         yield SetPersistence(device.identity, before=False, after=False)
 
 
 def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ChangeDriver]:
-    """The steps that would take a GPU from its driver while that never lets it go."""
+    """The steps that would unbind a GPU while persistence mode holds it."""
     is_on: dict[PciAddress, bool | None] = {}
     for step in steps:
         match step:

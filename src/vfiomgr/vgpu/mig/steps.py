@@ -1,4 +1,4 @@
-"""Steps that only NVIDIA's own programs carry out: virtual functions and modes of a GPU."""
+"""Steps that need NVIDIA's programs: virtual functions and modes of a GPU."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 
 PROGRAM_DEADLINE = 300.0
-"""Seconds to make all virtual functions of a GPU: it leaves its driver and comes back, and each
-of them is set up."""
+"""Seconds to create all virtual functions of a GPU, including an unbind and bind of the GPU."""
 
 
 class RunSriovManage(Step, Value):
-    """Have all virtual functions of a GPU, on their driver, or none; one of the numbers is 0."""
+    """Create all virtual functions of a GPU, or remove them; `before` or `after` is 0."""
 
     device: DeviceIdentity
     before: int
@@ -35,11 +34,11 @@ class RunSriovManage(Step, Value):
 
     @property
     def recreates_below(self) -> str | None:
-        """The bridge of the physical function, if there were virtual ones before."""
+        """The bridge of the physical function, if it had virtual functions before."""
         return self.device.bridge_path if self.before > 0 else None
 
     def functions_removed_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that it made."""
+        """The virtual functions that the step created."""
         return host.virtual_functions(self.device) if self.after else []
 
     def describe(self) -> str:
@@ -51,12 +50,12 @@ class RunSriovManage(Step, Value):
         return (" ".join(sriov_manage_command(self.device, is_on=bool(self.after))),)
 
     def inverse(self) -> RunSriovManage:
-        """As many as before."""
+        """Return the step that restores the former number."""
         return RunSriovManage(self.device, before=self.after, after=self.before)
 
 
 class SetHeterogeneous(Step, Value):
-    """Let vGPUs of different sizes be on one GPU, or not; only while it has none."""
+    """Allow or forbid vGPUs of different sizes on a GPU; possible only without vGPUs."""
 
     device: DeviceIdentity
     before: bool
@@ -71,7 +70,7 @@ class SetHeterogeneous(Step, Value):
         return f"{self.device.address}: vGPUs {word}"
 
     def command(self) -> tuple[str, ...]:
-        """What carries it out."""
+        """The command that performs the step."""
         number = str(int(self.after))
         return ("nvidia-smi", "vgpu", "-shm", number, "-i", str(self.device.address))
 
@@ -80,14 +79,14 @@ class SetHeterogeneous(Step, Value):
         return (" ".join(self.command()),)
 
     def inverse(self) -> SetHeterogeneous:
-        """As it was."""
+        """Return the step that restores the former state."""
         return SetHeterogeneous(self.device, before=self.after, after=self.before)
 
 
 class SetMig(Step, Value):
-    """Divide a GPU into instances of its own hardware (MIG), or not; no virtual function is there.
+    """Turn MIG mode of a GPU on or off; possible only without virtual functions.
 
-    The mode outlasts a reboot of the host.
+    The mode survives a reboot of the host.
     """
 
     device: DeviceIdentity
@@ -102,7 +101,7 @@ class SetMig(Step, Value):
         return f"{self.device.address}: MIG {'on' if self.after else 'off'}"
 
     def command(self) -> tuple[str, ...]:
-        """What carries it out."""
+        """The command that performs the step."""
         return ("nvidia-smi", "-mig", str(int(self.after)), "-i", str(self.device.address))
 
     def commands(self) -> tuple[str, ...]:
@@ -110,15 +109,15 @@ class SetMig(Step, Value):
         return (" ".join(self.command()),)
 
     def inverse(self) -> SetMig:
-        """As it was."""
+        """Return the step that restores the former state."""
         return SetMig(self.device, before=self.after, after=self.before)
 
 
 class SetGpuInstances(Step, Value):
-    """Divide a GPU in MIG mode into other GPU instances; those of both states are not touched.
+    """Replace GPU instances of a GPU in MIG mode; instances in both states are not touched.
 
-    Places are of the memory, so that whatever is destroyed can be made again where it was. What is
-    in neither state is somebody else's, and stays.
+    Placements are in memory slices, so that a destroyed instance can be recreated in place.
+    Instances in neither state belong to someone else and are kept.
     """
 
     device: DeviceIdentity
@@ -136,24 +135,24 @@ class SetGpuInstances(Step, Value):
 
     @property
     def gone(self) -> tuple[InstancePlace, ...]:
-        """What is destroyed."""
+        """The instances to destroy."""
         return tuple(place for place in self.before if place not in self.after)
 
     @property
     def made(self) -> tuple[InstancePlace, ...]:
-        """What is made."""
+        """The instances to create."""
         return tuple(place for place in self.after if place not in self.before)
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        parts = [f"make {', '.join(map(str, self.made))}"] if self.made else []
+        parts = [f"create {', '.join(map(str, self.made))}"] if self.made else []
         parts += [f"destroy {', '.join(map(str, self.gone))}"] if self.gone else []
         kept = [place for place in self.before if place in self.after]
         text = f"{self.device.address}: GPU instances: {'; '.join(reversed(parts))}"
         return f"{text}; keep {counted(tuple(kept))}" if kept else text
 
     def commands(self) -> tuple[str, ...]:
-        """What a person could type instead; the numbers of instances are in the list."""
+        """Return the equivalent shell commands; the list shows the numbers of instances."""
         lines: list[str] = []
         if self.gone:
             where = ", ".join(str(place) for place in self.gone)
@@ -166,7 +165,7 @@ class SetGpuInstances(Step, Value):
         return (*lines, *map(" ".join, self.creations()))
 
     def creations(self, among: tuple[InstancePlace, ...] | None = None) -> list[tuple[str, ...]]:
-        """The calls that make instances: all of them, or those that are missing."""
+        """The commands that create instances: all, or only the missing ones."""
         places = self.made if among is None else among
         calls: list[tuple[str, ...]] = []
         for has_compute in (True, False):
@@ -177,12 +176,12 @@ class SetGpuInstances(Step, Value):
         return calls
 
     def inverse(self) -> SetGpuInstances:
-        """As it was divided."""
+        """Return the step that restores the former instances."""
         return SetGpuInstances(self.device, before=self.after, after=self.before)
 
 
 class SetPersistence(Step, Value):
-    """Keep a GPU's driver initialised while nobody uses it, or not: then it lets the GPU go."""
+    """Turn persistence mode on or off; while it is on, the driver never releases the GPU."""
 
     device: DeviceIdentity
     before: bool
@@ -194,7 +193,7 @@ class SetPersistence(Step, Value):
         return f"{self.device.address}: persistence mode {'on' if self.after else 'off'}"
 
     def command(self) -> tuple[str, ...]:
-        """What carries it out."""
+        """The command that performs the step."""
         return ("nvidia-smi", "-pm", str(int(self.after)), "-i", str(self.device.address))
 
     def commands(self) -> tuple[str, ...]:
@@ -202,7 +201,7 @@ class SetPersistence(Step, Value):
         return (" ".join(self.command()),)
 
     def inverse(self) -> SetPersistence:
-        """As it was."""
+        """Return the step that restores the former state."""
         return SetPersistence(self.device, before=self.after, after=self.before)
 
 
@@ -210,10 +209,10 @@ ModeStep = SetHeterogeneous | SetMig | SetPersistence
 
 
 def instance_command(device: DeviceIdentity, *words: str) -> tuple[str, ...]:
-    """A call about the GPU instances of a GPU."""
+    """The nvidia-smi command for GPU instances of a GPU."""
     return ("nvidia-smi", "mig", *words, "-i", str(device.address))
 
 
 def sriov_manage_command(device: DeviceIdentity, *, is_on: bool) -> tuple[str, ...]:
-    """The call that makes all virtual functions of a GPU, or removes them."""
+    """The command that creates or removes all virtual functions of a GPU."""
     return (SRIOV_MANAGE, "-e" if is_on else "-d", str(device.address))

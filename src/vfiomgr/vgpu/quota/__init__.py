@@ -1,1 +1,1 @@
-"""GPUs whose drivers share them out among plain virtual functions."""
+"""GPUs whose drivers divide them among plain virtual functions."""

@@ -1,4 +1,4 @@
-"""Plain virtual functions as vGPUs: those that there are, and what their GPUs have room for."""
+"""Plain virtual functions as vGPUs: existing ones, and the capacity of their GPUs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 TYPE = "vf"
-"""All virtual functions of a GPU are of one kind; what each gets are its quotas."""
+"""The only type of such vGPUs; their resources are set by quotas."""
 _MIB = 1 << 20
 
 
 def function_vgpus(host: HostSnapshot) -> tuple[Vgpu, ...]:
-    """The virtual functions of GPUs that share themselves out, each one vGPU."""
+    """The virtual functions that are vGPUs themselves."""
     return tuple(
         Vgpu(
             uuid=None,
@@ -42,16 +42,16 @@ def function_vgpus(host: HostSnapshot) -> tuple[Vgpu, ...]:
 
 
 def function_rooms(host: HostSnapshot) -> tuple[tuple[Gpu, Capacity], ...]:
-    """What such GPUs have room for."""
+    """The capacity of GPUs whose virtual functions are vGPUs."""
     vgpus = function_vgpus(host)
     return tuple(_room(host, device, vgpus) for device in _divided(host))
 
 
 def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None = None) -> None:
-    """Refuse to make or remove such a vGPU by itself: a driver makes all of a GPU at once.
+    """Refuse to create or remove such a vGPU separately: its driver handles all at once.
 
     Raises:
-        Refusal: `name` is one, or a GPU of them.
+        Refusal: `name` is such a vGPU or its GPU.
 
     """
     for gpu in _divided(host):
@@ -59,22 +59,22 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
         if name not in (str(gpu.address), *functions):
             continue
         if gpu.driver == GIM:
-            diagnostic = fixed_at_load(gpu, "its virtual functions are made")
+            diagnostic = fixed_at_load(gpu, "creates virtual functions")
             raise refusal([diagnostic])
-        message = f"{gpu} makes all of its virtual functions at once, and removes them so"
+        message = f"the driver of {gpu} creates and removes all virtual functions at once"
         if count is None:
-            remedy = f"vfiomgr sriov set {gpu.address} 0 removes its {len(functions)}"
+            remedy = f"remove all {len(functions)}: vfiomgr sriov set {gpu.address} 0"
         else:
             memory = " --vf-memory SIZE" if _has_memory(host, gpu) else ""
             remedy = (
-                f"vfiomgr sriov set {gpu.address} {count + len(functions)}{memory} makes them; "
-                "each is then taken to a guest with vfiomgr bind"
+                f"create them: vfiomgr sriov set {gpu.address} {count + len(functions)}{memory}; "
+                "then bind each one: vfiomgr bind ADDRESS"
             )
         raise refusal([blocker("functions-made-together", gpu, message, remedy)])
 
 
 def _divided(host: HostSnapshot) -> Iterator[PciDevice]:
-    """GPUs whose virtual functions are vGPUs by themselves."""
+    """GPUs whose virtual functions are vGPUs themselves."""
     known = {quotas.gpu for quotas in host.quotas}
     for device in host.devices:
         if device.sriov_totalvfs and (str(device.address) in known or device.driver == GIM):
@@ -92,7 +92,7 @@ def _has_memory(host: HostSnapshot, gpu: PciDevice) -> bool:
 
 
 def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tuple[Gpu, Capacity]:
-    """How many more there can be; their memory, where all that are there have the same."""
+    """The remaining capacity of a GPU, and the memory of its functions if it is equal."""
     name, total, made = str(device.address), device.sriov_totalvfs or 0, device.sriov_numvfs or 0
     quotas = host.quotas_of(device)
     functions = quotas.virtual[:made] if quotas is not None else ()
@@ -121,14 +121,14 @@ def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tup
         instances=tuple(vgpu for vgpu in vgpus if vgpu.parent in own),
         mode=None,
     )
-    # The driver makes as many as it has resources for, and does not tell that before.
+    # The driver creates as many as it has resources for, which it does not report in advance.
     return gpu, Capacity(kind, more, not more, _note(device, made, total, left), left)
 
 
 def _note(device: PciDevice, made: int, total: int, left: int | None) -> str:
     if device.driver == GIM:
-        return f"{made} of {total} are made; AMD's GIM makes them as it is loaded (vf_num)"
+        return f"{made} of {total} created; AMD's GIM creates them when loaded (vf_num)"
     memory = "" if left is None else f", {in_bytes(left * _MIB)} of memory left"
     if made:
-        return f"{made} of {total} are made, all at once{memory}: vfiomgr sriov set"
-    return f"all are made at once{memory}: vfiomgr sriov set {device.address} N"
+        return f"{made} of {total} created, all at once{memory}: vfiomgr sriov set"
+    return f"all are created at once{memory}: vfiomgr sriov set {device.address} N"

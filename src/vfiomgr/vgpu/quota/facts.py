@@ -1,6 +1,6 @@
-"""Quotas of virtual functions: what the drivers of Intel's GPUs show of them.
+"""Facts about quotas of virtual functions, from the drivers of Intel GPUs.
 
-Read only of GPUs whose driver is one of theirs and that make virtual functions.
+They are read only for GPUs on these drivers that support virtual functions.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _DEBUG_GT = re.compile(r"gt[0-9]+")
 _CARD = re.compile(r"card[0-9]+")
 _MANAGER = re.compile(r"vram[0-9]+_mm")
 _SIZE = re.compile(r"^\s*size: ([0-9]+)\s*$", re.MULTILINE)
-"""The first line of its kind (ttm_resource_manager_debug)."""
+"""The first matching line (ttm_resource_manager_debug)."""
 _LIMIT = 1 << 16
 
 
 def read_quotas(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[GpuQuotas, ...]:
-    """The quotas of all GPUs whose drivers have some."""
+    """Read the quotas of all GPUs whose drivers support them."""
     found = (_read(tree, device) for device in devices if _may_have(device))
     return tuple(quotas for quotas in found if quotas is not None)
 
@@ -94,7 +94,7 @@ def _read_i915(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
 
 
 def _functions(tree: HostTree, directory: HostPath, below: _Places) -> Iterator[FunctionQuotas]:
-    """Each function of a directory that has one for each, in the order of their numbers."""
+    """Read the quotas of each function in a directory, by number."""
     names = [match for name in tree.children(directory) if (match := _FUNCTION.fullmatch(name))]
     for match in sorted(names, key=lambda match: int(match[1] or 0)):
         attributes = tuple(
@@ -125,7 +125,7 @@ def _below(directory: HostPath, attribute: QuotaAttribute) -> QuotaAttribute:
 
 
 def _supplies(tree: HostTree, directory: HostPath) -> Iterator[QuotaAttribute]:
-    """What is left of each kind; what the host keeps for itself is not for virtual functions."""
+    """Read the remaining resources, without those reserved for the host."""
     for place in _tiles(tree, directory / "pf"):
         for name in tree.children(place / "available"):
             if name.endswith("_free"):
@@ -143,7 +143,7 @@ def _number(tree: HostTree, attribute: HostPath) -> int:
 
 
 def _read_debugfs(tree: HostTree, device: PciDevice) -> GpuQuotas | None:
-    """An xe before Linux 6.19; only root sees it, and only where debugfs is mounted."""
+    """Read xe before Linux 6.19, which requires root and debugfs."""
     directory = DRM_DEBUG / str(device.address)
     found: dict[int, list[QuotaAttribute]] = {}
     for place in _debug_places(tree, directory):
@@ -177,13 +177,13 @@ def _debug_attributes(
     engines = [t / n for t in tiles for n in tree.children(t) if _DEBUG_GT.fullmatch(n)]
     for place in (*tiles, *engines) or (function,):
         for attribute in _attributes(tree, place):
-            # For compatibility the memory of a tile is linked from its engines too.
+            # For compatibility, engines also link to the memory of their tile.
             if not (place in engines and QUANTITIES.get(attribute.kind) == "memory"):
                 yield _below(directory, attribute)
 
 
 def _vram(tree: HostTree, device: PciDevice) -> int | None:
-    """Bytes of memory on all tiles, which xe tells in debugfs alone."""
+    """Read the memory of all tiles in bytes, which xe shows only in debugfs."""
     directory = DRM_DEBUG / str(device.address)
     texts = [
         tree.read_text(directory / name, _LIMIT) or ""

@@ -1,8 +1,8 @@
-"""Quotas of virtual functions: how a GPU's driver shares its memory and its time out among them.
+"""Quotas of virtual functions: how a GPU's driver divides memory and time among them.
 
-xe: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov; before Linux 6.19, and only to be read
-here, drivers/gpu/drm/xe/xe_gt_sriov_pf_debugfs.c. i915 with SR-IOV is Intel's own, out of tree:
-drivers/gpu/drm/i915/gt/iov/intel_iov_sysfs.c. All of them count virtual functions from 1.
+xe: Documentation/ABI/testing/sysfs-driver-intel-xe-sriov; before Linux 6.19, and read-only here,
+drivers/gpu/drm/xe/xe_gt_sriov_pf_debugfs.c. i915 with SR-IOV is Intel's out-of-tree driver:
+drivers/gpu/drm/i915/gt/iov/intel_iov_sysfs.c. All of them number virtual functions from 1.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciAddress
 
 Interface = Literal["xe", "i915", "debugfs"]
-"""`debugfs` is that of an xe before Linux 6.19: it is shown, and not written."""
+"""`debugfs` is for xe before Linux 6.19, which is read but not written."""
 
 Quantity = Literal["memory", "exec_quantum_ms", "preempt_timeout_us", "sched_priority"]
 Priority = Literal["low", "normal", "high"]
@@ -31,28 +31,28 @@ QUANTITIES: dict[str, Quantity] = {
     "preempt_timeout_us": "preempt_timeout_us",
     "sched_priority": "sched_priority",
 }
-"""What an attribute of this name is about."""
+"""The quantity that an attribute sets."""
 SHARED = ("ggtt_quota", "contexts_quota", "doorbells_quota")
-"""What else i915 shares out, or not: with a quota of one kind it provides none of the others."""
+"""Other resources of i915; with a quota of one kind, i915 provides none of the others."""
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "high")
 AUTO = "pf/auto_provisioning"
-"""Whether i915 itself shares everything out when virtual functions are made."""
+"""Whether i915 divides all resources itself when it creates virtual functions."""
 BULK_PRIORITY = ".bulk_profile/sched_priority"
-"""Of all functions: GuC changes that of a single virtual one not."""
+"""One value for all functions: GuC cannot change it for one virtual function."""
 PHYSICAL_PRIORITY = "pf/profile/sched_priority"
 RECORDS = RUNTIME / "quotas"
 _CHOSEN = re.compile(r"\[(\w+)\]")
 _IN_BYTES = ("vram_quota", "lmem_quota", "ggtt_quota")
 _LARGEST_UNIT = 64 << 20
-"""Bytes that a quota of memory may be more than was asked for: it is aligned, to 2 MiB as yet."""
+"""Bytes by which a memory quota may exceed the request; drivers align it, currently to 2 MiB."""
 _MIB = 1 << 20
 _GIB = 1 << 30
 
 
 class QuotaAttribute(Value):
-    """One attribute, by its path below the directory of the GPU's quotas.
+    """One attribute, by its path below the quota directory of the GPU.
 
-    `text` is None where it cannot be read: EUCLEAN, since it differs between tiles.
+    `text` is None if it cannot be read because it differs between tiles (EUCLEAN).
     """
 
     name: str
@@ -66,50 +66,50 @@ class QuotaAttribute(Value):
 
     @property
     def number(self) -> int | None:
-        """What it reads, as a number."""
+        """Its value as a number."""
         return int(self.text) if self.text is not None and self.text.isdecimal() else None
 
     @property
     def value(self) -> str | None:
-        """What it reads; of several words the one in brackets."""
+        """Its value; if there are several words, the one in brackets."""
         return chosen(self.text)
 
 
 class FunctionQuotas(Value):
-    """What one function gets; number 0 is the physical one."""
+    """The quotas of one function; number 0 is the physical function."""
 
     number: int
     attributes: tuple[QuotaAttribute, ...]
 
     def of(self, quantity: Quantity) -> tuple[QuotaAttribute, ...]:
-        """Its attributes of one quantity: one, or one for each tile."""
+        """The attributes of one quantity: one, or one per tile."""
         return tuple(a for a in self.attributes if QUANTITIES.get(a.kind) == quantity)
 
     @property
     def shared(self) -> tuple[QuotaAttribute, ...]:
-        """What else i915 shares out."""
+        """The other resources of i915."""
         return tuple(a for a in self.attributes if a.kind in SHARED)
 
     @property
     def memory(self) -> int | None:
-        """Bytes on all tiles; None where nothing tells."""
+        """Bytes on all tiles; None if unknown."""
         numbers = [attribute.number for attribute in self.of("memory")]
         known = [number for number in numbers if number is not None]
         return sum(known) if known and len(known) == len(numbers) else None
 
     @property
     def exec_quantum_ms(self) -> int | None:
-        """Milliseconds that it runs at a time; 0 without limit, None where tiles differ."""
+        """Time slice in milliseconds; 0 for no limit, None if tiles differ."""
         return self._alike("exec_quantum_ms")
 
     @property
     def preempt_timeout_us(self) -> int | None:
-        """Microseconds that it has to stop in; 0 without limit, None where tiles differ."""
+        """Preemption timeout in microseconds; 0 for no limit, None if tiles differ."""
         return self._alike("preempt_timeout_us")
 
     @property
     def sched_priority(self) -> str | None:
-        """The word for it."""
+        """The priority."""
         values = {attribute.value for attribute in self.of("sched_priority")}
         value = values.pop() if len(values) == 1 else None
         if value is not None and value.isdecimal():  # as debugfs has it
@@ -122,7 +122,7 @@ class FunctionQuotas(Value):
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The attributes of quantities that are not the same on all tiles (EUCLEAN)."""
+        """The quantities that differ between tiles (EUCLEAN)."""
         kinds = ("exec_quantum_ms", "preempt_timeout_us", "sched_priority")
         single: tuple[Quantity, ...] = kinds  # type: ignore[assignment]
         return tuple(
@@ -133,7 +133,7 @@ class FunctionQuotas(Value):
         )
 
     def __str__(self) -> str:
-        """`4 GiB, 20 ms, 1000 us, low`; what differs between tiles, or is not told, is left out."""
+        """`4 GiB, 20 ms, 1000 us, low`, without unknown values."""
         return ", ".join(self._words()) or "no quota"
 
     def _words(self) -> Iterator[str]:
@@ -157,37 +157,37 @@ class GpuQuotas(Value):
     directory: str
     functions: tuple[FunctionQuotas, ...]
     memory: int | None = None
-    """Bytes of the whole GPU, where the host tells."""
+    """Bytes of the GPU; None if unknown."""
     supplies: tuple[QuotaAttribute, ...] = ()
-    """i915: what is left of each kind on each tile, e.g. `gt0/lmem_free`."""
+    """i915: the remaining resources on each tile, e.g. `gt0/lmem_free`."""
     auto: str | None = None
-    """i915: whether it shares out by itself, `1` or `0`."""
+    """i915: whether it divides resources itself, `1` or `0`."""
     originals: tuple[QuotaAttribute, ...] = ()
-    """What the attributes that vfiomgr changed had been before."""
+    """The original values of the attributes that vfiomgr changed."""
 
     def function(self, number: int) -> FunctionQuotas | None:
-        """What the function of a number gets."""
+        """The quotas of the function with this number."""
         return next((found for found in self.functions if found.number == number), None)
 
     @property
     def virtual(self) -> tuple[FunctionQuotas, ...]:
-        """Those of virtual functions, also of such as are not made yet."""
+        """The quotas of virtual functions, including functions that do not exist yet."""
         return tuple(found for found in self.functions if found.number)
 
     def has(self, quantity: Quantity, number: int = 1) -> bool:
-        """Whether the driver has such a quota for a function."""
+        """Whether the driver supports this quota for a function."""
         found = self.function(number)
         return found is not None and bool(found.of(quantity))
 
     def can_set(self, quantity: Quantity, number: int = 1) -> bool:
-        """Whether it can be set as well; the priority of virtual functions for all of them."""
+        """Whether the quota can be set; the priority of virtual functions only for all together."""
         found = self.function(number)
         if quantity == "sched_priority" and number:
             return self.has(quantity, number)
         return found is not None and all(a.is_writable for a in found.of(quantity))
 
     def text(self, name: str) -> str | None:
-        """What an attribute reads."""
+        """The value of an attribute."""
         if name == AUTO:
             return self.auto
         for function in self.functions:
@@ -197,27 +197,27 @@ class GpuQuotas(Value):
         return None
 
     def original(self, name: str) -> str | None:
-        """What an attribute was before vfiomgr changed it; None where it did not."""
+        """The value of an attribute before vfiomgr changed it; None if it did not."""
         return next((known.text for known in self.originals if known.name == name), None)
 
     @property
     def taken(self) -> int:
-        """Bytes that virtual functions have."""
+        """Bytes assigned to virtual functions."""
         return sum(function.memory or 0 for function in self.virtual)
 
 
 class VfQuota(Value):
-    """What virtual functions are to get; of what is None the driver gives what it wants."""
+    """The requested quotas of virtual functions; the driver chooses values that are None."""
 
     memory: int | None = None
-    """Bytes for each."""
+    """Bytes for each function."""
     exec_quantum_ms: int | None = None
     preempt_timeout_us: int | None = None
     sched_priority: Priority | None = None
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
-        """Those that are named."""
+        """The quantities that are set."""
         return tuple(kind for kind in _ORDER if getattr(self, kind) is not None)
 
     def __str__(self) -> str:
@@ -236,19 +236,19 @@ _ORDER: tuple[Quantity, ...] = ("memory", "exec_quantum_ms", "preempt_timeout_us
 
 
 def chosen(text: str | None) -> str | None:
-    """Of `[low] normal high` the word in brackets; else the text itself."""
+    """The word in brackets of `[low] normal high`, or the entire text."""
     found = _CHOSEN.search(text or "")
     return found[1] if found else text
 
 
 def is_of_memory(name: str) -> bool:
-    """Whether an attribute is about memory, or what i915 shares out with it."""
+    """Whether an attribute is about memory, or a resource that i915 divides with it."""
     kind = name.rpartition("/")[2]
     return name == AUTO or kind in SHARED or QUANTITIES.get(kind) == "memory"
 
 
 def is_met(name: str, wanted: str, text: str | None) -> bool:
-    """Whether an attribute reads what was asked for; memory may be aligned upwards."""
+    """Whether an attribute has the requested value; memory may be aligned upwards."""
     found = chosen(text)
     if found is None or not (found.isdecimal() and wanted.isdecimal()):
         return found == wanted
@@ -266,12 +266,12 @@ def in_bytes(size: int) -> str:
 
 
 def record_file(gpu: PciAddress | str) -> HostPath:
-    """Where vfiomgr keeps what the quotas of a GPU were; a reboot removes it, as it does them."""
+    """The file with the original quotas of a GPU; a reboot removes it, and the quotas too."""
     return RECORDS / str(gpu)
 
 
 def record_text(originals: dict[str, str]) -> str | None:
-    """What the record says: a line for each attribute; None where there is nothing to say."""
+    """The text of the record, one line per attribute; None if it is empty."""
     lines = [f"{name} {text}\n" for name, text in sorted(originals.items())]
     return "".join(lines) or None
 
@@ -285,5 +285,5 @@ def parse_record(text: str | None) -> tuple[QuotaAttribute, ...]:
 
 
 def _is_below(name: str) -> bool:
-    """Whether a name is one below a directory, as those of attributes are."""
+    """Whether a name is a relative path below a directory, as for attributes."""
     return not name.startswith("/") and "\0" not in name and ".." not in name.split("/")

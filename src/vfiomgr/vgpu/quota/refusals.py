@@ -1,4 +1,4 @@
-"""What speaks against quotas: drivers that have none, and more memory than there is."""
+"""Refusals of quotas: unsupported by the driver, or more memory than the GPU has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import GpuQuotas, Quantity, VfQuota
 
 GIM = "gim"
-"""AMD's driver, which makes virtual functions as it is loaded."""
+"""AMD's driver, which creates virtual functions when it is loaded."""
 _NAMES: dict[Quantity, str] = {
     "memory": "--vf-memory",
     "exec_quantum_ms": "--exec-quantum",
@@ -28,20 +28,20 @@ _CONFIG = "/etc/gim_config"
 def impossible(
     host: HostSnapshot, device: PciDevice, share: VfQuota, *, is_physical: bool = False
 ) -> Iterator[Diagnostic]:
-    """What no state of the functions would change: the driver has no such quota."""
+    """Refuse quotas that the driver does not support in any state of the functions."""
     known = host.quotas_of(device)
     if device.driver == GIM:
-        yield fixed_at_load(device, "their memory and their time are shared out")
+        yield fixed_at_load(device, "divides memory and time")
     elif known is None:
         yield _no_quotas(device)
     elif known.interface == "debugfs":
         yield blocker(
             "quota-unavailable",
             device,
-            f"xe of this kernel ({host.kernel_release or 'before 6.19'}) has quotas in debugfs "
-            "alone: one that is set there keeps the driver from sharing out all that a virtual "
-            "function needs besides",
-            "xe sets time and priority as of Linux 6.19, memory as of 7.0; " + _without(device),
+            f"xe of this kernel ({host.kernel_release or 'before 6.19'}) has quotas only in "
+            "debugfs, where setting one stops the driver from assigning the other resources of a "
+            "virtual function",
+            "xe supports time and priority since Linux 6.19, memory since 7.0; " + _without(device),
         )
     else:
         for quantity in share.quantities:
@@ -50,9 +50,9 @@ def impossible(
             yield blocker(
                 "quota-unavailable",
                 device,
-                "virtual functions have no priority high: the GPU's firmware (GuC) keeps that for "
-                "the physical function",
-                "--priority normal; or for the host's own share, vfiomgr sriov quota "
+                "virtual functions cannot have priority high: the GPU's firmware (GuC) reserves it "
+                "for the physical function",
+                "use --priority normal; or for the physical function: vfiomgr sriov quota "
                 f"{device.address} --physical --priority high",
             )
 
@@ -60,46 +60,46 @@ def impossible(
 def too_much(
     device: PciDevice, known: GpuQuotas, share: VfQuota, numbers: Sequence[int], others: int = 0
 ) -> Iterator[Diagnostic]:
-    """More memory than the GPU has, where the host tells how much that is; `others` keep theirs."""
+    """Refuse more memory than the GPU has, if known; `others` is the memory that stays assigned."""
     if share.memory is None or known.memory is None:
         return
     left = max(0, known.memory - others)
     wanted = share.memory * len(numbers)
     if wanted > left:
         each = in_bytes(left // len(numbers) >> 20 << 20)
-        taken = f", of which others have {in_bytes(others)}" if others else ""
+        taken = f", of which {in_bytes(others)} are assigned to others" if others else ""
         yield blocker(
             "quota-exceeded",
             device,
-            f"{len(numbers)} times {in_bytes(share.memory)} is {in_bytes(wanted)}, and {device} "
+            f"{len(numbers)} x {in_bytes(share.memory)} is {in_bytes(wanted)}, but {device} "
             f"has {in_bytes(known.memory)}{taken}",
-            f"ask for {each} each at most, or for fewer functions",
+            f"request at most {each} each, or fewer functions",
         )
 
 
 def incomplete(known: GpuQuotas, wanted: dict[str, str]) -> Iterator[Diagnostic]:
-    """With a quota of memory i915 shares out nothing else, and of nothing there are no shares."""
+    """Refuse a memory quota on i915 if other resources are unknown, as it divides none of them."""
     lacking = {name.rpartition("/")[2] for name, text in wanted.items() if text == "0"} & {*SHARED}
     if lacking:
         kinds = ", ".join(sorted(kind.removesuffix("_quota") for kind in lacking))
         yield blocker(
             "quota-incomplete",
             known.gpu,
-            f"i915 of {known.gpu} does not tell how many are left of: {kinds}; with a quota of "
-            "memory each function needs its share of them too",
-            "leave out --vf-memory: then i915 shares out everything alike",
+            f"i915 of {known.gpu} does not report the remaining {kinds}, of which each function "
+            "with a memory quota needs a share",
+            "leave out --vf-memory: i915 then divides everything evenly",
         )
 
 
 def fixed_at_load(device: PciDevice, what: str) -> Diagnostic:
-    """AMD's GIM has no sriov_configure; it reads its options as it is loaded (gim_config.c)."""
+    """Refuse changes on AMD's GIM, which reads its options only when loaded (gim_config.c)."""
     return blocker(
         "fixed-at-load",
         device,
-        f"{device} is on AMD's GIM, and {what} once, when the module is loaded",
-        f"set vf_num (and of GIM for older GPUs vf_fb, in MiB) in {_CONFIG}, or as an option of "
-        "the module gim in /etc/modprobe.d, which goes before; then, with all guests shut down, "
-        "modprobe -r gim and modprobe gim",
+        f"{device} is on AMD's GIM, which {what} only when the module is loaded",
+        f"set vf_num (and vf_fb in MiB in GIM for older GPUs) in {_CONFIG}, or as an option of "
+        "the module gim in /etc/modprobe.d, which takes precedence; shut all guests down, then "
+        "run: modprobe -r gim; modprobe gim",
     )
 
 
@@ -109,15 +109,15 @@ def _no_quotas(device: PciDevice) -> Diagnostic:
         return blocker(
             "quota-unavailable",
             device,
-            f"{device} is on {driver}, which shows no quotas of its virtual functions",
-            "xe shows them as of Linux 6.19, i915 where it is Intel's own with SR-IOV; "
+            f"{device} is on {driver}, which does not show quotas of virtual functions",
+            "xe shows them since Linux 6.19, and Intel's own i915 with SR-IOV does; "
             + _without(device),
         )
     return blocker(
         "quota-unavailable",
         device,
-        f"{device} is on {driver}, which has no quotas of virtual functions",
-        "Intel's xe and i915 have; " + _without(device),
+        f"{device} is on {driver}, which does not support quotas of virtual functions",
+        "Intel's xe and i915 support them; " + _without(device),
     )
 
 
@@ -129,17 +129,17 @@ def _missing(
         yield blocker(
             "quota-read-only",
             device,
-            f"{_NAMES[quantity]} can only be read of {device}: its driver shares it out itself",
+            f"{_NAMES[quantity]} is read-only on {device}: its driver divides it itself",
             _without(device, _NAMES[quantity]),
         )
     if known.has(quantity, number):
         return
     if is_physical and quantity == "memory":
-        remedy = "the host has what its virtual functions leave; leave out --vf-memory"
+        remedy = "leave out --vf-memory: the host uses the memory that virtual functions leave"
         yield blocker(
             "quota-unavailable",
             device,
-            f"the physical function {device} has no quota of memory",
+            f"the physical function {device} has no memory quota",
             remedy,
         )
         return
@@ -152,18 +152,18 @@ def _missing(
 
 
 _WHEN: dict[tuple[bool, Quantity], str] = {
-    (False, "memory"): "xe has vram_quota as of Linux 7.0, on GPUs with memory of their own",
-    (False, "exec_quantum_ms"): "xe has it as of Linux 6.19, where functions share the GPU by time",
+    (False, "memory"): "xe supports vram_quota since Linux 7.0, on GPUs with their own memory",
+    (False, "exec_quantum_ms"): "xe supports it since Linux 6.19, if functions share time slices",
     (False, "preempt_timeout_us"): (
-        "xe has it as of Linux 6.19, where functions share the GPU by time"
+        "xe supports it since Linux 6.19, if functions share time slices"
     ),
-    (False, "sched_priority"): "xe has it as of Linux 6.19, where functions share the GPU by time",
-    (True, "memory"): "i915 has lmem_quota on GPUs with memory of their own",
-    (True, "exec_quantum_ms"): "i915 with SR-IOV, Intel's own, has it",
-    (True, "preempt_timeout_us"): "i915 with SR-IOV, Intel's own, has it",
-    (True, "sched_priority"): "xe has priorities, as of Linux 6.19",
+    (False, "sched_priority"): "xe supports it since Linux 6.19, if functions share time slices",
+    (True, "memory"): "i915 supports lmem_quota on GPUs with their own memory",
+    (True, "exec_quantum_ms"): "Intel's own i915 with SR-IOV supports it",
+    (True, "preempt_timeout_us"): "Intel's own i915 with SR-IOV supports it",
+    (True, "sched_priority"): "xe supports priorities since Linux 6.19",
 }
 
 
 def _without(device: PciDevice, option: str = "the quotas") -> str:
-    return f"leave out {option}: vfiomgr sriov set {device.address} N lets the driver share it out"
+    return f"leave out {option} to let the driver divide it: vfiomgr sriov set {device.address} N"

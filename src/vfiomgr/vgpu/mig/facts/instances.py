@@ -1,7 +1,7 @@
-"""What nvidia-smi tells of GPU instances (MIG): tables for people, a GPU by its index.
+"""GPU instances (MIG) from the tables of nvidia-smi, which name GPUs by index.
 
-Columns grow with the names in them, and rows of old drivers begin with one bar or two; a name never
-has a blank. Where there is none of what is asked for, nvidia-smi ends with 6 (NVML: not found).
+Columns grow with the names in them, and rows of old drivers begin with one or two bars; names have
+no blanks. If there is nothing to list, nvidia-smi exits with status 6 (NVML: not found).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROFILE = re.compile(
 )
 """`|   0  MIG 1g.5gb+me     20     1/1        4.75       No     14     1     0   |`."""
 _ENGINES = re.compile(r"^\|+\s+(?P<copy>\d+)\s+(?P<jpeg>\d+)\s+(?P<flow>\d+)\s*\|+\s*$")
-"""The line below, without a name: copy engines (which instances may share), JPEG, optical flow."""
+"""The next line, without a name: copy engines (which instances may share), JPEG, optical flow."""
 _INSTANCE = re.compile(r"^\|+\s*(\d+)\s+MIG\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s*\|")
 """`|   0  MIG 3g.20gb            9        2          0:4     |`: profile, instance, place."""
 _COMPUTE = re.compile(r"^\|+\s*(\d+)\s+(\d+)\s+MIG\s+(\S+)\s+\d+\s+\d+\b")
@@ -47,9 +47,9 @@ _Processes = dict[tuple[str, int], tuple[str, ...]]
 def read_partitions(
     tree: HostTree, devices: Sequence[PciDevice], divided: frozenset[str], log: str
 ) -> tuple[GpuPartition, ...]:
-    """How the GPUs in MIG mode (`divided`) are so; of which nvidia-smi tells all that matters.
+    """Read the GPU instances of the GPUs in MIG mode (`divided`), if nvidia-smi reports all.
 
-    `log` is what `nvidia-smi -q` said, whose list of processes names their instances.
+    `log` is the output of `nvidia-smi -q`, whose list of processes names their instances.
     """
     if not divided:
         return ()
@@ -69,16 +69,16 @@ def read_partitions(
 
 
 def read_instances(tree: HostTree, address: PciAddress) -> tuple[GpuInstance, ...]:
-    """The GPU instances of one GPU, asked by whoever has just changed them.
+    """Read the GPU instances of one GPU after a change.
 
     Raises:
-        HostError: nvidia-smi does not tell.
+        HostError: nvidia-smi does not report them.
 
     """
     texts = [_ask(tree, question, "-i", str(address)) for question in ("-lgi", "-lci")]
     if None in texts:
-        message = f"nvidia-smi does not tell the GPU instances of {address}"
-        raise HostError(message, f"run it by hand to see why: nvidia-smi mig -lgi -i {address}")
+        message = f"cannot read the GPU instances of {address}: nvidia-smi does not report them"
+        raise HostError(message, f"find the cause with: nvidia-smi mig -lgi -i {address}")
     found = parse_instances(*(text or "" for text in texts))
     return next(iter(found.values()), ())
 
@@ -86,7 +86,7 @@ def read_instances(tree: HostTree, address: PciAddress) -> tuple[GpuInstance, ..
 def with_places(
     tree: HostTree, vgpus: tuple[Vgpu, ...], parents: Iterable[VgpuParent], divided: frozenset[str]
 ) -> tuple[Vgpu, ...]:
-    """With the GPU instances that vGPUs live in, where their driver tells (ENXIO: not yet)."""
+    """Add the GPU instances of vGPUs, if the driver reports them (ENXIO: not yet)."""
     here = {parent.name for parent in parents if parent.gpu in divided}
     return tuple(
         replace(vgpu, gpu_instance=_gpu_instance(tree, vgpu)) if vgpu.parent in here else vgpu
@@ -101,7 +101,7 @@ def _gpu_instance(tree: HostTree, vgpu: Vgpu) -> int | None:
 
 
 def parse_profiles(table: str, places: str) -> dict[int, tuple[InstanceProfile, ...]]:
-    """By the index of a GPU what `-lgip` and `-lgipp` tell."""
+    """Read `-lgip` and `-lgipp`, by GPU index."""
     found: dict[int, list[InstanceProfile]] = {}
     latest: list[InstanceProfile] = []
     for line in table.splitlines():
@@ -144,7 +144,7 @@ def _places(text: str) -> Iterator[tuple[tuple[int, int], tuple[tuple[int, ...],
 
 
 def parse_instances(table: str, compute: str) -> dict[int, tuple[GpuInstance, ...]]:
-    """By the index of a GPU what `-lgi` and `-lci` tell."""
+    """Read `-lgi` and `-lci`, by GPU index."""
     parts: dict[tuple[int, int], list[str]] = {}
     for line in compute.splitlines():
         match = _COMPUTE.match(line)
@@ -162,7 +162,7 @@ def parse_instances(table: str, compute: str) -> dict[int, tuple[GpuInstance, ..
 
 
 def parse_processes(log: str) -> _Processes:
-    """The processes that `-q` lists, by the address of their GPU and the number of the instance."""
+    """Read the processes in `-q`, by GPU address and GPU instance number."""
     found: _Processes = {}
     gpu, instance, process = "", "", ""
     for line in log.splitlines():
@@ -189,7 +189,7 @@ def _with_processes(
 
 
 def _ask(tree: HostTree, *question: str) -> str | None:
-    """What nvidia-smi says; empty where it found none, None where it cannot say."""
+    """Run nvidia-smi; empty output if it found nothing, None if it failed."""
     command = ("nvidia-smi", "mig", *question)
     text = tree.run(command)
     if text is not None or not tree.runs_programs:

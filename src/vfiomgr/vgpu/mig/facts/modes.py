@@ -1,7 +1,7 @@
-"""What nvidia-smi tells of GPUs that make vGPUs: their modes, and all types that they know.
+"""GPU modes and vGPU types from nvidia-smi.
 
-Its texts are for people: addresses have a domain of eight digits, `Heterogenous` is written so in
-one place, `Not Supported` holds `Supported`, and what does not apply is `N/A`.
+Its output has addresses with an eight-digit domain, the spelling `Heterogenous` in one place,
+`Not Supported`, which contains `Supported`, and `N/A` for values that do not apply.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _Fields = dict[tuple[str, str], str]
 
 
 def read_log(tree: HostTree, devices: Sequence[PciDevice]) -> str:
-    """All that nvidia-smi says of GPUs; nothing where it is absent or gives no answer."""
+    """Read all GPU modes from nvidia-smi; nothing if it is not installed or fails."""
     return ask(tree, devices, "-q") or ""
 
 
 def parse_modes(log: str) -> tuple[GpuMode, ...]:
-    """The modes of all GPUs that nvidia-smi sees."""
+    """The modes of all GPUs that nvidia-smi lists."""
     return tuple(_modes(log))
 
 
 def with_memory(modes: tuple[GpuMode, ...], parents: Sequence[VgpuParent]) -> tuple[GpuMode, ...]:
-    """With the memory that vGPUs share: that of as many of a type as there can be.
+    """Add the memory for vGPUs: the largest total of the vGPUs of one type.
 
-    What nvidia-smi calls the total is less, by what the driver keeps for itself.
+    nvidia-smi's own total is smaller, because the driver reserves some memory.
     """
     known: dict[str, int] = {}
     for parent in parents:
@@ -61,7 +61,7 @@ def with_memory(modes: tuple[GpuMode, ...], parents: Sequence[VgpuParent]) -> tu
 
 
 def read_mode(tree: HostTree, address: PciAddress) -> GpuMode | None:
-    """The modes of one GPU, asked by whoever has just set them."""
+    """Read the modes of one GPU after a change."""
     text = tree.run(("nvidia-smi", "-q", "-i", str(address))) or ""
     return next((mode for mode in _modes(text) if mode.gpu == str(address)), None)
 
@@ -82,10 +82,10 @@ def with_known_types(
     vgpus: tuple[Vgpu, ...],
     divided: frozenset[str] = frozenset(),
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
-    """Parents of the vendor's own interface with all types of their GPUs, and named vGPUs.
+    """Add all types of their GPUs to vendor-vfio parents, and names to their vGPUs.
 
-    A virtual function itself names only what it could become now, and nothing once it is a vGPU.
-    Mediated types of the GPUs in MIG mode (`divided`) get the GPU instances that they live in.
+    A virtual function lists only the types that are available now, and none while it is a vGPU.
+    Mediated types of GPUs in MIG mode (`divided`) get the profile of their GPU instances.
     """
     if all(parent.family != _VENDOR and parent.gpu not in divided for parent in parents):
         return parents, vgpus
@@ -114,7 +114,7 @@ def _completed(
 
 
 def _backed(kind: VgpuType, known: dict[str, VgpuType]) -> VgpuType:
-    """A mediated type with the GPU instances that it lives in, which sysfs does not tell."""
+    """Add the GPU instance profile to a mediated type, which sysfs does not show."""
     other = known.get(kind.number, kind)
     return replace(kind, instance_profile=other.instance_profile, per_instance=other.per_instance)
 
@@ -133,7 +133,7 @@ def _modes(text: str) -> Iterator[GpuMode]:
 
 
 def _mixes_sizes(fields: _Fields) -> bool | None:
-    """Whether the GPU can be heterogeneous; older drivers tell it of themselves alone."""
+    """Whether the GPU can be heterogeneous; older drivers report it only for the driver."""
     said = fields.get(("vGPU Device Capability", "Heterogeneous Time-Slice Sizes"))
     for name in ("Heterogenous Multi-vGPU", "Heterogeneous Multi-vGPU"):
         for section in ("vGPU Device Capability", "vGPU Driver Capability"):
@@ -169,13 +169,13 @@ def _type(fields: dict[str, str]) -> VgpuType | None:
 
 
 def _number(text: str | None) -> int | None:
-    """`1519`, `0x5ef`, `3072 MiB`; None of `N/A`."""
+    """Parse `1519`, `0x5ef` or `3072 MiB`; None for `N/A`."""
     found = re.match(r"0[xX][0-9A-Fa-f]+|[0-9]+", text or "")
     return int(found[0], 0 if found[0][:2].lower() == "0x" else 10) if found else None
 
 
 def _by_gpu(text: str) -> Iterator[tuple[str, _Fields]]:
-    """The fields of each GPU by section and name; what stands before all counts for each."""
+    """The fields of each GPU by section and name; leading fields apply to all GPUs."""
     head = text[: found.start()] if (found := re.search(r"(?m)^GPU\s", text)) else text
     common = _fields(head.splitlines())
     for gpu, lines in _sections(text):
@@ -183,7 +183,7 @@ def _by_gpu(text: str) -> Iterator[tuple[str, _Fields]]:
 
 
 def _fields(lines: Iterable[str]) -> _Fields:
-    """Values below the heading that they stand under; a heading has no value of its own."""
+    """The values by their heading; a heading has no value itself."""
     found: _Fields = {}
     headings: list[tuple[int, str]] = []
     for line in lines:
@@ -200,7 +200,7 @@ def _fields(lines: Iterable[str]) -> _Fields:
 
 
 def _sections(text: str) -> Iterator[tuple[str, list[str]]]:
-    """The lines below each `GPU 00000000:41:00.0`, by the address as sysfs has it."""
+    """The lines below each `GPU 00000000:41:00.0`, by sysfs address."""
     lines: list[str] = []
     gpu: str | None = None
     for line in text.splitlines():
