@@ -83,7 +83,7 @@ def test_a_number_that_the_kernel_rejects_is_explained_and_the_old_functions_are
 ) -> None:
     first, *_ = set_vfs(tree, physical, 2)
     api.apply(Bind((first,)), tree=tree)
-    with pytest.raises(Refusal, match="makes at most 60 virtual functions, not 61"):
+    with pytest.raises(Refusal, match="supports at most 60 virtual functions, not 61"):
         set_vfs(tree, physical, 61)
 
     def write(self: api.HostTree, path: object, text: str) -> None:
@@ -101,7 +101,7 @@ def test_a_number_that_the_kernel_rejects_is_explained_and_the_old_functions_are
 
 def test_a_physical_function_on_vfio_makes_none(tree: api.HostTree, physical: PciAddress) -> None:
     api.apply(Bind((physical,)), tree=tree)
-    with pytest.raises(Refusal, match="vfio-pci, which makes no virtual functions"):
+    with pytest.raises(Refusal, match="vfio-pci, which cannot create virtual functions"):
         set_vfs(tree, physical, 1)
     with pytest.raises(OSError, match="No such file") as answer:
         attribute(physical, "sriov_numvfs").write_text("1")

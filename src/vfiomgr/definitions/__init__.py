@@ -1,4 +1,4 @@
-"""vGPUs that are kept over a reboot: defined, started, stopped, restored.
+"""vGPU definitions that survive a reboot: define, start, stop, restore.
 
-Mediated devices are defined in mdevctl's files, virtual functions with a type in vfiomgr's own.
+Mediated devices are defined in mdevctl's files, virtual functions of vendor drivers in vfiomgr's.
 """

@@ -1,4 +1,4 @@
-"""What starts vGPUs that are defined to start by themselves: mdevctl's rule, or a service."""
+"""What starts autostart vGPUs at boot: mdevctl's udev rule, or services of vfiomgr."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.step import Step
     from vfiomgr.snapshot.model import HostSnapshot
 
-_BY_HAND = "run `vfiomgr vgpu restore --boot` at boot, once the drivers are loaded"
+_BY_HAND = "run `vfiomgr vgpu restore --boot` at boot, after the drivers are loaded"
 
 
 def exchange(
@@ -36,19 +36,19 @@ def exchange(
     gpus: Sequence[GpuDefinition],
     program: str | None,
 ) -> Part:
-    """From the files that are there to those that these definitions need, and what to be told.
+    """Return the steps to the files that these definitions need, and notes.
 
-    Without a program (a module of Python that somebody runs) nothing new is written.
+    Without a program (vfiomgr runs as a Python module) nothing new is written.
     """
     needs_rule = not host.defined.is_started_by_mdevctl and any(d.autostart for d in mdevs)
     if not needs_rule and not any(gpu.autostarting for gpu in gpus):
         return Part(tuple(_replaced(host.defined, dict.fromkeys(FILES))))
     notes = tuple(_rule_notes(host.defined)) if needs_rule else ()
     if not host.has_systemd:
-        return Part(notes=(*notes, f"no systemd here: {_BY_HAND}"))
+        return Part(notes=(*notes, f"systemd not found: {_BY_HAND}"))
     if program is None:
         is_there = host.defined.file(RULE if needs_rule else SERVICE) is not None
-        why = "vfiomgr is no installed command here, so that no service can run it"
+        why = "vfiomgr is not installed as a command, so no service can run it"
         return Part(notes=notes if is_there else (*notes, f"{why}: {_BY_HAND}"))
     wanted: dict[str, str | None] = {SERVICE: render_service(program), WANTED: render_wanted()}
     wanted[INSTANCE] = render_instance(program) if needs_rule else None
@@ -57,7 +57,7 @@ def exchange(
 
 
 def _replaced(facts: DefinitionFacts, wanted: dict[str, str | None]) -> Iterator[Step]:
-    """The service before what starts it."""
+    """The steps to the wanted files, services before what starts them."""
     for path, after in sorted(wanted.items(), key=lambda item: FILES.index(item[0])):
         before = facts.file(path)
         if before != after:
@@ -67,4 +67,4 @@ def _replaced(facts: DefinitionFacts, wanted: dict[str, str | None]) -> Iterator
 def _rule_notes(facts: DefinitionFacts) -> Iterator[str]:
     rule = facts.mdevctl
     if rule is not None and not rule.has_program:
-        yield f"{rule.path} would start it with {rule.program}, which is not there; vfiomgr does"
+        yield f"vfiomgr starts it, because {rule.path} runs {rule.program}, which does not exist"

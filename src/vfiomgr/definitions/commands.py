@@ -1,4 +1,4 @@
-"""`vfiomgr vgpu list --defined`."""
+"""The commands for vGPU definitions, and `vfiomgr vgpu list --defined`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 _HEADINGS = ("VGPU", "PARENT", "TYPE", cut("NAME"), "START", "STATE", wrapped("ATTRIBUTES"))
 _IN_WORDS = {
     "in-use": "in use",
-    "other": "another vGPU has its name",
+    "other": "name used by another vGPU",
 }
-"""States that are told in other words than JSON has for them."""
+"""States whose text differs from JSON."""
 
 
 def list_defined(session: Session) -> None:
-    """What vGPUs are to be, whether they are there or not, and files that say nothing."""
+    """List vGPU definitions, active or not, and unusable files."""
     host = session.with_vgpu_users(session.scan())
     items = [_mdev_item(host, definition) for definition in host.vgpu_definitions]
     items += [_function_item(host, gpu, f) for gpu in host.defined.gpus for f in gpu.vgpus]
@@ -60,11 +60,11 @@ def list_defined(session: Session) -> None:
     if items:
         print_table(_HEADINGS, [_row(item) for item in items])
     else:
-        note("no vGPU is defined: vfiomgr vgpu define does it")
+        note("no vGPUs defined; define one with: vfiomgr vgpu define")
     if host.users is None and any(item["active"] for item in items):
         note(unseen_users("in use"))
     for problem in problems:
-        note(f"not shown: {problem.path}: {problem.reason}")
+        note(f"skipped {problem.path}: {problem.reason}")
     for text in _without_starter(items):
         note(text)
 
@@ -113,7 +113,7 @@ def _function_item(
 
 
 def _state(host: HostSnapshot, active: Vgpu | None, parent: str, type_id: str) -> dict[str, object]:
-    """What has become of a definition; a vGPU of its name that is another one is `other`."""
+    """The state of a definition; `other` if a different vGPU has its name."""
     is_there = active is not None and active.parent == parent
     users = users_of(host, active) if active is not None and is_there else []
     if active is None:
@@ -152,18 +152,18 @@ def _without_starter(items: Iterable[dict[str, object]]) -> Iterator[str]:
         if item["start"] == "auto" and item["started_by"] is None:
             option = "" if item["uuid"] else "--parent "
             yield (
-                f"nothing starts {item['name']} at boot: vfiomgr vgpu define "
-                f"{option}{item['name']} --autostart sees to it"
+                f"{item['name']} is not started at boot; enable it with: vfiomgr vgpu define "
+                f"{option}{item['name']} --autostart"
             )
 
 
 _LONGEST = 1 << 20
-"""Characters of a definition; a longer one is cut off and then fails to parse."""
-_FORMAT = "mdevctl(8) shows the format, under CONFIGURATION FILE FORMAT"
+"""Maximum length of a definition; a longer one is truncated and then fails to parse."""
+_FORMAT = "see CONFIGURATION FILE FORMAT in mdevctl(8)"
 
 
 def add_commands(group: click.Group) -> None:
-    """Make these commands part of `vfiomgr vgpu`."""
+    """Add these commands to `vfiomgr vgpu`."""
     for command in (define, undefine, start, stop, restore):
         group.add_command(command)
 
@@ -173,14 +173,14 @@ def add_commands(group: click.Group) -> None:
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
-    help="What makes it, e.g. a virtual function.",
+    help="Use this GPU or virtual function.",
 )
 @click.option(
     "--type",
     "type_name",
     metavar="TYPE",
     shell_complete=complete_type,
-    help="Identifier, number or name: A10-4Q.",
+    help="Type by ID, number or name (A10-4Q).",
 )
 @click.argument("uuid", required=False, shell_complete=complete_defined_or_active)
 @click.option("--uuid", "former_uuid", hidden=True)
@@ -190,20 +190,20 @@ def add_commands(group: click.Group) -> None:
     cls=RenamedOption,
     former=("--auto",),
     default=None,
-    help="Whether it starts by itself.",
+    help="Start it at boot, or only manually.",
 )
 @click.option(
     "--attribute",
     "attributes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What is written to it as it starts, in this order; replaces all that was defined.",
+    help="Attribute to write at start; replaces all defined ones.",
 )
 @click.option(
     "--jsonfile",
     metavar="FILE",
     shell_complete=complete_file,
-    help="Type, start and attributes as mdevctl has them.",
+    help="Read type, start and attributes in mdevctl's format.",
 )
 @session_options(*CHANGING)
 @pass_session
@@ -218,15 +218,14 @@ def define(
     attributes: tuple[str, ...],
     jsonfile: str | None,
 ) -> None:
-    """Keep what a vGPU is to be, and print its name; nothing is made now.
+    """Define a vGPU without starting it; print its name.
 
-    What is left out comes from the vGPU that is active, or stays as it is defined already. The
-    files are mdevctl's (/etc/mdevctl.d), so that either tool starts what the other defined; what
-    becomes of virtual functions in the vendor's own interface mdevctl does not know: that is kept
-    in /etc/vfiomgr/vgpu.d.
+    Omitted values come from the active vGPU, or from its existing definition. Definitions are
+    stored in mdevctl's files (/etc/mdevctl.d), so that both tools can start them. Virtual functions
+    of a vendor's own interface, which mdevctl does not support, are stored in /etc/vfiomgr/vgpu.d.
 
-    With --autostart it starts when its parent comes: by mdevctl's udev rule, or by a
-    service of vfiomgr's where that rule does not work.
+    With --autostart the vGPU starts when its parent appears: by mdevctl's udev rule, or by a
+    service of vfiomgr if that rule does not work.
 
     \b
     Examples:
@@ -239,10 +238,10 @@ def define(
     """
     uuid = uuid or former_uuid
     if parent is None and uuid is None:
-        message = "missing argument: the UUID of a vGPU, or --parent for a new one"
-        raise UsageError(message, "vfiomgr vgpu list shows those that are active")
+        message = "missing argument: UUID (or --parent for a new vGPU)"
+        raise UsageError(message, "list the active vGPUs with: vfiomgr vgpu list")
     if jsonfile is not None and (type_name or attributes or autostart is not None):
-        message = "--jsonfile says of which type it is, how it starts, and its attributes"
+        message = "--jsonfile already sets type, start and attributes"
         raise UsageError(message, "leave out --type, --attribute, --autostart and --manual")
     read = None if jsonfile is None else _configuration(jsonfile)
     name = name_to_define(session, parent, uuid)
@@ -261,7 +260,7 @@ def define(
 
 
 def _print_defined(session: Session, outcome: Outcome, name: str) -> None:
-    """The name alone on standard output, for a script to take."""
+    """Print only the name on standard output, for scripts."""
     if session.format != "table":
         print_outcome(session, outcome, [], name=name)
         return
@@ -275,8 +274,8 @@ def _print_defined(session: Session, outcome: Outcome, name: str) -> None:
 def _attribute(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
-        message = f"--attribute {text} has no ="
-        raise UsageError(message, "write NAME=VALUE, e.g. nvidia/vgpu_params=disable_vnc=1")
+        message = f"invalid --attribute: {text} (expected NAME=VALUE)"
+        raise UsageError(message, "example: --attribute nvidia/vgpu_params=disable_vnc=1")
     return name, value
 
 
@@ -285,10 +284,10 @@ def _configuration(source: str) -> Configuration:
         with open(source, encoding="utf-8") as file:
             return read_configuration(file.read(_LONGEST), is_input=True)
     except OSError as error:
-        message = f"--jsonfile {source}: {error.strerror}"
+        message = f"cannot read {source}: {error.strerror}"
         raise UsageError(message, _FORMAT) from None
     except UnicodeDecodeError:
-        message = f"{source}: it is no UTF-8 text"
+        message = f"{source}: not UTF-8 text"
         raise InvalidDocument(message, _FORMAT) from None
     except InvalidDocument as error:
         message = f"{source}: {error.message}"
@@ -301,14 +300,14 @@ def _configuration(source: str) -> Configuration:
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
-    help="Of the definitions of one UUID, this parent's.",
+    help="Use the definition of this parent.",
 )
 @session_options(*CHANGING)
 @pass_session
 def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
-    """Forget what vGPUs are to be; those that are active stay.
+    """Delete vGPU definitions; active vGPUs keep running.
 
-    A file that cannot be read as a definition is removed too, where its name is the UUID.
+    A file that is not a valid definition is also removed, if its name is the UUID.
 
     \b
     Examples:
@@ -319,7 +318,7 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
     outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
-        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+        print_outcome(session, outcome, [step.describe() for step in steps])
 
 
 @click.command("start")
@@ -328,15 +327,15 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
-    help="Of the definitions of one UUID, this parent's.",
+    help="Use the definition of this parent.",
 )
 @session_options(*CHANGING)
 @pass_session
 def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
-    """Make vGPUs as they are defined, with their attributes; all or none.
+    """Start vGPUs as defined, all or none.
 
-    One that is active already stays; an attribute that reads otherwise than it is defined is
-    written again, unless a guest holds the vGPU.
+    Active vGPUs keep running. Attributes that differ from the definition are written again, unless
+    a guest uses the vGPU.
 
     \b
     Examples:
@@ -356,12 +355,14 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
     "--allow",
     type=click.Choice(["in-use"]),
     multiple=True,
-    help="Remove one that a guest holds: the kernel waits for the guest, this until --timeout.",
+    help="Try even if a guest uses the vGPU (see --timeout).",
 )
 @session_options(*CHANGING)
 @pass_session
 def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]) -> None:
-    """Remove vGPUs, and keep their definitions; one that a guest holds is refused.
+    """Stop vGPUs and keep their definitions.
+
+    A vGPU that a guest uses is refused.
 
     \b
     Examples:
@@ -374,25 +375,25 @@ def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]
 
 
 def _changed(outcome: Outcome) -> list[str]:
-    """The vGPUs that a run was about, without those that were as wanted."""
+    """The vGPUs that a run changed."""
     steps = outcome.plan.steps if outcome.is_changed else ()
     return list(dict.fromkeys(name for step in steps if (name := step.subject) is not None))
 
 
 @click.command("restore", hidden=True)
-@click.option("--boot", is_flag=True, help="As the service does: leave mdevctl what it starts.")
+@click.option("--boot", is_flag=True, help="Leave to mdevctl what it starts at boot.")
 @click.option(
-    "--parent", metavar="DEVICE", shell_complete=complete_parent, help="Of this device alone."
+    "--parent", metavar="DEVICE", shell_complete=complete_parent, help="Only vGPUs of this device."
 )
 @session_options(*CHANGING)
 @click.pass_context
 def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:
-    """Make all vGPUs that are defined to start by themselves, as far as they can be made.
+    """Start all autostart vGPUs.
 
-    Virtual functions and modes of a GPU come first, then types, then attributes. What is there
-    already is left. One that fails keeps no other from it, and is told.
+    Virtual functions and modes of a GPU are set first, then types, then attributes. Active vGPUs
+    are left alone. If one fails, the others are still started, and the failure is reported.
 
-    Exit status: 0 where all are there or wait for their device, 1 where one failed.
+    Exit status: 0 if all are active or wait for their device, 1 if one failed.
 
     \b
     Examples:
@@ -418,4 +419,4 @@ def _print_restored(session: Session, found: Sequence[Restored]) -> None:
         why = f": {item.reason}" if item.reason else ""
         say(f"{item.state}: vGPU {item.name} ({item.type} on {item.parent}){why}")
     if not found:
-        say("nothing to do: no vGPU is defined to start by itself")
+        say("nothing to do: no autostart vGPUs")

@@ -1,4 +1,4 @@
-"""Definitions of vGPUs below /etc, who starts them at boot, and what their attributes read."""
+"""Facts about vGPU definitions in /etc, what starts them at boot, and their attributes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 _SCRIPTS = "scripts.d"
-"""Beside the parents: programs that mdevctl calls."""
+"""A directory beside the parents, with programs that mdevctl calls."""
 _CALLOUTS = (DIRECTORY / "scripts.d/callouts", HostPath("/usr/lib/mdevctl/scripts.d/callouts"))
 _RULES = tuple(
     HostPath(f"{place}/udev/rules.d/60-mdevctl.rules")
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
-"""The first hides the others (udev(7)); an empty one, or a link to /dev/null, is no rule."""
+"""The first file overrides the others (udev(7)); an empty file or /dev/null disables the rule."""
 _STARTER = re.compile(r"(/[^\s'\"]*mdevctl)\s+start-parent-mdevs")
 
 
 def read_definitions(tree: HostTree, vgpus: Iterable[Vgpu]) -> DefinitionFacts:
-    """All that is defined, whether its device is there or not."""
+    """Read all definitions, including those of absent devices."""
     read = {place: text_of(tree, place) for place in _definition_files(tree)}
     own = {place: text_of(tree, place) for place in service.FILES}
     facts = DefinitionFacts(
@@ -57,14 +57,14 @@ def _definition_files(tree: HostTree) -> Iterator[HostPath]:
 
 
 def _is_file(tree: HostTree, place: HostPath) -> bool:
-    """Whether it is a file, or a link that should lead to one."""
+    """Whether a path is a file, or a broken link."""
     real = tree.resolve(place)
     status = None if real is None else tree.status(real)
     return status is None or stat.S_ISREG(status.st_mode)
 
 
 def _mdevctl_rule(tree: HostTree) -> MdevctlRule | None:
-    """The rule that udev reads, and whether what it runs is there."""
+    """Read the effective rule of mdevctl, and whether its program exists."""
     place = next((place for place in _RULES if exists(tree, place)), None)
     starter = None if place is None else _STARTER.search("\n".join(settings_of(tree, place)))
     if place is None or starter is None:
@@ -76,7 +76,7 @@ def _mdevctl_rule(tree: HostTree) -> MdevctlRule | None:
 def _attributes(
     tree: HostTree, files: DefinitionFacts, vgpus: Iterable[Vgpu]
 ) -> Iterator[VgpuAttribute]:
-    """What active vGPUs read in the attributes that are defined, or are NVIDIA's."""
+    """Read the defined attributes and NVIDIA's parameters of active vGPUs."""
     for vgpu in vgpus:
         is_mdev = vgpu.uuid is not None
         directory = (paths.MDEV_DEVICES if is_mdev else paths.PCI_DEVICES) / vgpu.name

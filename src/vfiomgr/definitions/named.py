@@ -1,4 +1,4 @@
-"""Definitions of vGPUs by what they are called, and those that start by themselves."""
+"""Names of vGPU definitions, and the restore of autostart vGPUs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def restore(host: Host, parent: str | None = None, *, boot: bool = False) -> tuple[Restored, ...]:
-    """Start all autostart vGPUs (of `parent`); one that fails keeps no other from it.
+    """Start all autostart vGPUs (of `parent`); a failure does not stop the others.
 
-    With `boot`, those that mdevctl starts at a boot are left to it.
+    With `boot`, vGPUs that mdevctl starts at boot are left to it.
 
     Raises:
-        NeedsRoot: the right to change the host is missing; nothing was changed.
+        NeedsRoot: changing the host requires root; nothing was changed.
 
     """
     with host.changing() as work:
@@ -32,10 +32,10 @@ def restore(host: Host, parent: str | None = None, *, boot: bool = False) -> tup
 
 
 def name_to_define(host: HostSource, parent: str | None, uuid: str | None) -> str:
-    """The UUID that was given, the address of a virtual function, or a fresh UUID.
+    """The given UUID, the address of a virtual function, or a random UUID.
 
     Raises:
-        UsageError: `uuid` is none.
+        UsageError: `uuid` is invalid.
 
     """
     if uuid is not None:
@@ -48,10 +48,10 @@ def name_to_define(host: HostSource, parent: str | None, uuid: str | None) -> st
 
 
 def type_of(host: HostSnapshot, parent: VgpuParent, wanted: str, where: str) -> VgpuType:
-    """The type that a parent, or another one of its GPU, calls so; `where` names it in errors.
+    """Find a type by name on a parent or on others of its GPU; `where` names it in errors.
 
     Raises:
-        UnknownDevice: there is none.
+        UnknownDevice: the type is not found.
 
     """
     return find_type(types_of(host, parent), wanted, where)

@@ -1,4 +1,4 @@
-"""What virtual functions of the vendor's driver are to be, in the documents of their GPUs."""
+"""Plans to define and undefine vGPUs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 
 
 def defined(host: HostSnapshot, request: DefineVgpu) -> tuple[GpuDefinition | None, GpuDefinition]:
-    """The definition of a GPU as it is, and with a virtual function as it is to be.
+    """Return the old and the new definition of a GPU, for a definition of a virtual function.
 
     Raises:
-        UsageError: a part is missing, or is none of a virtual function.
-        UnknownDevice: the GPU has no such type.
-        Refusal: the present document is of another device, or cannot be read.
+        UsageError: a value is missing or not supported for virtual functions.
+        UnknownDevice: the type is not found on the GPU.
+        Refusal: the existing document is of another device, or unusable.
 
     """
     address = PciAddress.parse(request.name)
@@ -65,7 +65,7 @@ def defined(host: HostSnapshot, request: DefineVgpu) -> tuple[GpuDefinition | No
 def replacement(
     host: HostSnapshot, old: GpuDefinition | None, new: GpuDefinition | None
 ) -> ReplaceFile | None:
-    """The step from one document to another; None where they are the same."""
+    """The step from one document to another; None if they are equal."""
     if old == new:
         return None
     path = old.path if old else new.path if new else ""
@@ -77,20 +77,20 @@ def _gpu_of(host: HostSnapshot, address: PciAddress) -> Gpu:
     for gpu in gpus(host):
         if gpu.family == "vendor-vfio" and str(address) in {p.name for p in gpu.parents}:
             return gpu
-    message = f"{address} is no virtual function that the vendor's driver makes a vGPU of"
-    raise UnknownDevice(message, "vfiomgr vgpu types shows GPUs that make vGPUs")
+    message = f"{address} is not a virtual function for vGPUs of the vendor's driver"
+    raise UnknownDevice(message, "list GPUs that support vGPUs with: vfiomgr vgpu types")
 
 
 def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
     if gpu.mode is not None and gpu.mode.mig and gpu.partition is None:
-        message = f"{gpu} is divided by MIG, and nvidia-smi tells nothing of its GPU instances"
+        message = f"{gpu} is in MIG mode, but nvidia-smi does not report its GPU instances"
         raise refusal(
             [
                 blocker(
                     "nvidia-smi-silent",
                     gpu,
                     message,
-                    f"run it by hand to see why: nvidia-smi mig -lgip -i {gpu.name}",
+                    f"find the cause with: nvidia-smi mig -lgip -i {gpu.name}",
                 )
             ]
         )
@@ -101,11 +101,13 @@ def _document(host: HostSnapshot, device: PciDevice) -> GpuDefinition | None:
     path = gpu_file(device.address)
     for problem in host.vgpu_definition_problems:
         if problem.path == path:
-            message = f"{path} is there, and defines nothing: {problem.reason}"
-            raise refusal([blocker("definition-unusable", path, message, "mend it, or remove it")])
+            message = f"cannot use {path}: {problem.reason}"
+            raise refusal(
+                [blocker("definition-unusable", path, message, "correct the file, or remove it")]
+            )
     known = next((g for g in host.defined.gpus if g.gpu.address == device.address), None)
     if known is not None and not known.gpu.is_same_as(device.identity):
-        message = f"{path} is about another device: {known.gpu}; there is {device.identity} now"
+        message = f"{path} is for another device: {known.gpu}, not {device.identity}"
         raise refusal(
             [
                 blocker(
@@ -124,7 +126,7 @@ def _names(known: GpuDefinition) -> str:
 
 
 def _present(gpu: Gpu, device: PciDevice, old: GpuDefinition | None) -> GpuDefinition:
-    """A GPU as it is now, and with the vGPUs that are defined."""
+    """The current state of a GPU, with the defined vGPUs."""
     base = old or GpuDefinition(VERSION, device.identity, 0, ())
     mode = gpu.mode.heterogeneous if gpu.mode else None
     return replace(
@@ -136,7 +138,7 @@ def _present(gpu: Gpu, device: PciDevice, old: GpuDefinition | None) -> GpuDefin
 
 
 def _instances(gpu: Gpu, base: GpuDefinition) -> tuple[str, ...] | None:
-    """The profiles of the GPU instances that are there; as they were kept where MIG is unknown."""
+    """The profiles of the existing GPU instances; the defined ones if MIG is unknown."""
     if gpu.mode is None or gpu.mode.mig is None:
         return base.mig
     if not gpu.mode.mig:
@@ -162,29 +164,29 @@ def _wanted_function(
 def _function_type(
     host: HostSnapshot, request: DefineVgpu, gpu: Gpu, old: FunctionDefinition | None
 ) -> tuple[str, str | None]:
-    """Number and name: as told, as defined, or as it is active."""
+    """Number and name of the type: as requested, as defined, or of the active vGPU."""
     active = host.vgpu(request.name)
     if request.type is None:
         if old is not None:
             return old.type_id, old.type_name
         if active is not None:
             return active.type, active.type_name
-        message = f"{request.name} is no vGPU now that could be defined as it is"
-        raise UsageError(message, "name --type; vfiomgr vgpu types shows them")
+        message = f"missing option: --type ({request.name} is not an active vGPU)"
+        raise UsageError(message, "list the types with: vfiomgr vgpu types")
     for kind in types_called(gpu.types, request.type):
         return kind.id, kind.name
     if active is not None and request.type in (active.type, active.type_name):
         return active.type, active.type_name
     names = ", ".join(map(str, gpu.types))
-    message = f"{gpu.name} offers no vGPU type {request.type}; it offers {names or 'none now'}"
-    raise UnknownDevice(message, "a GPU names only what still fits; vfiomgr vgpu types shows it")
+    message = f"{gpu.name} has no vGPU type {request.type}; available: {names or 'none'}"
+    raise UnknownDevice(message, "list the types that still fit with: vfiomgr vgpu types")
 
 
 def _parameters(request: DefineVgpu) -> str:
     for name, _ in request.attributes or ():
         if name != PARAMETERS:
-            message = f"--attribute {name}: a virtual function keeps {PARAMETERS} alone"
-            raise UsageError(message, f"write --attribute {PARAMETERS}=a=1,b=2")
+            message = f"invalid --attribute: {name} (virtual functions support only {PARAMETERS})"
+            raise UsageError(message, f"example: --attribute {PARAMETERS}=a=1,b=2")
     return "".join(text for _, text in request.attributes or ())
 
 
@@ -193,12 +195,12 @@ LOCK = "vgpu-definitions"
 
 @plans(DefineVgpu)
 def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
-    """Keep what a vGPU is to be, and make sure that something starts it.
+    """Define a vGPU, with the files that start it.
 
     Raises:
-        UsageError: a part is missing, or is none of a vGPU.
-        UnknownDevice: the parent has no such type.
-        Refusal: the present file could not be kept.
+        UsageError: a value is missing or invalid.
+        UnknownDevice: the type is not found on the parent.
+        Refusal: the existing file is unusable.
 
     """
     _check_attributes(request.attributes or ())
@@ -215,13 +217,13 @@ def plan_define(host: HostSnapshot, request: DefineVgpu) -> Plan:
         steps=(*([ReplaceFile(definition.path, before, text)] * (before != text)), *part.steps),
         locks=(LOCK, f"vgpu-{request.name}"),
         notes=(*_notes(host, definition), *(part.notes if definition.autostart else ())),
-        already=(f"{definition} is defined so already",) * (before == text),
+        already=(f"{definition} is already defined",) * (before == text),
     )
 
 
 @plans(UndefineVgpu)
 def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
-    """Forget definitions, those that cannot be read too."""
+    """Delete definitions, including unusable files."""
     parent = None if request.parent is None else canonical(request.parent)
     gone = {name: list(_files_of(host, name, parent)) for name in request.names}
     files = dict.fromkeys(file for found in gone.values() for file in found)
@@ -235,16 +237,16 @@ def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
         steps=(*removals, *changed, *part.steps),
         locks=(LOCK, *sorted(f"vgpu-{name}" for name in request.names)),
         notes=tuple(
-            f"{vgpu} stays active: vfiomgr vgpu remove {name}"
+            f"{vgpu} stays active; remove it with: vfiomgr vgpu remove {name}"
             for name in request.names
             if name not in absent and (vgpu := host.vgpu(name)) is not None
         ),
-        already=tuple(f"there is no definition of vGPU {name}" for name in absent),
+        already=tuple(f"vGPU definition not found: {name}" for name in absent),
     )
 
 
 def canonical(text: str) -> str:
-    """The name of a parent as sysfs writes it, where it is a PCI address."""
+    """Normalize the name of a parent if it is a PCI address."""
     try:
         return str(PciAddress.parse(text))
     except UsageError:
@@ -252,7 +254,7 @@ def canonical(text: str) -> str:
 
 
 def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
-    """The document of a GPU with one virtual function as it is to be."""
+    """Plan the document of a GPU with the new definition of a virtual function."""
     old, new = defined(host, request)
     step = replacement(host, old, new)
     gpus = [gpu for gpu in host.defined.gpus if gpu.gpu.address != new.gpu.address]
@@ -264,12 +266,12 @@ def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
         steps=(*([step] if step else []), *part.steps),
         locks=(LOCK, f"vgpu-{request.name}"),
         notes=part.notes if starts else (),
-        already=() if step else (f"{function} is defined so already",),
+        already=() if step else (f"{function} is already defined",),
     )
 
 
 def _defined_before(host: HostSnapshot, request: DefineVgpu) -> VgpuDefinition | None:
-    """The definition that is changed, where there is one."""
+    """The existing definition, or None."""
     found = [d for d in host.vgpu_definitions if d.uuid == request.name]
     if request.parent is not None:
         found = [d for d in found if d.parent == canonical(request.parent)]
@@ -279,11 +281,11 @@ def _defined_before(host: HostSnapshot, request: DefineVgpu) -> VgpuDefinition |
 
 
 def ambiguous(found: Sequence[VgpuDefinition]) -> Refusal:
-    """One UUID that is defined for several parents."""
+    """Build the refusal for a UUID that is defined on several parents."""
     parents = ", ".join(d.parent for d in found)
     message = f"vGPU {found[0].uuid} is defined on several parents: {parents}"
     return refusal(
-        [blocker("definition-ambiguous", found[0].uuid, message, "name the one with --parent")]
+        [blocker("definition-ambiguous", found[0].uuid, message, "name the parent with --parent")]
     )
 
 
@@ -307,18 +309,18 @@ def _parent(
 ) -> str:
     known = old or active
     if request.parent is None and known is None:
-        message = f"there is no vGPU {request.name} that could be defined as it is"
-        raise UsageError(message, "name --parent and --type; vfiomgr vgpu types shows them")
+        message = f"missing options: --parent and --type (vGPU {request.name} is not active)"
+        raise UsageError(message, "list parents and types with: vfiomgr vgpu types")
     name = (
         canonical(request.parent) if request.parent is not None else known.parent if known else ""
     )
     functions = [parent.name for parent in host.vgpu_parents if parent.gpu == name != parent.name]
     if functions:
-        message = f"vGPUs of {name} are made on its virtual functions"
-        raise UsageError(message, f"name one of them with --parent, e.g. {functions[0]}")
+        message = f"vGPUs of {name} need one of its virtual functions as parent"
+        raise UsageError(message, f"name one, e.g. --parent {functions[0]}")
     if not is_name(name):
-        message = f"{name!r} is no name of a device"
-        raise UsageError(message, "vfiomgr vgpu types shows those that make vGPUs")
+        message = f"invalid device name: {name!r}"
+        raise UsageError(message, "list devices that support vGPUs with: vfiomgr vgpu types")
     return name
 
 
@@ -334,8 +336,8 @@ def _type(
             return old.type_id
         if active is not None and active.parent == parent:
             return active.type
-        message = f"of which type shall vGPU {request.name} be?"
-        raise UsageError(message, "name it with --type; vfiomgr vgpu types shows them")
+        message = f"missing option: --type (for vGPU {request.name})"
+        raise UsageError(message, "list the types with: vfiomgr vgpu types")
     there = parent_named(host, parent)
     if there is None and is_name(request.type):
         return request.type
@@ -343,32 +345,32 @@ def _type(
 
 
 def parent_named(host: HostSnapshot, name: str) -> VgpuParent | None:
-    """The parent of a name, while its driver offers it."""
+    """The parent with this name; None if no driver offers it."""
     return next((parent for parent in host.vgpu_parents if parent.name == name), None)
 
 
 def types_of(host: HostSnapshot, parent: VgpuParent) -> list[VgpuType]:
-    """What a parent can make, as it says itself or another one of its GPU does."""
+    """The types of a parent, including those that other parents of its GPU list."""
     alike = [known for known in host.vgpu_parents if known.gpu == parent.gpu]
     return list({kind.id: kind for known in alike for kind in known.types}.values())
 
 
 def find_type(kinds: Sequence[VgpuType], wanted: str, where: str) -> VgpuType:
-    """The type of an identifier, a number or a name.
+    """Find a type by ID, number or name.
 
     Raises:
-        UnknownDevice: there is none.
+        UnknownDevice: the type is not found.
 
     """
     for kind in types_called(kinds, wanted):
         return kind
     names = [str(kind) for kind in sorted(kinds, key=by_number)]
-    message = f"{where} has no vGPU type {wanted}; it has {', '.join(names) or 'none now'}"
+    message = f"{where} has no vGPU type {wanted}; available: {', '.join(names) or 'none'}"
     raise UnknownDevice(message, guess(kinds, wanted))
 
 
 def _read(host: HostSnapshot, active: Vgpu | None) -> Attributes:
-    """The settings that NVIDIA's driver tells of an active vGPU."""
+    """The parameters of an active vGPU, as reported by NVIDIA's driver."""
     found = host.defined.attributes_of(active.name) if active else ()
     return tuple((name, text) for name, text in found if name == PARAMETERS and text.strip())
 
@@ -377,25 +379,25 @@ def _check_attributes(attributes: Attributes) -> None:
     for name, _ in attributes:
         why = check_attribute(name)
         if why is not None:
-            message = f"--attribute {name}: {why}"
-            raise UsageError(message, "name it as below /sys/bus/mdev/devices/UUID")
+            message = f"invalid --attribute: {why}"
+            raise UsageError(message, "use a path relative to /sys/bus/mdev/devices/UUID")
     if [name for name, _ in attributes].count(PARAMETERS) > 1:
-        message = f"{PARAMETERS} is given twice, and each write replaces all that it held"
-        raise UsageError(message, f"give all in one: --attribute {PARAMETERS}=a=1,b=2")
+        message = f"{PARAMETERS} is specified twice, but each write replaces the previous one"
+        raise UsageError(message, f"combine them: --attribute {PARAMETERS}=a=1,b=2")
 
 
 def _refuse_unreadable(host: HostSnapshot, definition: VgpuDefinition) -> None:
-    """A file that says nothing now may be meant to say something."""
+    """Refuse to overwrite an unusable file."""
     for problem in host.vgpu_definition_problems:
         if problem.path == definition.path:
-            message = f"{problem.path} is there, and defines nothing: {problem.reason}"
+            message = f"cannot use {problem.path}: {problem.reason}"
             raise refusal(
                 [
                     blocker(
                         "definition-unusable",
                         problem.path,
                         message,
-                        f"mend it, or vfiomgr vgpu undefine {definition.uuid} first",
+                        f"correct the file, or first run: vfiomgr vgpu undefine {definition.uuid}",
                     )
                 ]
             )
@@ -407,15 +409,18 @@ def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:
         definition.parent,
         definition.type_id,
     ):
-        yield f"it is active as {active.type} on {active.parent} until vfiomgr vgpu stop"
+        yield (
+            f"it stays active as {active.type} on {active.parent} until: "
+            f"vfiomgr vgpu stop {active.name}"
+        )
     if parent_named(host, definition.parent) is None:
-        yield f"no device {definition.parent} makes vGPUs now: it waits until one does"
+        yield f"{definition.parent} does not support vGPUs now; the vGPU starts when it does"
     if host.defined.callouts:
-        yield f"vfiomgr does not run what mdevctl would: {', '.join(host.defined.callouts)}"
+        yield f"vfiomgr does not run mdevctl's callouts: {', '.join(host.defined.callouts)}"
 
 
 def _files_of(host: HostSnapshot, name: str, parent: str | None) -> Iterator[str]:
-    """The files of mdevctl that have a name, whatever they say."""
+    """The mdevctl files with this name, valid or not."""
     for file in host.defined.files:
         path = HostPath(file.path)
         is_meant = not is_address(name) and parent in (None, path.parent.name)
@@ -426,7 +431,7 @@ def _files_of(host: HostSnapshot, name: str, parent: str | None) -> Iterator[str
 def _gpus_without(
     host: HostSnapshot, names: Iterable[str]
 ) -> tuple[list[GpuDefinition], list[ReplaceFile], set[str]]:
-    """What is left of the GPUs' documents, the steps to it, and the functions that they had."""
+    """Return the remaining documents of GPUs, the steps to them, and the removed functions."""
     addresses = {PciAddress.parse(name) for name in names if is_address(name)}
     left: list[GpuDefinition] = []
     steps: list[ReplaceFile] = []

@@ -1,4 +1,4 @@
-"""Requests about vGPU definitions: define, undefine, start, stop, restore."""
+"""Requests to define, undefine, start, stop and restore vGPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfiomgr.value import Value
 
 
 class DefineVgpu(Request, Value):
-    """Keep what a vGPU is to be; what is None stays as it is defined, or as it is active."""
+    """Define a vGPU; None keeps the value of the definition or of the active vGPU."""
 
     name: str
     """A UUID, or the address of a virtual function."""
@@ -20,29 +20,29 @@ class DefineVgpu(Request, Value):
     attributes: Attributes | None = None
     autostart: bool | None = None
     program: str | None = None
-    """Where vfiomgr itself is, for the service that starts vGPUs."""
+    """The path of vfiomgr, for the service that starts vGPUs."""
     kind: ClassVar[str] = "define-vgpu"
 
     needs_gpu_modes: ClassVar[bool] = True
 
 
 class UndefineVgpu(Request, Value):
-    """Forget what vGPUs are to be; those that are active stay."""
+    """Delete vGPU definitions; active vGPUs keep running."""
 
     names: tuple[str, ...]
     parent: str | None = None
-    """None: on whatever parent they are defined."""
+    """None for any parent."""
     kind: ClassVar[str] = "undefine-vgpu"
 
 
 class MissingVgpus(Checkpoint):
-    """The vGPUs that were not there before a run: it makes them."""
+    """The vGPUs that did not exist before a run, which creates them."""
 
     missing: tuple[str, ...]
 
 
 class StartVgpu(Request, Value):
-    """Make vGPUs as they are defined."""
+    """Start vGPUs as defined."""
 
     names: tuple[str, ...]
     parent: str | None = None
@@ -53,7 +53,7 @@ class StartVgpu(Request, Value):
 
 
 class StopVgpu(Request, Value):
-    """Remove vGPUs, and keep their definitions."""
+    """Stop vGPUs and keep their definitions."""
 
     names: tuple[str, ...]
     allow: frozenset[Override] = frozenset()
@@ -61,14 +61,14 @@ class StopVgpu(Request, Value):
 
 
 class RestoreVgpus(Request, Value):
-    """Make all vGPUs that are defined to start by themselves, as far as they can be made."""
+    """Start all autostart vGPUs."""
 
     parent: str | None = None
-    """Of this device alone."""
+    """Only vGPUs of this device."""
     only: tuple[str, ...] = ()
-    """Of these alone, by their names, and the GPUs that are prepared for them."""
+    """Only these vGPUs, by name, and the GPUs that must be prepared for them."""
     boot: bool = False
-    """Leave to mdevctl what its own rule of udev starts."""
+    """Leave to mdevctl what its own udev rule starts."""
     kind: ClassVar[str] = "restore-vgpus"
     checkpoint = MissingVgpus
 

@@ -1,4 +1,4 @@
-"""Bringing about by itself what is defined so: GPUs first, then their vGPUs."""
+"""Plans that start autostart vGPUs: GPUs first, then their vGPUs."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 
 
 class RestorableVgpu(Value):
-    """Something that is to be brought about by itself; one that fails keeps no other from it."""
+    """A vGPU to start, or a GPU to prepare; each may fail separately."""
 
     name: str
-    """Of a vGPU, or of a GPU that has to be prepared for its vGPUs."""
+    """The name of a vGPU, or of a GPU to prepare for its vGPUs."""
     parent: str
     type: str
     gpu: str
-    """Candidates of one GPU are brought about together."""
+    """The GPU; candidates of one GPU are started together."""
     plan: Plan | None = None
     why_not: str | None = None
     is_waiting: bool = False
-    """Its device may still come."""
+    """Its device may still appear."""
     after: str | None = None
-    """The candidate that has to come first."""
+    """The candidate that must be started first."""
 
     def __str__(self) -> str:
         """`vGPU f715f63c-… (mtty-2 on mtty)`."""
@@ -65,16 +65,16 @@ class RestorableVgpu(Value):
 def plan_restore(
     host: HostSnapshot, request: RestoreVgpus, checkpoint: MissingVgpus | None = None
 ) -> Plan:
-    """Bring about all that can be, and say why the rest cannot."""
+    """Plan all vGPUs that can be started, with notes about the rest."""
     found = [
         candidate
         for candidate in candidates(host, request, checkpoint)
         if not request.only or candidate.name in request.only
     ]
     plans = [candidate.plan for candidate in found if candidate.plan is not None]
-    made = together(host, "restore the vGPUs that start by themselves", plans)
+    made = together(host, "restore autostart vGPUs", plans)
     notes = [f"{c}: {c.why_not}" for c in found if c.why_not is not None]
-    notes += [f"{c}: follows once {c.after} is ready" for c in found if c.after is not None]
+    notes += [f"{c}: starts after {c.after} is ready" for c in found if c.after is not None]
     return replace(made, notes=(*made.notes, *notes))
 
 
@@ -82,7 +82,7 @@ def plan_restore(
 def resolve(
     host: HostSnapshot, request: RestoreVgpus, checkpoint: MissingVgpus | None = None
 ) -> MissingVgpus:
-    """Find those that the run makes."""
+    """Record the vGPUs that the run creates."""
     found = candidates(host, request, checkpoint)
     names = (candidate.name for candidate in found if candidate.type)
     return MissingVgpus(made_by(checkpoint) or missing(host, names))
@@ -91,7 +91,7 @@ def resolve(
 def candidates(
     host: HostSnapshot, request: RestoreVgpus, checkpoint: MissingVgpus | None = None
 ) -> tuple[RestorableVgpu, ...]:
-    """All that starts by itself, GPUs to be prepared before their vGPUs."""
+    """All autostart vGPUs, and GPUs to prepare before their vGPUs."""
     begun = made_by(checkpoint)
     parent = None if request.parent is None else canonical(request.parent)
     leaves_mdevs = request.boot and host.defined.is_started_by_mdevctl
@@ -109,15 +109,15 @@ def candidates(
 
 
 def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
-    """Virtual functions, then modes and GPU instances of a GPU, before its vGPUs.
+    """Plan virtual functions, modes and GPU instances of a GPU, before its vGPUs.
 
-    What sriov.plan_set makes of virtual functions brings heterogeneous sizes too, where NVIDIA's
-    program makes them. MIG changes only without them, so it comes first; it is switched on where
-    the definition has it, and never off: its GPU instances may be somebody's. Which instances it
-    can have is known only then: they are prepared once it is on.
+    sriov.plan_set also sets heterogeneous mode if NVIDIA's program creates the functions. MIG can
+    change only without functions, so it comes first; it is turned on if defined, but never off, as
+    its GPU instances may be in use. The available instances are known only after MIG is on, so they
+    are planned in a second pass.
 
     Raises:
-        Refusal: something is to be done that vfiomgr does not do, or not now.
+        Refusal: the GPU cannot be prepared.
 
     """
     device = host.device(definition.gpu.address)
@@ -129,19 +129,19 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
             return mode.plan_mode(host, change)
         return _divided(host, device, definition, Plan(f"prepare {device}", ()))
     if device.sriov_numvfs:
-        message = f"{device} has {device.sriov_numvfs} virtual functions, and not those defined"
+        message = f"{device} has {device.sriov_numvfs} virtual functions other than those defined"
         raise refusal(
             [
                 blocker(
                     "functions-not-as-defined",
                     device,
                     message,
-                    f"make them anew: vfiomgr sriov set {device.address} 0",
+                    f"remove them: vfiomgr sriov set {device.address} 0",
                 )
             ]
         )
     count = definition.virtual_functions
-    if sriov_manage.makes_by_program(host, device):  # all, and those defined are among them
+    if sriov_manage.makes_by_program(host, device):  # all, including those defined
         count = device.sriov_totalvfs or count
     change = _change_of_modes(host, definition)
     if change is not None and change.mig:
@@ -156,7 +156,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
 def _divided(
     host: HostSnapshot, device: PciDevice, definition: GpuDefinition, before: Plan
 ) -> Plan:
-    """A plan, and the GPU instances (MIG) that are missing then; more of them do no harm."""
+    """Add the missing GPU instances (MIG) to a plan; additional ones are ignored."""
     part = gpu_instances.completion(host, device, definition.mig or ())
     if part.is_empty:
         return before
@@ -165,21 +165,20 @@ def _divided(
 
 
 def _unwanted_mig(host: HostSnapshot, definition: GpuDefinition) -> Iterator[Diagnostic]:
-    """MIG where the vGPUs are defined without: none of their types can be made."""
+    """Refuse MIG if the vGPUs are defined without it: none of their types is available."""
     address = definition.gpu.address
     mode = host.gpu_mode(host.device(address))
     if mode is not None and mode.mig and definition.mig is None:
         yield blocker(
             "gpu-partitioned",
             address,
-            f"{address} is divided by MIG, and its vGPUs are defined without",
-            f"if nobody needs its GPU instances: vfiomgr vgpu mode {address} --no-mig, then "
-            "vfiomgr vgpu restore",
+            f"{address} is in MIG mode, but its vGPUs are defined without MIG",
+            f"turn MIG off: vfiomgr vgpu mode {address} --no-mig; then run: vfiomgr vgpu restore",
         )
 
 
 def _change_of_modes(host: HostSnapshot, definition: GpuDefinition) -> SetGpuMode | None:
-    """What is known to be otherwise than it is to be; more freedom of sizes is no harm."""
+    """The modes that differ from the definition; allowing more sizes than defined is fine."""
     mode = host.gpu_mode(host.device(definition.gpu.address))
     if mode is None:
         return None
@@ -219,7 +218,7 @@ def _planned(
 def _function_candidates(
     host: HostSnapshot, definition: GpuDefinition, parent: str | None, begun: tuple[str, ...]
 ) -> list[RestorableVgpu]:
-    """The vGPUs of a GPU, or what has to come before them."""
+    """The vGPUs of a GPU, or the GPU if it must be prepared first."""
     gpu = str(definition.gpu.address)
     targets = [
         function_target(function)
@@ -229,9 +228,9 @@ def _function_candidates(
     known = [_candidate(target, gpu) for target in targets]
     device = host.device_named(gpu)
     if device is None:
-        return [replace(c, why_not=f"there is no {gpu}", is_waiting=True) for c in known]
+        return [replace(c, why_not=f"device not found: {gpu}", is_waiting=True) for c in known]
     if not device.identity.is_same_as(definition.gpu):
-        why = f"{gpu} is another device by now: {device.identity}, and not {definition.gpu}"
+        why = f"{gpu} is a different device: {device.identity}, not {definition.gpu}"
         return [replace(c, why_not=why) for c in known]
     try:
         first = preparation(host, definition)

@@ -1,4 +1,4 @@
-"""Brings about the vGPUs that start by themselves: all of a GPU at once, or else one by one."""
+"""Starts autostart vGPUs: all of a GPU at once, or one by one if that fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ State = Literal["restored", "already", "waiting", "failed"]
 
 
 class Restored(Value):
-    """What came of a vGPU that is defined to start by itself."""
+    """The result for an autostart vGPU."""
 
     name: str
     parent: str
@@ -36,13 +36,13 @@ class Restored(Value):
 
 
 def restore(request: RestoreVgpus, work: ApplyContext) -> tuple[Restored, ...]:
-    """Bring them about, each note told once; one that fails keeps no other from it."""
+    """Start all autostart vGPUs; a failure does not stop the others."""
     work = replace(work, on_note=once(work.on_note))
     return Restoration(request, lambda: work.scan(request), lambda part: apply(part, work)).run()
 
 
 class Restoration:
-    """One run over all of them."""
+    """One run over all autostart vGPUs."""
 
     def __init__(
         self,
@@ -55,12 +55,12 @@ class Restoration:
         self._apply = apply
         self._found: tuple[RestorableVgpu, ...] = ()
         self._tried: set[tuple[str, tuple[Step, ...]]] = set()
-        """Names with what was to be done; a GPU may need something else once that is done."""
+        """Names and steps that were tried; a GPU may need further steps afterwards."""
         self._restored: set[str] = set()
         self._failures: dict[str, str] = {}
 
     def run(self) -> tuple[Restored, ...]:
-        """Go on until nothing more can be done: a GPU that is prepared has vGPUs to be made."""
+        """Repeat until nothing is left, because vGPUs follow after their GPU is prepared."""
         while left := self._left():
             for _, batch in groupby(left, lambda candidate: candidate.gpu):
                 self._bring_about(list(batch))
@@ -79,12 +79,12 @@ class Restoration:
         )
 
     def _bring_about(self, batch: Sequence[RestorableVgpu]) -> None:
-        """All at once; where that fails, each by itself, so that the others are there."""
+        """Start all at once; if that fails, start each one separately."""
         names = tuple(candidate.name for candidate in batch)
         self._tried.update((c.name, c.plan.steps) for c in batch if c.plan is not None)
         try:
             outcome = self._apply(replace(self._request, only=names))
-        except RollbackIncomplete as error:  # the kernel may hold the GPU: leave it alone
+        except RollbackIncomplete as error:  # the GPU may be stuck in the kernel
             self._fail(names, error)
         except VfiomgrError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):

@@ -1,8 +1,8 @@
-"""What starts vGPUs by themselves: units of systemd, and a rule of udev (mdevctl has its own).
+"""systemd units and a udev rule that start autostart vGPUs (mdevctl has its own rule).
 
-The service is for all vGPUs, once a boot. Its instance is for one parent, when that registers with
-the kernel (mdev_register_parent sends a `change` event with MDEV_STATE): what a person has stopped
-on another parent since stays stopped.
+The service starts all vGPUs once per boot. Its instance starts those of one parent when it
+registers with the kernel (mdev_register_parent sends a `change` event with MDEV_STATE), so that
+vGPUs stopped on other parents stay stopped.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from vfiomgr.persistence.model import RULES, SANDBOX, UNITS, require_plain
 SERVICE = UNITS / "vfiomgr-vgpu.service"
 INSTANCE = UNITS / "vfiomgr-vgpu@.service"
 WANTED = UNITS / "multi-user.target.d" / "vfiomgr-vgpu.conf"
-"""Has systemd start the service at boot; a file, where `systemctl enable` would make a link."""
+"""Starts the service at boot; a file instead of the link that `systemctl enable` creates."""
 RULE = RULES / "61-vfiomgr-vgpu.rules"
 FILES = (SERVICE, INSTANCE, WANTED, RULE)
 
-_HEAD = "# vfiomgr: removed with the last vGPU that is defined to start by itself.\n"
+_HEAD = "# vfiomgr: removed with the last autostart vGPU.\n"
 _AFTER = "systemd-modules-load.service nvidia-vgpud.service nvidia-vgpu-mgr.service"
 _BEFORE = (
     "libvirtd.service virtqemud.service virtnodedevd.service "
@@ -25,15 +25,15 @@ _BEFORE = (
 
 
 def render_service(program: str) -> str:
-    """The unit for a boot, before those who hand vGPUs to guests.
+    """Render the unit for the boot, which runs before services that assign vGPUs to guests.
 
     Raises:
-        Refusal: a path that would have to be quoted.
+        Refusal: the path would need quoting.
 
     """
     return f"""\
 {_HEAD}[Unit]
-Description=vGPUs that are defined to start by themselves
+Description=Start all autostart vGPUs
 After={_AFTER}
 Before={_BEFORE}
 
@@ -44,15 +44,15 @@ ExecStart={require_plain(program)} vgpu restore --boot
 
 
 def render_instance(program: str) -> str:
-    """The unit for one parent, whose name is the instance's.
+    """Render the unit for one parent, named by the instance.
 
     Raises:
-        Refusal: a path that would have to be quoted.
+        Refusal: the path would need quoting.
 
     """
     return f"""\
 {_HEAD}[Unit]
-Description=vGPUs of %i that are defined to start by themselves
+Description=Start all autostart vGPUs of %i
 After={_AFTER}
 
 [Service]
@@ -62,14 +62,14 @@ ExecStart={require_plain(program)} vgpu restore --boot --parent %i
 
 
 def render_wanted() -> str:
-    """The drop-in that makes the service part of a boot."""
+    """Render the drop-in that starts the service at boot."""
     return f"{_HEAD}[Unit]\nWants={SERVICE.name}\n"
 
 
 def render_registration_rule() -> str:
-    """The rule that starts an instance for each parent that has definitions.
+    """Render the rule that starts an instance for each parent with definitions.
 
-    No SYSTEMD_WANTS: systemd acts on it when a device comes, and not when it registers again.
+    SYSTEMD_WANTS is not used: it applies when a device appears, not when it registers again.
     """
     unit = INSTANCE.name.replace("@", "@$kernel")
     return f"""\

@@ -1,4 +1,4 @@
-"""Making vGPUs as they are defined, and removing them without forgetting what they are to be."""
+"""Plans to start defined vGPUs, and to stop vGPUs without deleting their definitions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Target(Value):
-    """A vGPU as it is defined, of either family."""
+    """A defined vGPU of either family."""
 
     name: str
     parent: str
@@ -47,7 +47,7 @@ class Target(Value):
 
     @property
     def directory(self) -> HostPath:
-        """Where its attributes are."""
+        """The directory of its attributes."""
         return (PCI_DEVICES if is_address(self.name) else MDEV_DEVICES) / self.name
 
     def __str__(self) -> str:
@@ -59,10 +59,10 @@ class Target(Value):
 def plan_start(
     host: HostSnapshot, request: StartVgpu, checkpoint: MissingVgpus | None = None
 ) -> Plan:
-    """Make vGPUs as they are defined; what is missing of one that is active, too.
+    """Start vGPUs as defined, and restore attributes of active ones.
 
     Raises:
-        UnknownDevice: there is no such definition, or its parent is not there.
+        UnknownDevice: the definition or its parent is not found.
         Refusal: another vGPU has the name, or there is no room.
 
     """
@@ -75,26 +75,26 @@ def plan_start(
 def resolve(
     host: HostSnapshot, request: StartVgpu, checkpoint: MissingVgpus | None = None
 ) -> MissingVgpus:
-    """Find those that the run makes."""
+    """Record the vGPUs that the run creates."""
     return MissingVgpus(made_by(checkpoint) or missing(host, request.names))
 
 
 def made_by(checkpoint: MissingVgpus | None) -> tuple[str, ...]:
-    """The vGPUs that an interrupted run was to make."""
+    """The vGPUs that an interrupted run would have created."""
     return () if checkpoint is None else checkpoint.missing
 
 
 def missing(host: HostSnapshot, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the names that no vGPU has."""
+    """The names for which there is no active vGPU."""
     return tuple(name for name in names if host.vgpu(name) is None)
 
 
 @plans(StopVgpu)
 def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
-    """Remove vGPUs that have definitions, and keep these.
+    """Remove active vGPUs and keep their definitions.
 
     Raises:
-        Refusal: a guest holds one of them.
+        Refusal: a guest uses one of them.
 
     """
     made = vgpu_plan.plan_remove(host, RemoveVgpu(request.names, allow=request.allow))
@@ -117,7 +117,7 @@ def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
 
 
 def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
-    """What a run that made the vGPU, and was cut off, had: any function of its GPU."""
+    """The locks that an interrupted run which created the vGPU may have held."""
     for gpu in gpus(host):
         if active in gpu.instances:
             yield _parent_lock(host, gpu.name)
@@ -125,37 +125,37 @@ def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
 
 
 def _parent_lock(host: HostSnapshot, parent: str) -> str:
-    """Also of a vGPU that is gone already: a run that was cut off had it."""
+    """The lock of a parent, which an interrupted run may have held for a removed vGPU."""
     device = host.device_named(parent)
     return f"parent-{parent}" if device is None else device_lock(device)
 
 
 def targets(host: HostSnapshot) -> Iterator[Target]:
-    """All that is defined, of both families."""
+    """All definitions of both families."""
     yield from map(target_of, host.vgpu_definitions)
     for gpu in host.defined.gpus:
         yield from map(function_target, gpu.vgpus)
 
 
 def target_of(definition: VgpuDefinition) -> Target:
-    """A mediated device as it is defined."""
+    """The target of a mediated device."""
     parent, attributes = definition.parent, definition.attributes
     return Target(definition.uuid, parent, definition.type_id, None, attributes)
 
 
 def function_target(function: FunctionDefinition) -> Target:
-    """A virtual function as it is defined."""
+    """The target of a virtual function."""
     name = str(function.address)
     attributes = ((PARAMETERS, function.parameters),) if function.parameters.strip() else ()
     return Target(name, name, function.type_id, function.type_name, attributes)
 
 
 def _target(host: HostSnapshot, name: str, parent: str | None) -> Target:
-    """The definition of a name; of several the one whose parent is there.
+    """Find the definition with this name; of several, the one whose parent exists.
 
     Raises:
-        UnknownDevice: there is none.
-        Refusal: several are there.
+        UnknownDevice: the definition is not found.
+        Refusal: several match.
 
     """
     found = [target for target in targets(host) if target.name == name]
@@ -172,27 +172,27 @@ def _target(host: HostSnapshot, name: str, parent: str | None) -> Target:
 def _undefined(host: HostSnapshot, name: str) -> VfiomgrError:
     for problem in host.vgpu_definition_problems:
         if problem.path.endswith(f"/{name}"):
-            message = f"the definition of vGPU {name} cannot be used: {problem.reason}"
+            message = f"cannot use the definition of vGPU {name}: {problem.reason}"
             return refusal(
                 [
                     blocker(
                         "definition-unusable",
                         name,
                         message,
-                        f"mend {problem.path}, or vfiomgr vgpu undefine {name}",
+                        f"correct {problem.path}, or run: vfiomgr vgpu undefine {name}",
                     )
                 ]
             )
     return UnknownDevice(
-        f"there is no definition of vGPU {name}",
-        "vfiomgr vgpu list --defined shows all; vfiomgr vgpu define makes one",
+        f"vGPU definition not found: {name}",
+        "list definitions with: vfiomgr vgpu list --defined",
     )
 
 
 def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> Plan:
-    """From what there is of a vGPU to all that is defined of it.
+    """Plan the steps from the current state of a vGPU to its definition.
 
-    One of those that were `begun` gets the mark of what vfiomgr made; else somebody else made it.
+    A vGPU in `begun` is marked as created by vfiomgr; otherwise someone else created it.
     """
     active = host.vgpu(target.name)
     if active is not None:
@@ -205,17 +205,24 @@ def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> 
 
 
 def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool) -> Plan:
-    """What a start that was cut off had left out, or somebody changed since.
+    """Plan what an interrupted start left out, or what was changed since.
 
     Raises:
-        Refusal: the vGPU is another one than is defined.
+        Refusal: the active vGPU differs from the definition.
 
     """
     if (active.parent, active.type) != (target.parent, target.type_id):
-        message = f"{active} is a {active.type} on {active.parent}, and defined as"
+        message = f"{active} is a {active.type} on {active.parent}, but defined as"
         message += f" {target.type_id} on {target.parent}"
         raise refusal(
-            [blocker("vgpu-differs", active, message, f"vfiomgr vgpu stop {target.name} first")]
+            [
+                blocker(
+                    "vgpu-differs",
+                    active,
+                    message,
+                    f"stop it first: vfiomgr vgpu stop {target.name}",
+                )
+            ]
         )
     place = CreateCheckpoint(((active.parent, active.type),))
     present = vgpu_plan.plan_create(host, CreateVgpu((target.name,)), place)
@@ -226,50 +233,50 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
     users = [o.summary for o in guards.held_by_guest(host, active)] if wrong else []
     if users:
         names = ", ".join(name for name, _ in wrong)
-        why = f"{names} is not as defined, and is left so: {'; '.join(users)}"
+        why = f"not changing {names}, which differs from the definition: {'; '.join(users)}"
         return replace(present, steps=marks, notes=(why,))
     steps = (*marks, *(_attribute(target, name, found[name], text) for name, text in wrong))
-    already = () if steps else (f"{active} is active already",)
+    already = () if steps else (f"{active} is already active",)
     return replace(present, steps=steps, already=already)
 
 
 def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
-    """Where the vGPU is made, and of which type.
+    """Find the parent and type of a vGPU.
 
     Raises:
-        UnknownDevice: the parent, or the type, is not there.
-        Refusal: there is no room, or the number means another type by now.
+        UnknownDevice: the parent or the type is not found.
+        Refusal: there is no room, or the number now means another type.
 
     """
     absence = absence_of(host, target)
     if absence is not None:
-        raise UnknownDevice(absence, "load its driver; vfiomgr vgpu types shows what there is")
+        raise UnknownDevice(absence, "load its driver, then check with: vfiomgr vgpu types")
     parent = parent_named(host, target.parent)
     assert parent is not None  # noqa: S101 - it is not absent
     kind = find_type(types_of(host, parent), target.type_id, target.parent)
     if target.type_name is not None and kind.name not in (None, target.type_name):
-        message = f"{target} was defined as {target.type_name}, and {kind.id} is {kind.name} now"
+        message = f"{target} is defined as {target.type_name}, but {kind.id} is now {kind.name}"
         raise refusal(
             [
                 blocker(
                     "vgpu-type-renumbered",
                     target,
                     message,
-                    "define it anew: the numbers of another driver differ",
+                    "define it again: another driver numbers types differently",
                 )
             ]
         )
     gpu = next(known for known in gpus(host) if known.name == parent.gpu)
     found = room(gpu, kind)
     if not found.more and not found.makeable:
-        message = f"{target.parent} has no room for another {kind}: {found.why_not}"
+        message = f"no room for another {kind} on {target.parent}: {found.why_not}"
         raise refusal(
             [
                 blocker(
                     "vgpu-no-room",
                     target.parent,
                     message,
-                    "remove one with vfiomgr vgpu remove; vgpu types shows what fits",
+                    "remove one with vfiomgr vgpu remove; list what fits with: vfiomgr vgpu types",
                 )
             ]
         )
@@ -277,12 +284,12 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
 
 
 def absence_of(host: HostSnapshot, target: Target) -> str | None:
-    """Why the vGPU cannot be made yet, whatever else is in order."""
+    """Return why the parent of a vGPU is unavailable; None if it is available."""
     if parent_named(host, target.parent) is not None:
         return None
     if host.device_named(target.parent) is not None:
-        return f"{target.parent} makes no vGPUs now"
-    return f"there is no device {target.parent} that makes vGPUs"
+        return f"{target.parent} does not support vGPUs in its current state"
+    return f"device not found: {target.parent}"
 
 
 def _attribute(target: Target, name: str, before: str | None, after: str) -> SetVgpuAttribute:
@@ -290,7 +297,7 @@ def _attribute(target: Target, name: str, before: str | None, after: str) -> Set
 
 
 def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
-    """One plan of several; the GPU instances (MIG) that vGPUs need are counted for all of them.
+    """Join several plans, with the GPU instances (MIG) that all of their vGPUs need.
 
     Raises:
         Refusal: GPU instances for all of them do not fit.

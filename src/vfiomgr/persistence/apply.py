@@ -1,4 +1,4 @@
-"""Who may open the nodes of a function: its group's and its own."""
+"""Perform steps on files, node owners and the initramfs."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 _UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent})
-"""Where systemd finds what acts at the next boot."""
+"""The directory of systemd units."""
 
 
 @performs(SetNodeAccess)
 def set_node_access(tree: HostTree, step: SetNodeAccess) -> None:
-    """Give the nodes that are there to their new owner.
+    """Set the owner of the existing nodes.
 
     Raises:
-        HostError: a node did not take it.
+        HostError: a node has another owner afterwards.
 
     """
     for node in _nodes(tree, step):
@@ -39,12 +39,12 @@ def set_node_access(tree: HostTree, step: SetNodeAccess) -> None:
             continue
         tree.change_access(node, step.after)
         if tree.access(node) not in (step.after, None):
-            message = f"{node} belongs to {tree.access(node)}, not to {step.after}, after chown"
-            raise HostError(message, "a rule of udev may have given it to somebody else")
+            message = f"cannot set the owner of {node} to {step.after}: it is {tree.access(node)}"
+            raise HostError(message, "check whether a udev rule sets another owner")
 
 
 def _nodes(tree: HostTree, step: SetNodeAccess) -> Iterator[paths.HostPath]:
-    """None of them where the function has gone back to the host."""
+    """The VFIO nodes of a function; none if it is back on a host driver."""
     cdevs = paths.pci_device(step.device.address) / "vfio-dev"
     nodes = [paths.VFIO_CDEVS / name for name in tree.children(cdevs)]
     if step.group is not None:
@@ -53,15 +53,15 @@ def _nodes(tree: HostTree, step: SetNodeAccess) -> Iterator[paths.HostPath]:
 
 
 _PATIENCE = 10.0
-"""Seconds for systemd or udevd to take notice."""
-_REMEDY = "see dmesg for the file system's words; is it mounted, and writable?"
-_ROOM = "make room on its file system, then run the command again"
-_LOCKED = "is it immutable (lsattr), or the file system another's? then run the command again"
+"""Seconds for systemd or udevd to reload."""
+_REMEDY = "check dmesg, and that the file system is mounted and writable"
+_ROOM = "free space on its file system, then run the command again"
+_LOCKED = "check that it is not immutable (lsattr), then run the command again"
 _REMEDIES = {
-    EBUSY: "it is mounted there by itself (findmnt): change the file that it is mounted from",
+    EBUSY: "it is a mount point (findmnt): change the source of the mount",
     ENOSPC: _ROOM,
     EDQUOT: _ROOM,
-    EROFS: "its file system is read-only: remount it, or change what it is made from",
+    EROFS: "its file system is read-only: remount it, or change its source image",
     EACCES: _LOCKED,
     EPERM: _LOCKED,
 }
@@ -69,12 +69,12 @@ _REMEDIES = {
 
 @performs(ReplaceFile)
 def replace_file(tree: HostTree, step: ReplaceFile) -> None:
-    """Put the text after in the place of the text before; any other is somebody else's."""
+    """Replace the text of a file; refuse if someone else changed it."""
     target = HostPath(step.path)
     current = tree.read_text(target)
     if current not in (step.before, step.after):
-        message = f"{target} was changed meanwhile, and not by this run"
-        raise HostError(message, "look at it, then run the command again")
+        message = f"{target} was changed by another program during this run"
+        raise HostError(message, "check the file, then run the command again")
     try:
         if step.after is None:
             tree.remove(target)
@@ -82,40 +82,40 @@ def replace_file(tree: HostTree, step: ReplaceFile) -> None:
             tree.make_directory(target.parent)
             tree.replace(target, step.after.encode(), step.mode)
     except OSError as error:
-        what = "removed" if step.after is None else "written"
-        message = f"{target} cannot be {what}: {error.strerror or error}"
+        what = "remove" if step.after is None else "write"
+        message = f"cannot {what} {target}: {error.strerror or error}"
         raise HostError(message, _REMEDIES.get(error.errno or 0, _REMEDY)) from error
     if tree.read_text(target) != step.after:
-        message = f"{target} does not hold what was written to it"
+        message = f"cannot write {target}: its content differs afterwards"
         raise HostError(message, _REMEDY)
     _tell_readers(tree, target, is_there=step.after is not None)
 
 
 @performs(RebuildInitramfs)
 def rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
-    """Run the tool that makes the initramfs."""
+    """Run the tool that rebuilds the initramfs."""
     if not tree.is_machine:
-        message = f"the initramfs of {tree.root} is not made from here"
-        raise HostError(message, f"run there: {' '.join(step.command)}")
+        message = f"cannot rebuild the initramfs of {tree.root}: it is not the running host"
+        raise HostError(message, f"run on that host: {' '.join(step.command)}")
     tree.call(*step.command, limit=None)  # whoever runs the step has a deadline
 
 
 def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:
-    """Have the file read now. It is in its place either way, so nothing is undone where it is not.
+    """Make udevd or systemd reload the file; a failure only causes a warning.
 
-    Udevd notices changes by itself, but up to three seconds later; systemd at the next boot.
+    udevd notices changes itself within three seconds; systemd reads them at the next boot.
     """
     state = "written" if is_there else "removed"
     for tell in _readers(tree, target, is_there=is_there):
         try:
             tell()
         except HostError as error:
-            text = f"{target} is {state}, but its reader was not told: {error.message}"
+            text = f"{target} is {state}, but could not be reloaded: {error.message}"
             warnings.warn(f"{text}; {error.hint}", stacklevel=2)
 
 
 def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Callable[[], None]]:
-    """What tells those who read a file of this machine."""
+    """The commands that reload a file on this machine."""
     if not tree.is_machine:
         return
     if target.parent == RULES:

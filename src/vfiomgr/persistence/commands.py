@@ -1,4 +1,4 @@
-"""`vfiomgr persist`: what is bound again at each boot and hot-plug."""
+"""The commands below `vfiomgr persist`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
 
 @click.group("persist")
 def persist() -> None:
-    """Show and remove what `vfiomgr bind --persist` wrote.
+    """List, remove and import persistent bindings.
 
     \b
     Examples:
@@ -40,7 +40,9 @@ def persist() -> None:
 @session_options(*READING)
 @pass_session
 def list_persisted(session: Session) -> None:
-    """List persisted functions, those of an installed layout, and the entries of driverctl.
+    """List persistent bindings.
+
+    Bindings of an installed layout and of driverctl are included.
 
     \b
     Examples:
@@ -53,7 +55,7 @@ def list_persisted(session: Session) -> None:
     elif rows:
         print_table(_HEADINGS, [_cells(row) for row in rows])
     else:
-        note("nothing is persisted: vfiomgr bind --persist does it")
+        note("no persistent bindings; create one with: vfiomgr bind --persist ADDRESS")
 
 
 def _cells(row: PersistedFunction) -> tuple[str, ...]:
@@ -69,16 +71,16 @@ def _cells(row: PersistedFunction) -> tuple[str, ...]:
 
 @persist.command("remove")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@click.option(
-    "--all", "every", is_flag=True, help="Remove all rules but those of an installed layout."
-)
+@click.option("--all", "every", is_flag=True, help="Remove all rules except those of a layout.")
 @update_initramfs_option
 @session_options(*CHANGING)
 @pass_session
 def remove(
     session: Session, *, addresses: tuple[str, ...], every: bool, update_initramfs: bool
 ) -> None:
-    """Remove rules. Functions stay where they are until `vfiomgr unbind` or the next boot.
+    """Remove persistent bindings.
+
+    Functions keep their drivers until `vfiomgr unbind` or the next boot.
 
     \b
     Examples:
@@ -86,8 +88,8 @@ def remove(
       vfiomgr persist remove --all
     """
     if bool(addresses) == every:
-        message = "name the functions, or pass --all"
-        raise UsageError(message, "vfiomgr persist list shows them")
+        message = "expected addresses, or --all"
+        raise UsageError(message, "list persistent bindings with: vfiomgr persist list")
     known = session.addresses(addresses)
     _carry_out(session, ForgetPersisted(known, every=every, update_initramfs=update_initramfs))
 
@@ -97,10 +99,10 @@ def remove(
 @session_options(*CHANGING)
 @pass_session
 def take_over(session: Session, *, update_initramfs: bool) -> None:
-    """Take over entries of /etc/driverctl.d that are for VFIO drivers.
+    """Import VFIO entries from /etc/driverctl.d.
 
-    Others stay with driverctl, and so do those whose device is absent: vfiomgr keeps an address
-    together with the device that it was recorded for. What an installed layout has stays as well.
+    Other entries stay with driverctl, as do entries of absent devices (vfiomgr records the identity
+    of each device) and of devices in an installed layout.
 
     \b
     Examples:
@@ -117,9 +119,9 @@ def take_over(session: Session, *, update_initramfs: bool) -> None:
 @session_options(*CHANGING)
 @pass_session
 def watch(session: Session) -> None:
-    """Bind persisted functions as they are hot-plugged; runs until it is ended.
+    """Bind persisted functions as they are hot-plugged.
 
-    A service of systemd runs this where there is systemd; `bind --persist` writes it.
+    Runs until interrupted. With systemd, `bind --persist` installs a service that runs it.
 
     \b
     Examples:
@@ -132,4 +134,4 @@ def _carry_out(session: Session, request: Request) -> None:
     outcome = plan_or_apply(session, request)
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
-        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+        print_outcome(session, outcome, [step.describe() for step in steps])

@@ -1,4 +1,4 @@
-"""What is kept below /etc for the next boot, and who may open the nodes of VFIO now."""
+"""Facts about persistent settings in /etc, and the owners of VFIO nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MKINITCPIO = HostPath("/etc/mkinitcpio.conf")
 
 
 def read_files(tree: HostTree) -> tuple[TextFile, ...]:
-    """The rules, hooks, units and layout that vfiomgr wrote, and the entries of driverctl."""
+    """Read the rules, hooks, units and layout of vfiomgr, and the entries of driverctl."""
     paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
     paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
     paths += [*HOOKS.values(), UNIT, SWEPT, *installed_layout.FILES, SCRIPT]
@@ -46,24 +46,24 @@ def read_files(tree: HostTree) -> tuple[TextFile, ...]:
     files = tuple(TextFile(path, text) for path, text in texts if text is not None)
     for file in files:
         if file.path.startswith(RULES) and parse_rule(file.text) is None:
-            warnings.warn(f"{file.path} holds no record of vfiomgr and is ignored", stacklevel=2)
+            warnings.warn(f"ignoring {file.path}: no record of vfiomgr found", stacklevel=2)
     return files
 
 
 def read_rules(tree: HostTree) -> tuple[PersistedBinding, ...]:
-    """What the rules of vfiomgr say."""
+    """Read the bindings in vfiomgr's rules."""
     files = (file for file in read_files(tree) if file.path.startswith(RULES))
     bindings = (parse_rule(file.text) for file in files)
     return tuple(binding for binding in bindings if binding is not None)
 
 
 def rules_changed(tree: HostTree) -> int | None:
-    """When a rule was last written or removed."""
+    """The time of the last change of a rule."""
     return tree.modified(RULES)
 
 
 def read_nodes(tree: HostTree) -> tuple[NodeFact, ...]:
-    """Who may open the nodes of groups and devices."""
+    """Read the owners of the nodes of groups and devices."""
     paths = [VFIO_NODES / name for name in tree.children(VFIO_NODES) if name.isdecimal()]
     paths += [VFIO_CDEVS / name for name in tree.children(VFIO_CDEVS)]
     found = ((path, tree.access(path)) for path in paths)
@@ -76,9 +76,9 @@ def has_systemd(tree: HostTree) -> bool:
 
 
 def read_initramfs(tree: HostTree) -> Initramfs | None:
-    """The tool that makes the host's initramfs, and what it is told to take in.
+    """Find the initramfs tool of the host, and what its configuration includes.
 
-    The image itself is not unpacked: that takes seconds, and the next one may differ.
+    The image itself is not unpacked: that takes seconds, and the next image may differ.
     """
     for place, read in (
         (_INITRAMFS_TOOLS / "initramfs.conf", _initramfs_tools),
@@ -92,7 +92,7 @@ def read_initramfs(tree: HostTree) -> Initramfs | None:
 
 
 def _initramfs_tools(tree: HostTree) -> Initramfs:
-    """initramfs.conf(5); the hook `framebuffer` takes display drivers where FRAMEBUFFER is set."""
+    """Read initramfs.conf(5); the hook `framebuffer` adds display drivers if FRAMEBUFFER is set."""
     shipped = HostPath("/usr/share/initramfs-tools")
     settings = _settings(
         tree,
@@ -111,7 +111,7 @@ def _initramfs_tools(tree: HostTree) -> Initramfs:
 
 
 def _dracut(tree: HostTree) -> Initramfs:
-    """dracut.conf(5); without other word it takes drivers of storage, networks and displays."""
+    """Read dracut.conf(5); by default it includes storage, network and display drivers."""
     paths = [_DRACUT, *_in(tree, HostPath("/etc/dracut.conf.d"), but=HOOKS["dracut"])]
     settings = _settings(tree, paths)
     classes = [_STORAGE, _NETWORK, _USB]
@@ -121,7 +121,7 @@ def _dracut(tree: HostTree) -> Initramfs:
 
 
 def _mkinitcpio(tree: HostTree) -> Initramfs:
-    """mkinitcpio.conf(5): MODULES, and the hooks `kms` and `block`, which bring drivers."""
+    """Read mkinitcpio.conf(5): MODULES, and the hooks `kms` and `block`, which add drivers."""
     fragments = HostPath("/etc/mkinitcpio.conf.d")
     settings = _settings(tree, [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])])
     hooks = settings.get("HOOKS", [])
@@ -145,9 +145,9 @@ def _of(
 
 
 def _settings(tree: HostTree, paths: Iterable[HostPath]) -> dict[str, list[str]]:
-    """The words of each assignment of a shell-like file; `+=` adds, and so do all others.
+    """The words of each assignment in a shell-like file; every assignment adds words.
 
-    To take a driver for one that is in the image is the safe side.
+    Assuming that a driver is in the image is the safe choice.
     """
     found: dict[str, list[str]] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Exchanging files of the host's configuration, whose texts were made before."""
+"""Plans that replace configuration files of the host with prepared texts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @plans(ChangeFiles)
 def plan_change(host: HostSnapshot, request: ChangeFiles) -> Plan:
-    """The changes that are still to be made: a run that was cut off may have made some.
+    """Plan the remaining changes; an interrupted run may have made some of them.
 
     Raises:
-        Refusal: a file holds none of the texts that it is to have on the way.
+        Refusal: a file has none of the expected texts.
 
     """
     wanted = set(_wanted(host, request))
@@ -41,7 +41,7 @@ def plan_change(host: HostSnapshot, request: ChangeFiles) -> Plan:
 
 
 def _wanted(host: HostSnapshot, request: ChangeFiles) -> Iterator[int]:
-    """The numbers of changes that are still to be made."""
+    """The indices of the remaining changes."""
     by_path: dict[str, list[tuple[int, FileChange]]] = {}
     for numbered in enumerate(request.changes):
         by_path.setdefault(numbered[1].path, []).append(numbered)
@@ -49,7 +49,7 @@ def _wanted(host: HostSnapshot, request: ChangeFiles) -> Iterator[int]:
         texts = [changes[0][1].before, *(change.after for _, change in changes)]
         current = host.file(path)
         if current not in texts:
-            message = f"{path} was changed meanwhile, and not by this run"
-            refuse("file-changed", path, message, "look at it, then run the command again")
+            message = f"{path} was changed by another program during this run"
+            refuse("file-changed", path, message, "check the file, then run the command again")
         done = len(texts) - 1 - texts[::-1].index(current)
         yield from (number for number, _ in changes[done:])

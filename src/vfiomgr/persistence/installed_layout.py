@@ -1,4 +1,4 @@
-"""A layout that is installed: its file, what was written for it, the units that carry it out."""
+"""The installed layout: its file, its rules, and the units that apply it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from vfiomgr.value import Value
 DIRECTORY = HostPath("/etc/vfiomgr")
 FILE = DIRECTORY / "layout.yaml"
 RECORD = DIRECTORY / "layout.installed.json"
-"""Which layout of the file, and the rules of udev that were written for it."""
+"""The record: the name of the layout, and the udev rules written for it."""
 BOOT = UNITS / "vfiomgr-layout.service"
 WATCH = UNITS / "vfiomgr-watch.service"
-"""Keeps the layout; `vfiomgr-persist.service` is another one, for hot-plugged functions."""
+"""Enforces the layout; `vfiomgr-persist.service` is for hot-plugged functions."""
 WANTED = UNITS / "multi-user.target.d" / "vfiomgr-layout.conf"
-"""Has systemd start both at boot; a file, where `systemctl enable` would make a link."""
+"""Starts both at boot; a file instead of the link that `systemctl enable` creates."""
 SERVICES = (BOOT, WATCH, WANTED)
 FILES = (RECORD, FILE, *SERVICES)
 
@@ -33,45 +33,45 @@ _BEFORE = (
     "virtnodedevd.service kubelet.service containerd.service crio.service docker.service"
 )
 _SETTLE = 60
-"""Seconds for udev to be done with all devices of the boot; a driver's probe may take some."""
+"""Seconds for udev to settle at boot; the probe of a driver may take some."""
 _BARE = re.compile(r"[A-Za-z0-9._+@:/-]+")
 
 
 class WrittenRule(Value):
-    """A file of udev's rules that was written for a layout, or that must not be there for it."""
+    """A udev rule file that was written for a layout, or that must not exist for it."""
 
     path: str
     sha256: str | None
-    """Of its text: what was changed since is somebody else's. None where there is to be no rule."""
+    """The hash of its text, to detect changes by others; None if there must be no rule."""
     before: str | None = None
-    """What was there: somebody else's rule for the same function."""
+    """The former text: another rule for the same function."""
 
     @property
     def is_absence(self) -> bool:
-        """Whether there is to be no rule: one would take from the layout what it is to pin."""
+        """Whether there must be no rule, because it would prevent the layout's pins."""
         return self.sha256 is None
 
     def is_as_written(self, text: str | None) -> bool:
-        """Whether a text is the one that was written; None for a file that is not there."""
+        """Whether a text is the written one; None stands for a missing file."""
         return self.sha256 == (None if text is None else digest_of(text))
 
 
 class InstalledLayout(Value):
-    """What is to be known of an installed layout, so that exactly that can be taken back."""
+    """The record of an installed layout, with which it can be uninstalled exactly."""
 
     name: str
     rules: tuple[WrittenRule, ...] = ()
 
 
 def digest_of(text: str) -> str:
-    """What a record knows a text by."""
+    """The hash of a text in the record."""
     from hashlib import sha256  # noqa: PLC0415 - slow to import, and lists need none
 
     return sha256(text.encode()).hexdigest()
 
 
 def render_record(installed: InstalledLayout) -> str:
-    """The record as a JSON document."""
+    """Render the record as a JSON document."""
     import json  # noqa: PLC0415 - lists need none
 
     rules = [
@@ -88,7 +88,7 @@ def render_record(installed: InstalledLayout) -> str:
 
 
 def parse_record(text: str | None) -> InstalledLayout | None:
-    """The record that `render_record` wrote; None where there is none, or another version's."""
+    """Parse the record; None if it is missing or of another version."""
     try:
         document = parse_json(text or "null")
         if document["api_version"] != _VERSION:
@@ -100,22 +100,22 @@ def parse_record(text: str | None) -> InstalledLayout | None:
 
 
 def boot_command(name: str, allow: tuple[str, ...] = ()) -> str:
-    """What brings a host to its installed layout at boot, without the program."""
+    """The arguments that apply the installed layout at boot."""
     return f"apply {FILE} --layout {_word(name)}{_allowing(allow)}"
 
 
 def render_boot(program: str, name: str, allow: tuple[str, ...] = ()) -> str:
-    """The unit for a boot: after udev is done with what it found, before those who use devices.
+    """Render the unit for the boot: after udev settles, before services that use devices.
 
-    `udevadm settle` in the unit itself, since systemd-udev-settle.service is deprecated.
+    The unit runs `udevadm settle` itself, because systemd-udev-settle.service is deprecated.
 
     Raises:
-        Refusal: a path or a name that a unit cannot hold.
+        Refusal: a unit cannot contain the path or name.
 
     """
     return f"""\
 {_HEAD}[Unit]
-Description=PCI devices as the layout in {FILE} wants them
+Description=Apply the layout in {FILE} to PCI devices
 ConditionPathExists={FILE}
 After={_AFTER}
 Before={_BEFORE}
@@ -129,16 +129,16 @@ ExecStart={require_plain(program)} {boot_command(name, allow)}
 
 
 def render_watch(program: str, name: str, allow: tuple[str, ...] = ()) -> str:
-    """The unit that keeps the layout, from when it was brought about.
+    """Render the unit that enforces the layout after it was applied.
 
     Raises:
-        Refusal: a path or a name that a unit cannot hold.
+        Refusal: a unit cannot contain the path or name.
 
     """
     command = f"watch {FILE} --layout {_word(name)} --enforce{_allowing(allow)}"
     return f"""\
 {_HEAD}[Unit]
-Description=PCI devices stay as the layout in {FILE} wants them
+Description=Enforce the layout in {FILE} on PCI devices
 ConditionPathExists={FILE}
 After={BOOT.name}
 
@@ -150,7 +150,7 @@ RestartSec=10
 
 
 def render_wanted(*, with_watch: bool) -> str:
-    """The drop-in that makes the services part of a boot."""
+    """Render the drop-in that starts the services at boot."""
     names = [BOOT.name, WATCH.name] if with_watch else [BOOT.name]
     return f"{_HEAD}[Unit]\nWants={' '.join(names)}\n"
 
@@ -160,17 +160,17 @@ def _allowing(allow: tuple[str, ...]) -> str:
 
 
 def _word(name: str) -> str:
-    """A word of a command line of systemd (systemd.service(5), systemd.syntax(7)).
+    """Quote a word for a systemd command line (systemd.service(5), systemd.syntax(7)).
 
     Raises:
-        Refusal: it holds a character that has no name there.
+        Refusal: it contains a character that cannot be quoted.
 
     """
     if _BARE.fullmatch(name):
         return name
     if not name.isprintable():
-        message = f"no unit of systemd can be written for the layout {name!r}"
-        refuse("layout-name", name, message, "give it a name of printable characters")
+        message = f"cannot write a systemd unit for the layout {name!r}: unsupported characters"
+        refuse("layout-name", name, message, "use a name of printable characters")
     for special, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         name = name.replace(special, escaped)
     return f'"{name}"'

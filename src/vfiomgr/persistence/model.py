@@ -1,4 +1,4 @@
-"""What outlives a reboot: which function goes to which driver, and who may open its nodes."""
+"""Persistent bindings: the driver of each function, and the owner of its nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RULES = HostPath("/etc/udev/rules.d")
 DRIVERCTL = HostPath("/etc/driverctl.d")
 _VERSION = "vfiomgr/v1"
 _PREFIX, _SUFFIX = "05-vfiomgr-", ".rules"
-"""udev sorts by name: before 80-drivers.rules, which loads the host's drivers."""
+"""udev sorts by name; this precedes 80-drivers.rules, which loads host drivers."""
 _RECORD = "# vfiomgr-record: "
 _LINE = ", \\\n  "
 _DRIVER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
@@ -34,26 +34,26 @@ _DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:._@/-]*")
 
 
 class PersistedBinding(Value):
-    """One function that goes to a VFIO driver whenever the kernel finds it."""
+    """A function that is bound to a VFIO driver whenever the kernel finds it."""
 
     device: DeviceIdentity
     driver: str
     module: str
-    """The module that brings the driver, with `_` for `-`."""
+    """The module of the driver, with `_` for `-`."""
     owner: NodeOwner | None = None
 
     @property
     def address(self) -> PciAddress:
-        """Where the function is."""
+        """The address of the function."""
         return self.device.address
 
     def is_of(self, device: DeviceIdentity | None) -> bool:
-        """Whether it was recorded of this very device."""
+        """Whether it was recorded for this device."""
         return device is not None and self.device.is_same_as(device)
 
 
 class DriverctlOverride(Value):
-    """An entry of /etc/driverctl.d: driverctl knows an address, not which device is there."""
+    """An entry of /etc/driverctl.d, which has an address but no device identity."""
 
     address: PciAddress
     driver: str
@@ -61,24 +61,24 @@ class DriverctlOverride(Value):
 
 
 def rule_file(address: PciAddress) -> HostPath:
-    """The file of a function's rules."""
+    """The rule file of a function."""
     return RULES / f"{_PREFIX}{address}{_SUFFIX}"
 
 
 def is_rule_file(name: str) -> bool:
-    """Whether a file in /etc/udev/rules.d has a name that vfiomgr gives."""
+    """Whether a file in /etc/udev/rules.d has a name used by vfiomgr."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
 def render_rule(binding: PersistedBinding) -> str:
-    """The rules of a function for udev (udev(7)), with the record that `parse_rule` reads.
+    """Render the udev rules (udev(7)) of a function, with the record that `parse_rule` reads.
 
-    The first rule is for the function's own event. The second is for the events of all others: the
-    driver of a twin, loaded by the twin's event, would probe this function too. Neither touches
-    another device at the address.
+    The first rule handles the function's own event. The second handles events of other devices: the
+    driver of an identical device, loaded by its event, would also probe this function. Neither
+    affects a different device at the address.
 
     Raises:
-        Refusal: a value that a rule could not hold; rules have no way to escape one.
+        Refusal: a rule cannot contain a value; rules have no escapes.
 
     """
     import json  # noqa: PLC0415 - `list` needs none
@@ -87,8 +87,8 @@ def render_rule(binding: PersistedBinding) -> str:
     record = {"api_version": _VERSION, **to_jsonable(binding)}
     return "\n".join(
         [
-            f"# vfiomgr: {binding.address} goes to {binding.driver}.",
-            f"# Take it back with: vfiomgr persist remove {binding.address}",
+            f"# vfiomgr: bind {binding.address} to {binding.driver}.",
+            f"# Remove with: vfiomgr persist remove {binding.address}",
             _RECORD + json.dumps(record),
             *map(_LINE.join, _driver_rules(binding)),
             *map(_LINE.join, _access_rules(binding)),
@@ -98,7 +98,7 @@ def render_rule(binding: PersistedBinding) -> str:
 
 
 def parse_rule(text: str) -> PersistedBinding | None:
-    """The record in a file that `render_rule` wrote; None where there is none."""
+    """Parse the record in a file of `render_rule`; None if there is none."""
     for line in text.splitlines():
         if line.startswith(_RECORD):
             try:
@@ -109,7 +109,7 @@ def parse_rule(text: str) -> PersistedBinding | None:
 
 
 def parse_driverctl(file: TextFile) -> DriverctlOverride | None:
-    """An entry of driverctl: the file's name is the address, its text the driver."""
+    """Parse an entry of driverctl: the file name is the address, the text the driver."""
     try:
         address = PciAddress.parse(HostPath(file.path).name.removeprefix("pci-"))
     except VfiomgrError:
@@ -145,12 +145,12 @@ def _require_plain(binding: PersistedBinding) -> None:
         ("bridge path", device.bridge_path, _DIRECTORY),
     ):
         if not pattern.fullmatch(value):
-            message = f"{device.address} cannot be persisted: its {what} is {value!r}"
+            message = f"cannot persist {device.address}: unsupported {what}: {value!r}"
             refuse(
                 "not-persistable",
                 device.address,
                 message,
-                "leave out --persist, and report it: no rule can hold this",
+                "leave out --persist, and report this problem",
             )
 
 
@@ -182,7 +182,7 @@ def _driver_rules(binding: PersistedBinding) -> tuple[list[str], list[str]]:
 
 
 def _identity(device: DeviceIdentity, prefix: str) -> list[str]:
-    """One match for each identifier; a line of udev holds only if all of its matches do."""
+    """One match per ID; a udev line applies only if all of its matches do."""
     subsystem_vendor, subsystem_device = device.subsystem_id.split(":")
     values = {
         "vendor": device.vendor_id,
@@ -195,9 +195,9 @@ def _identity(device: DeviceIdentity, prefix: str) -> list[str]:
 
 
 def _access_rules(binding: PersistedBinding) -> list[list[str]]:
-    """Rules for the node of the group and for the cdev, bound to the function they lead to.
+    """Rules for the node of the group and the cdev of a function.
 
-    A group's number differs from boot to boot, so the rule asks which group holds the function.
+    The number of a group changes between boots, so the rule looks up the group of the function.
     """
     if binding.owner is None:
         return []
@@ -256,20 +256,20 @@ done
 
 
 class Initramfs(Value):
-    """What the configuration of the host's tool says; names of modules with `_` for `-`."""
+    """The configuration of the host's initramfs tool; module names with `_` for `-`."""
 
     tool: Tool
     modules: tuple[str, ...] = ()
-    """Modules that it names."""
+    """Modules that it includes by name."""
     classes: tuple[str, ...] = ()
-    """Beginnings of the PCI classes whose drivers it takes in."""
+    """Prefixes of the PCI classes whose drivers it includes."""
     omitted: tuple[str, ...] = ()
-    """Modules that it leaves out in any case."""
+    """Modules that it always excludes."""
     reads_fragments: bool = True
-    """Whether the tool reads the directory that a hook of vfiomgr goes into."""
+    """Whether the tool reads the directory for vfiomgr's hook."""
 
     def brings(self, module: str | None, class_code: str) -> bool:
-        """Whether a function's driver comes with it, as far as its configuration tells."""
+        """Whether it includes the driver of a function, according to its configuration."""
         name = (module or "").replace("-", "_")
         if name in self.omitted:
             return False
@@ -277,17 +277,17 @@ class Initramfs(Value):
 
     @property
     def hook(self) -> HostPath:
-        """The file that makes the tool take vfiomgr's rules in."""
+        """The hook file that adds vfiomgr's rules."""
         return HOOKS[self.tool]
 
     @property
     def command(self) -> str:
-        """What makes the initramfs anew."""
+        """The command that rebuilds the initramfs."""
         return " ".join(COMMANDS[self.tool])
 
 
 def render_hook(tool: Tool, bindings: Iterable[PersistedBinding]) -> str:
-    """The text of the hook for these bindings."""
+    """Render the hook for these bindings."""
     if tool == "initramfs-tools":
         return _HOOK
     kept = sorted(bindings, key=lambda binding: binding.address)
@@ -302,7 +302,7 @@ def render_hook(tool: Tool, bindings: Iterable[PersistedBinding]) -> str:
 UNITS = HostPath("/etc/systemd/system")
 UNIT = UNITS / "vfiomgr-persist.service"
 SWEPT = RUNTIME / "persist-swept"
-"""Tells the service that it has looked at all functions in this boot."""
+"""Marks that the service has checked all functions in this boot."""
 _PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+( -I -m vfiomgr)?")
 _CAPABILITIES = (
     "CAP_SYS_ADMIN CAP_SYS_MODULE CAP_SYS_PTRACE CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH "
@@ -330,29 +330,29 @@ SystemCallArchitectures=native
 SystemCallFilter=@system-service @module
 SystemCallErrorNumber=EPERM
 """
-"""What a service of vfiomgr may do (systemd.exec(5)): docs/decisions/0014-programs-and-services.md.
+"""The sandbox of the services (systemd.exec(5)): docs/decisions/0014-programs-and-services.md.
 
-Not protected is what its work is about: /sys, kernel modules, device nodes, other processes (who
-holds a device), the host's own network namespace (events of udev, routes)."""
+Not restricted is what its work needs: /sys, kernel modules, device nodes, other processes (users of
+a device), and the host's network namespace (udev events, routes)."""
 
 _REAL_TIME = """\
 CapabilityBoundingSet=CAP_SYS_NICE
 RestrictRealtime=no
 """
-"""For the listeners (host/hotplug.py), which race with the kernel; it adds to what is above."""
+"""Additional rights for the listeners (host/hotplug.py), which race with the kernel."""
 
 
 def render_unit(program: str) -> str:
-    """The unit; udev starts it with the first persisted function (SYSTEMD_WANTS in its rule).
+    """Render the unit, which udev starts with the first persisted function (SYSTEMD_WANTS).
 
     Raises:
-        Refusal: a path that would have to be quoted.
+        Refusal: the path would need quoting.
 
     """
     return f"""\
 # vfiomgr: removed with the last rule, by vfiomgr persist remove.
 [Unit]
-Description=Persisted PCI functions go to their VFIO drivers, also when they are hot-plugged
+Description=Bind persisted PCI functions to their VFIO drivers, also after hot-plug
 After=local-fs.target
 
 [Service]
@@ -363,18 +363,18 @@ SuccessExitStatus=130
 
 
 def require_plain(program: str) -> str:
-    """The words that run vfiomgr, as a unit and a shell can hold them: a path, or an interpreter's.
+    """Check that the command of vfiomgr needs no quoting in units and shells.
 
     Raises:
-        Refusal: it would have to be quoted.
+        Refusal: it would need quoting.
 
     """
     if not _PLAIN.fullmatch(program):
-        message = f"no unit of systemd can be written for {program!r}"
+        message = f"cannot write a systemd unit for {program!r}: unsupported characters"
         refuse(
             "program-path",
             program,
             message,
-            "install vfiomgr at a path of letters, digits and ._+/- only",
+            "install vfiomgr at a path with only letters, digits and ._+/-",
         )
     return program

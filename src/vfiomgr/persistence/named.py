@@ -1,4 +1,4 @@
-"""Which functions are bound at each boot."""
+"""The persistent bindings of a host."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 
 
 class PersistedFunction(Value):
-    """A function that gets a driver at each boot."""
+    """A function that is bound at each boot."""
 
     address: PciAddress
     driver: str
     owner: Literal["vfiomgr", "layout", "driverctl"]
-    """Whose rule it is."""
+    """The owner of the rule: vfiomgr, a layout or driverctl."""
     device: Literal["same", "another", "absent", "unrecorded"]
-    """Whether it is the recorded device that has the address now."""
+    """Whether the recorded device is at the address now."""
     recorded: DeviceIdentity | None
     node_owner: NodeOwner | None
-    """Who may open the VFIO nodes besides root."""
+    """The owner of the VFIO nodes."""
     driver_now: str | None
 
 
 def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
-    """Persisted functions, those of an installed layout, and the entries of driverctl."""
+    """The persistent bindings of vfiomgr, of an installed layout, and of driverctl."""
     found = host.scan()
     own = (
         PersistedFunction(

@@ -1,4 +1,4 @@
-"""Rules of udev that an installed layout wrote, or keeps away, beside those of `bind --persist`."""
+"""Plans for udev rules, hooks and node owners, with respect to an installed layout."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 
 
 _parsed = lru_cache(maxsize=1)(parse_record)
-"""Asked for each function of a plan."""
+"""Cached, because every function of a plan needs it."""
 
 
 def layout_name(host: HostSnapshot) -> str:
-    """What the installed layout is called."""
+    """The name of the installed layout."""
     installed = _installed(host)
     return installed.name if installed is not None else ""
 
 
 def of_layout(host: HostSnapshot, address: PciAddress) -> WrittenRule | None:
-    """What the installed layout has to say about a function's rule: its own, or that there is none.
+    """The installed layout's rule for a function, or its record that there must be none.
 
-    A rule that somebody changed since is no longer the layout's.
+    A rule that was changed since no longer belongs to the layout.
     """
     installed = _installed(host)
     path = rule_file(address)
@@ -71,39 +71,38 @@ def _installed(host: HostSnapshot) -> InstalledLayout | None:
 
 
 def diagnostics(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Diagnostic]:
-    """Functions that the installed layout pins: no rule may have them before they are."""
+    """Refuse functions that the installed layout pins, which a rule would prevent."""
     for device in devices:
         rule = of_layout(host, device.address)
         if rule is not None and rule.is_absence:
             yield blocker(
                 "set-by-layout",
                 device,
-                f"{device} is pinned (reset_method, d3cold) by the layout {layout_name(host)}, "
-                "which is installed, as it leaves its host driver: with a rule it never has one",
-                "leave out --persist, since the layout binds it at each boot; or first "
+                f"the installed layout {layout_name(host)} sets reset_method or d3cold of {device} "
+                "on its host driver, which a rule would prevent",
+                "leave out --persist (the layout binds it at each boot), or first run: "
                 "vfiomgr layout uninstall",
             )
 
 
 def replacement_notes(host: HostSnapshot, wanted: Iterable[PersistedBinding]) -> Iterator[str]:
-    """Rules of the layout that are to be replaced by others."""
+    """Report rules of the layout that the plan replaces."""
     for binding in wanted:
         rule = of_layout(host, binding.address)
         if rule is not None and not rule.is_as_written(render_rule(binding)):
             yield (
-                f"the rule that the layout {layout_name(host)} wrote for {binding.address} is "
-                "replaced, and is not the layout's any more; applied at boot, after any rule, the "
-                "layout wins"
+                f"replacing the rule of the layout {layout_name(host)} for {binding.address}; at "
+                "boot the layout is applied after all rules and takes precedence"
             )
 
 
 def removal_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterator[str]:
-    """Functions that the layout binds again, whatever becomes of their rules."""
+    """Report functions that the layout binds again, with or without rules."""
     names = [str(address) for address in addresses if of_layout(host, address) is not None]
     if names:
         yield (
-            f"the layout {layout_name(host)}, which is installed, binds {', '.join(names)} again "
-            "at the next boot: vfiomgr layout uninstall ends that"
+            f"the installed layout {layout_name(host)} binds {', '.join(names)} again at the next "
+            "boot; to prevent it: vfiomgr layout uninstall"
         )
 
 
@@ -111,7 +110,7 @@ LOCK = "persistence"
 
 
 class Part(Value):
-    """What persistence adds to a plan."""
+    """The steps and notes that persistence adds to a plan."""
 
     steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
@@ -119,7 +118,7 @@ class Part(Value):
     locks: tuple[str, ...] = ()
 
     def with_notes(self, notes: Iterable[str]) -> Part:
-        """The same with more to say, said first."""
+        """Return a copy with these notes first."""
         return Part(self.steps, (*notes, *self.notes), self.already, self.locks)
 
 
@@ -129,13 +128,13 @@ def part_of_bind(
     moving: Sequence[PciDevice],
     request: Bind,
 ) -> Part:
-    """Rules for all functions that a plan takes or has taken, and access to their nodes."""
+    """Plan rules for all functions of a bind, and the owners of their nodes."""
     targets = [host.device(address) for address in drivers]
     access = tuple(_access_steps(host, targets, moving, request.owner))
     notes = tuple(_driverctl_notes(host, targets))
     if not request.persist:
         if access:
-            notes += ("its owner has the node until the next unbind; --persist keeps it",)
+            notes += ("the owner is set until the next unbind; keep it with --persist",)
         return Part(access, notes)
     wanted = bindings(host)
     for device in targets:
@@ -152,13 +151,13 @@ def part_of_bind(
             *replacing,
             *part.notes,
         ),
-        tuple(f"{d} is persisted already" for d in targets if wanted[d.address] in host.persisted),
+        tuple(f"{d} is already persisted" for d in targets if wanted[d.address] in host.persisted),
         part.locks,
     )
 
 
 def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Unbind) -> Part:
-    """What becomes of the rules of functions that go back to the host."""
+    """Plan the rules of functions that are unbound."""
     kept = [d.address for d in targets if host.file(rule_file(d.address)) is not None]
     again = tuple(removal_notes(host, [device.address for device in targets]))
     if request.forget:
@@ -167,12 +166,12 @@ def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Un
     if not names:
         return Part(notes=again)
     command = f"vfiomgr persist remove {' '.join(names)}"
-    told = f"rules bind {', '.join(names)} again at the next boot: {command}"
+    told = f"rules bind {', '.join(names)} again at the next boot; to prevent it: {command}"
     return Part(notes=(told, *again))
 
 
 def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[SetNodeAccess]:
-    """Nodes that somebody was given are root's again before their last function goes back."""
+    """Return nodes to root before their last function is unbound."""
     for device in moving:
         group = device.iommu_group
         access = None if group is None else host.access(vfio_group_node(group))
@@ -183,7 +182,7 @@ def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[S
 
 @plans(ForgetPersisted)
 def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
-    """Remove rules; what they bound stays where it is until unbind or the next boot."""
+    """Remove rules; functions keep their drivers until unbind or the next boot."""
     addresses = request.addresses
     notes: list[str] = []
     if request.every:
@@ -196,32 +195,32 @@ def plan_forget(host: HostSnapshot, request: ForgetPersisted) -> Plan:
     notes += [*removal_notes(host, there), *_staying_notes(host, there)]
     part = _without(host, there, rebuild=request.update_initramfs)
     return Plan(
-        summary=f"forget {', '.join(map(str, addresses)) or 'all that is persisted'}",
+        summary=f"remove persistent bindings: {', '.join(map(str, addresses)) or 'all'}",
         steps=part.steps,
         locks=part.locks,
         notes=(*notes, *part.notes),
-        already=tuple(f"vfiomgr has no rule for {address}" for address in gone)
-        or (() if addresses or notes else ("nothing is persisted",)),
+        already=tuple(f"no rule for {address}" for address in gone)
+        or (() if addresses or notes else ("no persistent bindings",)),
     )
 
 
 def _of_layout_note(host: HostSnapshot, staying: Iterable[PciAddress]) -> str:
     return (
-        f"rules of the layout {layout_name(host)} stay "
-        f"({', '.join(map(str, staying))}): vfiomgr layout uninstall takes them back"
+        f"keeping rules of the layout {layout_name(host)} ({', '.join(map(str, staying))}); "
+        "remove them with: vfiomgr layout uninstall"
     )
 
 
 @plans(ImportDriverctl)
 def plan_import(host: HostSnapshot, request: ImportDriverctl) -> Plan:
-    """Take over entries of driverctl that are for VFIO drivers; leave the others and say why."""
+    """Import driverctl entries for VFIO drivers; report the others with the reason."""
     wanted, taken, notes = bindings(host), [], []
     present = {device.address: device for device in host.devices}
     for entry in host.driverctl_overrides:
         device = present.get(entry.address)
         why = _why_left(host, entry, device)
         if device is None or why:
-            notes.append(f"{entry.address} stays with driverctl: {why}")
+            notes.append(f"not importing {entry.address}: {why}")
             continue
         choice = LoadModule(entry.driver, entry.driver)
         wanted[entry.address] = binding_for(host, device, choice, None)
@@ -229,43 +228,43 @@ def plan_import(host: HostSnapshot, request: ImportDriverctl) -> Plan:
     part = exchange(host, wanted, request.program, rebuild=request.update_initramfs)
     removals = tuple(ReplaceFile(e.file.path, before=e.file.text, after=None) for e in taken)
     return Plan(
-        summary=f"take over {', '.join(str(e.address) for e in taken) or 'nothing'} of driverctl",
+        summary=f"import from driverctl: {', '.join(str(e.address) for e in taken) or 'nothing'}",
         steps=(*unswept(host, part.steps), *part.steps, *removals) if taken else (),
         locks=(LOCK,),
         notes=(*notes, *part.notes) if taken else tuple(notes),
-        already=() if taken else ("driverctl keeps nothing that vfiomgr would take over",),
+        already=() if taken else ("driverctl has no entries to import",),
     )
 
 
 def _why_left(host: HostSnapshot, entry: DriverctlOverride, device: PciDevice | None) -> str:
     if device is None:
-        return "there is no device now whose identity could be recorded"
+        return "device not found, so its identity cannot be recorded"
     if not is_vfio_driver(entry.driver):
-        return f"{entry.driver} is no VFIO driver"
+        return f"{entry.driver} is not a VFIO driver"
     if of_layout(host, entry.address) is not None:
         name = layout_name(host)
         return (
-            f"the layout {name}, which is installed, has it at each boot already; "
-            f"driverctl unset-override {entry.address} ends what driverctl does"
+            f"the installed layout {name} already binds it at each boot; remove the entry with: "
+            f"driverctl unset-override {entry.address}"
         )
     return ""
 
 
 def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
-    """A service that is started now is told to move nothing of what is there."""
+    """Mark all existing functions as checked, so that a new service moves none of them."""
     if any(getattr(step, "path", None) == UNIT for step in steps) and host.file(UNIT) is None:
         yield from replaced(host, SWEPT, host.file(SWEPT) or "")
 
 
 def bindings(host: HostSnapshot) -> Bindings:
-    """What the rules say now."""
+    """The bindings of the current rules."""
     return {binding.address: binding for binding in host.persisted}
 
 
 def binding_for(
     host: HostSnapshot, device: PciDevice, choice: LoadModule, owner: NodeOwner | None
 ) -> PersistedBinding:
-    """A rule of the same device that is written anew keeps what is not told anew."""
+    """Keep the values of an existing rule for the same device that are not set again."""
     module = choice.module.replace("-", "_")
     old = host.binding(device.address)
     if old is None or not old.is_of(device.identity):
@@ -283,7 +282,7 @@ def _without(host: HostSnapshot, addresses: Sequence[PciAddress], *, rebuild: bo
 
 
 def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebuild: bool) -> Part:
-    """From the rules that are there to those that are wanted, and all that goes with them."""
+    """Plan the steps from the current to the wanted rules, with unit and hook."""
     steps = [
         step
         for address in sorted({*bindings(host), *wanted})
@@ -296,7 +295,7 @@ def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebui
         steps += replaced(host, UNIT, render_unit(program))
     elif not host.has_systemd and not set(wanted.values()) <= set(host.persisted):
         notes.append(
-            "no systemd here: keep `vfiomgr persist watch` running for hot-plugged functions"
+            "systemd not found: keep `vfiomgr persist watch` running for hot-plugged functions"
         )
     image = _initramfs_part(host, wanted, rebuild=rebuild, is_changed=bool(steps))
     return Part((*steps, *image.steps), (*notes, *image.notes), locks=(LOCK,))
@@ -309,7 +308,7 @@ def _rendered(binding: PersistedBinding | None) -> str | None:
 def replaced(
     host: HostSnapshot, path: str, after: str | None, mode: int = 0o644
 ) -> Iterator[ReplaceFile]:
-    """The step to a file's text, where it is another."""
+    """The step to a file's new text, unless it is equal."""
     before = host.file(path)
     if before != after:
         yield ReplaceFile(path, before, after, mode)
@@ -318,7 +317,7 @@ def replaced(
 def _initramfs_part(
     host: HostSnapshot, wanted: Bindings, *, rebuild: bool, is_changed: bool
 ) -> Part:
-    """The hook where the initramfs brings a driver, and making it anew where rules change."""
+    """The hook if the initramfs includes a driver, and the rebuild if rules change."""
     image = host.initramfs
     if image is None:
         return Part()
@@ -330,18 +329,18 @@ def _initramfs_part(
     if text is not None and not image.reads_fragments:
         lines = [line for line in text.splitlines() if not line.startswith("#")]
         advice = f"add {' and '.join(lines)} to /etc/mkinitcpio.conf, then run {image.command}"
-        return Part(notes=(f"the initramfs brings a host driver: {advice}",) * is_changed)
+        return Part(notes=(f"the initramfs includes a host driver: {advice}",) * is_changed)
     steps: list[Step] = [*replaced(host, image.hook, text, MODES[image.tool])]
     if not (steps or is_changed):
         return Part()
     if rebuild:
         return Part((*steps, RebuildInitramfs(COMMANDS[image.tool])))
-    told = f"the initramfs must hold the rules: make it anew with {image.command}"
+    told = f"the initramfs must include the rules: rebuild it with {image.command}"
     return Part(tuple(steps), (f"{told}, or pass --update-initramfs",))
 
 
 def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:
-    """Whether the initramfs brings the function's host driver, or its VFIO driver."""
+    """Whether the initramfs includes the function's host driver or its VFIO driver."""
     image = host.initramfs
     device = next((d for d in host.devices if d.address == binding.address), None)
     origin = None if device is None else host.origin(device)
@@ -367,7 +366,7 @@ def _access_steps(
 
 
 def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
-    """Who may open the nodes of a function that are there: its group's, its own."""
+    """The step that sets the owner of a function's existing nodes."""
     group = device.iommu_group
     nodes = [] if group is None else [str(vfio_group_node(group))]
     nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]
@@ -375,7 +374,7 @@ def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
 
 
 def notes_on(host: HostSnapshot, targets: Sequence[PciDevice]) -> tuple[str, ...]:
-    """What is to be said of functions that get rules."""
+    """Report special cases of functions that get rules."""
     return (
         *_driverctl_notes(host, targets),
         *_other_device_notes(host, targets),
@@ -388,8 +387,8 @@ def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterat
     for entry in host.driverctl_overrides:
         if entry.address in addresses:
             yield (
-                f"driverctl keeps {entry.address} on {entry.driver} ({entry.file.path}): "
-                "vfiomgr persist import takes that over"
+                f"driverctl binds {entry.address} to {entry.driver} ({entry.file.path}); import it "
+                "with: vfiomgr persist import"
             )
 
 
@@ -397,15 +396,15 @@ def _other_device_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Ite
     for device in targets:
         binding = host.binding(device.address)
         if binding is not None and not binding.is_of(device.identity):
-            yield f"the rule of another device, {binding.device}, is replaced"
+            yield f"replacing the rule of another device: {binding.device}"
 
 
 def _built_in_notes(targets: Iterable[PciDevice]) -> Iterator[str]:
     for device in targets:
         if device.driver and not device.is_on_vfio and device.driver_module is None:
             yield (
-                f"no module of {device.driver} is seen: if it is built into the kernel, it has "
-                f"{device.address} before any rule is read at boot; vfiomgr persist watch moves it"
+                f"module of {device.driver} not found: if it is built into the kernel, it binds "
+                f"{device.address} at boot before any rule; vfiomgr persist watch then moves it"
             )
 
 

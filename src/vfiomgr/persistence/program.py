@@ -1,4 +1,4 @@
-"""How a unit, a hook or a rule runs this vfiomgr: isolated, from where only root may write."""
+"""The command with which units, hooks and rules run vfiomgr: isolated, writable only by root."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _SECONDS = 30
 
 
 def program_for_units(host: HostSource) -> str | None:
-    """As `own_program`; None where no systemd runs the host, so that no unit is written."""
+    """Return `own_program`; None without systemd, as no unit is written then."""
     return own_program() if has_systemd(host.files) else None
 
 
 def own_program() -> str | None:
-    """The words that run this vfiomgr isolated; None where it is not installed.
+    """The command that runs this vfiomgr isolated; None if it is not installed.
 
     Raises:
-        Refusal: others than root could have the service run something else.
+        Refusal: users other than root could replace the program.
 
     """
     places = _isolated_places() if _is_command() else None
@@ -43,21 +43,21 @@ def own_program() -> str | None:
     for place in (sys.executable, os.path.dirname(sys.executable), *places):
         why = weakness(machine, place)
         if why:
-            message = f"cannot have root run {sys.executable} by itself: {why}"
-            remedy = "install vfiomgr into /opt/vfiomgr as README.md says, and run that command"
+            message = f"cannot run {sys.executable} as a root service: {why}"
+            remedy = "install vfiomgr in /opt/vfiomgr (see README.md), and run that command"
             refuse("program-not-trusted", sys.executable, message, remedy)
     return " ".join((require_plain(sys.executable), *_MODULE))
 
 
 def _is_command() -> bool:
-    """Whether it runs as the command vfiomgr, or isolated already."""
+    """Whether it runs as the command vfiomgr, or already isolated."""
     name = sys.argv[0]
     is_named = os.path.basename(name) == "vfiomgr" and shutil.which(name) is not None
     return is_named or bool(sys.flags.isolated)
 
 
 def _isolated_places() -> list[str] | None:
-    """Directories that Python reads when it runs this vfiomgr isolated; None where it cannot."""
+    """The directories that Python reads in isolated mode; None if vfiomgr cannot run that way."""
     command = [sys.executable, "-I", "-c", _ASK]
     try:
         answer = subprocess.run(

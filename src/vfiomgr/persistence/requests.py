@@ -1,4 +1,4 @@
-"""Requests about what is kept for the next boot, and about files of the configuration."""
+"""Requests about persistent bindings and configuration files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfiomgr.value import Value
 
 
 class ForgetPersisted(Request, Value):
-    """Remove the rules of functions, of all with `every`; nothing moves now."""
+    """Remove the rules of functions, or all with `every`; drivers do not change now."""
 
     addresses: tuple[PciAddress, ...] = ()
     every: bool = False
@@ -19,7 +19,7 @@ class ForgetPersisted(Request, Value):
 
 
 class ImportDriverctl(Request, Value):
-    """Take over what driverctl keeps for VFIO drivers; nothing moves now."""
+    """Import driverctl entries for VFIO drivers; drivers do not change now."""
 
     update_initramfs: bool = False
     program: str | None = None
@@ -27,7 +27,7 @@ class ImportDriverctl(Request, Value):
 
 
 class FileChange(Value):
-    """A file's whole text before and after; None where there is none."""
+    """The text of a file before and after; None if the file does not exist."""
 
     path: str
     before: str | None
@@ -36,9 +36,9 @@ class FileChange(Value):
 
 
 class ChangeFiles(Request, Value):
-    """Exchange files of the host's configuration, in this order, all or none.
+    """Replace configuration files of the host, in this order, all or none.
 
-    A file may be exchanged several times. Devices have no part in it: no kernel need be there.
+    A file may be replaced several times. No devices are involved, so no running kernel is needed.
     """
 
     summary: str
@@ -46,17 +46,17 @@ class ChangeFiles(Request, Value):
     locks: tuple[str, ...]
     notes: tuple[str, ...] = ()
     already: tuple[str, ...] = ()
-    """What is told where there is nothing to change."""
+    """The note if there is nothing to change."""
     kind: ClassVar[str] = "change-files"
 
     is_about_files: ClassVar[bool] = True
 
     @property
     def only_paths(self) -> tuple[str, ...]:
-        """The files that it exchanges."""
+        """The files that it replaces."""
         return tuple(dict.fromkeys(change.path for change in self.changes))
 
     def inverse(self) -> ChangeFiles:
-        """What takes all of it back."""
+        """Return the request that undoes all changes."""
         back = (FileChange(c.path, c.after, c.before, c.mode) for c in reversed(self.changes))
-        return ChangeFiles(f"take back: {self.summary}", tuple(back), self.locks)
+        return ChangeFiles(f"undo: {self.summary}", tuple(back), self.locks)

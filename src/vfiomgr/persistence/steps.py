@@ -1,4 +1,4 @@
-"""Steps about the host around its devices: its configuration, and the nodes of its devices."""
+"""Steps on configuration files, VFIO nodes and the initramfs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ReplaceFile(Step, Value):
-    """Exchange the whole text of a file of the host's configuration; None where there is none."""
+    """Replace the text of a configuration file; None if the file does not exist."""
 
     path: str
     before: str | None
@@ -24,12 +24,12 @@ class ReplaceFile(Step, Value):
     kind: ClassVar[str] = "replace-file"
 
     deadline: ClassVar[float | None] = DEADLINE
-    """The readers of the file have their own, which is shorter."""
+    """No deadline of its own; the reload of the file has a shorter one."""
     outlasts_reboot: ClassVar[bool] = True
 
     @property
     def topic(self) -> Topic:
-        """The same file."""
+        """Identify the file."""
         return (self.kind, self.path)
 
     def describe(self) -> str:
@@ -45,12 +45,12 @@ class ReplaceFile(Step, Value):
         return (f"cat > {self.path} <<'END'", *lines, "END", f"chmod {self.mode:04o} {self.path}")
 
     def inverse(self) -> ReplaceFile:
-        """The text that was there."""
+        """Return the step that restores the former text."""
         return ReplaceFile(self.path, before=self.after, after=self.before, mode=self.mode)
 
 
 class SetNodeAccess(Step, Value):
-    """Give the nodes through which a guest opens a function to a user."""
+    """Set the owner of the VFIO nodes of a function."""
 
     device: DeviceIdentity
     group: int | None
@@ -60,7 +60,7 @@ class SetNodeAccess(Step, Value):
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        return f"{self.device.address}: its nodes of VFIO {self.before} -> {self.after}"
+        return f"{self.device.address}: owner of VFIO nodes {self.before} -> {self.after}"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -70,27 +70,27 @@ class SetNodeAccess(Step, Value):
         return (f"chown {access.uid}:{access.gid} {node}", f"chmod {access.mode:04o} {node}")
 
     def inverse(self) -> SetNodeAccess:
-        """Back to whom they belonged; nodes that are gone by then need nothing."""
+        """Return the step that restores the former owner."""
         return SetNodeAccess(self.device, self.group, before=self.after, after=self.before)
 
 
 class RebuildInitramfs(Step, Value):
-    """Make the host's initramfs anew, from the configuration as it is then."""
+    """Rebuild the initramfs of the host from its current configuration."""
 
     command: tuple[str, ...]
     kind: ClassVar[str] = "rebuild-initramfs"
 
     deadline: ClassVar[float | None] = 900.0
-    """An image for each installed kernel is made and compressed."""
+    """Time to build and compress an image for each installed kernel."""
     is_program: ClassVar[bool] = True
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        return "make the initramfs anew; this takes a while"
+        return "rebuild the initramfs (may take minutes)"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         return (" ".join(self.command),)
 
     def inverse(self) -> None:
-        """None: it follows the files that it reads, and a tool that fails leaves the old image."""
+        """Return None: a failed tool keeps the old image."""

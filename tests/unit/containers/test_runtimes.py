@@ -1043,7 +1043,7 @@ def test_what_is_handed_on_twice_does_not_become_part_of_a_template(tmp_path: Pa
     ("number", "remedy"),
     [
         (errno.EBUSY, "findmnt"),
-        (errno.ENOSPC, "make room"),
+        (errno.ENOSPC, "free space"),
         (errno.EPERM, "lsattr"),
         (errno.EROFS, "read-only"),
         (errno.EIO, "dmesg"),

@@ -55,7 +55,7 @@ def test_what_is_defined_is_listed(run: Run, matches: Matches, kernel: FakeKerne
     told = run("vgpu", "list", "--defined")
     matches("vgpu-defined.txt", told.stdout)
     matches("vgpu-defined.json", run("vgpu", "list", "--defined", "--format", "json").stdout)
-    assert told.stderr.startswith(f"not shown: /etc/mdevctl.d/mbochs/{OTHER}: no JSON: ")
+    assert told.stderr.startswith(f"skipped /etc/mdevctl.d/mbochs/{OTHER}: not JSON: ")
 
 
 def hold(kernel: FakeKernel, uuid: str, guest: str = "win") -> None:
@@ -90,7 +90,7 @@ def test_who_uses_a_vgpu_and_what_it_is_defined_as(
     assert [user["guest"] for item in defined for user in item["users"]] == ["win"]
     table = run("vgpu", "list", "--defined").stdout
     assert "  in use  " in table
-    assert "  another vGPU has its name  " in table
+    assert "  name used by another vGPU  " in table
     assert "is in use by: guest win (qemu-system-x86" in run("vgpu", "remove", UUID).stderr
 
 
@@ -113,7 +113,7 @@ def test_where_nobody_can_look_it_says_so(
 
 
 def test_nothing_is_defined(run: Run) -> None:
-    assert "no vGPU is defined" in run("vgpu", "list", "--defined").stderr
+    assert "no vGPUs defined" in run("vgpu", "list", "--defined").stderr
 
 
 def test_who_starts_it_at_boot_is_told(run: Run, kernel: FakeKernel) -> None:
@@ -138,7 +138,7 @@ def test_who_starts_it_at_boot_is_told(run: Run, kernel: FakeKernel) -> None:
 
 def test_its_name_is_all_that_define_prints_also_the_second_time(run: Run) -> None:
     assert run(*DEFINE).stdout == run(*DEFINE).stdout == f"{UUID}\n"
-    assert "is defined so already: nothing to do" in run(*DEFINE).stderr
+    assert "is already defined: nothing to do" in run(*DEFINE).stderr
     fresh = run(*DEFINE[:-2]).stdout
     assert len(fresh) == len(f"{UUID}\n")
     assert fresh != f"{UUID}\n"
@@ -150,17 +150,17 @@ def test_a_story_of_one(run: Run, kernel: FakeKernel) -> None:
     run(*DEFINE, "--autostart")
     assert run("vgpu", "start", UUID).stdout == f"started {UUID}\n"
     again = run("vgpu", "start", UUID).stdout
-    assert again == f"vGPU {UUID} is active already\nnothing to do\n"
+    assert again == f"vGPU {UUID} is already active\nnothing to do\n"
     assert run("vgpu", "stop", UUID.upper()).stdout == f"stopped {UUID}\n"
-    assert run("vgpu", "stop", UUID).stdout == f"there is no vGPU {UUID}\nnothing to do\n"
+    assert run("vgpu", "stop", UUID).stdout == f"vGPU not found: {UUID}\nnothing to do\n"
     assert run("vgpu", "restore").stdout == f"restored: vGPU {UUID} (mbochs-small on mbochs)\n"
     assert run("vgpu", "restore").stdout == f"already: vGPU {UUID} (mbochs-small on mbochs)\n"
     gone = run("vgpu", "undefine", UUID).stdout.splitlines()
-    assert gone[0] == f"vGPU {UUID} stays active: vfiomgr vgpu remove {UUID}"
+    assert gone[0] == f"vGPU {UUID} stays active; remove it with: vfiomgr vgpu remove {UUID}"
     assert len(gone) == 1 + 1 + len(FILES)
     assert not any(kernel.exists(file) for file in FILES)
     assert "nothing to do" in run("vgpu", "undefine", UUID).stdout
-    assert run("vgpu", "restore").stdout.startswith("nothing to do: no vGPU is defined")
+    assert run("vgpu", "restore").stdout.startswith("nothing to do: no autostart vGPUs")
 
 
 def test_one_that_fails_is_told_with_the_others_and_by_the_exit_status(
@@ -194,7 +194,7 @@ def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_pa
     conflict = run(*define, "--manual")
     assert conflict.status == 2
     assert "leave out --type, --attribute, --autostart and --manual" in conflict.stderr
-    for content, words in ((b'{"x":1}', "unknown keys: x"), (b"\xff", "no UTF-8"), (b"", "empty")):
+    for content, words in ((b'{"x":1}', "unknown keys: x"), (b"\xff", "not UTF-8"), (b"", "empty")):
         file.write_bytes(content)
         refused = run(*define)
         assert refused.status == 65
@@ -207,13 +207,16 @@ def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_pa
     ("arguments", "words"),
     [
         ([], "missing option: --type"),
-        (["--uuid", "x"], "'x' is no UUID"),
-        (["--uuid", UUID], "could be defined as it is"),
-        (["--parent", "mbochs"], "of which type"),
-        (["--parent", "mbochs", "--type", "mbochs-small", "--attribute", "a"], "has no ="),
+        (["--uuid", "x"], "invalid UUID: 'x'"),
+        (["--uuid", UUID], "missing options: --parent and --type"),
+        (["--parent", "mbochs"], "missing option: --type"),
+        (
+            ["--parent", "mbochs", "--type", "mbochs-small", "--attribute", "a"],
+            "expected NAME=VALUE",
+        ),
         (
             ["--parent", "mbochs", "--type", "mbochs-small", "--attribute", "../a=1"],
-            "no path below",
+            "not a path below",
         ),
     ],
 )

@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
         f"/etc/mdevctl.d/mbochs/{OTHER}": "it cannot be read",
         f"/etc/mdevctl.d/far/{OTHER}": "it cannot be read",
         "/etc/mdevctl.d/mbochs/README": (
-            "its name is no UUID in lower case, so that mdevctl would not find it"
+            "the file name is not a lower-case UUID, which mdevctl requires"
         ),
     }
 

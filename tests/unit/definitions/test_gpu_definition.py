@@ -66,9 +66,12 @@ def test_what_may_be_left_out_is_as_it_comes() -> None:
         ({"virtual_functions": 0}, "1 vGPUs need more than 0 functions"),
         ({"gpu": {}}, "gpu.address: the field is missing"),
         ({"vgpus": [{"address": "04", "type_id": "1"}]}, "vgpus.0.address: "),
-        ({"vgpus": [{"address": "04:00.4", "type_id": "nvidia-1"}]}, "is no number of a type"),
-        ({"vgpus": [{"address": "04:00.4", "type_id": "0"}]}, "is no number of a type"),
-        ({"vgpus": [{"address": "04:00.4", "type_id": "1"}] * 2}, "a virtual function twice"),
+        ({"vgpus": [{"address": "04:00.4", "type_id": "nvidia-1"}]}, "invalid type number"),
+        ({"vgpus": [{"address": "04:00.4", "type_id": "0"}]}, "invalid type number"),
+        (
+            {"vgpus": [{"address": "04:00.4", "type_id": "1"}] * 2},
+            "a virtual function is defined twice",
+        ),
         ({"vgpus": [{"address": "04:00.4", "type_id": "1", "uuid": ""}]}, "vgpus.0.uuid: "),
     ],
 )
@@ -80,7 +83,9 @@ def test_a_document_that_fits_not_is_rejected_with_the_place(
 
 
 def test_the_name_of_a_file_is_its_gpus() -> None:
-    with pytest.raises(InvalidDocument, match=r"it is about 0000:04:00\.0, which its name"):
+    with pytest.raises(
+        InvalidDocument, match=r"the file name does not match the GPU address 0000:04:00\.0"
+    ):
         parse_gpu_definition(file(document(), FIRST))
 
 

@@ -104,21 +104,21 @@ def test_an_edit_keeps_what_it_does_not_know() -> None:
     ("text", "reason"),
     [
         ("", "it is empty"),
-        ('{"mdev_type":"mtty-1","start":"manual"', "no JSON: "),
-        ("[" * 100_000, "no JSON: "),
-        ("[]", "no JSON object"),
-        ('{"start":"auto"}', "mdev_type is None"),
-        ('{"mdev_type":"../x","start":"auto"}', "mdev_type is '../x'"),
-        ('{"mdev_type":"mtty-1"}', "start is None"),
-        ('{"mdev_type":"mtty-1","start":"always"}', "start is 'always'"),
-        ('{"mdev_type":"mtty-1","start":["auto"]}', r"start is \['auto'\]"),
-        ('{"mdev_type":"mtty-1","start":"auto","attrs":{}}', "attrs is no list"),
-        ('{"mdev_type":"mtty-1","start":"auto","attrs":[1]}', "1 in attrs is no object"),
-        ('{"mdev_type":"mtty-1","start":"auto","attrs":[{}]}', "{} in attrs is no object"),
-        ('{"mdev_type":"m","start":"auto","attrs":[{"a":"1","b":"2"}]}', "is no object of one"),
+        ('{"mdev_type":"mtty-1","start":"manual"', "not JSON: "),
+        ("[" * 100_000, "not JSON: "),
+        ("[]", "not a JSON object"),
+        ('{"start":"auto"}', "invalid mdev_type: None"),
+        ('{"mdev_type":"../x","start":"auto"}', "invalid mdev_type: '../x'"),
+        ('{"mdev_type":"mtty-1"}', "invalid start: None"),
+        ('{"mdev_type":"mtty-1","start":"always"}', "invalid start: 'always'"),
+        ('{"mdev_type":"mtty-1","start":["auto"]}', r"invalid start: \['auto'\]"),
+        ('{"mdev_type":"mtty-1","start":"auto","attrs":{}}', "attrs is not a list"),
+        ('{"mdev_type":"mtty-1","start":"auto","attrs":[1]}', "invalid entry in attrs: 1"),
+        ('{"mdev_type":"mtty-1","start":"auto","attrs":[{}]}', "invalid entry in attrs: {}"),
+        ('{"mdev_type":"m","start":"auto","attrs":[{"a":"1","b":"2"}]}', "invalid entry in attrs"),
         ('{"mdev_type":"m","start":"auto","attrs":[{"a":1}]}', "'a' is 1, and no text"),
-        ('{"mdev_type":"m","start":"auto","attrs":[{"../x":"1"}]}', "is no path below"),
-        ('{"mdev_type":"\N{REPLACEMENT CHARACTER}","start":"auto"}', "no UTF-8"),
+        ('{"mdev_type":"m","start":"auto","attrs":[{"../x":"1"}]}', "is not a path below"),
+        ('{"mdev_type":"\N{REPLACEMENT CHARACTER}","start":"auto"}', "not UTF-8"),
     ],
 )
 def test_what_mdevctl_would_not_read_is_a_problem(text: str, reason: str) -> None:
@@ -128,7 +128,7 @@ def test_what_mdevctl_would_not_read_is_a_problem(text: str, reason: str) -> Non
 
 @pytest.mark.parametrize("name", ["README", f"{UUID}~", UUID.upper(), UUID.replace("-", "")])
 def test_only_a_uuid_names_a_definition(name: str) -> None:
-    with pytest.raises(InvalidDocument, match="is no UUID in lower case"):
+    with pytest.raises(InvalidDocument, match="is not a lower-case UUID"):
         parse_definition(file(EMPTY, name=name))
 
 
@@ -141,7 +141,7 @@ def test_an_input_document_has_no_key_that_nobody_knows() -> None:
 
 @pytest.mark.parametrize("name", ["", "/x", "x/", "../x", "x/../y", "x/./y", "x\ny", "x//y"])
 def test_an_attribute_lies_below_its_device(name: str) -> None:
-    assert "is no path below" in (check_attribute(name) or "")
+    assert "is not a path below" in (check_attribute(name) or "")
 
 
 def test_the_attribute_that_removes_its_device_is_none() -> None:
@@ -161,5 +161,5 @@ def test_one_file_that_says_nothing_hides_no_other() -> None:
     assert [definition.uuid for definition in facts.vgpus] == [UUID]
     problem, unread = facts.problems
     assert problem.path == broken.path
-    assert problem.reason.startswith("no JSON: ")
+    assert problem.reason.startswith("not JSON: ")
     assert unread == DefinitionProblem("/etc/mdevctl.d/x/y", "it cannot be read")

@@ -64,7 +64,7 @@ def test_a_definition_is_written_as_mdevctl_would() -> None:
     assert made.locks == ("vgpu-definitions", f"vgpu-{UUID}")
     again = plan(host_with(definition_text(DEFINITION)), DEFINE)
     assert again.is_empty
-    assert again.already == (f"vGPU {UUID} (mtty-1 on mtty) is defined so already",)
+    assert again.already == (f"vGPU {UUID} (mtty-1 on mtty) is already defined",)
 
 
 def test_parent_and_type_are_those_of_the_active_one() -> None:
@@ -100,13 +100,13 @@ def test_types_go_by_their_names_where_the_parent_is_there() -> None:
 def test_a_parent_may_still_come() -> None:
     made = plan(host_with(), DefineVgpu(UUID, "04:00.0", "nvidia-1"))
     assert made.summary == f"define vGPU {UUID} (nvidia-1 on 0000:04:00.0)"
-    assert made.notes == ("no device 0000:04:00.0 makes vGPUs now: it waits until one does",)
+    assert made.notes == ("0000:04:00.0 does not support vGPUs now; the vGPU starts when it does",)
 
 
 def test_a_gpu_whose_functions_make_the_vgpus_is_no_parent() -> None:
-    with pytest.raises(UsageError, match="made on its virtual functions") as caught:
+    with pytest.raises(UsageError, match="need one of its virtual functions as parent") as caught:
         plan(vgpu_host((a40_type(2),)), DefineVgpu(UUID, "01:00.0", "A40-2Q"))
-    assert caught.value.hint == "name one of them with --parent, e.g. 0000:01:01.0"
+    assert caught.value.hint == "name one, e.g. --parent 0000:01:01.0"
 
 
 def test_a_virtual_functions_type_goes_by_its_short_name() -> None:
@@ -117,10 +117,10 @@ def test_a_virtual_functions_type_goes_by_its_short_name() -> None:
 @pytest.mark.parametrize(
     ("intent", "words"),
     [
-        (DefineVgpu(UUID), "no vGPU .* that could be defined as it is"),
-        (DefineVgpu(UUID, "mtty"), "of which type"),
+        (DefineVgpu(UUID), "missing options: --parent and --type"),
+        (DefineVgpu(UUID, "mtty"), "missing option: --type"),
         (DefineVgpu(UUID, "..", "mtty-1"), "is no name of a device"),
-        (replace(DEFINE, attributes=(("../x", "1"),)), "is no path below"),
+        (replace(DEFINE, attributes=(("../x", "1"),)), "is not a path below"),
         (replace(DEFINE, attributes=(("remove", "1"),)), "would remove the device"),
         (replace(DEFINE, attributes=(("nvidia/vgpu_params", "1"),) * 2), "profile specified twice"),
         (DefineVgpu("0000:04:00.0"), "is no virtual function"),
@@ -144,9 +144,9 @@ def test_one_uuid_on_several_parents_wants_the_parents_name() -> None:
 
 def test_a_file_that_says_nothing_is_not_overwritten_and_can_be_removed() -> None:
     host = host_with(definition_text(DEFINITION, "{"))
-    with pytest.raises(Refusal, match="defines nothing: no JSON") as caught:
+    with pytest.raises(Refusal, match=r"cannot use .*: not JSON") as caught:
         plan(host, DEFINE)
-    assert caught.value.hint == f"mend it, or vfiomgr vgpu undefine {UUID} first"
+    assert caught.value.hint == f"correct the file, or first run: vfiomgr vgpu undefine {UUID}"
     made = plan(host, UndefineVgpu((UUID,)))
     assert made.steps == (ReplaceFile(DEFINITION.path, "{", None),)
 
@@ -154,8 +154,8 @@ def test_a_file_that_says_nothing_is_not_overwritten_and_can_be_removed() -> Non
 def test_what_else_is_to_be_known_is_told() -> None:
     host = with_active(host_with(callouts=("/etc/mdevctl.d/scripts.d/callouts/ap",)), "mtty-2")
     notes = plan(host, DEFINE).notes
-    assert "it is active as mtty-2 on mtty until vfiomgr vgpu stop" in notes
-    assert notes[-1].startswith("vfiomgr does not run what mdevctl would: /etc/mdevctl.d")
+    assert "it stays active as mtty-2 on mtty until: vfiomgr vgpu stop" in notes
+    assert notes[-1].startswith("vfiomgr does not run mdevctl's callouts: /etc/mdevctl.d")
 
 
 # ---- who starts it
@@ -218,8 +218,8 @@ def test_undefine_takes_the_files_and_leaves_what_is_active() -> None:
         DEFINITION.path,
         elsewhere.path,
     ]
-    assert made.notes == (f"vGPU {UUID} stays active: vfiomgr vgpu remove {UUID}",)
-    assert made.already == (f"there is no definition of vGPU {OTHER}",)
+    assert made.notes == (f"vGPU {UUID} stays active; remove it with: vfiomgr vgpu remove {UUID}",)
+    assert made.already == (f"vGPU definition not found: {OTHER}",)
     (step,) = plan(host, UndefineVgpu((UUID,), "other")).steps
     assert isinstance(step, ReplaceFile)
     assert step.path == definition_file("other", UUID)
@@ -258,8 +258,8 @@ def test_a_free_one_is_defined_by_the_name_of_its_type() -> None:
 @pytest.mark.parametrize(
     ("intent", "words"),
     [
-        (DefineVgpu("0000:41:00.5"), "is no vGPU now"),
-        (DefineVgpu("0000:41:00.5", type="L40S-99Q"), "offers no vGPU type L40S-99Q"),
+        (DefineVgpu("0000:41:00.5"), "is not an active vGPU"),
+        (DefineVgpu("0000:41:00.5", type="L40S-99Q"), "has no vGPU type L40S-99Q"),
         (DefineVgpu("0000:41:00.4", attributes=(("x", "1"),)), "keeps nvidia/vgpu_params alone"),
         (DefineVgpu("0000:41:00.0"), "is no virtual function"),
     ],
@@ -271,14 +271,14 @@ def test_what_no_virtual_function_can_be_is_told(intent: DefineVgpu, words: str)
 
 def test_the_document_of_another_gpu_or_one_that_says_nothing_stays() -> None:
     other = replace(DOCUMENT, gpu=replace(GPU.identity, device_id="2222"))
-    with pytest.raises(Refusal, match="is about another device") as caught:
+    with pytest.raises(Refusal, match="is for another device") as caught:
         plan(vendor_host(document(other)), DefineVgpu("0000:41:00.4"))
     assert "vfiomgr vgpu undefine 0000:41:00.4" in caught.value.hint
     broken = TextFile(DOCUMENT.path, "{}")
-    with pytest.raises(Refusal, match="defines nothing: "):
+    with pytest.raises(Refusal, match="cannot use "):
         plan(vendor_host(broken), DefineVgpu("0000:41:00.4"))
     mode = GpuMode(str(GPU.address), heterogeneous=None, mig=True, framebuffer=None)
-    with pytest.raises(Refusal, match="divided by MIG"):
+    with pytest.raises(Refusal, match="is in MIG mode"):
         plan(vendor_host(mode=mode), DefineVgpu("0000:41:00.4"))
 
 

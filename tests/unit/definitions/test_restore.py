@@ -56,7 +56,7 @@ def test_what_is_there_is_left_and_one_that_was_cut_off_is_completed() -> None:
     (step,) = plan(with_active(host_with(defined, attributes=(other,))), RESTORE).steps
     assert isinstance(step, SetVgpuAttribute)
     (left,) = candidates(with_active(host_with(defined), "mtty-2"), RESTORE)
-    assert "is a mtty-2 on mtty, and defined as mtty-1" in (left.why_not or "")
+    assert "is a mtty-2 on mtty, but defined as mtty-1" in (left.why_not or "")
 
 
 def test_one_that_cannot_be_made_is_told_and_keeps_no_other_from_it() -> None:
@@ -118,7 +118,7 @@ def test_virtual_functions_come_first_and_their_vgpus_follow() -> None:
         SetVfCount(GPU.identity, 0, 2)
     ]
     assert made.notes[0] == (
-        "vGPU 0000:41:00.4 (NVIDIA L40S-2Q on 0000:41:00.4): follows once 0000:41:00.0 is ready"
+        "vGPU 0000:41:00.4 (NVIDIA L40S-2Q on 0000:41:00.4): starts after 0000:41:00.0 is ready"
     )
     assert plan(without_functions(DOCUMENT), RESTORE).is_empty
 
@@ -134,7 +134,9 @@ def test_other_virtual_functions_than_defined_are_not_made_anew() -> None:
     more = replace(SECOND, address=PciAddress.parse("0000:41:01.0"))
     definition = replace(AUTOMATIC, virtual_functions=16, vgpus=(*AUTOMATIC.vgpus, more))
     found = candidates(vendor_host(document(definition)), RESTORE)
-    assert all("has 2 virtual functions, and not those defined" in (c.why_not or "") for c in found)
+    assert all(
+        "has 2 virtual functions other than those defined" in (c.why_not or "") for c in found
+    )
 
 
 def idle_host(
@@ -193,8 +195,8 @@ def test_mig_that_is_not_defined_is_left_and_what_ends_it_is_told() -> None:
     for one in (host, alone):
         assert plan(one, RESTORE).is_empty
         for found in candidates(one, RESTORE):
-            assert "is divided by MIG, and its vGPUs are defined without" in (found.why_not or "")
-            remedy = "vfiomgr vgpu mode 0000:41:00.0 --no-mig, then vfiomgr vgpu restore"
+            assert "is in MIG mode, but its vGPUs are defined without" in (found.why_not or "")
+            remedy = "vfiomgr vgpu mode 0000:41:00.0 --no-mig; then run: vfiomgr vgpu restore"
             assert remedy in (found.why_not or "")
 
 
@@ -216,7 +218,7 @@ def test_functions_are_made_before_modes_are_looked_at() -> None:
 def test_another_gpu_at_the_address_is_left_alone_and_an_absent_one_awaited() -> None:
     other = replace(AUTOMATIC, gpu=replace(GPU.identity, device_id="2222"))
     found = candidates(vendor_host(document(other)), RESTORE)
-    assert all("is another device by now" in (c.why_not or "") for c in found)
+    assert all("is a different device" in (c.why_not or "") for c in found)
     host = vendor_host(document(AUTOMATIC))
     absent = candidates(replace(host, devices=()), RESTORE)
     assert all(c.is_waiting for c in absent)

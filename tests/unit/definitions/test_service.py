@@ -48,5 +48,5 @@ def test_its_instance_is_for_one_parent_and_started_by_the_rule() -> None:
 @pytest.mark.parametrize("render", [render_service, render_instance])
 def test_a_program_that_a_unit_cannot_hold_is_refused(render: object) -> None:
     assert callable(render)
-    with pytest.raises(Refusal, match="no unit of systemd can be written"):
+    with pytest.raises(Refusal, match="cannot write a systemd unit"):
         render("/opt/my tools/vfiomgr")

@@ -63,7 +63,7 @@ def test_one_that_is_active_needs_nothing() -> None:
     facts = (VgpuAttribute(UUID, "power/control", "on"),)
     made = plan(with_active(host_with(definition_text(DEFINED), attributes=facts)), START)
     assert made.is_empty
-    assert made.already == (f"vGPU {UUID} is active already",)
+    assert made.already == (f"vGPU {UUID} is already active",)
     assert made.resolves == (UUID,)
 
 
@@ -75,22 +75,22 @@ def test_what_reads_otherwise_than_defined_is_written_unless_a_guest_has_it() ->
     assert step.inverse() == SetVgpuAttribute(UUID, DIRECTORY, "power/control", "on", "auto")
     made = plan(held(host), START)
     assert made.is_empty
-    assert "power/control is not as defined, and is left so: " in made.notes[0]
+    assert "not changing power/control, which differs from the definition: " in made.notes[0]
     assert "qemu-system-x86 (PID 4711)" in made.notes[0]
 
 
 def test_another_vgpu_of_the_name_is_no_such_vgpu() -> None:
     host = with_active(host_with(definition_text(DEFINED)), "mtty-2")
-    with pytest.raises(Refusal, match="is a mtty-2 on mtty, and defined as mtty-1 on mtty"):
+    with pytest.raises(Refusal, match="is a mtty-2 on mtty, but defined as mtty-1 on mtty"):
         plan(host, START)
 
 
 def test_without_a_definition_nothing_starts() -> None:
     host = host_with(definition_text(DEFINED, "{"))
-    with pytest.raises(UnknownDevice, match=f"no definition of vGPU {OTHER}") as caught:
+    with pytest.raises(UnknownDevice, match=f"vGPU definition not found: {OTHER}") as caught:
         plan(host, StartVgpu((OTHER,)))
     assert "vgpu list --defined" in caught.value.hint
-    with pytest.raises(Refusal, match="cannot be used: no JSON"):
+    with pytest.raises(Refusal, match=r"cannot use the definition .*: not JSON"):
         plan(host, START)
 
 
@@ -99,7 +99,9 @@ def test_a_parent_that_is_not_there_is_told() -> None:
     with pytest.raises(UnknownDevice, match="there is no device mdpy that makes vGPUs"):
         plan(host_with(definition_text(absent)), START)
     idle = replace(DEFINED, parent="0000:04:00.0")
-    with pytest.raises(UnknownDevice, match=r"0000:04:00\.0 makes no vGPUs now"):
+    with pytest.raises(
+        UnknownDevice, match=r"0000:04:00\.0 does not support vGPUs in its current state"
+    ):
         plan(host_with(definition_text(idle)), START)
     gone = replace(DEFINED, type_id="mtty-3")
     with pytest.raises(UnknownDevice, match="mtty has no vGPU type mtty-3"):
@@ -168,5 +170,5 @@ def test_a_virtual_function_becomes_what_it_is_to_be() -> None:
 def test_a_number_that_means_another_type_by_now_is_refused() -> None:
     other = replace(SECOND, type_name="NVIDIA L40S-4Q")
     host = vendor_host(document(replace(DOCUMENT, gpu=GPU.identity, vgpus=(other,))))
-    with pytest.raises(Refusal, match="defined as NVIDIA L40S-4Q, and 1148 is NVIDIA L40S-2Q now"):
+    with pytest.raises(Refusal, match="defined as NVIDIA L40S-4Q, but 1148 is now NVIDIA L40S-2Q"):
         plan(host, StartVgpu(("0000:41:00.5",)))

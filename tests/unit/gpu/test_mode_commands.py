@@ -113,8 +113,8 @@ def test_functions_that_are_lost_are_told_with_what_brings_them_back(
 ) -> None:
     kernel.write(HostPath(f"/sys/bus/pci/devices/{LOST}/driver/unbind"), LOST)
     told = run("vgpu", "types").stderr
-    assert f"left out: {LOST} has lost its driver; once {GPU} has no vGPU" in told
-    assert f"vfiomgr sriov set {GPU} 0, then 2" in told
+    assert f"unusable: {LOST} lost its driver; to restore them, remove all vGPUs of {GPU}" in told
+    assert f"vfiomgr sriov set {GPU} 0; vfiomgr sriov set {GPU} 2" in told
 
 
 class TestMig:

@@ -265,7 +265,7 @@ def test_virtual_functions_are_made_around_the_instances() -> None:
     assert isinstance(away, SetGpuInstances)
     assert ran == run(2, 0)
     assert back == away.inverse()
-    assert any("made again where they were: 1g.5gb" in note for note in made.notes)
+    assert any("created again in place: 1g.5gb" in note for note in made.notes)
     wanted = SetVirtualFunctions(GPU.address, 0)
     gone = replace(host_of(GPU), has_sriov_manage=True, host_uses=KEPT, gpu_modes=(MIG,))
     later = plan(replace(gone, gpu_partitions=(partition(),)), wanted, resolve(there, wanted))

@@ -190,13 +190,13 @@ def test_what_an_installed_layout_pins_gets_no_rule_of_bind(tmp_path: Path) -> N
     before = etc(kernel)
     with pytest.raises(Refusal) as caught:
         api.apply(OWNED, tree=kernel)
-    assert "is pinned (reset_method, d3cold) by the layout whole" in caught.value.message
+    assert "the installed layout whole sets reset_method or d3cold" in caught.value.message
     assert "leave out --persist" in caught.value.hint
     assert "vfiomgr layout uninstall" in caught.value.hint
     assert etc(kernel) == before
     api.apply(replace(OWNED, persist=False), tree=kernel)
     told = "; ".join(api.apply(Unbind((GPU,)), tree=kernel).plan.notes)
-    assert f"the layout whole, which is installed, binds {GPU}, {AUDIO} again" in told
+    assert f"the installed layout whole binds {GPU}, {AUDIO} again" in told
     api.apply(TAKEN_BACK, tree=kernel)
     api.apply(OWNED, tree=kernel)
     assert len(api.scan(kernel).persisted) == 2
@@ -208,8 +208,8 @@ def test_who_wins_over_a_rule_of_a_layout_is_told(tmp_path: Path) -> None:
     same_plan = api.plan(api.scan(kernel, with_users=True), replace(OWNED, owner=same))
     assert not any("layout" in note for note in same_plan.notes)
     told = "; ".join(api.plan(api.scan(kernel, with_users=True), OWNED).notes)
-    assert f"the rule that the layout whole wrote for {GPU} is replaced" in told
-    assert "the layout wins" in told
+    assert f"replacing the rule of the layout whole for {GPU}" in told
+    assert "takes precedence" in told
 
 
 def test_rules_of_a_layout_are_its_own_to_take_back(tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_rules_of_a_layout_are_its_own_to_take_back(tmp_path: Path) -> None:
     outcome = api.apply(ForgetPersisted(every=True), tree=kernel)
     assert (outcome.is_changed, etc(kernel)) == (False, before)
     (told,) = outcome.plan.notes
-    assert told.startswith(f"rules of the layout whole stay ({GPU}, {AUDIO}): vfiomgr layout unin")
+    assert told.startswith(f"keeping rules of the layout whole ({GPU}, {AUDIO}); ")
     told = "; ".join(api.apply(ForgetPersisted((GPU,)), tree=kernel).plan.notes)
-    assert f"binds {GPU} again at the next boot: vfiomgr layout uninstall" in told
+    assert f"binds {GPU} again at the next boot; to prevent it: vfiomgr layout uninstall" in told
 
 
 @pytest.mark.parametrize("rules", [WHOLE[0], PINNED], ids=["a rule", "no rule"])
@@ -233,7 +233,7 @@ def test_an_import_leaves_what_a_layout_has(tmp_path: Path, rules: dict[str, Any
         assert f"driverctl unset-override {GPU}" in installed
     kept = kernel.read_text(rule_file(GPU))
     outcome = api.apply(ImportDriverctl(program="/usr/bin/vfiomgr"), tree=kernel)
-    assert f"{GPU} stays with driverctl: the layout whole" in "; ".join(outcome.plan.notes)
+    assert f"not importing {GPU}: the installed layout whole" in "; ".join(outcome.plan.notes)
     assert kernel.read_text(rule_file(GPU)) == kept
     assert kernel.exists(rule_file(NIC))
     assert kernel.exists(HostPath(f"/etc/driverctl.d/{GPU}"))

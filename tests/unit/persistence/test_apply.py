@@ -129,14 +129,14 @@ def test_a_file_that_somebody_else_changed_is_not_overwritten(kernel: FakeKernel
 
 
 def test_the_initramfs_of_another_root_is_not_made_here(kernel: FakeKernel) -> None:
-    with pytest.raises(HostError, match="is not made from here") as caught:
+    with pytest.raises(HostError, match="cannot rebuild the initramfs") as caught:
         rebuild_initramfs(kernel, RebuildInitramfs(("update-initramfs", "-u")))
-    assert "run there: update-initramfs -u" in caught.value.hint
+    assert "run on that host: update-initramfs -u" in caught.value.hint
 
 
 def test_an_initramfs_that_cannot_be_made_undoes_all(kernel: FakeKernel) -> None:
     before = etc(kernel)
-    with pytest.raises(RolledBack, match="is not made from here"):
+    with pytest.raises(RolledBack, match="cannot rebuild the initramfs"):
         api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
     assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
 
@@ -171,7 +171,7 @@ MANAGED = replace(PERSIST, program="/usr/bin/vfiomgr")
 
 
 def test_a_reload_that_fails_is_told_and_undoes_nothing(kernel: FakeKernel, deaf: Deaf) -> None:
-    with pytest.warns(UserWarning, match="its reader was not told") as told:
+    with pytest.warns(UserWarning, match="could not be reloaded") as told:
         api.apply(MANAGED, tree=kernel)
     assert driver(kernel, GPU) == "vfio-pci"
     assert {UNIT, rule_file(GPU), rule_file(AUDIO)} <= set(etc(kernel))
@@ -180,7 +180,7 @@ def test_a_reload_that_fails_is_told_and_undoes_nothing(kernel: FakeKernel, deaf
     assert deaf.asked == [reload, reload, daemon_reload, start]
     texts = [str(warning.message) for warning in told]
     assert texts[-1] == (
-        f"{UNIT} is written, but its reader was not told: {start} ended with 1: no bus; "
+        f"{UNIT} is written, but could not be reloaded: {start} ended with 1: no bus; "
         "run it by hand to see why"
     )
 
@@ -188,7 +188,7 @@ def test_a_reload_that_fails_is_told_and_undoes_nothing(kernel: FakeKernel, deaf
 def test_a_reload_that_fails_leaves_no_roll_back_incomplete(kernel: FakeKernel, deaf: Deaf) -> None:
     before = etc(kernel)
     with (
-        pytest.warns(UserWarning, match="its reader was not told") as told,
+        pytest.warns(UserWarning, match="could not be reloaded") as told,
         pytest.raises(RolledBack, match="update-initramfs -u -k all ended with 1") as caught,
     ):
         api.apply(replace(MANAGED, update_initramfs=True), tree=kernel)
@@ -219,7 +219,7 @@ def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
     assert "kernel" not in caught.value.message
     assert driver(kernel, GPU) == "vfio-pci"
     (run,) = api.recover(tree=kernel, finish=finish)
-    assert run.step.startswith("make the initramfs anew")
+    assert run.step.startswith("rebuild the initramfs")
     assert (rule_file(GPU) in etc(kernel)) is finish
     assert driver(kernel, GPU) == ("vfio-pci" if finish else "nvidia")
     assert finish or etc(kernel) == before

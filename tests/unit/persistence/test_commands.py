@@ -41,9 +41,9 @@ def test_what_is_persisted_is_listed(run: Run, matches: Matches) -> None:
 def test_how_to_undo_it_all_is_told(run: Run) -> None:
     answer = run(*PERSIST)
     assert answer.stderr == "undo with: vfiomgr unbind 0000:02:00.0 --forget\n"
-    assert "no systemd here: keep `vfiomgr persist watch` running" in answer.stdout
+    assert "systemd not found: keep `vfiomgr persist watch` running" in answer.stdout
     again = run(*PERSIST).stdout
-    assert "0000:02:00.1 (Device 10de:22ba) is persisted already" in again
+    assert "0000:02:00.1 (Device 10de:22ba) is already persisted" in again
     assert again.endswith("nothing to do\n")
 
 
@@ -71,18 +71,18 @@ def test_rules_are_removed_by_address_and_all_at_once(run: Run) -> None:
         "done: remove /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules",
     ]
     assert run("persist", "remove", "--all").status == 0
-    assert run("persist", "remove", "--all").stdout == "nothing is persisted\nnothing to do\n"
+    assert run("persist", "remove", "--all").stdout == "no persistent bindings\nnothing to do\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "0000:02:00.0"]])
 def test_remove_wants_addresses_or_all(run: Run, arguments: list[str]) -> None:
     answer = run("persist", "remove", *arguments)
     assert answer.status == 2
-    assert "name the functions, or pass --all" in answer.stderr
+    assert "expected addresses, or --all" in answer.stderr
 
 
 def test_driverctl_is_imported(run: Run, kernel: FakeKernel) -> None:
-    assert "persist import takes that over" in run("bind", "0000:01:00.0").stdout
+    assert "import it with: vfiomgr persist import" in run("bind", "0000:01:00.0").stdout
     done = run("persist", "import")
     assert "done: remove /etc/driverctl.d/0000:01:00.0" in done.stdout
     assert os.listdir(os.path.join(kernel.root, "etc/driverctl.d")) == []
@@ -108,7 +108,10 @@ def test_owners_of_a_snapshot_are_not_looked_up_here(run: Run, kernel: FakeKerne
 
 def test_that_nothing_is_persisted_is_said(run: Run, kernel: FakeKernel) -> None:
     os.unlink(os.path.join(kernel.root, "etc/driverctl.d/0000:01:00.0"))
-    assert run("persist", "list").stderr == "nothing is persisted: vfiomgr bind --persist does it\n"
+    assert (
+        run("persist", "list").stderr
+        == "no persistent bindings; create one with: vfiomgr bind --persist ADDRESS\n"
+    )
 
 
 def test_only_the_machine_itself_is_watched(run: Run, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_file_without_a_record_is_told_and_hides_no_other(tmp_path: Path) -> N
     )
     own = tmp_path / "etc/udev/rules.d/05-vfiomgr-0000:04:00.0.rules"
     own.write_text(render_rule(binding))
-    with pytest.warns(UserWarning, match=r"0000:01:00\.0.*holds no record"):
+    with pytest.warns(UserWarning, match=r"0000:01:00\.0.*no record of vfiomgr"):
         files = read_files(tree)
     assert [file.path.rpartition("/")[2] for file in files] == [
         "05-vfiomgr-0000:01:00.0.rules",

@@ -75,7 +75,7 @@ def test_the_watch_follows_the_boot_and_both_are_wanted() -> None:
 @pytest.mark.parametrize("render", [render_boot, render_watch])
 def test_what_a_unit_cannot_hold_is_refused(render: object) -> None:
     assert callable(render)
-    with pytest.raises(Refusal, match="no unit of systemd can be written"):
+    with pytest.raises(Refusal, match="cannot write a systemd unit"):
         render("/opt/my tools/vfiomgr", "gpus")
     with pytest.raises(Refusal, match="for the layout"):
         render(PROGRAM, "two\nlines")

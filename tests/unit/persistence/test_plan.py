@@ -58,7 +58,7 @@ def test_what_is_bound_already_is_persisted_too_and_a_second_run_does_nothing() 
     assert kept(host_with(), BIND) == [ReplaceFile(RULE.path, None, RULE.text)]
     made = plan(host_with(RULE), BIND)
     assert made.is_empty
-    assert f"{GPU} is persisted already" in made.already
+    assert f"{GPU} is already persisted" in made.already
 
 
 def test_without_persist_nothing_is_written() -> None:
@@ -74,7 +74,7 @@ def test_the_rule_of_another_device_is_replaced_and_told() -> None:
     old = TextFile(RULE.path, render_rule(other))
     made = plan(host_with(old), BIND)
     assert made.steps == (ReplaceFile(RULE.path, old.text, RULE.text),)
-    assert "the rule of another device, 0000:04:00.0 [10de:2222 10de:157e], is replaced" in (
+    assert "replacing the rule of another device: 0000:04:00.0 [10de:2222 10de:157e]" in (
         made.notes
     )
 
@@ -136,13 +136,13 @@ def test_mkinitcpio_without_fragments_is_advised() -> None:
 def test_a_driver_that_is_built_in_is_told() -> None:
     built_in = replace(GPU, driver="simpledrm", driver_module=None)
     made = plan(replace(host_of(built_in), has_systemd=True), BIND)
-    assert "no module of simpledrm is seen: if it is built into the kernel" in " ".join(made.notes)
+    assert "module of simpledrm not found: if it is built into the kernel" in " ".join(made.notes)
 
 
 def test_an_owner_gets_the_node_and_is_told_how_long() -> None:
     made = plan(host_with(bound=False), replace(BIND, persist=False, owner=OWNER))
     assert made.steps[-1] == SetNodeAccess(GPU.identity, 4, ROOT_ONLY, OWNER.access)
-    assert "--persist keeps it" in made.notes[-1]
+    assert "keep it with --persist" in made.notes[-1]
 
 
 def test_a_node_that_belongs_to_somebody_else_is_given_over_and_back() -> None:
@@ -178,9 +178,9 @@ def test_the_last_rule_takes_hook_and_service_along() -> None:
 
 
 def test_forgetting_what_is_not_there_does_nothing() -> None:
-    assert plan(host_with(), ForgetPersisted(every=True)).already == ("nothing is persisted",)
+    assert plan(host_with(), ForgetPersisted(every=True)).already == ("no persistent bindings",)
     made = plan(host_with(), ForgetPersisted((GPU.address,)))
-    assert made.already == ("vfiomgr has no rule for 0000:04:00.0",)
+    assert made.already == ("no rule for 0000:04:00.0",)
     assert made.is_empty
 
 
@@ -205,10 +205,10 @@ def test_driverctl_is_noted_and_taken_over_where_it_is_for_vfio() -> None:
         ReplaceFile(RULE.path, None, RULE.text),
         ReplaceFile(ours.path, ours.text, None),
     )
-    why = "there is no device now whose identity could be recorded"
+    why = "device not found, so its identity cannot be recorded"
     assert made.notes == (
-        "0000:05:00.0 stays with driverctl: nouveau is not a VFIO driver",
-        f"0000:09:00.0 stays with driverctl: {why}",
+        "not importing 0000:05:00.0: nouveau is not a VFIO driver",
+        f"not importing 0000:09:00.0: {why}",
     )
     left = replace(host, files=(absent, other))
     assert plan(left, ImportDriverctl()).is_empty

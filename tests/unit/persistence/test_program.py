@@ -96,7 +96,7 @@ def test_a_path_that_no_unit_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", [COMMAND])
     monkeypatch.setattr(program, "_isolated_places", list)
     monkeypatch.setattr(sys, "executable", "/opt/my tools/bin/python")
-    with pytest.raises(Refusal, match="no unit of systemd"):
+    with pytest.raises(Refusal, match="cannot write a systemd unit"):
         program.own_program()
 
 

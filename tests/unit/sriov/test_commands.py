@@ -52,7 +52,7 @@ def test_virtual_functions_from_their_making_to_their_end(run: Run) -> None:
     assert made.stderr == f"undo with: vfiomgr sriov set {NIC} 0\n"
     again = run("sriov", "set", NIC, "2")
     assert again.stdout.splitlines()[-1] == "nothing to do"
-    assert "has 2 of 4 virtual functions already" in again.stdout
+    assert "already has 2 of 4 virtual functions" in again.stdout
     refused = run("bind", NIC)
     assert refused.status == 4
     assert f"vfiomgr sriov set {NIC} 0" in refused.stderr
@@ -67,7 +67,7 @@ def test_virtual_functions_from_their_making_to_their_end(run: Run) -> None:
 def test_too_many_is_refused_with_the_limit(run: Run) -> None:
     answer = run("sriov", "set", NIC, "5")
     assert answer.status == 4
-    assert "makes at most 4 virtual functions, not 5" in answer.stderr
+    assert "supports at most 4 virtual functions, not 5" in answer.stderr
     assert run("sriov", "set", NIC, "-1").status == 2
 
 
@@ -111,7 +111,7 @@ def test_all_commands_name_the_same_reset_methods(run: Run, kernel: FakeKernel) 
     assert planned.startswith("plan: reset 0000:02:00.0 by flr, pm\n")
     refused = run("reset", "0000:02:00.0", "--method", "bus", "--dry-run").stderr
     assert "cannot be reset by bus: its bus also has 0000:02:00.1" in refused
-    assert "  remedy: it has flr, pm\n" in refused
+    assert "  remedy: use one of: flr, pm\n" in refused
 
 
 def test_show_tells_how_a_device_can_be_reset(run: Run) -> None:

@@ -59,13 +59,13 @@ def test_autoprobe_that_was_off_is_off_again(*, autoprobe: bool) -> None:
     host = host_of(replace(NIC, sriov_drivers_autoprobe=False))
     made = set_vfs(host, 4, autoprobe=autoprobe)
     assert made.steps == ((ON, count(0, 4), OFF) if autoprobe else (count(0, 4),))
-    assert any("stays so" in note for note in made.notes) is not autoprobe
+    assert any("stays 0" in note for note in made.notes) is not autoprobe
 
 
 def test_a_kernel_without_autoprobe_is_told_of() -> None:
     made = set_vfs(host_of(replace(NIC, sriov_drivers_autoprobe=None)), 4)
     assert made.steps == (count(0, 4),)
-    assert "host drivers may take" in made.notes[0]
+    assert "host drivers may bind" in made.notes[0]
 
 
 def test_from_one_number_to_another_is_by_way_of_none() -> None:
@@ -93,7 +93,7 @@ def test_as_many_as_there_are_is_nothing_to_do_whoever_has_them() -> None:
     host = replace(with_vf(replace(VF, driver="vfio-pci")), users=(user,))
     made = set_vfs(host, 1)
     assert made.is_empty
-    assert "has 1 of 8 virtual functions already" in made.already[0]
+    assert "already has 1 of 8 virtual functions" in made.already[0]
 
 
 def used() -> list[tuple[HostSnapshot, str]]:
@@ -105,7 +105,7 @@ def used() -> list[tuple[HostSnapshot, str]]:
     return [
         (replace(bound, users=(guest,)), r"05:10\.0 .* in use by: qemu-system-x86 \(PID 4711\)"),
         (replace(drawn, users=(desktop,)), r"in use by: gnome-shell \(PID 812\)"),
-        (replace(with_vf(), vgpus=(vgpu,)), "carries 1 vGPU: u-1"),
+        (replace(with_vf(), vgpus=(vgpu,)), "has 1 active vGPU: u-1"),
         (
             replace(with_vf(), host_uses=(HostUse(VF.address, "default-route", "eth1"),)),
             "default route: interface eth1",
@@ -134,14 +134,19 @@ def test_functions_in_use_stay_and_their_users_are_named(
 @pytest.mark.parametrize(
     ("change", "number", "reason", "remedy"),
     [
-        ({}, 9, "makes at most 8 virtual functions, not 9", "ask for fewer"),
-        ({"sriov_totalvfs": None}, 1, "it has no SR-IOV", "vfiomgr sriov list"),
+        ({}, 9, "supports at most 8 virtual functions, not 9", "request fewer"),
+        ({"sriov_totalvfs": None}, 1, "does not support SR-IOV", "vfiomgr sriov list"),
         ({"driver": None}, 1, "has no driver", "load its host driver"),
-        ({"driver": "vfio-pci"}, 1, r"vfio-pci, which makes no .* \(ENOENT\)", "vfiomgr unbind"),
+        (
+            {"driver": "vfio-pci"},
+            1,
+            r"vfio-pci, which cannot create .* \(ENOENT\)",
+            "vfiomgr unbind",
+        ),
         (
             {"physical_function": VF.address},
             1,
-            "is a virtual function itself",
+            "is a virtual function",
             "vfiomgr sriov set 0000:05:10.0 1",
         ),
     ],

@@ -125,9 +125,13 @@ def test_types_of_one_gpu_are_asked_for_by_its_address(run: Run) -> None:
         (("sriov", "set", GPU, "2", "--exec-quantum", "4294967296"), 2, "is not a whole number"),
         (("sriov", "set", GPU, "2", "--priority", "urgent"), 2, "--priority"),
         (("sriov", "quota", GPU, "--physical"), 2, "--physical does nothing without a quota"),
-        (("sriov", "set", GPU, "2", "--vf-memory", "20G"), 4, "2 times 20 GiB is 40 GiB"),
+        (("sriov", "set", GPU, "2", "--vf-memory", "20G"), 4, "2 x 20 GiB is 40 GiB"),
         (("sriov", "quota", GPU, "--exec-quantum", "5"), 4, "has no virtual functions"),
-        (("vgpu", "create", "--parent", GPU, "--framebuffer", "4G"), 4, "all of its virtual"),
+        (
+            ("vgpu", "create", "--parent", GPU, "--framebuffer", "4G"),
+            4,
+            "creates and removes all virtual",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_two_lines(
@@ -165,4 +169,4 @@ class TestOfAmd:
         assert "/etc/gim_config" in refused.stderr
         shown = run("sriov", "quota", GPU)
         assert (shown.status, shown.stdout) == (0, "")
-        assert "is on gim, which shows no quotas" in shown.stderr
+        assert "is on gim, which does not show quotas" in shown.stderr

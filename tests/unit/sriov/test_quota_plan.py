@@ -49,7 +49,7 @@ def test_without_a_share_the_driver_gives_what_it_wants_and_the_plan_says_so(
 ) -> None:
     made = make(api.scan(xe_host(tmp_path)), 2)
     assert not any(isinstance(step, SetQuotas) for step in made.steps)
-    assert "the driver gives each an equal share of the memory" in made.notes[0]
+    assert "the driver divides the memory evenly" in made.notes[0]
 
 
 def test_every_step_is_its_own_undoing_backwards(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_who_gives_back_comes_before_who_gets_more(tmp_path: Path) -> None:
         (
             VfQuota(memory=9 * GIB),
             3,
-            r"3 times 9 GiB is 27 GiB, and 0000:21:00.0 \(.*\) has 24 GiB",
+            r"3 x 9 GiB is 27 GiB, but 0000:21:00.0 \(.*\) has 24 GiB",
             "request at most 8 GiB each",
         ),
         (
@@ -100,8 +100,8 @@ def test_who_gives_back_comes_before_who_gets_more(tmp_path: Path) -> None:
             "cannot have priority high",
             "--physical --priority high",
         ),
-        (VfQuota(memory=GIB), 0, "nobody to have a quota", "leave the quotas out"),
-        (VfQuota(memory=GIB), 9, "at most 7 virtual functions", "ask for fewer"),
+        (VfQuota(memory=GIB), 0, "cannot set a quota for 0", "leave out the quotas"),
+        (VfQuota(memory=GIB), 9, "at most 7 virtual functions", "request fewer"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_numbers(
@@ -159,11 +159,11 @@ def test_a_live_function_keeps_its_memory_with_i915_and_its_priority_alone(
 ) -> None:
     intel = api.scan(i915_host(tmp_path / "i915", vfs=2))
     refusal = refused(intel, ChangeQuotas(GPU, VfQuota(memory=GIB)))
-    assert "i915 does not change the memory of virtual functions that are there" in refusal.message
+    assert "i915 cannot change the memory of existing virtual functions" in refusal.message
     assert f"vfiomgr sriov set {GPU} 2 --vf-memory 1024M" in refusal.hint
     host = api.scan(xe_host(tmp_path / "xe", vfs=2))
     refusal = refused(host, ChangeQuotas(VF, VfQuota(sched_priority="normal")))
-    assert "cannot be changed alone" in refusal.message
+    assert "separately" in refusal.message
     assert f"vfiomgr sriov quota {GPU} --priority normal" in refusal.hint
     assert plan(host, ChangeQuotas(VF, VfQuota(sched_priority="low"))).already
     refusal = refused(host, ChangeQuotas(GPU, VfQuota(memory=GIB), is_physical=True))

@@ -121,5 +121,5 @@ def test_a_step_describes_itself_and_knows_its_inverse() -> None:
     bulk = QuotaChange(".bulk_profile/sched_priority", "low", "low", "vf1/profile/sched_priority")
     check = SetQuotas(GPU, "/d", ALL, (bulk,))
     assert check.inverse() is None
-    assert check.describe() == "0000:21:00.0: all functions: make sure of sched_priority low"
+    assert check.describe() == "0000:21:00.0: all functions: verify sched_priority low"
     assert check.commands() == ("cat /d/vf1/profile/sched_priority",)

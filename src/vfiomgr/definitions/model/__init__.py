@@ -1,1 +1,1 @@
-"""Definitions as values, and as the files that hold them."""
+"""vGPU definitions as values and as files."""

@@ -1,7 +1,7 @@
-"""Definitions of vGPUs on virtual functions of the vendor's driver, which mdevctl does not know.
+"""Definitions of vGPUs on virtual functions of a vendor driver, which mdevctl does not support.
 
-One document for each GPU, /etc/vfiomgr/vgpu.d/ADDRESS.json: all that a reboot takes away. Virtual
-functions, mode and GPU instances are the GPU's; a type and its parameters are a virtual function's.
+One document per GPU, /etc/vfiomgr/vgpu.d/ADDRESS.json, with all settings that a reboot resets:
+virtual functions, mode and GPU instances of the GPU; type and parameters of each virtual function.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ if TYPE_CHECKING:
 DIRECTORY = HostPath("/etc/vfiomgr/vgpu.d")
 VERSION: Literal["vfiomgr/v1"] = "vfiomgr/v1"
 _SUFFIX = ".json"
-_REMEDY = "mend the file, or remove it and define the vGPUs anew"
+_REMEDY = "correct the file, or remove it and define the vGPUs again"
 
 
 class FunctionDefinition(Value):
-    """What a virtual function is to be."""
+    """The vGPU definition of a virtual function."""
 
     address: PciAddress
     type_id: str
-    """The number that is written; good for one model of GPU and one branch of its driver."""
+    """The number to write; valid for one GPU model and one driver branch."""
     type_name: str | None = None
-    """What the number meant when it was defined: another name by now is another type."""
+    """The name of that number when it was defined; a different name means another type."""
     parameters: str = ""
-    """`name=value,…`, written as one."""
+    """`name=value,…`, written at once."""
     start: Start = "manual"
 
     @property
     def autostart(self) -> bool:
-        """Whether it starts by itself."""
+        """Whether it starts at boot."""
         return self.start == "auto"
 
     @property
     def directory(self) -> HostPath:
-        """Where its attributes are."""
+        """The directory of its attributes."""
         return pci_device(self.address)
 
     def __str__(self) -> str:
@@ -58,16 +58,16 @@ class FunctionDefinition(Value):
 
 
 class GpuDefinition(Value):
-    """What a GPU is to be before its virtual functions become vGPUs, and what they become."""
+    """The definition of a GPU and of the vGPUs on its virtual functions."""
 
     version: Literal["vfiomgr/v1"]
     gpu: DeviceIdentity
     virtual_functions: int
     vgpus: tuple[FunctionDefinition, ...]
     heterogeneous: bool = False
-    """Whether vGPUs of different sizes go together."""
+    """Whether vGPUs of different sizes are allowed."""
     mig: tuple[str, ...] | None = None
-    """The profiles of its GPU instances, as many as there are to be; None without MIG."""
+    """The profiles of its GPU instances, one entry per instance; None without MIG."""
 
     @property
     def path(self) -> HostPath:
@@ -76,21 +76,21 @@ class GpuDefinition(Value):
 
     @property
     def autostarting(self) -> tuple[FunctionDefinition, ...]:
-        """Those that start by themselves."""
+        """The vGPUs that start at boot."""
         return tuple(function for function in self.vgpus if function.autostart)
 
     def function(self, address: PciAddress) -> FunctionDefinition | None:
-        """What one of its virtual functions is to be."""
+        """The definition of one of its virtual functions."""
         return next((known for known in self.vgpus if known.address == address), None)
 
     def with_function(self, function: FunctionDefinition) -> GpuDefinition:
-        """The same with another virtual function, or with one that is to be something else."""
+        """Return a copy with a virtual function added or replaced."""
         others = (known for known in self.vgpus if known.address != function.address)
         vgpus = sorted((*others, function), key=lambda known: known.address)
         return replace(self, vgpus=tuple(vgpus))
 
     def without(self, address: PciAddress) -> GpuDefinition | None:
-        """The same without a virtual function; None where it was the last."""
+        """Return a copy without a virtual function; None if it was the last."""
         vgpus = tuple(known for known in self.vgpus if known.address != address)
         return replace(self, vgpus=vgpus) if vgpus else None
 
@@ -101,7 +101,7 @@ def gpu_file(address: PciAddress) -> HostPath:
 
 
 def render_gpu_definition(definition: GpuDefinition) -> str:
-    """The document of a GPU."""
+    """Render the document of a GPU."""
     import json  # noqa: PLC0415 - `list` needs none
 
     return json.dumps(to_jsonable(definition), indent=2, ensure_ascii=False) + "\n"
@@ -111,7 +111,7 @@ def parse_gpu_definition(file: TextFile) -> GpuDefinition:
     """Read the document of a GPU.
 
     Raises:
-        InvalidDocument: why it is none: the place in it, and what is wrong there.
+        InvalidDocument: the document is invalid; the message names the place and the cause.
 
     """
     try:
@@ -127,14 +127,14 @@ def parse_gpu_definition(file: TextFile) -> GpuDefinition:
 
 
 def _contradictions(definition: GpuDefinition, path: str) -> Iterator[str]:
-    """What fits its fields, and makes no sense."""
+    """Yield contradictions between valid fields."""
     addresses = [function.address for function in definition.vgpus]
     if path != definition.path:
-        yield f"it is about {definition.gpu.address}, which its name does not say"
+        yield f"the file name does not match the GPU address {definition.gpu.address}"
     if len(set(addresses)) < len(addresses):
-        yield "it defines a virtual function twice"
+        yield "a virtual function is defined twice"
     if not len(addresses) <= definition.virtual_functions:
         yield f"{len(addresses)} vGPUs need more than {definition.virtual_functions} functions"
     for function in definition.vgpus:
         if not function.type_id.isdecimal() or not int(function.type_id):
-            yield f"{function.address}: {function.type_id!r} is no number of a type"
+            yield f"{function.address}: invalid type number: {function.type_id!r}"

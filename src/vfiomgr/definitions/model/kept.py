@@ -1,4 +1,4 @@
-"""What a host keeps of definitions of vGPUs, who starts them at boot, and what they read now."""
+"""The vGPU definitions of a host, what starts them at boot, and current attributes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _Definition = TypeVar("_Definition")
 
 
 class DefinitionProblem(Value):
-    """A file that defines nothing, and why."""
+    """A file that is not a valid definition, and why."""
 
     path: str
     reason: str
 
 
 class MdevctlRule(Value):
-    """mdevctl's rule of udev, which starts mediated devices when their parent comes."""
+    """mdevctl's udev rule, which starts mediated devices when their parent appears."""
 
     path: str
     program: str
-    """What it runs."""
+    """The program that it runs."""
     has_program: bool
-    """Debian 12 has mdevctl in another place than its rule says."""
+    """Whether the program exists; Debian 12 installs mdevctl at another path than its rule."""
 
 
 class VgpuAttribute(Value):
-    """What an attribute of an active vGPU reads."""
+    """The value of an attribute of an active vGPU."""
 
     vgpu: str
     name: str
@@ -49,14 +49,14 @@ class VgpuAttribute(Value):
 
 
 class DefinitionFacts(Value, dict=True):
-    """The files, each whole, and what is around them."""
+    """The complete definition files, and related facts."""
 
     files: tuple[TextFile, ...] = ()
-    """Definitions of mdevctl and of vfiomgr, and what vfiomgr wrote to have them started."""
+    """Definitions of mdevctl and vfiomgr, and the files of vfiomgr that start them."""
     unreadable: tuple[str, ...] = ()
     mdevctl: MdevctlRule | None = None
     callouts: tuple[str, ...] = ()
-    """Programs that mdevctl runs for some types, and vfiomgr does not."""
+    """Programs that mdevctl runs for some types; vfiomgr does not."""
     attributes: tuple[VgpuAttribute, ...] = field(default=())
 
     @cached_property
@@ -71,13 +71,13 @@ class DefinitionFacts(Value, dict=True):
 
     @cached_property
     def problems(self) -> tuple[DefinitionProblem, ...]:
-        """Files that define nothing, though they should."""
-        unread = (DefinitionProblem(path, "it cannot be read") for path in self.unreadable)
+        """Files that are not valid definitions."""
+        unread = (DefinitionProblem(path, "cannot be read") for path in self.unreadable)
         return (*self._mdevs[1], *self._gpus[1], *unread)
 
     @property
     def is_started_by_mdevctl(self) -> bool:
-        """Whether mdevctl's rule starts mediated devices that start by themselves."""
+        """Whether mdevctl's rule starts autostart mediated devices."""
         return self.mdevctl is not None and self.mdevctl.has_program
 
     def file(self, path: str) -> str | None:
@@ -85,7 +85,7 @@ class DefinitionFacts(Value, dict=True):
         return next((file.text for file in self.files if file.path == path), None)
 
     def attributes_of(self, vgpu: str) -> Attributes:
-        """What the attributes of an active vGPU read, by name."""
+        """The attributes of an active vGPU, by name."""
         return tuple((fact.name, fact.text) for fact in self.attributes if fact.vgpu == vgpu)
 
     @cached_property
@@ -99,7 +99,7 @@ class DefinitionFacts(Value, dict=True):
     def _parsed(
         self, directory: str, parse: _Parse[_Definition]
     ) -> tuple[tuple[_Definition, ...], tuple[DefinitionProblem, ...]]:
-        """What the files of a directory say, and those that say nothing."""
+        """Parse the files of a directory; return definitions and invalid files."""
         found: list[_Definition] = []
         problems: list[DefinitionProblem] = []
         for file in self.files:

@@ -1,7 +1,7 @@
 """Definitions of mediated devices, in mdevctl's files: /etc/mdevctl.d/PARENT/UUID (mdevctl(8)).
 
-What mdevctl wrote stays as it is to the byte, until something in it changes; then it is written as
-mdevctl writes (serde_json's pretty form, no newline at the end), with all keys that it had.
+Files of mdevctl are kept byte for byte until their content changes; then they are written in
+mdevctl's format (serde_json's pretty form, no newline at the end), with all existing keys.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 Start = Literal["auto", "manual"]
 Attributes = tuple[tuple[str, str], ...]
-"""Names, relative to the device's directory, and texts, in the order of writing; any may recur."""
+"""Names relative to the device's directory, and values, in writing order; names may repeat."""
 
 DIRECTORY = HostPath("/etc/mdevctl.d")
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_REMEDY = "mend the file, or remove it with vfiomgr vgpu undefine"
+_REMEDY = "correct the file, or remove it with: vfiomgr vgpu undefine"
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _SELF_DESTRUCTION = "remove"
 """The attribute that destroys a mediated device (mdev_device_remove)."""
 
 
 class VgpuDefinition(Value):
-    """A mediated device that is to be, whether it is there now or not."""
+    """The definition of a mediated device, active or not."""
 
     parent: str
     uuid: str
@@ -41,14 +41,14 @@ class VgpuDefinition(Value):
     autostart: bool = False
     attributes: Attributes = ()
     text: str | None = None
-    """The file that it was read from."""
+    """The text of its file."""
 
     def __eq__(self, other: object) -> bool:
-        """Whatever files they were read from."""
+        """Compare without the text of the files."""
         return isinstance(other, VgpuDefinition) and self._compared() == other._compared()
 
     def __hash__(self) -> int:
-        """As equality is."""
+        """Hash the compared fields."""
         return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
@@ -61,12 +61,12 @@ class VgpuDefinition(Value):
 
     @property
     def start(self) -> Start:
-        """Whether it starts by itself, in mdevctl's words."""
+        """The value of `start` in mdevctl's format."""
         return "auto" if self.autostart else "manual"
 
     @property
     def directory(self) -> HostPath:
-        """Where its attributes are while it is active."""
+        """The directory of its attributes while it is active."""
         return MDEV_DEVICES / self.uuid
 
     def __str__(self) -> str:
@@ -80,15 +80,15 @@ def definition_file(parent: str, uuid: str) -> HostPath:
 
 
 def parse_definition(file: TextFile) -> VgpuDefinition:
-    """Read a file of mdevctl, or one that mdevctl would read.
+    """Parse a definition file of mdevctl.
 
     Raises:
-        InvalidDocument: why it is none.
+        InvalidDocument: the file is not a valid definition; the message names the cause.
 
     """
     path = HostPath(file.path)
     if not _UUID.fullmatch(path.name):
-        _reject("its name is no UUID in lower case, so that mdevctl would not find it")
+        _reject("the file name is not a lower-case UUID, which mdevctl requires")
     read = read_configuration(file.text)
     attributes = read.attributes
     return VgpuDefinition(
@@ -97,7 +97,7 @@ def parse_definition(file: TextFile) -> VgpuDefinition:
 
 
 class Configuration(Value):
-    """What a file of mdevctl says; parent and UUID are in its path alone."""
+    """The content of a file of mdevctl; parent and UUID are in its path."""
 
     type_id: str
     autostart: bool
@@ -105,10 +105,10 @@ class Configuration(Value):
 
 
 def read_configuration(text: str, *, is_input: bool = False) -> Configuration:
-    """Read the text of a definition; of an input document unknown keys are refused.
+    """Parse the text of a definition; unknown keys of an input document are refused.
 
     Raises:
-        InvalidDocument: no JSON, or not what mdevctl would read.
+        InvalidDocument: not JSON, or not mdevctl's format.
 
     """
     document = _document(text)
@@ -117,17 +117,17 @@ def read_configuration(text: str, *, is_input: bool = False) -> Configuration:
         _reject(f"unknown keys: {', '.join(unknown)}")
     type_id, start = document.get("mdev_type"), document.get("start")
     if not isinstance(type_id, str) or not is_name(type_id):
-        _reject(f"mdev_type is {type_id!r}, and no name of a type")
+        _reject(f"invalid mdev_type: {type_id!r}")
     if start not in ("auto", "manual"):
-        _reject(f"start is {start!r}, neither auto nor manual")
+        _reject(f"invalid start: {start!r} (expected auto or manual)")
     attributes = document.get("attrs")
     if not isinstance(attributes, list | None):
-        _reject("attrs is no list")
+        _reject("attrs is not a list")
     return Configuration(type_id, start == "auto", tuple(map(_attribute, attributes or [])))
 
 
 def render_definition(definition: VgpuDefinition) -> str:
-    """The file of a definition; the old text where that says the same."""
+    """Render a definition; keep the old text if it is equivalent."""
     import json  # noqa: PLC0415 - `list` needs none
 
     document: dict[str, Any] = {}
@@ -142,21 +142,21 @@ def render_definition(definition: VgpuDefinition) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be the name of a file: of a type, a parent."""
+    """Whether a text is a valid file name, as types and parents need."""
     return text not in ("", ".", "..") and not set("/\0\n") & set(text)
 
 
 def check_attribute(name: str) -> str | None:
-    """Why a name is none of an attribute of a device; None where it is."""
+    """Return why an attribute name is invalid; None if it is valid."""
     if not all(map(is_name, name.split("/"))):
-        return f"{name!r} is no path below the directory of the device"
+        return f"{name!r} is not a path below the directory of the device"
     if name == _SELF_DESTRUCTION:
         return f"{name!r} would remove the device"
     return None
 
 
 def differing(attributes: Attributes, found: Iterable[tuple[str, str]]) -> Attributes:
-    """The attributes that read otherwise than they were written last; unreadable ones are none."""
+    """The readable attributes whose current value differs from the definition."""
     present = dict(found)
     return tuple(
         (name, text)
@@ -168,26 +168,26 @@ def differing(attributes: Attributes, found: Iterable[tuple[str, str]]) -> Attri
 def _document(text: str) -> dict[str, Any]:
 
     if _UNDECODED in text:
-        _reject("it is no UTF-8 text")
+        _reject("not UTF-8 text")
     try:
         document = parse_json(text)
     except ValueError as error:
-        _reject(f"no JSON: {error}" if text.strip() else "it is empty")
+        _reject(f"not JSON: {error}" if text.strip() else "the file is empty")
     if not isinstance(document, dict):
-        _reject("no JSON object")
+        _reject("not a JSON object")
     return document
 
 
 def _attribute(entry: object) -> tuple[str, str]:
-    """One attribute: an object with a single member (MDev::add_attributes in mdevctl)."""
+    """Parse an attribute: an object with a single member (MDev::add_attributes in mdevctl)."""
     if not isinstance(entry, dict) or len(entry) != 1:
-        _reject(f"{entry!r} in attrs is no object of one name and its text")
+        _reject(f"invalid entry in attrs: {entry!r} (expected an object with one name and text)")
     (name, text), *_ = entry.items()
     if not isinstance(text, str):
-        _reject(f"the attribute {name!r} is {text!r}, and no text")
+        _reject(f"the value of attribute {name!r} is not a string: {text!r}")
     why = check_attribute(name)
     if why is not None:
-        _reject(f"the attribute {why}")
+        _reject(f"invalid attribute: {why}")
     return name, text
 
 
