@@ -987,7 +987,7 @@ def test_a_file_that_others_changed_meanwhile_is_left_alone(tmp_path: Path) -> N
     kernel, _ = host(tmp_path, "1.7.28", V2)
     prepared = prepare(kernel)
     put(kernel, MAIN, f"{V2}# somebody\n")
-    with pytest.raises(Refusal, match="changed meanwhile"):
+    with pytest.raises(Refusal, match="changed by another program"):
         apply_prepared(prepared, ApplyContext(kernel))
     assert text(kernel, MAIN) == f"{V2}# somebody\n"
 
@@ -1006,7 +1006,7 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
 
     monkeypatch.setattr("vfiomgr.containers.runtimes.prepare.dump", meanwhile)
     prepared = prepare(kernel)
-    with pytest.raises(Refusal, match=r"config\.toml was changed meanwhile"):
+    with pytest.raises(Refusal, match=r"config\.toml was changed by another program"):
         apply_prepared(prepared, ApplyContext(kernel))
     assert text(kernel, MAIN) == f"{V2}# by somebody else\n"
     assert text(kernel, DROP_IN) is None

@@ -206,7 +206,7 @@ def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "missing option: --type"),
+        ([], "missing argument: UUID"),
         (["--uuid", "x"], "invalid UUID: 'x'"),
         (["--uuid", UUID], "missing options: --parent and --type"),
         (["--parent", "mbochs"], "missing option: --type"),

@@ -66,8 +66,8 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     assert len(facts.vgpus) == 1
     told = {problem.path: problem.reason for problem in facts.problems}
     assert told == {
-        f"/etc/mdevctl.d/mbochs/{OTHER}": "it cannot be read",
-        f"/etc/mdevctl.d/far/{OTHER}": "it cannot be read",
+        f"/etc/mdevctl.d/mbochs/{OTHER}": "cannot be read",
+        f"/etc/mdevctl.d/far/{OTHER}": "cannot be read",
         "/etc/mdevctl.d/mbochs/README": (
             "the file name is not a lower-case UUID, which mdevctl requires"
         ),

@@ -103,7 +103,7 @@ def test_an_edit_keeps_what_it_does_not_know() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "it is empty"),
+        ("", "the file is empty"),
         ('{"mdev_type":"mtty-1","start":"manual"', "not JSON: "),
         ("[" * 100_000, "not JSON: "),
         ("[]", "not a JSON object"),
@@ -116,7 +116,7 @@ def test_an_edit_keeps_what_it_does_not_know() -> None:
         ('{"mdev_type":"mtty-1","start":"auto","attrs":[1]}', "invalid entry in attrs: 1"),
         ('{"mdev_type":"mtty-1","start":"auto","attrs":[{}]}', "invalid entry in attrs: {}"),
         ('{"mdev_type":"m","start":"auto","attrs":[{"a":"1","b":"2"}]}', "invalid entry in attrs"),
-        ('{"mdev_type":"m","start":"auto","attrs":[{"a":1}]}', "'a' is 1, and no text"),
+        ('{"mdev_type":"m","start":"auto","attrs":[{"a":1}]}', "attribute 'a' is not a string: 1"),
         ('{"mdev_type":"m","start":"auto","attrs":[{"../x":"1"}]}', "is not a path below"),
         ('{"mdev_type":"\N{REPLACEMENT CHARACTER}","start":"auto"}', "not UTF-8"),
     ],
@@ -162,4 +162,4 @@ def test_one_file_that_says_nothing_hides_no_other() -> None:
     problem, unread = facts.problems
     assert problem.path == broken.path
     assert problem.reason.startswith("not JSON: ")
-    assert unread == DefinitionProblem("/etc/mdevctl.d/x/y", "it cannot be read")
+    assert unread == DefinitionProblem("/etc/mdevctl.d/x/y", "cannot be read")

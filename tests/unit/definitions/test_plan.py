@@ -93,7 +93,9 @@ def test_what_is_not_told_stays_as_it_is_defined_with_keys_that_nobody_knows() -
 def test_types_go_by_their_names_where_the_parent_is_there() -> None:
     made = plan(host_with(), replace(DEFINE, type="single port serial"))
     assert made.steps[0] == plan(host_with(), DEFINE).steps[0]
-    with pytest.raises(UnknownDevice, match=r"no vGPU type mtty-3; it has mtty-1 \(.*\), mtty-2"):
+    with pytest.raises(
+        UnknownDevice, match=r"no vGPU type mtty-3; available: mtty-1 \(.*\), mtty-2"
+    ):
         plan(host_with(), replace(DEFINE, type="mtty-3"))
 
 
@@ -119,11 +121,11 @@ def test_a_virtual_functions_type_goes_by_its_short_name() -> None:
     [
         (DefineVgpu(UUID), "missing options: --parent and --type"),
         (DefineVgpu(UUID, "mtty"), "missing option: --type"),
-        (DefineVgpu(UUID, "..", "mtty-1"), "is no name of a device"),
+        (DefineVgpu(UUID, "..", "mtty-1"), "invalid device name"),
         (replace(DEFINE, attributes=(("../x", "1"),)), "is not a path below"),
         (replace(DEFINE, attributes=(("remove", "1"),)), "would remove the device"),
-        (replace(DEFINE, attributes=(("nvidia/vgpu_params", "1"),) * 2), "profile specified twice"),
-        (DefineVgpu("0000:04:00.0"), "is no virtual function"),
+        (replace(DEFINE, attributes=(("nvidia/vgpu_params", "1"),) * 2), "is specified twice"),
+        (DefineVgpu("0000:04:00.0"), "is not a virtual function"),
     ],
 )
 def test_what_is_no_definition_is_told(intent: DefineVgpu, words: str) -> None:
@@ -154,7 +156,7 @@ def test_a_file_that_says_nothing_is_not_overwritten_and_can_be_removed() -> Non
 def test_what_else_is_to_be_known_is_told() -> None:
     host = with_active(host_with(callouts=("/etc/mdevctl.d/scripts.d/callouts/ap",)), "mtty-2")
     notes = plan(host, DEFINE).notes
-    assert "it stays active as mtty-2 on mtty until: vfiomgr vgpu stop" in notes
+    assert f"it stays active as mtty-2 on mtty until: vfiomgr vgpu stop {UUID}" in notes
     assert notes[-1].startswith("vfiomgr does not run mdevctl's callouts: /etc/mdevctl.d")
 
 
@@ -169,7 +171,7 @@ def test_mdevctls_rule_starts_mediated_devices() -> None:
 def test_where_no_rule_of_mdevctls_works_vfiomgrs_does(rule: MdevctlRule | None) -> None:
     made = plan(host_with(mdevctl=rule), replace(DEFINE, autostart=True))
     assert list(made.steps[1:]) == STARTERS
-    told = [note for note in made.notes if "/usr/sbin/mdevctl, which is not there" in note]
+    told = [note for note in made.notes if "/usr/sbin/mdevctl, which does not exist" in note]
     assert len(told) == (rule is BROKEN)
     whole = host_with(definition_text(AUTO), *WRITTEN, mdevctl=rule)
     assert plan(whole, replace(DEFINE, autostart=True)).is_empty
@@ -200,10 +202,10 @@ def test_without_systemd_or_program_it_is_told_who_has_to_start_it() -> None:
     host = host_with(mdevctl=None)
     made = plan(replace(host, has_systemd=False), replace(DEFINE, autostart=True))
     assert len(made.steps) == 1
-    assert made.notes[-1].startswith("no systemd here: run `vfiomgr vgpu restore --boot`")
+    assert made.notes[-1].startswith("systemd not found: run `vfiomgr vgpu restore --boot`")
     made = plan(host, replace(DEFINE, autostart=True, program=None))
     assert len(made.steps) == 1
-    assert "is no installed command" in made.notes[-1]
+    assert "is not installed as a command" in made.notes[-1]
     assert plan(host, DEFINE).notes == ()
 
 
@@ -260,8 +262,8 @@ def test_a_free_one_is_defined_by_the_name_of_its_type() -> None:
     [
         (DefineVgpu("0000:41:00.5"), "is not an active vGPU"),
         (DefineVgpu("0000:41:00.5", type="L40S-99Q"), "has no vGPU type L40S-99Q"),
-        (DefineVgpu("0000:41:00.4", attributes=(("x", "1"),)), "keeps nvidia/vgpu_params alone"),
-        (DefineVgpu("0000:41:00.0"), "is no virtual function"),
+        (DefineVgpu("0000:41:00.4", attributes=(("x", "1"),)), "support only nvidia/vgpu_params"),
+        (DefineVgpu("0000:41:00.0"), "is not a virtual function"),
     ],
 )
 def test_what_no_virtual_function_can_be_is_told(intent: DefineVgpu, words: str) -> None:

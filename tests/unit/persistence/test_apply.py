@@ -123,7 +123,7 @@ def test_after_a_power_cut_the_same_command_finishes(tmp_path: Path, name: str) 
 def test_a_file_that_somebody_else_changed_is_not_overwritten(kernel: FakeKernel) -> None:
     put(kernel, rule_file(GPU), "mine")
     step = ReplaceFile(rule_file(GPU), None, "ours")
-    with pytest.raises(HostError, match="was changed meanwhile"):
+    with pytest.raises(HostError, match="was changed by another program"):
         replace_file(kernel, step)
     assert kernel.read_text(rule_file(GPU)) == "mine"
 

@@ -68,7 +68,7 @@ def test_rules_are_removed_by_address_and_all_at_once(run: Run) -> None:
     assert "rm /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules" in dry.stdout
     assert run("persist", "remove", "02:00.1").stdout.splitlines() == [
         "0000:02:00.1 (Device 10de:22ba) stays on vfio-pci until vfiomgr unbind 0000:02:00.1",
-        "done: remove /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules",
+        "remove /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules",
     ]
     assert run("persist", "remove", "--all").status == 0
     assert run("persist", "remove", "--all").stdout == "no persistent bindings\nnothing to do\n"
@@ -84,7 +84,7 @@ def test_remove_wants_addresses_or_all(run: Run, arguments: list[str]) -> None:
 def test_driverctl_is_imported(run: Run, kernel: FakeKernel) -> None:
     assert "import it with: vfiomgr persist import" in run("bind", "0000:01:00.0").stdout
     done = run("persist", "import")
-    assert "done: remove /etc/driverctl.d/0000:01:00.0" in done.stdout
+    assert "remove /etc/driverctl.d/0000:01:00.0" in done.stdout
     assert os.listdir(os.path.join(kernel.root, "etc/driverctl.d")) == []
     (item,) = json.loads(run("persist", "list", "--format", "json").stdout)["items"]
     assert (item["address"], item["owner"]) == ("0000:01:00.0", "vfiomgr")

@@ -97,7 +97,7 @@ def test_the_service_is_written_where_systemd_runs_it() -> None:
     assert unit in kept(host_with(), replace(BIND, program=program))
     bare = plan(host_with(has_systemd=False), replace(BIND, program=program))
     assert unit not in bare.steps
-    assert "no systemd here" in " ".join(bare.notes)
+    assert "systemd not found" in " ".join(bare.notes)
 
 
 def test_the_initramfs_gets_the_rules_where_it_brings_the_driver() -> None:
@@ -105,7 +105,7 @@ def test_the_initramfs_gets_the_rules_where_it_brings_the_driver() -> None:
     hook = made.steps[-1]
     assert isinstance(hook, ReplaceFile)
     assert (hook.path, hook.before, hook.mode) == (HOOK, None, 0o755)
-    assert "make it anew with update-initramfs -u -k all" in made.notes[-1]
+    assert "rebuild it with update-initramfs -u -k all" in made.notes[-1]
     rebuilt = plan(host_with(bound=False, initramfs=GRAPHICS), replace(BIND, update_initramfs=True))
     assert rebuilt.steps[-1] == RebuildInitramfs(("update-initramfs", "-u", "-k", "all"))
 
@@ -174,7 +174,7 @@ def test_the_last_rule_takes_hook_and_service_along() -> None:
         ReplaceFile(HOOK, "hook", None, 0o755),
     )
     assert "stays on vfio-pci until vfiomgr unbind" in made.notes[0]
-    assert "make it anew" in made.notes[-1]
+    assert "rebuild it" in made.notes[-1]
 
 
 def test_forgetting_what_is_not_there_does_nothing() -> None:
