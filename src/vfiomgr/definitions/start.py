@@ -107,7 +107,7 @@ def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
         locks=tuple(sorted({*made.locks, *(_parent_lock(host, t.parent) for t in defined)})),
         notes=(
             *(
-                f"{v} has no definition: it does not come back"
+                f"{v} has no definition and cannot be started again"
                 for v in active
                 if v.name not in names
             ),

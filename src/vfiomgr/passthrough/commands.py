@@ -42,7 +42,7 @@ def _chosen(session: Session, addresses: tuple[str, ...], match: str | None) -> 
     "--driver",
     metavar="NAME",
     shell_complete=complete_vfio_driver,
-    help="Set the VFIO driver.  [default: matching variant, or vfio-pci]",
+    help="Set the VFIO driver.  [default: best match or vfio-pci]",
 )
 @function_only_option("Do not bind the other functions of the slot.")
 @click.option("--with-group", is_flag=True, help="Bind all devices of the IOMMU group.")

@@ -141,7 +141,7 @@ def test_stopping_keeps_what_a_roll_back_would_need() -> None:
 
 def test_stopping_one_without_a_definition_is_for_good_and_one_that_is_gone_no_error() -> None:
     made = plan(with_active(host_with()), StopVgpu((UUID, OTHER)))
-    assert made.notes == (f"vGPU {UUID} has no definition: it does not come back",)
+    assert made.notes == (f"vGPU {UUID} has no definition and cannot be started again",)
     assert made.already == (f"vGPU not found: {OTHER}",)
 
 

@@ -85,7 +85,7 @@ def _own_reset(devices: Sequence[PciDevice], *, is_loaded: bool) -> str:
     places = " ".join(_place(d) for d in devices if d.reset_method)
     tell = f"echo {_OWN_RESET} | tee {places}" if places else ""
     if is_loaded:
-        return f"use the loaded module vendor_reset before the first guest: {tell or 'see dmesg'}"
+        return f"use the loaded module vendor_reset before the first guest: {tell or 'check dmesg'}"
     commands = f"modprobe vendor-reset{' && ' if tell else ''}{tell}"
     return f"install the module vendor-reset ({_PAGE}); at boot before the first guest: {commands}"
 
