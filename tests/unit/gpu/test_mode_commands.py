@@ -82,7 +82,7 @@ def test_the_vendors_program_is_behind_sriov_set(run: Run) -> None:
     assert gone.stderr == f"undo with: vfiomgr sriov set {GPU} 2\n"
     refused = run("sriov", "set", GPU, "1")
     assert refused.status == 4
-    assert "ask for 2 or 0" in refused.stderr
+    assert "request 2 or 0" in refused.stderr
     made = run("sriov", "set", GPU, "2")
     assert made.stderr == f"undo with: vfiomgr sriov set {GPU} 0\n"
 

@@ -106,7 +106,7 @@ def test_a_use_that_it_has_is_nothing_to_do(host: HostSnapshot, to: GpuUse) -> N
 def test_a_gpu_without_virtual_functions_needs_its_driver_alone() -> None:
     plain = replace(GPU, sriov_totalvfs=None, sriov_numvfs=None)
     assert kinds(switch(bound(plain), "vgpu")) == [ChangeDriver, DropOriginalState]
-    with pytest.raises(Refusal, match="makes no virtual functions"):
+    with pytest.raises(Refusal, match="does not support SR-IOV"):
         switch(bound(plain), "vgpu", functions=4)
 
 
@@ -174,7 +174,7 @@ def test_persistence_mode_that_was_off_is_ended_after_the_program_all_the_same()
             "only vGPUs of one size",
             "leave out",
         ),
-        (whole(), {"functions": 1}, "all of its 2", "ask for 2 or 0"),
+        (whole(), {"functions": 1}, "creates all 2 virtual functions", "request 2 or 0"),
         (carrying(), {"heterogeneous": True}, "it has active vGPUs", "remove them first"),
     ],
 )

@@ -58,9 +58,9 @@ def test_the_program_makes_all_or_none_and_autoprobe_is_its_own_affair() -> None
 
 
 def test_another_number_is_refused_with_those_that_are_possible() -> None:
-    with pytest.raises(Refusal, match=r"all of its 2 .* or none, not 1") as caught:
+    with pytest.raises(Refusal, match=r"creates all 2 .* or none, not 1") as caught:
         plan(host(GPU), SetVirtualFunctions(GPU.address, 1))
-    assert "ask for 2 or 0" in caught.value.hint
+    assert "request 2 or 0" in caught.value.hint
 
 
 def test_a_number_that_somebody_else_made_is_left_or_cleared() -> None:
