@@ -122,7 +122,11 @@ def test_the_address_that_was_meant_is_told(run: Run, typed: str) -> None:
         (["vgpu", "remove", "not-a-uuid"], 2, "not a UUID or virtual function address"),
         (["vgpu", "remove", "0000:zz:00.0"], 2, "is not a PCI address"),
         (["cdi", "generate", "--kind", "gpu"], 2, "is no CDI kind"),
-        (["libvirt", "hostdev", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"], 2, "no active vGPU"),
+        (
+            ["libvirt", "hostdev", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"],
+            2,
+            "active vGPU not found",
+        ),
     ],
 )
 def test_mistakes_get_one_clear_message(

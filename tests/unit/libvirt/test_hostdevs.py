@@ -108,7 +108,7 @@ def test_an_mdev_has_the_model_of_its_api() -> None:
     assert crypto.get("model") == "vfio-ap"
     with pytest.raises(UsageError, match="does not support the device API"):
         hostdevs(with_api("vfio-platform"), UUID)
-    with pytest.raises(UnknownDevice, match="no active vGPU"):
+    with pytest.raises(UnknownDevice, match="active vGPU not found"):
         hostdevs(host_of(), UUID)
 
 

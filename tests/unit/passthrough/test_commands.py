@@ -138,7 +138,7 @@ def test_a_vgpu_from_its_making_to_its_end(run: Run) -> None:
     assert f"uuid='{uuid}'" in run("libvirt", "hostdev", uuid).stdout
     assert run("vgpu", "remove", uuid).stdout == f"removed {uuid}\n"
     again = run("vgpu", "remove", uuid)
-    assert (again.status, again.stdout) == (0, f"there is no vGPU {uuid}\nnothing to do\n")
+    assert (again.status, again.stdout) == (0, f"vGPU not found: {uuid}\nnothing to do\n")
     assert run("vgpu", "list").stderr == "no active vGPUs\n"
     full = [run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large") for _ in "12345"]
     assert [answer.status for answer in full] == [0, 0, 0, 0, 4]
@@ -167,7 +167,7 @@ def test_yaml_says_what_json_says(run: Run, arguments: list[str]) -> None:
 def test_the_uuid_is_all_that_create_prints_also_the_second_time(run: Run) -> None:
     create = ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID]
     assert run(*create).stdout == run(*create).stdout == f"{UUID}\n"
-    assert "exists already: nothing to do" in run(*create).stderr
+    assert "already exists: nothing to do" in run(*create).stderr
 
 
 def test_an_override_is_asked_for_on_a_terminal(

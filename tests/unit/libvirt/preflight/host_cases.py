@@ -423,7 +423,7 @@ CASES = [
         "no-group",
         "blocker",
         Side(xml(NIC_ELEMENT), host(replace(NIC, iommu_group=None))),
-        "another slot",
+        "a slot that an IOMMU covers",
         "has no iommu_group",
         Side(xml(NIC_ELEMENT)),
     ),
