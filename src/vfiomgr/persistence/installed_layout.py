@@ -99,12 +99,12 @@ def parse_record(text: str | None) -> InstalledLayout | None:
         return None
 
 
-def boot_command(name: str, allow: tuple[str, ...] = ()) -> str:
+def boot_command(name: str | None, allow: tuple[str, ...] = ()) -> str:
     """The arguments that apply the installed layout at boot."""
-    return f"apply {FILE} --layout {_word(name)}{_allowing(allow)}"
+    return f"apply {FILE}{_choosing(name)}{_allowing(allow)}"
 
 
-def render_boot(program: str, name: str, allow: tuple[str, ...] = ()) -> str:
+def render_boot(program: str, name: str | None, allow: tuple[str, ...] = ()) -> str:
     """Render the unit for the boot: after udev settles, before services that use devices.
 
     The unit runs `udevadm settle` itself, because systemd-udev-settle.service is deprecated.
@@ -128,14 +128,14 @@ ExecStart={require_plain(program)} {boot_command(name, allow)}
 {SANDBOX}"""
 
 
-def render_watch(program: str, name: str, allow: tuple[str, ...] = ()) -> str:
+def render_watch(program: str, name: str | None, allow: tuple[str, ...] = ()) -> str:
     """Render the unit that enforces the layout after it was applied.
 
     Raises:
         Refusal: a unit cannot contain the path or name.
 
     """
-    command = f"watch {FILE} --layout {_word(name)} --enforce{_allowing(allow)}"
+    command = f"watch {FILE}{_choosing(name)} --enforce{_allowing(allow)}"
     return f"""\
 {_HEAD}[Unit]
 Description=Enforce the layout in {FILE} on PCI devices
@@ -153,6 +153,11 @@ def render_wanted(*, with_watch: bool) -> str:
     """Render the drop-in that starts the services at boot."""
     names = [BOOT.name, WATCH.name] if with_watch else [BOOT.name]
     return f"{_HEAD}[Unit]\nWants={' '.join(names)}\n"
+
+
+def _choosing(name: str | None) -> str:
+    """The option that chooses a layout of the file; None where the file has only one."""
+    return "" if name is None else f" --layout {_word(name)}"
 
 
 def _allowing(allow: tuple[str, ...]) -> str:
