@@ -1,7 +1,7 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
 
-.PHONY: setup demo test test-fast check lab lab-faults bench docs format clean
+.PHONY: setup demo test test-fast check lab lab-faults bench docs package format clean
 
 setup:
 	@tools/setup dev
@@ -38,13 +38,19 @@ bench:  ## how fast it is, beside other tools; in the laboratory, and on made tr
 	@tools/setup bench
 	@$(PYTHON) -m benchmarks
 
-docs:  ## the pictures of the documents
+docs:  ## the pictures of the documents, and what is generated: docs/reference, json.md, rules.md
 	@tools/setup dev
+	@$(PYTHON) -m tools.reference
+	@$(PYTHON) -m tools.rules
 	@$(PYTHON) -m tools.pictures
+
+package:  ## a wheel, a .deb and an .rpm, in dist/
+	@tools/setup dev
+	@$(PYTHON) -m tools.package
 
 format:
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
 clean:
-	rm -rf .venv dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache

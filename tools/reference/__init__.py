@@ -1,0 +1,1 @@
+"""Reference pages of the commands, manual pages and the JSON reference, from one source."""
