@@ -1,5 +1,7 @@
 """Programs of other Debian releases: packages unpacked in the cache, never installed.
 
+Roots of other releases, too: the least that a release can be.
+
 Each package is unpacked with all packages that it depends on, and its programs run with the
 libraries of their own release: those of the machine may be too old. apt has sources, lists and
 packages of its own in the cache, the mirror and proxy of the machine, and Debian's keys.
@@ -19,8 +21,10 @@ from tests.lab.kernel import cache_root, locked, run
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 """The keys of the Debian archive, from the package debian-archive-keyring."""
 _ARCHIVE = "http://deb.debian.org/debian"
+_ROOT_FORMAT = 1  # counts up when the content of a root changes
 _FORMAT = 2  # counts up when the content of an unpacked package changes
 _VERSIONS = ".versions.json"
+_UNUSED_IN_ROOTS = ("usr/share/doc", "usr/share/locale", "usr/share/man/??")
 _UNUSED = ("usr/share/doc", "usr/share/man", "usr/share/locale")
 
 
@@ -93,6 +97,41 @@ def _build(release: str, package: str, place: Path) -> None:
         for unused in _UNUSED:
             shutil.rmtree(tree / unused, ignore_errors=True)
         tree.rename(place)
+
+
+def root_archive(release: str, *packages: str) -> Path:
+    """Return a tar of an empty system of a release with some packages, built first if needed.
+
+    Raises:
+        BuildError: no mirror has the release, or mmdebstrap is not installed.
+
+    """
+    home = cache_root() / "debian" / release
+    place = home / f"root-{'-'.join(packages)}-{_ROOT_FORMAT}.tar"
+    if not place.is_file():
+        with locked(home):
+            if not place.is_file():
+                _build_root(release, packages, place)
+    return place
+
+
+def _build_root(release: str, packages: tuple[str, ...], place: Path) -> None:
+    """Build a root from the first mirror that has the release, then move it into the cache."""
+    reasons: list[str] = []
+    for mirror in mirrors():
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as name:
+            archive = Path(name, "root.tar")
+            command = ["mmdebstrap", "--quiet", "--variant=minbase"]
+            command += [f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
+            command += [f"--dpkgopt=path-exclude=/{unused}/*" for unused in _UNUSED_IN_ROOTS]
+            try:
+                run([*command, release, str(archive), mirror])
+            except BuildError as error:
+                reasons.append(str(error))
+                continue
+            archive.rename(place)
+            return
+    raise BuildError("\n".join(reasons))
 
 
 def _fetched(release: str, package: str, directory: Path) -> list[Path]:

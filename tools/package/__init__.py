@@ -1,0 +1,1 @@
+"""Builds the packages: a wheel, a .deb and an .rpm."""

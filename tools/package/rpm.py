@@ -1,0 +1,62 @@
+"""The .rpm, as rpmbuild builds it from a tree."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tools.package.tree import COMPLETIONS, template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+_ZSH = "usr/share/zsh/site-functions/_vfiomgr"
+"""Where zsh looks outside of Debian."""
+_SHARED = ("usr/lib/vfiomgr", "usr/share/doc/vfiomgr")
+"""Directories that belong to the package; the others are the system's."""
+
+
+@dataclass(frozen=True)
+class _Path:
+    name: str
+    mode: str
+    kind: str
+
+
+def build_rpm(tree: Path, values: Mapping[str, object], target: Path) -> None:
+    """Build the package of a copy of the tree."""
+    root = tree.with_name("rpm")
+    shutil.copytree(tree, root / "tree", symlinks=True)
+    _move_completion(root / "tree")
+    spec = root / "vfiomgr.spec"
+    files = list(_files(root / "tree"))
+    spec.write_text(template(spec.name, **values, tree=root / "tree", files=files))
+    command = ["rpmbuild", "-bb", "--quiet", "--nodeps"]
+    command += ["--define", f"_topdir {root}/build", "--define", f"_rpmdir {root}/done"]
+    command += ["--define", f"_dbpath {root}/database", "--define", "_rpmfilename %{NAME}.rpm"]
+    subprocess.run([*command, str(spec)], check=True)
+    shutil.copy(root / "done" / "vfiomgr.rpm", target)
+
+
+def _move_completion(tree: Path) -> None:
+    source = tree / COMPLETIONS["zsh"]
+    if source.exists():
+        (tree / _ZSH).parent.mkdir(parents=True)
+        source.rename(tree / _ZSH)
+        source.parent.rmdir()
+
+
+def _files(tree: Path) -> Iterator[_Path]:
+    """What %files lists: directories of our own, and all that is not a directory."""
+    for place in sorted(tree.rglob("*")):
+        name = str(place.relative_to(tree))
+        is_directory = place.is_dir() and not place.is_symlink()
+        if is_directory and not f"{name}/".startswith(tuple(f"{one}/" for one in _SHARED)):
+            continue
+        kind = "%dir " if is_directory else ""
+        kind = "%doc " if name.startswith("usr/share/doc/") and not is_directory else kind
+        mode = "-" if place.is_symlink() else f"{place.stat().st_mode & 0o777:04o}"
+        yield _Path(f'"/{name}"', mode, kind)
