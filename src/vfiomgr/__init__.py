@@ -8,7 +8,7 @@ use. docs/python.md is a tutorial.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 if TYPE_CHECKING:
     from vfiomgr import cdi, kata, libvirt, oci, runtimes
