@@ -9,16 +9,18 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from tests.debian import root_archive
 from tests.fakes.hosts import workstation
+from tools.package import rpm, tree
 from tools.package.__main__ import build
-from tools.package.tree import COMPLETIONS
 from vfiomgr import __version__
+from vfiomgr.cli.main import cli
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root directory")
@@ -68,8 +70,7 @@ class Root:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     place = tmp_path_factory.mktemp("packages")
-    wheel, deb, rpm = build(place / "dist", place / "work")
-    return Built(wheel, deb, rpm, place / "work")
+    return Built(*build(place / "dist", place / "work"), place / "work")
 
 
 @pytest.fixture(scope="module", params=RELEASES)
@@ -87,15 +88,15 @@ def root(
     shutil.rmtree(place)
 
 
-def check_installed(root: Root) -> None:
-    """What a user does first."""
+def check_installed(root: Root, completions: Mapping[str, str]) -> None:
+    """What a user does first; `completions` are the scripts of the shells, if there are any."""
     assert root.run("vfiomgr", "--version") == f"vfiomgr, version {__version__}\n"
     listed = root.run("vfiomgr", "list", "--root", "/tmp/host", "--format", "json")
     assert GPU in [item["address"] for item in json.loads(listed)["items"]]
     plan = root.run("vfiomgr", "bind", GPU, "--persist", "--root", "/tmp/host", "--dry-run")
     assert "/usr/lib/vfiomgr/bin/python -I -m vfiomgr persist watch" in plan
-    there = [path for path in COMPLETIONS.values() if (root.place / path).exists()]
-    assert there in ([], list(COMPLETIONS.values()))
+    has_completion = cli.get_command(click.Context(cli), "completion") is not None
+    assert [(root.place / path).exists() for path in completions.values()] == [has_completion] * 3
 
 
 def test_the_deb(root: Root, built: Built, request: pytest.FixtureRequest) -> None:
@@ -105,7 +106,10 @@ def test_the_deb(root: Root, built: Built, request: pytest.FixtureRequest) -> No
     root.run("dpkg", "-i", "/tmp/vfiomgr.deb")
     python = root.run("/usr/lib/vfiomgr/bin/python", "--version")
     assert python.startswith(RELEASES[request.node.callspec.params["root"]])
-    check_installed(root)
+    searched = root.run("/usr/lib/vfiomgr/bin/python", "-I", "-c", "print(*__import__('sys').path)")
+    own = searched.index(RELEASES[request.node.callspec.params["root"]][-4:] + "/site-packages")
+    assert own < searched.index("/usr/lib/python3/dist-packages"), "where python3-libvirt is"
+    check_installed(root, tree.COMPLETIONS)
     assert "vfiomgr - " in root.run("man", "vfiomgr")
     assert "--persist" in root.run("man", "vfiomgr-bind")
     assert "OK" in root.run("sh", "-c", "dpkg --verify vfiomgr && echo OK")
@@ -130,10 +134,10 @@ def test_what_stays_is_named(root: Root, built: Built) -> None:
 def test_the_rpm(root: Root, built: Built) -> None:
     """Without the dependencies: rpm of Debian knows no package of the root."""
     before = root.files()
-    rpm = ["rpm", "--root", str(root.place), "--nodeps"]
-    subprocess.run([*rpm, "-i", str(built.rpm)], check=True, capture_output=True)
-    check_installed(root)
-    subprocess.run([*rpm, "-e", "vfiomgr"], check=True, capture_output=True)
+    command = ["rpm", "--root", str(root.place), "--nodeps"]
+    subprocess.run([*command, "-i", str(built.rpm)], check=True, capture_output=True)
+    check_installed(root, rpm.COMPLETIONS)
+    subprocess.run([*command, "-e", "vfiomgr"], check=True, capture_output=True)
     assert root.files() == before
 
 

@@ -33,7 +33,7 @@ for file in /etc/udev/rules.d/05-vfiomgr-*.rules /etc/systemd/system/vfiomgr-*.s
 done"""
 
 
-def build(directory: Path, work: Path) -> list[Path]:
+def build(directory: Path, work: Path) -> tuple[Path, Path, Path]:
     """Build all packages; `work` is emptied, and has what they are made of."""
     os.environ.setdefault("SOURCE_DATE_EPOCH", _last_change())
     shutil.rmtree(work, ignore_errors=True)
@@ -56,7 +56,6 @@ def build(directory: Path, work: Path) -> list[Path]:
         "too_new": f"{major}.{int(minor) + 1}",
         "libraries": found,
         "licenses": sorted({one.license for one in found} - {"Apache-2.0"}),
-        "changelog": (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8"),
         "compile": _COMPILE,
         "clean": _CLEAN,
         "stop": _STOP,
@@ -65,7 +64,7 @@ def build(directory: Path, work: Path) -> list[Path]:
     build_deb(tree, values, deb)
     rpm = directory / f"vfiomgr-{__version__}-1.{architecture.machine}.rpm"
     build_rpm(tree, values, rpm)
-    return [wheel, deb, rpm]
+    return wheel, deb, rpm
 
 
 def _last_change() -> str:

@@ -26,7 +26,6 @@ def build_deb(tree: Path, values: Mapping[str, object], target: Path) -> None:
     documents = root / DOC
     (documents / "copyright").write_text(template("copyright", **values), encoding="utf-8")
     _compressed(documents / "changelog.gz", _changelog(values))
-    _compressed(documents / "CHANGELOG.md.gz", str(values["changelog"]))
     control = root / "DEBIAN"
     control.mkdir()
     (control / "md5sums").write_text(_sums(root), encoding="utf-8")
@@ -47,7 +46,8 @@ def _changelog(values: Mapping[str, object]) -> str:
     """What Debian's tools read of a changelog; CHANGELOG.md beside it has the changes."""
     date = formatdate(int(os.environ["SOURCE_DATE_EPOCH"]))
     head = f"vfiomgr ({values['version']}) unstable; urgency=medium"
-    return f"{head}\n\n  * See CHANGELOG.md.gz.\n\n -- {values['maintainer']}  {date}\n"
+    change = f"  * See CHANGELOG.md in /{DOC}."
+    return f"{head}\n\n{change}\n\n -- {values['maintainer']}  {date}\n"
 
 
 def _size(root: Path) -> int:

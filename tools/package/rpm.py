@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tools.package.tree import COMPLETIONS, template
+from tools.package import tree as common
+from tools.package.tree import template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-_ZSH = "usr/share/zsh/site-functions/_vfiomgr"
-"""Where zsh looks outside of Debian."""
+COMPLETIONS = {**common.COMPLETIONS, "zsh": "usr/share/zsh/site-functions/_vfiomgr"}
+"""zsh looks in another directory outside of Debian."""
 _SHARED = ("usr/lib/vfiomgr", "usr/share/doc/vfiomgr")
 """Directories that belong to the package; the others are the system's."""
 
@@ -30,10 +33,14 @@ def build_rpm(tree: Path, values: Mapping[str, object], target: Path) -> None:
     """Build the package of a copy of the tree."""
     root = tree.with_name("rpm")
     shutil.copytree(tree, root / "tree", symlinks=True)
-    _move_completion(root / "tree")
+    _move_completions(root / "tree")
     spec = root / "vfiomgr.spec"
     files = list(_files(root / "tree"))
-    spec.write_text(template(spec.name, **values, tree=root / "tree", files=files))
+    date = datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), UTC)
+    text = template(
+        spec.name, **values, tree=root / "tree", files=files, date=date.strftime("%a %b %d %Y")
+    )
+    spec.write_text(text, encoding="utf-8")
     command = ["rpmbuild", "-bb", "--quiet", "--nodeps"]
     command += ["--define", f"_topdir {root}/build", "--define", f"_rpmdir {root}/done"]
     command += ["--define", f"_dbpath {root}/database", "--define", "_rpmfilename %{NAME}.rpm"]
@@ -41,12 +48,13 @@ def build_rpm(tree: Path, values: Mapping[str, object], target: Path) -> None:
     shutil.copy(root / "done" / "vfiomgr.rpm", target)
 
 
-def _move_completion(tree: Path) -> None:
-    source = tree / COMPLETIONS["zsh"]
-    if source.exists():
-        (tree / _ZSH).parent.mkdir(parents=True)
-        source.rename(tree / _ZSH)
-        source.parent.rmdir()
+def _move_completions(tree: Path) -> None:
+    for shell, path in COMPLETIONS.items():
+        source, target = tree / common.COMPLETIONS[shell], tree / path
+        if source.exists() and source != target:
+            target.parent.mkdir(parents=True)
+            source.rename(target)
+            source.parent.rmdir()
 
 
 def _files(tree: Path) -> Iterator[_Path]:

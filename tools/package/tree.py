@@ -108,7 +108,8 @@ def _write_documents(tree: Path) -> None:
         page.with_name(f"{page.name}.gz").write_bytes(gzip.compress(page.read_bytes(), mtime=0))
         page.unlink()
     shutil.copytree(CHECKOUT / "docs", tree / DOC / "docs")
-    shutil.copy(CHECKOUT / "README.md", tree / DOC)
+    for name in ("README.md", "CHANGELOG.md"):
+        shutil.copy(CHECKOUT / name, tree / DOC)
 
 
 def _write_completions(tree: Path) -> None:
