@@ -15,7 +15,7 @@ from tools.package.tree import HOME, libraries, make_tree
 from tools.package.wheels import CHECKOUT, PYTHONS, REQUIREMENTS, download, own_architecture
 from vfiomgr import __version__
 
-_MAINTAINER = "vfiomgr developers <vfiomgr@packages.debian.org>"
+_MAINTAINER = "vfiomgr developers <vfiomgr@example.org>"
 _COMPILE = (
     f"/{HOME}/bin/python -I -m compileall -q -x 'pygments/(lexers|styles)/' "
     f"/{HOME}/lib/python{PYTHONS[0]}"
