@@ -95,7 +95,9 @@ def check_installed(root: Root, completions: Mapping[str, str]) -> None:
     assert GPU in [item["address"] for item in json.loads(listed)["items"]]
     plan = root.run("vfiomgr", "bind", GPU, "--persist", "--root", "/tmp/host", "--dry-run")
     assert "/usr/lib/vfiomgr/bin/python -I -m vfiomgr persist watch" in plan
-    has_completion = cli.get_command(click.Context(cli), "completion") is not None
+    has_completion = (
+        cli.get_command(click.Context(cli, **cli.context_settings), "completion") is not None
+    )
     assert [(root.place / path).exists() for path in completions.values()] == [has_completion] * 3
 
 

@@ -114,7 +114,7 @@ def _write_documents(tree: Path) -> None:
 
 def _write_completions(tree: Path) -> None:
     """The scripts that `vfiomgr completion` prints."""
-    if cli.get_command(click.Context(cli), "completion") is None:
+    if cli.get_command(click.Context(cli, **cli.context_settings), "completion") is None:
         return
     for shell, path in COMPLETIONS.items():
         command = [sys.executable, "-m", "vfiomgr", "completion", shell]

@@ -316,6 +316,28 @@ def complete_numa_node(
     return continuing(context, parameter, incomplete, names_only(map(str, nodes)))
 
 
+def complete_driver(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Drivers that devices are bound to, and `none` if one has no driver."""
+    devices = _host_of(session_of(context)).devices
+    names = sorted({d.driver or "none" for d in devices})
+    return continuing(context, parameter, incomplete, names_only(names))
+
+
+def complete_group(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """IOMMU groups."""
+    devices = _host_of(session_of(context)).devices
+    groups = sorted({d.iommu_group for d in devices if d.iommu_group is not None})
+    return continuing(context, parameter, incomplete, names_only(map(str, groups)))
+
+
+def complete_vendor(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """IDs and short names of the vendors of devices."""
+    devices = _host_of(session_of(context)).devices
+    names = {d.short_name.partition(" ")[0].casefold() for d in devices}
+    words = sorted({d.vendor_id for d in devices}) + sorted(names - {"device"})
+    return continuing(context, parameter, incomplete.casefold(), names_only(words))
+
+
 def complete_vfio_driver(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> Items:

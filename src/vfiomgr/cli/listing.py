@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.completion import (
+    complete_address,
+    complete_driver,
+    complete_group,
+    complete_numa_node,
+    complete_vendor,
+)
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import print_table, say
 from vfiomgr.cli.session import session_of
@@ -155,6 +161,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "drivers",
                 multiple=True,
                 metavar="NAME",
+                shell_complete=complete_driver,
                 help="Devices bound to this driver; `none` for no driver.",
             ),
             click.option(
@@ -163,6 +170,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 multiple=True,
                 type=WholeNumber(0),
                 metavar="NUMBER",
+                shell_complete=complete_group,
                 help="Devices in this IOMMU group.",
             ),
             click.option(
@@ -179,6 +187,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "vendors",
                 multiple=True,
                 metavar="VENDOR",
+                shell_complete=complete_vendor,
                 help="Vendor ID, or the beginning of its name.",
             ),
             click.option(
@@ -195,6 +204,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 multiple=True,
                 type=WholeNumber(0),
                 metavar="NODE",
+                shell_complete=complete_numa_node,
                 help="Devices at this NUMA node.",
             ),
         )
@@ -241,7 +251,14 @@ def view_options(known: Sequence[Column]) -> Callable[[Any], Any]:
 
     It shows tables of the columns that are `known`.
     """
-    headings = [column.heading for column in known]
+    headings = [_typed(column.heading) for column in known]
+
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, incomplete: str
+    ) -> list[str]:
+        before, comma, _ = incomplete.rpartition(",")
+        names = (before + comma + name for name in headings if name not in before.split(","))
+        return [name for name in names if name.startswith(incomplete)]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def with_view(
@@ -259,13 +276,13 @@ def view_options(known: Sequence[Column]) -> Callable[[Any], Any]:
             return command(*arguments, view=view, **options)
 
         decorated = update_wrapper(with_view, command)
-        named = ", ".join(map(_typed, headings))
         for option in reversed(
             (
                 click.option(
                     "--columns",
                     metavar="NAME,…",
-                    help=f"Show these columns, in this order: {named}.",
+                    shell_complete=complete,
+                    help=f"Show these columns, in this order: {', '.join(headings)}.",
                 ),
                 click.option(
                     "-o", "names", type=click.Choice(["name"]), help="Print addresses only."

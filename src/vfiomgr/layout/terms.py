@@ -36,8 +36,8 @@ _KEYS_OF_OTHERS: dict[OptionName, str] = {
 """Rules of these states have none of these keys."""
 _IN_PASSING = (
     (
-        re.compile(r"--with-group gives them back too\b"),
-        "a host rule that selects them returns them too",
+        re.compile(r"--with-group unbinds them too\b"),
+        "a host rule that selects them unbinds them too",
     ),
     (re.compile(r"\bvfiomgr vgpu mode \S+ --mig\b"), "set mig: true"),
     (re.compile(r"\bvfiomgr vgpu mode \S+ --no-mig\b"), "set mig: false"),

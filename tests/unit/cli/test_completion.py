@@ -106,7 +106,10 @@ def _completes(parameter: click.Parameter) -> bool:
 def test_each_value_completes_or_is_free_text_with_a_reason() -> None:
     seen: set[str] = set()
     free: set[str] = set()
-    contexts = [click.Context(cli), *commands(click.Context(cli, info_name="vfiomgr"))]
+    contexts = [
+        click.Context(cli, **cli.context_settings),
+        *commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings)),
+    ]
     for context in contexts:
         for parameter in context.command.params:
             if isinstance(parameter, click.Option) and (parameter.is_flag or parameter.count):

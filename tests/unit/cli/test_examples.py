@@ -47,12 +47,13 @@ ENDLESS = {"layout watch", "persist watch"}
 USAGE = 2
 _ADDRESS = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 _ABSENT = re.compile(
-    r"error: (no layout is installed|no such PCI device: |cannot read "
-    r"|there is no |libvirt (has|knows) no |not a host root: '/"
-    r"|not a directory: '/|no CDI specification of this host has "
-    r"|\S+ \(Device \S+\) makes no vGPUs now"
-    r"|\S+ is not one of the boards that share an ID"
-    r"|\S+ has no vGPU type called|cannot look up the |--jsonfile \S+: No such file)"
+    r"(?:error: |\"message\": \")(cannot read |no such (PCI device|domain|mediated device)"
+    r"|no such (domain or file|device in the CDI|vGPU-capable device)|no layout is installed"
+    r"|no readable configuration of Kata|not a (host root|directory): '/"
+    r"|\S+ \(Device \S+\) does not support vGPUs in its current state"
+    r"|\S+ is not one of the boards that share an ID|\S+ has no vGPU type |cannot look up "
+    r"|missing options: --parent and --type|vGPU definition not found|active vGPU not found"
+    r"|--jsonfile \S+: No such file)"
 )
 """The made host lacks what the example is about: its words are understood."""
 _SHELL = ("", "sh", "bash", "console")
@@ -101,7 +102,7 @@ def in_document(path: Path) -> Iterator[Example]:
 
 def in_help() -> Iterator[Example]:
     """The lines below `Examples:`, until an empty one."""
-    for context in commands(click.Context(cli, info_name="vfiomgr")):
+    for context in commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings)):
         _, _, text = (context.command.help or "").partition("Examples:\n")
         joined = re.sub(r"\s*\\\n\s*", " ", text).splitlines()
         for line in itertools.takewhile(str.strip, joined):
@@ -111,7 +112,7 @@ def in_help() -> Iterator[Example]:
 EXAMPLES = [*itertools.chain.from_iterable(map(in_document, DOCUMENTS)), *in_help()]
 PARSERS = {
     context.command_path.removeprefix("vfiomgr "): context.command
-    for context in commands(click.Context(cli, info_name="vfiomgr"))
+    for context in commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings))
 }
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def found(path: str) -> click.Command:
     """The command that words lead to."""
-    context = click.Context(cli, info_name="vfiomgr")
+    context = click.Context(cli, info_name="vfiomgr", **cli.context_settings)
     for word in path.split():
         group = context.command
         assert isinstance(group, click.Group)

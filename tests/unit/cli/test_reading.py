@@ -121,7 +121,7 @@ def test_the_address_that_was_meant_is_told(run: Run, typed: str) -> None:
         (["--snapshot", "/nonexistent", "list"], 2, "cannot read the snapshot"),
         (["vgpu", "remove", "not-a-uuid"], 2, "not a UUID or virtual function address"),
         (["vgpu", "remove", "0000:zz:00.0"], 2, "is not a PCI address"),
-        (["cdi", "generate", "--kind", "gpu"], 2, "is no CDI kind"),
+        (["cdi", "generate", "--kind", "gpu"], 2, "invalid CDI kind"),
         (
             ["libvirt", "hostdev", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"],
             2,

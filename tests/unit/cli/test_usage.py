@@ -121,7 +121,7 @@ def commands(context: click.Context) -> Iterator[click.Context]:
 
 def test_every_option_of_every_command_has_an_example_with_a_value() -> None:
     options = 0
-    for context in commands(click.Context(cli, info_name="vfiomgr")):
+    for context in commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings)):
         for option in context.command.params:
             if not isinstance(option, click.Option) or option.is_flag or option.hidden:
                 continue
@@ -140,7 +140,7 @@ def test_every_option_of_every_command_has_an_example_with_a_value() -> None:
 def test_help_on_domains_shows_each_option_of_its_own_in_use() -> None:
     everywhere = {option.name for option in click.Command("x", params=_shared()).params}
     shown = 0
-    for context in commands(click.Context(cli, info_name="vfiomgr")):
+    for context in commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings)):
         if " libvirt " not in context.command_path or " nodedev " in context.command_path:
             continue
         _, _, examples = (context.command.help or "").partition("Examples:")
@@ -192,7 +192,7 @@ def test_an_example_of_several_lines_is_suggested_in_one(run: Run) -> None:
     answer = run("libvirt", "domain", "x", "--os", "dos")
     assert "e.g. vfiomgr libvirt domain w11 --os windows" in answer.stderr
     assert "--device 04:00.0; see vfiomgr libvirt domain --help" in answer.stderr
-    for context in commands(click.Context(cli, info_name="vfiomgr")):
+    for context in commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings)):
         for option in context.command.params:
             mistake = click.BadParameter("no", ctx=context, param=option)
             assert "\\" not in explained(mistake, cli, ()).hint, context.command_path

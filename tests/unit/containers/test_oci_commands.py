@@ -179,7 +179,7 @@ def test_a_bundle_without_its_host_is_emptied_all_the_same(
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("{bundle}/nix", GPU[0]), 2, "cannot read the bundle"),
+        (("{bundle}/nix", GPU[0]), 2, "cannot read bundle"),
         (("{bundle}", "0000:99:00.0"), 2, "no such PCI device"),
         (("{bundle}", "0000:00:01.0"), 4, "is a bridge"),
         (("{bundle}", GPU[0], "--cdi", "gpu"), 2, "invalid CDI device name: --cdi"),

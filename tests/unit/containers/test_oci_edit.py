@@ -322,7 +322,7 @@ def test_what_was_never_put_in_is_told() -> None:
         ('{"linux": {"resources": {"devices": [{"type": 1}]}}}', "1:38", "the type of"),
         ('{"linux": {"resources": {"devices": [{"major": "1"}]}}}', "1:38", "the major of"),
         ('{"linux": {"devices": [{"path": "/a", "minor": true}]}}', "1:24", "the minor of"),
-        ('{"linux": {}, "annotations": {"a": 1}}', "1:36", "the annotation a is no text"),
+        ('{"linux": {}, "annotations": {"a": 1}}', "1:36", "annotation a is not a string"),
         ('{"linux": {},\n "linux": {}}', "2:2", "duplicate key 'linux'"),
         ('{"linux": {}, "annotations": {"io.vfiomgr.injected": "{}"}}', "1:54", "not what vfiomgr"),
         ('{"linux": {}, "annotations": {"io.vfiomgr.injected": "[1"}}', "1:54", "not what vfiomgr"),

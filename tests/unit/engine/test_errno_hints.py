@@ -65,7 +65,7 @@ def test_nvidia_refuses_all_mediated_devices_alike(tmp_path: Path) -> None:
     make(kernel, ONE, "nvidia-565", 1)
     for parent, type_id, cause in (
         (TWO, "nvidia-558", "another size runs"),
-        (ONE, "nvidia-565", "is already a vGPU"),
+        (ONE, "nvidia-565", "is a vGPU already"),
     ):
         refused = refusal(kernel, parent, type_id)
         assert refused.errno == errno.EIO

@@ -458,7 +458,7 @@ def test_an_empty_saved_state_is_what_a_power_cut_leaves(kernel: FakeKernel) -> 
     api.apply(Bind((GPU,)), tree=kernel)
     kernel.reboot()
     Path(kernel.locate(origin_file(GPU))).write_bytes(b"")
-    with pytest.warns(UserWarning, match="the file is empty"):
+    with pytest.warns(UserWarning, match="it is empty"):
         assert api.apply(Bind((GPU,)), tree=kernel).is_changed
     api.apply(Unbind((GPU,)), tree=kernel)
     assert read_driver_state(kernel, GPU).driver == "nvidia"

@@ -109,7 +109,7 @@ def test_recover_finishes_it_once_the_holder_is_gone(kernel: FakeKernel) -> None
 def test_a_forced_unbind_names_the_guest_that_it_waits_for(kernel: FakeKernel) -> None:
     api.apply(Bind((GPU,)), tree=kernel)
     kernel.guest_opens(10)
-    with pytest.raises(Refusal, match=r"is held by qemu-system-x86 \(PID 4252\)"):
+    with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4252\)"):
         api.apply(Unbind((GPU,)), tree=kernel)
     intent = Unbind((GPU,), allow=frozenset({"in-use"}))
     with pytest.raises(StuckInKernel, match=r"in use by qemu-system-x86 \(PID 4252\)"):

@@ -108,6 +108,7 @@ def end_at_once(place: Place) -> None:
 
 
 HOST_SCENARIOS = (
+    Scenario("completion", "completion fish\ncompletion ksh", is_document=True),
     Scenario("help", "help\nhelp bind\nhelp layout apply\nhelp bnd", is_document=True),
     Scenario("list", "list\nlist --all\nlist --root nowhere", small_a40_host),
     Scenario(

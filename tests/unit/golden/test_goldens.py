@@ -56,7 +56,7 @@ def everything(context: click.Context) -> Iterator[click.Context]:
 
 TREE = {
     context.command_path: context.command
-    for context in everything(click.Context(cli, info_name="vfiomgr"))
+    for context in everything(click.Context(cli, info_name="vfiomgr", **cli.context_settings))
 }
 SHORTCUTS = {"layout plan", "layout apply"}
 """The same commands as `plan` and `apply`."""

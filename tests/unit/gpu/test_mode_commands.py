@@ -92,11 +92,11 @@ def test_the_vendors_program_is_behind_sriov_set(run: Run) -> None:
     [
         (["vgpu", "mode", "--mig"], 2, "missing argument: GPU"),
         (["vgpu", "mode", GPU, "--mig", "--heterogeneous"], 2, "contradict each other"),
-        (["vgpu", "mode", GPU, "--mig"], 4, "has no MIG"),
-        (["vgpu", "mode", "0000:00:01.0"], 4, "nvidia-smi tells nothing of 0000:00:01.0"),
+        (["vgpu", "mode", GPU, "--mig"], 4, "does not support MIG"),
+        (["vgpu", "mode", "0000:00:01.0"], 4, "nvidia-smi does not report 0000:00:01.0"),
         (["vgpu", "mode", "0000:99:00.0"], 2, "no such PCI device"),
-        (["vgpu", "switch", GPU, "host", "--functions", "2"], 2, "for vgpu alone"),
-        (["vgpu", "switch", GPU, "vgpu", "--functions", "1"], 4, "all of its 2"),
+        (["vgpu", "switch", GPU, "host", "--functions", "2"], 2, "apply only to vgpu"),
+        (["vgpu", "switch", GPU, "vgpu", "--functions", "1"], 4, "creates all 2 virtual functions"),
     ],
 )
 def test_mistakes_are_told_with_their_remedies(

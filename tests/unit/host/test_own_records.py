@@ -60,13 +60,13 @@ def test_a_mark_that_cannot_be_read_is_named_and_hides_no_other(
     ids=lambda text: text[:40],
 )
 def test_a_record_of_a_guest_that_is_none_is_a_malformed_document(text: str) -> None:
-    with pytest.raises(InvalidDocument, match="is no record of vfiomgr"):
+    with pytest.raises(InvalidDocument, match="is not a valid record of vfiomgr"):
         parse_guest("uuid", text)
 
 
 @pytest.mark.parametrize("text", ["[]", "5", DEEP, '{"api_version": "vfiomgr/v1", "entries": 5}'])
 def test_a_record_of_runtimes_that_is_none_is_a_malformed_document(text: str) -> None:
-    with pytest.raises(InvalidDocument, match="is no record of this vfiomgr"):
+    with pytest.raises(InvalidDocument, match="is not a valid record of vfiomgr"):
         parse_runtimes(text)
 
 

@@ -213,8 +213,8 @@ def test_a_shim_that_is_not_there_is_refused(node: FakeKernel, run: Run) -> None
         ("kata install --runtime-config config.toml", "not an absolute path:"),
         ("kata install --containerd-version new", "is not a version"),
         ("runtime configure crun", "missing option: --path FILE"),
-        ("runtime configure crun --path crun", "no absolute path"),
-        ("runtime configure a/b --path /usr/bin/crun", "no name for a runtime"),
+        ("runtime configure crun --path crun", "not an absolute path:"),
+        ("runtime configure a/b --path /usr/bin/crun", "invalid runtime name:"),
         ("kata install --runtime podman", "'podman' is not one of 'containerd', 'crio', 'docker'"),
     ],
 )
@@ -422,7 +422,7 @@ def test_a_run_that_was_cut_off_in_an_image_can_be_recovered(
     monkeypatch.setattr(HostTree, "replace", replace)
     answer = run("recover", "--root", str(root))
     assert answer.status == 0, answer.stderr
-    assert "undone: give containerd the handler kata-vfio" in answer.stdout
+    assert "undone: add handler kata-vfio to containerd" in answer.stdout
     assert (root / MAIN.lstrip("/")).read_text() == V2
     assert not (root / RECORD.lstrip("/")).exists()
 
@@ -470,7 +470,7 @@ def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refus
     answer = run("recover", "--root", str(root))
     assert answer.status == 4
     assert "a recorded host cannot be changed" in answer.stderr
-    assert "undone: give containerd 1.7.0 the handler kata-vfio" in answer.stderr
+    assert "undone: add handler kata-vfio to containerd 1.7.0" in answer.stderr
     assert not (root / RECORD.lstrip("/")).exists()
 
 

@@ -199,7 +199,7 @@ def test_what_cannot_be_pinned_is_told() -> None:
     assert plan.is_empty
     (note,) = plan.notes
     assert note.startswith(
-        f"{bound} is already on vfio-pci, but not by vfiomgr, so it is not pinned"
+        f"{bound} is already on vfio-pci, but not by vfiomgr; to pin it, first run"
     )
     del rule["d3cold"]
     assert plan_layout(host_of(bound), layout(rule)).notes == ()

@@ -244,7 +244,7 @@ def test_driverctl_moves_single_functions_and_so_does_the_layout() -> None:
         "driverctl",
         "driverctl",
     ]
-    assert "nvidia is no VFIO driver" in found.left[0]
+    assert "nvidia is not a VFIO driver" in found.left[0]
     assert "0000:43:00.1 of the same slot stays with the host" in found.left[2]
 
 
@@ -521,7 +521,7 @@ def test_definitions_of_mdevctl_become_wishes_of_their_gpu() -> None:
     told = "\n".join(found.left)
     for part in (
         f"{UUIDS[3]}: it is started manually",
-        f"{UUIDS[4]}: no JSON",
+        f"{UUIDS[4]}: not JSON",
         f"0000:42:00.0/{UUIDS[0]}: 0000:41:00.4 already uses this UUID",
         "the place on 0000:41:00.0 is chosen again, possibly not 0000:41:00.4",
         "the attribute power/control: layouts only set vgpu_params",

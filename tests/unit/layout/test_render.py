@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.layout.document import find_flaws, read_layouts, render_layouts
 from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
-from vfiomgr.layout.values import CLASS_NAMES
+from vfiomgr.pci.classes import CLASS_NAMES
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
 
 _PRINTABLE = st.characters(

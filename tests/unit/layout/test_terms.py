@@ -77,7 +77,7 @@ A40 = {"select": {"class": "0302"}, "state": "vgpu"}
         (host_of(CONSOLE), passing("0000:08:00.0"), "set allow: boot-display"),
         (MOUNTED, passing("0000:07:00.0"), "exclude it with only: true, or set allow: mounted"),
         (ROUTED, passing("0000:06:00.0"), "or set allow: default-route"),
-        (host_of(GPU), passing("0000:04:00.0", driver="nvidia"), "remove driver to get vfio"),
+        (host_of(GPU), passing("0000:04:00.0", driver="nvidia"), "remove driver to use vfio"),
         (
             add_divided_gpu(vgpu_host(), 1, types=(describe_type("nvidia-1"),)),
             {**A40, "vgpus": [{"type": "A40-4Q", "count": 1}]},
@@ -91,7 +91,7 @@ A40 = {"select": {"class": "0302"}, "state": "vgpu"}
         (
             host_of(replace(GPU, driver="vfio-pci"), replace(NIC, driver="vfio-pci")),
             {"select": {"address": "0000:04:00.0"}, "state": "host"},
-            "a host rule that selects them returns them too",
+            "a host rule that selects them unbinds them too",
         ),
     ],
 )

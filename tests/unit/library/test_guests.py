@@ -105,8 +105,8 @@ def test_what_a_specification_leaves_out_is_noted(host: vfiomgr.Host, notes: lis
         note
         for note in notes
         if (
-            "mediated vGPUs are omitted: Kata cannot attach them; use libvirt: vfiomgr libvirt "
-            "hostdev UUID"
+            "mediated vGPUs are omitted, because Kata cannot attach them; use --consumer "
+            "containerd or podman"
         )
         in note
     ]

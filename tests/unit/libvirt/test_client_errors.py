@@ -401,7 +401,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         Code.INTERNAL_ERROR,
         "internal error: qemu unexpectedly closed the monitor: 2026-01-01 qemu-system-x86_64: boo",
         LibvirtFailed,
-        "QEMU ended at once: 2026-01-01 qemu-system-x86_64: boo",
+        "QEMU exited immediately: 2026-01-01 qemu-system-x86_64: boo",
         "vfiomgr check domain",
     ),
     (

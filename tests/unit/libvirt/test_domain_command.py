@@ -247,7 +247,7 @@ def test_a_kernel_of_the_hosts_is_started_with_what_it_gets(
             ("--memory", "16G", "--boot", "cd"),
             (
                 "invalid boot device: --boot cd\n  remedy: use disk, cdrom, network, or the name "
-                "a --device"
+                "of a --device"
             ),
         ),
     ],

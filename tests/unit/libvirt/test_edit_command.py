@@ -264,7 +264,11 @@ def test_files_of_libvirt_itself_are_no_output_either(run: Run, file: Path, tmp_
         (["win11.xml", "--remove", "gpu"], 2, "'gpu' is not a PCI address"),
         (["win11.xml", "--add", "0000:00:01.0"], 4, "is a bridge"),
         (["broken.xml", "--add", "02:00.0"], 65, "broken.xml:1:18: an end tag that does not match"),
-        (["win11.xml", "--add", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"], 2, "no active vGPU"),
+        (
+            ["win11.xml", "--add", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"],
+            2,
+            "active vGPU not found",
+        ),
     ],
 )
 def test_what_goes_wrong_is_told_and_nothing_is_written(  # noqa: PLR0913, PLR0917 - a table, and fixtures

@@ -260,7 +260,7 @@ def test_no_script_runs_a_module(tmp_path: Path) -> None:
         Refusal, match="cannot run vfiomgr from a script: it is not installed as a command"
     ):
         api.apply(InstallHook(None), tree=hooked(tmp_path))
-    with pytest.raises(Refusal, match="no unit"):
+    with pytest.raises(Refusal, match="cannot write a systemd unit"):
         api.apply(InstallHook("/home/a b/vfiomgr"), tree=hooked(tmp_path / "again"))
 
 

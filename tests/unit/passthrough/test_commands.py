@@ -190,7 +190,7 @@ def test_a_process_that_has_the_gpu_open_is_named(run: Run, kernel: FakeKernel) 
     (descriptors.parent / "comm").write_text("python3\n")
     refused = run("bind", "0000:02:00.0")
     assert refused.status == 4
-    assert "is open in python3 (PID 812)" in refused.stderr
+    assert "is in use by: python3 (PID 812)" in refused.stderr
     assert "in use by        python3 (PID 812)" in run("show", "0000:02:00.0").stdout
 
 

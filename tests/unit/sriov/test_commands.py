@@ -118,7 +118,7 @@ def test_show_tells_how_a_device_can_be_reset(run: Run) -> None:
     shown = run("show", "0000:02:00.0").stdout
     assert (
         "  reset            flr; pm: keeps its state (NoSoftRst); "
-        "bus: its bus carries 0000:02:00.1 too\n"
+        "bus: its bus also has 0000:02:00.1\n"
     ) in shown
     assert "  power            D0, control on, D3cold allowed\n" in shown
     run("bind", "0000:02:00.0", "--no-d3cold")

@@ -92,7 +92,7 @@ def test_an_option_counts_more_than_the_name(run: Run, tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_an_error(run: Run, tmp_path: Path) -> None:
     answer = run("topology", "--output", str(tmp_path / "absent/a.svg"))
     assert answer.status == 1
-    assert "cannot be written" in answer.stderr
+    assert "cannot write" in answer.stderr
 
 
 def test_only_the_branch_of_an_address(run: Run) -> None:

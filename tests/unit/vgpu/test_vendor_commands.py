@@ -56,19 +56,19 @@ def test_what_makes_a_function_ready_is_told(run: Run, command: tuple[str, ...])
 
 def test_what_is_a_vgpu_needs_no_binding_and_is_shown_as_ready(run: Run) -> None:
     shown = run("show", SECOND).stdout
-    assert "guest-ready      no: it is a virtual function that nvidia makes vGPUs of" in shown
+    assert "guest-ready      no: it is a virtual function for nvidia vGPUs" in shown
     refused = run("bind", SECOND)
     assert refused.status == 4
     assert f"vfiomgr vgpu create --parent {SECOND}" in refused.stderr
     run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
     assert "guest-ready      yes, vGPU on driver nvidia" in run("show", FIRST).stdout
-    assert f"give it: vfiomgr libvirt hostdev {FIRST}" in run("bind", FIRST).stderr
+    assert f"assign the vGPU: vfiomgr libvirt hostdev {FIRST}" in run("bind", FIRST).stderr
 
 
 def test_a_libvirt_that_would_unbind_it_is_refused(run: Run) -> None:
     run("vgpu", "create", "--type", "L40S-2Q", "--parent", FIRST)
     refused = run("libvirt", "hostdev", FIRST, "--libvirt-version", "9.0.0-4+deb12u2")
     assert refused.status == 4
-    assert "which libvirt has since 9.7.0: this is 9.0.0" in refused.stderr
+    assert "(libvirt 9.7.0 or later); this is 9.0.0" in refused.stderr
     assert "install libvirt 9.7.0 or later" in refused.stderr
     assert "managed='no'" in run("libvirt", "hostdev", FIRST, "--libvirt-version", "9.7").stdout

@@ -116,7 +116,7 @@ def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
         others = len(late) > len(named)
         remedy = how_to_bind(host, [*named[:1]], with_group=others)
         yield blocker(
-            "{shown}: containers cannot open it",
+            "on-host-driver",
             unit.name,
             f"{shown}: a container cannot open it",
             remedy,

@@ -352,7 +352,7 @@ CASES = [
         "blocker",
         Side(xml(MDEV_ELEMENT), vgpu_host(is_active=False)),
         f"vfiomgr vgpu create --type TYPE {UUID}",
-        f"/sys/bus/mdev/devices/{UUID} is not there",
+        f"/sys/bus/mdev/devices/{UUID} does not exist",
         Side(xml(MDEV_ELEMENT), vgpu_host()),
     ),
     Case(

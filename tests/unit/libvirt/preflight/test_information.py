@@ -66,7 +66,7 @@ def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
     assert judge().findings == ()
     assert judge().not_checked == (
         OF_LIBVIRT,
-        "modules, interrupts, limits: the snapshot was made without them",
+        "modules, interrupts, limits: not in the snapshot",
     )
 
 
