@@ -135,7 +135,7 @@ def render_watch(program: str, name: str | None, allow: tuple[str, ...] = ()) ->
         Refusal: a unit cannot contain the path or name.
 
     """
-    command = f"watch {FILE}{_choosing(name)} --enforce{_allowing(allow)}"
+    command = f"layout watch {FILE}{_choosing(name)} --enforce{_allowing(allow)}"
     return f"""\
 {_HEAD}[Unit]
 Description=Enforce the layout in {FILE} on PCI devices

@@ -183,6 +183,7 @@ class _Builder:
             kind=kind,
             id=name,
             name=device.name,
+            short_name=device.short_name,
             address=device.address,
             class_name=device.class_name,
             driver=device.driver,

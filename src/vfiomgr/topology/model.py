@@ -56,6 +56,8 @@ class TopologyNode(Value):
     id: str
     """What sets it apart: an address, a UUID, `numa 0`, `pci0000:00`."""
     name: str | None = None
+    short_name: str | None = None
+    """Vendor and marketing name of a function."""
     address: PciAddress | None = None
     class_name: str | None = None
     driver: str | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,10 +18,6 @@ if TYPE_CHECKING:
     from vfiomgr.pci.links import PciLink
     from vfiomgr.topology.model import Problem, Topology, TopologyNode
 
-_LEGAL_FORMS = re.compile(r" (?:Corporation|Incorporated|Inc\.|Co\., Ltd\.?|Ltd\.?)(?![^ ,])")
-_BRACKETED = re.compile(r"(\S+) .*\[([^\[\]]+)\]")
-"""A vendor, and the name in the shops: `NVIDIA Corporation GA107GL [A2 / A16]`."""
-_NAMED_IN_SHOPS = ("NVIDIA ", "Advanced Micro Devices")
 _TITLES = {
     "numa-node": "NUMA node",
     "root-complex": "root complex",
@@ -161,7 +156,7 @@ def _item(node: TopologyNode, first_functions: frozenset[tuple[int, int, int]]) 
     """`first_functions` are the slots whose function 0 shows the link of the others."""
     is_later = node.address is not None and node.address.function != 0
     shares_link = is_later and node.address is not None and node.address.slot in first_functions
-    name = "" if node.kind in _UNNAMED else _short(node.name or "")
+    name = "" if node.kind in _UNNAMED else node.short_name or node.name or ""
     group = [] if node.iommu_group is None else [f"group {node.iommu_group}"]
     driver = [] if node.driver in (None, "pcieport") else [f"driver {node.driver}"]
     link = "" if shares_link else link_text(_upward(node))
@@ -193,15 +188,6 @@ def _title(node: TopologyNode) -> str:
     if node.kind == "vgpu" and node.id.endswith(" vGPU"):
         return word
     return f"{word} {what}".strip()
-
-
-def _short(name: str) -> str:
-    """A name for a line: `NVIDIA A2 / A16`, `Intel Ethernet Controller X710`."""
-    match = _BRACKETED.fullmatch(name)
-    if match and name.startswith(_NAMED_IN_SHOPS):
-        vendor = "AMD" if name.startswith("Advanced") else match[1]
-        return f"{vendor} {match[2]}"
-    return _LEGAL_FORMS.sub("", name)
 
 
 def _details(node: TopologyNode) -> Iterator[tuple[str, str]]:
