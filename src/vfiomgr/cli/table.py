@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _LEAST = 10
+_INDENT = 4
+"""Of the columns below a row, where there is no room for them right of the first column."""
 _GENTLY: tuple[tuple[Manner, int], ...] = (("cut", 16), ("wrap", 24))
 """Which columns become narrower where a table does not fit, and down to which width."""
 _AT_MOST: tuple[tuple[Manner, int], ...] = (*_GENTLY, ("cut", 8), ("wrap", _LEAST))
@@ -65,17 +67,42 @@ def lines_of(
     if not (headings or rows):
         return Lines((), ())
     natural = [max(map(_width, cells)) for cells in zip(*headings, *rows, strict=True)]
-    beside, notes_width = list(columns), 0
-    if width is not None:
-        widths = _narrowed(columns, natural, width, _GENTLY)
-        if _total(widths) > width and columns[-1].manner == "wrap":
-            del beside[-1], natural[-1]
-            notes_width = width
-        natural = _fitted(beside, rows, natural, width)
-    form = _Form(beside, natural, notes_width, ellipsis)
+    form = _form(columns, rows, natural, width, ellipsis)
     return Lines(
         tuple(line for row in headings for line in form.lines(row)),
         tuple(line for row in rows for line in form.lines(row)),
+    )
+
+
+def _form(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    natural: list[int],
+    width: int | None,
+    ellipsis: str,
+) -> _Form:
+    """As many columns beside each other as fit; the others below their rows."""
+    if width is None or _total(_narrowed(columns, natural, width, _GENTLY)) <= width:
+        widths = natural if width is None else _narrowed(columns, natural, width, _GENTLY)
+        return _Form(columns, widths, (), (), ellipsis)
+    count = len(columns) - (columns[-1].manner == "wrap")
+    widths = _fitted(columns[:count], rows, natural[:count], width)
+    while _total(widths) > width and count > 1:
+        count -= 1
+        widths = _fitted(columns[:count], rows, natural[:count], width)
+    below = columns[count:]
+    indent = widths[0] + _GAP
+    if below and _total(natural[count:-1]) + _GAP + _LEAST > width - indent:
+        indent = _INDENT
+    room = max(_LEAST, width - indent)
+    cells_below = [row[count:] for row in rows]
+    return _Form(
+        columns[:count],
+        widths,
+        below,
+        _fitted(below, cells_below, natural[count:], room),
+        ellipsis,
+        indent,
     )
 
 
@@ -85,19 +112,32 @@ class _Form(NamedTuple):
     columns: Sequence[Column]
     """Those beside each other."""
     widths: Sequence[int]
-    notes_width: int
-    """Of the terminal, where the last column stands below the others; else 0."""
+    below: Sequence[Column]
+    """Those on a line of their own, below the others."""
+    widths_below: Sequence[int]
     ellipsis: str
+    indent: int = 0
+    """Of the line below."""
 
     def lines(self, row: Sequence[str]) -> Iterator[str]:
-        """The lines of a row; what stands right of a cell that is too long goes on below it."""
+        """The lines of a row."""
+        count = len(self.columns)
+        yield from self._lines(self.columns, self.widths, row[:count])
+        if any(cell not in _NOTHING for cell in row[count:]):
+            for line in self._lines(self.below, self.widths_below, row[count:]):
+                yield " " * self.indent + line
+
+    def _lines(
+        self, columns: Sequence[Column], widths: Sequence[int], row: Sequence[str]
+    ) -> Iterator[str]:
+        """Cells beside each other; what stands right of one that is too long goes on below it."""
         cells = [
             _parts(cell, column.manner, width, self.ellipsis)
-            for cell, column, width in zip(row, self.columns, self.widths, strict=False)
+            for cell, column, width in zip(row, columns, widths, strict=True)
         ]
         for number in range(max(map(len, cells))):
             line, start = "", 0
-            for parts, width in zip(cells, self.widths, strict=True):
+            for parts, width in zip(cells, widths, strict=True):
                 part = parts[number] if number < len(parts) else ""
                 if part and line and _width(line) > start - _GAP:
                     yield line
@@ -106,11 +146,6 @@ class _Form(NamedTuple):
                     line += " " * (start - _width(line)) + part
                 start += width + _GAP
             yield line
-        if self.notes_width and row[-1] not in _NOTHING:
-            indent = self.widths[0] + _GAP
-            width = max(_LEAST, self.notes_width - indent)
-            for part in _parts(row[-1], "wrap", width, self.ellipsis):
-                yield " " * indent + part
 
 
 def _fitted(

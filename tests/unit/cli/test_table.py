@@ -68,14 +68,31 @@ def test_then_notes_stand_below() -> None:
 
 
 def test_what_is_typed_into_commands_is_complete_on_any_terminal() -> None:
-    assert text_of(lines_of(COLUMNS, ROWS[1:], width=10)) == (
+    assert text_of(lines_of(COLUMNS, ROWS[1:], width=30)) == (
         "ADDRESS       NAME      DRIVER\n"
         "              NOTES\n"
         "0000:08:00.0  NVIDIA…   nvidia\n"
-        "              16 VFs, 3\n"
-        "              vGPUs\n"
+        "              16 VFs, 3 vGPUs\n"
         "0000:09:00.0  NVIDIA…   -"
     )
+
+
+def test_columns_that_do_not_fit_stand_below_their_row() -> None:
+    uuid = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+    columns = (*map(Column, ("VGPU", "PARENT", "DRIVER", "BY")), wrapped("USED BY"))
+    rows = [(uuid, "0000:08:00.4", "nvidia-vgpu-vfio", "-", "win (qemu 4711)")]
+    rows.append((uuid, "0000:08:00.5", "-", "-", "-"))
+    assert text_of(lines_of(columns, rows, width=60)) == (
+        "VGPU                                  PARENT\n"
+        "    DRIVER            BY  USED BY\n"
+        f"{uuid}  0000:08:00.4\n"
+        "    nvidia-vgpu-vfio  -   win (qemu 4711)\n"
+        f"{uuid}  0000:08:00.5"
+    )
+    assert text_of(lines_of(columns, rows, width=80)).splitlines()[2:4] == [
+        f"{uuid}  0000:08:00.4  nvidia-vgpu-vfio  -",
+        "                                      win (qemu 4711)",
+    ]
 
 
 def test_a_uuid_among_addresses_has_a_line_of_its_own() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile
 
-_HEADINGS = ("GPU", "PROFILE", "MEMORY", "MORE", "OF", "INSTANCE", "START", wrapped("USED BY"))
+_HEADINGS = ("GPU", "PROFILE", "MEMORY", "AVAILABLE", "OF", "INSTANCE", "START", wrapped("USED BY"))
 _COUNT = re.compile(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
 _EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.requests import Strategy
 
 _TYPE_HEADINGS = (
-    *("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "MORE", "STRANDED"),
+    *("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "AVAILABLE", "UNUSABLE"),
     wrapped("NOTES"),
 )
 
