@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from statistics import median
 
-_ROUNDS = 3
-"""Of each measurement; the best counts."""
+_ROUNDS = 7
+"""Of each measurement, in turns; the median counts, since other machines share the processors."""
 _SHARE = 0.75
 """How much of a processor one more guest must bring."""
 _WORK = """
@@ -40,8 +41,8 @@ def measured() -> int:
     processors = os.cpu_count() or 1
     if processors == 1:
         return 1
-    alone = min(_seconds(1) for _ in range(_ROUNDS))
-    together = min(_seconds(processors) for _ in range(_ROUNDS))
+    rounds = [(_seconds(1), _seconds(processors)) for _ in range(_ROUNDS)]
+    alone, together = (median(times) for times in zip(*rounds, strict=True))
     return guests_at_a_time(processors, alone, together)
 
 
