@@ -108,8 +108,10 @@ def end_at_once(place: Place) -> None:
 
 
 HOST_SCENARIOS = (
-    Scenario("completion", "completion fish\ncompletion ksh", is_document=True),
-    Scenario("help", "help\nhelp bind\nhelp layout apply\nhelp bnd", is_document=True),
+    Scenario("completion", "completion fish", is_document=True),
+    Scenario("completion", "completion ksh", case="unknown-shell"),
+    Scenario("help", "help\nhelp bind\nhelp layout apply", is_document=True),
+    Scenario("help", "help bnd", case="unknown-command"),
     Scenario("list", "list\nlist --all\nlist --root nowhere", small_a40_host),
     Scenario(
         "show",
