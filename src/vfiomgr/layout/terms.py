@@ -39,6 +39,7 @@ _IN_PASSING = (
         re.compile(r"--with-group unbinds them too\b"),
         "a host rule that selects them unbinds them too",
     ),
+    (re.compile(r"to leave it: --function-only\b"), "to leave it: only: true"),
     (re.compile(r"\bvfiomgr vgpu mode \S+ --mig\b"), "set mig: true"),
     (re.compile(r"\bvfiomgr vgpu mode \S+ --no-mig\b"), "set mig: false"),
 )

@@ -124,7 +124,10 @@ def plan_bind(
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
-        notes=(*_companion_notes("binding", named, targets, moving), *kept.notes),
+        notes=(
+            *_companion_notes("binding", named, targets, moving, can_leave=not request.with_group),
+            *kept.notes,
+        ),
         already=(*on_it, *kept.already),
     )
 
@@ -330,12 +333,19 @@ def _companion_notes(
     named: Sequence[PciDevice],
     targets: Sequence[PciDevice],
     moving: Sequence[PciDevice],
+    *,
+    can_leave: bool = False,
 ) -> Iterable[str]:
+    """The functions that are not named; `can_leave` adds how to leave those of other groups."""
     slots = {device.address.slot for device in named}
+    groups = {(device.address.slot, device.iommu_group) for device in named}
     for device in targets:
         if device in named or device not in moving:
             continue
-        why = "same slot" if device.address.slot in slots else f"IOMMU group {device.iommu_group}"
+        slot, group = device.address.slot, device.iommu_group
+        why = "same slot" if slot in slots else f"IOMMU group {group}"
+        if can_leave and slot in slots and (slot, group) not in groups:
+            why += "; to leave it: --function-only"
         yield f"also {verb} {device} ({why})"
 
 

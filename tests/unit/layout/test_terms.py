@@ -69,6 +69,12 @@ ROUTED = replace(host_of(NIC), host_uses=(HostUse(NIC.address, "default-route", 
 A40 = {"select": {"class": "0302"}, "state": "vgpu"}
 
 
+def test_a_companion_of_another_group_can_be_left() -> None:
+    (note,) = told(host_of(GPU, replace(AUDIO, iommu_group=5)), passing("0000:04:00.0"))
+    assert note.endswith("(same slot; to leave it: only: true)")
+    assert not options_in(note)
+
+
 @pytest.mark.parametrize(
     ("host", "wanted", "part"),
     [

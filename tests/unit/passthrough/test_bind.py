@@ -68,6 +68,14 @@ def test_companions_are_announced() -> None:
     assert made.locks == ("group-4",)
 
 
+def test_a_companion_of_another_group_can_be_left() -> None:
+    host = host_of(GPU, replace(AUDIO, iommu_group=5))
+    (note,) = plan(host, Bind((GPU.address,))).notes
+    assert note.endswith("(NVIDIA audio) (same slot; to leave it: --function-only)")
+    (note,) = plan(host, Bind((GPU.address,), with_group=True)).notes
+    assert note.endswith("(same slot)")
+
+
 def test_a_missing_driver_is_loaded_first() -> None:
     host = replace(host_of(GPU), pci_drivers=("nvidia",))
     assert bind(host, "0000:04:00.0")[0] == LoadModule("vfio-pci", "vfio-pci")
