@@ -126,11 +126,16 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
 
 
 def refuse_to_hurt(
-    around: Callable[[], HostSnapshot], hostdevs: Iterable[GuestHostdev], host: HostSnapshot
+    around: Callable[[], HostSnapshot],
+    hostdevs: Iterable[GuestHostdev],
+    host: HostSnapshot,
+    *,
+    is_domain: bool = False,
 ) -> None:
     """Apply the safety checks of `bind`: libvirt binds managed devices without any.
 
-    `host` has the devices, `around` returns the entire host and is called only if needed.
+    `host` has the devices, `around` returns the entire host and is called only if needed. A
+    command with `is_domain` has options of devices (`--device ADDRESS,managed`).
 
     Raises:
         Refusal: `vfiomgr bind` would refuse one of the devices.
@@ -141,7 +146,14 @@ def refuse_to_hurt(
     taken = [d.address for d in devices if d.address in managed and not d.is_on_vfio]
     if taken:
         whole = around()
-        refuse_if_any(taking(whole, [whole.device(address) for address in taken]), frozenset())
+        going = [whole.device(address) for address in taken]
+        found = taking(whole, going)
+        if is_domain:
+            alone = "leave it out with the device option only"
+            found = (d.in_words(lambda o: alone if o.name == "only" else o.words) for d in found)
+        bind = f"bind it yourself with: {readiness_hints.bind_slots(whole, going)}"
+        then = f", and omit {'the device option managed' if is_domain else '--managed'}"
+        refuse_if_any(readiness_hints.as_commands(found, bind, then), frozenset())
 
 
 def tell_what_waits(
@@ -201,7 +213,7 @@ def planned_domain(
     depends = options.get("iommufd", False) or request.vcpus > MOST_WITHOUT_EIM
     qemu = qemu_version(host)() if depends else None
     plan = plan_guest(seen, request, libvirt, qemu)
-    refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen)
+    refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:
         host.on_note(line)
     tell_what_waits(host, lambda: seen, plan.hostdevs, seen)

@@ -12,7 +12,7 @@ from vfiomgr.passthrough.requests import Bind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.diagnostic import Diagnostic, Option
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
@@ -37,11 +37,40 @@ def how_to_bind(
         f"vfiomgr bind {' '.join(str(d.address) for d in devices)}" + " --with-group" * with_group
     )
     found = diagnostics_to_bind(host, devices, with_group=with_group)
-    options = (remedy.option for diagnostic in found for remedy in diagnostic.remedies)
-    allowed = dict.fromkeys(o.value for o in options if o is not None and o.name == "allow")
-    bind = f"run {command}" + "".join(f" --allow {name}" for name in allowed)
-    told = (d.in_words(lambda o: bind if o.name == "allow" else o.words).hint for d in found)
+    told = (d.hint for d in as_commands(found, f"run {command}"))
     return "; ".join(dict.fromkeys(told)) or command
+
+
+def bind_slots(host: HostSnapshot, devices: Iterable[PciDevice]) -> str:
+    """Return the command that binds functions, with one address for each slot."""
+    slots: dict[tuple[PciDevice, ...], str] = {}
+    for device in devices:
+        slots.setdefault(host.slot(device) or (device,), str(device.address))
+    return f"vfiomgr bind {' '.join(slots.values())}"
+
+
+def as_commands(
+    found: Iterable[Diagnostic], bind: str, then: str = "", to_lift_group: str = ""
+) -> tuple[Diagnostic, ...]:
+    """Return diagnostics with a `bind` command instead of its options.
+
+    `bind` is the command with the text before it, `then` is the text after the options.
+    `to_lift_group` is another remedy for IOMMU groups with other devices.
+    """
+    found = tuple(found)
+    options = (remedy.option for diagnostic in found for remedy in diagnostic.remedies)
+    named = {o: None for o in options if o is not None}
+    allowed = "".join(dict.fromkeys(f" --allow {o.value}" for o in named if o.name == "allow"))
+
+    def words(option: Option) -> str:
+        match option.name:
+            case "allow":
+                return f"{bind}{allowed}{then}"
+            case "with-group":
+                return f"{bind} --with-group{allowed}{then}{to_lift_group}"
+        return option.words
+
+    return tuple(diagnostic.in_words(words) for diagnostic in found)
 
 
 MOST = 4

@@ -200,6 +200,7 @@ def test_what_bind_would_refuse_libvirt_is_not_asked_for_either() -> None:
     console = replace(ON_HOST, is_boot_display=True, display_signs=("boot_vga",))
     told = refused("0a:00.0", managed=True, on=replace(host(), devices=(console,)))
     assert "console's display" in told
+    assert "vfiomgr bind 0000:0a:00.0 --allow boot-display, and omit --managed" in told
 
 
 def test_a_group_that_is_not_viable_is_named() -> None:

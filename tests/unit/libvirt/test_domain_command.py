@@ -115,6 +115,10 @@ def test_devices_that_wait_are_told(run: Run) -> None:
     managed = run("libvirt", "domain", *SMALL, "--device", "0000:00:02.0,managed")
     assert managed.status == 4
     assert "is the console's display" in managed.stderr
+    assert (
+        "bind it yourself with: vfiomgr bind 0000:00:02.0 --allow boot-display, and omit the "
+        "device option managed"
+    ) in managed.stderr
 
 
 def test_a_node_without_room_is_refused(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:

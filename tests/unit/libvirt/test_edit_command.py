@@ -116,6 +116,7 @@ def test_only_takes_one_function_and_managed_leaves_the_rest_to_libvirt(
 def test_libvirt_is_not_to_bind_what_the_host_needs(run: Run, file: Path) -> None:
     answer = run("libvirt", "edit", str(file), "--add", "0000:00:02.0", "--managed")
     assert answer.status == 4
+    assert "vfiomgr bind 0000:00:02.0 --allow boot-display, and omit --managed" in answer.stderr
     assert file.read_bytes() == RECORDED["virt-manager"]
 
 

@@ -9,7 +9,7 @@ from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_expres
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import taking
-from vfiomgr.passthrough.readiness_hints import how_to_bind
+from vfiomgr.passthrough.readiness_hints import as_commands, how_to_bind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
 
@@ -156,7 +156,10 @@ def _readiness(
         return
     if device.address in coming:
         if not device.is_on_vfio:
-            yield from taking(host, [device])
+            when = "yourself" if request.managed else "before the start"
+            bind = f"bind it {when} with: vfiomgr bind {device.address}"
+            then = ", and omit --managed" if request.managed else ""
+            yield from as_commands(taking(host, [device]), bind, then)
     elif not device.is_on_vfio:
         yield blocker(
             "on-host-driver",

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import OPT_IN
 from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.plan import plan_bind
-from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
+from vfiomgr.passthrough.readiness_hints import (
+    as_commands,
+    bind_slots,
+    diagnostics_to_bind,
+    how_to_bind,
+)
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.paths import SCRIPT
 
@@ -285,16 +290,19 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
     try:
         plan_bind(context.host, Bind(functions))
     except Refusal as refusal:
-        drivers = (t.device for t in context.functions if t.device.address in functions)
+        devices = [t.device for t in context.functions if t.device.address in functions]
+        bind = f"run before the start: {bind_slots(context.host, devices)}"
+        to_lift = ", or add the other devices to the domain with vfiomgr libvirt edit"
+        reasons = (diagnostic.without("only") for diagnostic in diagnostics_of(refusal))
+        found = as_commands(reasons, bind, to_lift_group=to_lift)
         yield finding(
             "hook-refused",
             "blocker",
             refusal.message,
-            (_mark(context), *map(driver_of, drivers)),
+            (_mark(context), *map(driver_of, devices)),
             "the hook has the safety checks of vfiomgr bind, and a guest does not start if its "
             "hook fails",
-            f"{refusal.hint} (pass --allow to vfiomgr bind {' '.join(map(str, functions))} "
-            "before the start)",
+            "; ".join(dict.fromkeys(diagnostic.hint for diagnostic in found)),
         )
 
 

@@ -59,10 +59,16 @@ def test_what_the_hook_would_refuse_is_told_before() -> None:
     finding = found(report, "hook-refused")
     assert finding is not None
     assert troubles(report) == ["hook-refused"]
-    assert "--allow boot-display" in finding.remedy
+    assert finding.remedy.endswith(
+        f"run before the start: vfiomgr bind {GPU.address} --allow boot-display"
+    )
     stranger = function("0000:03:00.0", driver="e1000e", iommu_group=GPU.iommu_group)
     report = judge(marked(), host(*WAITING, stranger, files=INSTALLED))
     assert troubles(report) == ["hook-refused"]
+    finding = found(report, "hook-refused")
+    assert finding is not None
+    assert f"run before the start: vfiomgr bind {GPU.address} --with-group, or" in finding.remedy
+    assert "--allow" not in finding.remedy
 
 
 def test_the_hook_takes_nothing_that_libvirt_manages() -> None:
