@@ -711,6 +711,17 @@ def test_a_shared_group_names_the_foreign_members_and_the_bridge_above() -> None
     assert finding is not None
     assert finding.evidence[0].startswith("0000:06:00.0 ")
     assert finding.evidence[1] == "0000:00:01.0 is the lowest bridge above all of group 4"
+    assert finding.remedy.endswith("vfiomgr bind 0000:04:00.0 --with-group")
+
+
+def test_a_gpu_in_a_shared_group_is_bound_with_its_group() -> None:
+    alone = found(host(device(), readiness=facts()), "host-driver")
+    assert alone is not None
+    assert "vfiomgr bind 0000:04:00.0;" in alone.remedy
+    assert "nvidia binds it again" in alone.why
+    shared = found(host(device(), nic("0000:06:00.0"), readiness=facts()), "host-driver")
+    assert shared is not None
+    assert "vfiomgr bind 0000:04:00.0 --with-group;" in shared.remedy
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,8 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             tuple(f"{_DEVICES}/{d.address}/d3cold_allowed: 1{_power(d)}" for d in devices),
             "vfio-pci lets idle functions sleep; if the port cuts their power, a few devices do "
             "not wake up until the host is power-cycled",
-            "if a GPU disappears this way, write 0 to its d3cold_allowed before the next guest",
+            "if a GPU disappears this way, bind it with: "
+            f"vfiomgr bind {devices[0].address} --no-d3cold",
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.check.rules import remedy
 from vfiomgr.check.rules.groups import gpus
 from vfiomgr.diagnostic import finding
-from vfiomgr.pci.iommu import HARMLESS_DRIVERS
+from vfiomgr.pci.iommu import HARMLESS_DRIVERS, blockers
 from vfiomgr.pci.model import CLASS_VGA
 
 if TYPE_CHECKING:
@@ -90,8 +90,8 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             severity,
             f"{_counted(held)} on host driver {name}",
             (*(f"{d} is on {name}" for d in held[:_SHOWN]), *_beyond(held), *_module(module, host)),
-            _race(name, is_first=is_first),
-            _race_remedy(held, facts, is_first=is_first),
+            _race(name, "it" if len(held) == 1 else "them", is_first=is_first),
+            _race_remedy(host, held[0], facts, is_first=is_first),
         )
 
 
@@ -129,17 +129,20 @@ def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
     return ()
 
 
-def _race(name: str, *, is_first: bool) -> str:
+def _race(name: str, them: str, *, is_first: bool) -> str:
     if is_first:
-        return f"{name} is built into the kernel and binds them at boot before any udev rule"
+        return f"{name} is built into the kernel and binds {them} at boot before any udev rule"
     return (
-        f"at boot {name} binds them again, unless a udev rule sets driver_override before its "
+        f"at boot {name} binds {them} again, unless a udev rule sets driver_override before its "
         "module loads (also in the initramfs, if it contains the module)"
     )
 
 
-def _race_remedy(held: Sequence[PciDevice], facts: Readiness, *, is_first: bool) -> str:
-    bind = f"before a guest starts: vfiomgr bind {held[0].address}"
+def _race_remedy(host: HostSnapshot, first: PciDevice, facts: Readiness, *, is_first: bool) -> str:
+    slot = host.slot(first)
+    blocking = blockers(host.group_members(first.iommu_group))
+    shared = any(d not in slot and not d.is_bridge for d in blocking)
+    bind = f"before a guest starts: vfiomgr bind {first.address}{' --with-group' * shared}"
     if is_first:
         return f"{bind} (repeat it after each boot)"
     rebuild = remedy.rebuild_initramfs(facts)

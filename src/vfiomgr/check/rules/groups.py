@@ -56,7 +56,8 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
         foreign = [d for d in blockers(members) if d.address not in own and not d.is_bridge]
         if not foreign:
             continue
-        names = ", ".join(str(d) for d in gpus(host) if d in members)
+        inside = [d for d in gpus(host) if d in members]
+        names = ", ".join(map(str, inside))
         yield finding(
             "shared-group",
             "warning",
@@ -64,7 +65,7 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
             "a group is assigned as a unit: the host loses these devices too",
             "move the GPU to a slot with its own group, enable ACS in the firmware setup, or bind "
-            "all of them with: vfiomgr bind --with-group",
+            f"all of them with: vfiomgr bind {inside[0].address} --with-group",
         )
 
 
