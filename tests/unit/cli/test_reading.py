@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 from ruamel.yaml import YAML
 
 from tests.fakes.hosts import without_iommu
+from tests.unit.devices import host_of, pci_device
 from vfiomgr.cli.output import print_yaml
 
 if TYPE_CHECKING:
@@ -370,6 +372,19 @@ def test_show_is_read_at_one_glance(run: Run, address: str) -> None:
         assert ("remedy" in labels) == any(
             ": " in line for line in lines if "guest-ready" in line and "  no: " in line
         )
+
+
+def test_show_names_the_group_members_of_other_slots_first(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot = [replace(pci_device(f"0000:04:00.{n}"), iommu_group=4) for n in range(6)]
+    others = [replace(pci_device(f"0000:0{n}:00.0"), iommu_group=4) for n in range(5, 9)]
+    host = host_of(*slot, *others)
+    monkeypatch.setattr("vfiomgr.cli.session.Session.scan", lambda *_, **__: host)
+    lines = run("show", "0000:04:00.0").stdout.splitlines()
+    members = [line.split()[2] for line in lines if "group member" in line]
+    assert members[:4] == [str(other.address) for other in others]
+    assert members[4:] == ["0000:04:00.1", "0000:04:00.2", "0000:04:00.3", "and"]
 
 
 def test_long_texts_of_yaml_are_read_as_they_were_written(

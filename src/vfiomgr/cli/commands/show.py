@@ -120,7 +120,7 @@ def _lines(
         ("driver", _driver(device)),
         ("original driver", or_dash(facts["origin"])),
         ("IOMMU group", group_cell(host, device)),
-        *_several("group member", _peers(host, device)),
+        *_members(host, device),
         ("NUMA node", or_dash(device.numa_node)),
         ("power", _power(device)),
         ("reset", _reset(host, device)),
@@ -142,10 +142,18 @@ def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield (label, f"and {len(lines) - _MOST} more")
 
 
-def _peers(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
-    for other in host.group_members(device.iommu_group):
-        if other is not device:
-            yield f"{other} on {other.driver or 'no driver'}"
+def _members(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
+    """The other members of the IOMMU group: all of other slots, then some of the same slot."""
+    label = "group member"
+    slot = host.slot(device)
+    others = [d for d in host.group_members(device.iommu_group) if d is not device]
+    foreign = [d for d in others if d not in slot]
+    yield from ((label, _on_driver(d)) for d in foreign)
+    yield from _several(label, (_on_driver(d) for d in others if d in slot))
+
+
+def _on_driver(device: PciDevice) -> str:
+    return f"{device} on {device.driver or 'no driver'}"
 
 
 def _driver(device: PciDevice) -> str:
