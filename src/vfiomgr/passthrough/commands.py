@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
 
 if TYPE_CHECKING:
@@ -32,7 +34,26 @@ def _chosen(session: Session, addresses: tuple[str, ...], match: str | None) -> 
     if not addresses:
         message = "missing argument: ADDRESS"
         raise UsageError(message, "vfiomgr list lists the addresses of GPUs and accelerators")
+    for text in addresses:
+        _refuse_name(text)
     return addresses
+
+
+def _refuse_name(text: str) -> None:
+    """Refuse a text that can only be the name of a device, with the option for names.
+
+    Raises:
+        UsageError: it has no separator of an address.
+
+    """
+    if not text.strip() or set("_:./").intersection(text):
+        return
+    try:
+        PciAddress.parse(text)
+    except UsageError as error:
+        command = click.get_current_context().command_path
+        by_name = f"by name: {command} --match {shlex.quote(text)}"
+        raise UsageError(error.message, f"{error.hint}; {by_name}") from None
 
 
 @click.command("bind")

@@ -18,6 +18,8 @@ _FULL = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _LIBVIRT = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
 _IDENTIFIERS = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})")
 _SHORT = re.compile(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_ALMOST = re.compile(r"(?:([0-9a-f]{4,8})[:.])?([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})(?:[:.]([0-7]))?")
+"""An address without its function, or with other separators."""
 _MAX_DEVICE = 0x1F
 _WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"
 """The same as a regular expression of JSON Schema."""
@@ -103,7 +105,8 @@ class PciAddress(tuple[int, int, int, int]):
         message = f"{text!r} is not a PCI address"
         raise UsageError(
             message,
-            "use domain:bus:device.function in hexadecimal, e.g. 0000:04:00.0; "
+            _correction(lowered, known)
+            or "use domain:bus:device.function in hexadecimal, e.g. 0000:04:00.0; "
             "list the addresses of this host: vfiomgr list --all",
         )
 
@@ -156,6 +159,21 @@ class PciAddress(tuple[int, int, int, int]):
     def __get_pydantic_json_schema__(cls, _schema: object, _handler: object) -> dict[str, Any]:
         """The pattern that `parse` accepts."""
         return {"type": "string", "pattern": _WRITTEN}
+
+
+def _correction(text: str, known: Iterable[PciAddress]) -> str:
+    """What is probably meant by a text that is almost an address; empty if unknown."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > 1 and all(_FULL.fullmatch(part) or _SHORT.fullmatch(part) for part in parts):
+        return "separate addresses with spaces"
+    match = _ALMOST.fullmatch(text)
+    if match is None:
+        return ""
+    wanted = [None if part is None else int(part, 16) for part in match.groups()]
+    for address in sorted(known):
+        if all(one in (None, other) for one, other in zip(wanted, address, strict=True)):
+            return f"did you mean {address}?"
+    return ""
 
 
 def _bare(text: str) -> str:

@@ -331,6 +331,8 @@ class HostSnapshot(Value, dict=True):
     def matching(self, text: str) -> PciAddress:
         """The function whose name contains `text`, such as `A40`; virtual functions are excluded.
 
+        Of several functions of one slot it is the first.
+
         Raises:
             UsageError: there is none, or there are several.
 
@@ -340,8 +342,9 @@ class HostSnapshot(Value, dict=True):
         if not found:
             message = f"no such PCI device: no name contains {text!r}"
             raise UnknownDevice(message, "list all devices: vfiomgr list --all")
-        if len(found) > 1:
-            named = ", ".join(f"{d.address} ({d.name})" for d in found)
+        slots = {d.address.slot: d for d in reversed(found)}
+        if len(slots) > 1:
+            named = ", ".join(f"{d.address} ({d.name})" for d in reversed(slots.values()))
             message = f"{text!r} is ambiguous: it matches {named}"
             raise UsageError(message, "give the address of one of them")
         return found[0].address

@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Run
@@ -71,3 +75,35 @@ def test_a_name_that_one_device_has_is_enough(run: Run) -> None:
         True,
     )
     assert "missing argument: ADDRESS" in run("bind").stderr
+
+
+def test_functions_of_one_slot_are_one_match() -> None:
+    gpu = replace(pci_device("0000:04:00.0"), name="NVIDIA GA104")
+    audio = replace(pci_device("0000:04:00.1"), name="NVIDIA audio")
+    other = replace(pci_device("0000:05:00.0"), name="NVIDIA GA106")
+    assert host_of(gpu, audio).matching("nvidia") == gpu.address
+    assert host_of(gpu, audio).matching("audio") == audio.address
+    with pytest.raises(UsageError) as ambiguous:
+        host_of(gpu, audio, other).matching("nvidia")
+    assert "0000:04:00.1" not in ambiguous.value.message
+
+
+@pytest.mark.parametrize("command", ["bind", "unbind"])
+def test_a_name_in_place_of_an_address_is_told_the_option(run: Run, command: str) -> None:
+    answer = run(command, "RTX 3070")
+    assert answer.status == 2
+    assert f"by name: vfiomgr {command} --match 'RTX 3070'" in answer.stderr
+    assert "--match" not in run("reset", "RTX 3070").stderr
+    assert "--match" not in run(command, "10de:").stderr
+
+
+@pytest.mark.parametrize("text", ["02:00", "0000:02:00", "02.00.0", "0000:02.00.0", "02:00:0"])
+def test_what_is_almost_an_address_is_corrected(run: Run, text: str) -> None:
+    for command in ("show", "bind"):
+        assert "remedy: did you mean 0000:02:00.0?" in run(command, text).stderr
+    assert "did you mean" not in run("bind", text.replace("2", "9")).stderr
+
+
+def test_addresses_with_commas_are_separated_with_spaces(run: Run) -> None:
+    answer = run("bind", "02:00.0,0000:06:00.0")
+    assert (answer.status, "separate addresses with spaces" in answer.stderr) == (2, True)
