@@ -38,6 +38,7 @@ from vfiomgr.layout.applied import reversion
 from vfiomgr.passthrough import requests as passthrough_requests
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
+from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.topology.build import build as build_topology
 from vfiomgr.usage import chosen
@@ -192,7 +193,8 @@ class Host(HostSource):
         if only_files:
             return registry.plan(self.scan_or_image(), wanted)
         host = self.facts_for(wanted)
-        return replace(registry.plan(host, wanted), not_checked=not_checked(host, wanted))
+        made = registry.plan(host, wanted)
+        return replace(made, not_checked=not_checked(host, wanted, made))
 
     def apply(
         self,
@@ -418,8 +420,10 @@ def tell_of_cut_off_runs(host: HostSource) -> None:
             host.on_note(text)
 
 
-def not_checked(host: HostSnapshot, request: Request) -> tuple[str, ...]:
+def not_checked(host: HostSnapshot, request: Request, plan: Plan) -> tuple[str, ...]:
     """What a plan for this host could not check, and what is missing for it."""
+    if plan.steps and all(isinstance(step, ReplaceFile) for step in plan.steps):
+        return ()  # uses of devices do not matter for files
     return tuple(_not_checked(host, request))
 
 

@@ -163,7 +163,8 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             "former": ("--deadline",),
             "type": Seconds(),
             "metavar": "SECONDS",
-            "help": "Time limit for one step or one libvirt call.  [default: 60, 30]",
+            "help": "Time limit for one step or one libvirt call.  "
+            "[default: 60 for a step, 30 for libvirt]",
         },
     ),
     "yes": (("--yes",), {"is_flag": True, "help": "Answer yes to all questions."}),

@@ -10,9 +10,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests import api
-from vfiomgr.libvirt.hook.model import render_script
+from tests.unit.devices import host_of
+from vfiomgr.engine.registry import plan
+from vfiomgr.library import not_checked
+from vfiomgr.libvirt.hook.model import InstallHook, render_script
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
@@ -131,6 +135,11 @@ def test_installing_shows_its_plan(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "hook enable DOMAIN" in answer.stdout
     assert "nothing to do" in run("libvirt", "hook", "install").stdout
     assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall").stdout
+
+
+def test_a_file_needs_no_uses_of_devices() -> None:
+    host, request = replace(host_of(), users=None, host_uses=None), InstallHook("/usr/bin/vfiomgr")
+    assert not_checked(host, request, plan(host, request)) == ()
 
 
 @pytest.mark.parametrize("operation", ["prepare", "release", "start", "migrate"])

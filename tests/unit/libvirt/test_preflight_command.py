@@ -95,7 +95,8 @@ def test_a_snapshot_answers_for_its_host(
     assert answer.status == 1
     assert "driver: nvidia" in answer.stdout
     assert (
-        "not checked: processes that use the devices: not checked, or not as root" in answer.stderr
+        "not checked: processes that use the devices: requires root on the running host"
+        in answer.stderr
     )
 
 

@@ -131,7 +131,8 @@ def plan(
     compared = compare(host, request)
     if session.format == "table":
         _print_differences(compared)
-    made = replace(plan_of(host, request, compared), not_checked=not_checked(host, request))
+    made = plan_of(host, request, compared)
+    made = replace(made, not_checked=not_checked(host, request, made))
     body = _planned(request, compared, made)
     if out is not None:
         _write_plan(out, body)

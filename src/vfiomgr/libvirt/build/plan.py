@@ -272,7 +272,9 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[
         elif any(host.makes_vgpus(function) for function in unit.functions):
             text = "hosts vGPUs: cannot be passed through directly"
         else:
-            text = f"bound by vfiomgr: vfiomgr bind {unit.name}"
+            is_bound = all(function.is_on_vfio for function in unit.functions)
+            verb = "bound by vfiomgr" if is_bound else "bind it with"
+            text = f"{verb}: vfiomgr bind {unit.name}"
         yield Reason(f"hostdev {unit.name}", text)
 
 

@@ -39,8 +39,8 @@ def render_script(program: str) -> str:
     plain = words.partition(" ")[0]
     return f"""\
 #!/bin/sh
-# vfiomgr: removed by `vfiomgr libvirt hook uninstall`. It does nothing for a guest but for those
-# that `vfiomgr libvirt hook enable` was run for.
+# vfiomgr: removed by `vfiomgr libvirt hook uninstall`. It acts only for guests for which
+# `vfiomgr libvirt hook enable` was run.
 case "$2" in
     {PREPARE} | {RELEASE}) ;;
     *) exit 0 ;;

@@ -145,7 +145,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
     if host.readiness is None:
         yield "modules, interrupts, limits: not in the snapshot"
     if host.users is None:
-        yield "processes that use the devices: not checked, or not as root"
+        yield "processes that use the devices: requires root on the running host"
     if host.host_uses is None:
         yield "disks and routes of the host: no /proc"
     if not context.domain.is_x86:
