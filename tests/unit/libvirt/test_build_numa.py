@@ -123,6 +123,25 @@ def test_without_numa_or_without_a_known_node_the_guest_lies_anywhere() -> None:
     assert planned().notes == ()
 
 
+def test_a_node_that_the_host_does_not_list_is_unknown() -> None:
+    lost = host_of_two(gpu("0000:e1:00.0", 14, 2))
+    plan = planned("0000:e1:00.0", host=lost)
+    assert plan.memory.host_nodes == ()
+    assert plan.notes == (
+        "the NUMA nodes of the devices are unknown: memory and CPUs are not bound",
+    )
+    both = planned("0000:e1:00.0", GPU, host=lost)
+    assert both.memory.host_nodes == (0,)
+    assert both.notes == ("0000:e1:00.0: NUMA node 2 is not among the nodes of the host",)
+
+
+def test_without_distances_another_node_is_farther() -> None:
+    nodes = tuple(replace(one, distances=()) for one in TOPOLOGY.nodes)
+    cpus_only = replace(nodes[1], memory_bytes=0, free_bytes=0)
+    host = replace(host_of_two(), topology=HostTopology((nodes[0], cpus_only)))
+    assert planned(FAR, host=host).memory.host_nodes == (0,)
+
+
 def test_cpus_that_are_isolated_or_too_few_are_told() -> None:
     topology = replace(TOPOLOGY, isolated_cpus=tuple(range(4, 16)))
     plan = planned(GPU, host=replace(host_of_two(), topology=topology), vcpus=4)

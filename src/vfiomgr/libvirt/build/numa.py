@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Pins = tuple[tuple[int, tuple[int, ...]], ...]
 _CHOICE = 2
 """Host nodes to choose the nearest one from."""
+_LOCAL, _REMOTE = 10, 20
+"""The kernel's distances where the firmware names none (LOCAL_DISTANCE in topology.h)."""
 
 
 class NumaShare(Value):
@@ -69,11 +71,11 @@ def lay_nodes(host: HostSnapshot, request: DomainRequest, units: Sequence[GuestD
 
     """
     topology = host.topology
-    known = sorted({unit.numa_node for unit in units if unit.numa_node is not None})
+    known = [] if topology is None else _nodes_of(units, topology)
     if topology is None or len(topology.nodes) < _CHOICE or request.numa == "off" or not known:
         refuse_if_any(_missing_pages(topology, request), frozenset())
         return Nodes((), (), (), (), _why_not(topology, request, units))
-    nodes = _with_substance([node for node in topology.nodes if node.number in known], topology)
+    nodes = _with_substance(known, topology)
     shares = _shares(request, nodes)
     is_strict = request.numa == "strict"
     missing = (
@@ -92,7 +94,15 @@ def _why_not(
         return ("NUMA nodes are unknown: memory and CPUs are not bound",)
     if len(topology.nodes) < _CHOICE or request.numa == "off" or not units:
         return ()
+    if any(unit.numa_node is not None for unit in units):
+        return ("the NUMA nodes of the devices are unknown: memory and CPUs are not bound",)
     return ("no device has a NUMA node (numa_node is -1): memory and CPUs are not bound",)
+
+
+def _nodes_of(units: Sequence[GuestDevice], topology: HostTopology) -> list[NumaNode]:
+    """The nodes of the devices; a node that the topology does not have is unknown."""
+    numbers = {unit.numa_node for unit in units}
+    return [node for node in topology.nodes if node.number in numbers]
 
 
 def _with_substance(nodes: list[NumaNode], topology: HostTopology) -> list[NumaNode]:
@@ -118,8 +128,12 @@ def _nearest(
     """The nearest of some nodes; None without nodes."""
     numbers = [known.number for known in topology.nodes]
     distances = dict(zip(numbers, node.distances, strict=False))
-    ranked = sorted(others, key=lambda other: (distances.get(other.number, 0xFF), other.number))
-    return tuple(ranked[:1])
+
+    def rank(other: NumaNode) -> tuple[int, int]:
+        usual = _LOCAL if other.number == node.number else _REMOTE
+        return (distances.get(other.number, usual), other.number)
+
+    return tuple(sorted(others, key=rank)[:1])
 
 
 def _shares(request: DomainRequest, nodes: Sequence[NumaNode]) -> tuple[NumaShare, ...]:
@@ -287,6 +301,9 @@ def _notes(
     unknown = [unit.name for unit in units if unit.numa_node is None]
     if unknown:
         yield f"{', '.join(unknown)}: NUMA node unknown (numa_node is -1)"
+    for unit in units:
+        if unit.numa_node is not None and topology.node(unit.numa_node) is None:
+            yield f"{unit.name}: NUMA node {unit.numa_node} is not among the nodes of the host"
 
 
 MOST_WITHOUT_EIM = 255
