@@ -147,10 +147,10 @@ def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
 
 
 def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
+    if host.users is None:
+        return _UNKNOWN
     nodes = frozenset[str]().union(*(_nodes(host, function) for function in functions))
-    if not nodes:
-        return "-"
-    return _UNKNOWN if host.users is None else users_in_words(host.users_of(nodes))
+    return users_in_words(host.users_of(nodes))
 
 
 def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]) -> Iterator[str]:
@@ -176,8 +176,8 @@ def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]
 
 def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     """A function as documents have it: its facts, and what is concluded from them."""
-    memory, nodes = memory_of(host, device), _nodes(host, device)
-    users = None if host.users is None and nodes else host.users_of(nodes)
+    memory = memory_of(host, device)
+    users = None if host.users is None else host.users_of(_nodes(host, device))
     return {
         **{name: getattr(device, name) for name in device.__struct_fields__},
         "short_name": device.short_name,
