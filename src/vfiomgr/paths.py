@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -70,4 +71,5 @@ SCRIPT = HostPath("/etc/libvirt/hooks/qemu.d/50-vfiomgr")
 
 def echo(text: str, target: str) -> str:
     """The shell command that writes a text to a kernel file."""
-    return f"echo {text or chr(39) * 2} > {target}"
+    is_plain = bool(text) and shlex.join(text.split(" ")) == text
+    return f"echo {text if is_plain else shlex.quote(text)} > {shlex.quote(target)}"

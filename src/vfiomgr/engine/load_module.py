@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
@@ -30,7 +31,7 @@ class LoadModule(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """The equivalent shell commands."""
-        return (f"modprobe {self.module}",)
+        return (f"modprobe {shlex.quote(self.module)}",)
 
     def inverse(self) -> None:
         """None: a loaded module is harmless and may be in use by then."""

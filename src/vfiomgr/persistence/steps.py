@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
@@ -39,10 +40,13 @@ class ReplaceFile(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
+        path = shlex.quote(self.path)
         if self.after is None:
-            return (f"rm {self.path}",)
-        lines = self.after.splitlines()
-        return (f"cat > {self.path} <<'END'", *lines, "END", f"chmod {self.mode:04o} {self.path}")
+            return (f"rm {path}",)
+        lines, end = self.after.splitlines(), "END"
+        while end in lines:
+            end += "_"
+        return (f"cat > {path} <<'{end}'", *lines, end, f"chmod {self.mode:04o} {path}")
 
     def inverse(self) -> ReplaceFile:
         """Return the step that restores the former text."""
@@ -90,7 +94,7 @@ class RebuildInitramfs(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (" ".join(self.command),)
+        return (shlex.join(self.command),)
 
     def inverse(self) -> None:
         """Return None: a failed tool keeps the old image."""

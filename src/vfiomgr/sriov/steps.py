@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
@@ -84,8 +85,8 @@ class SetQuotas(Step, Value):
         """Return the equivalent shell commands."""
         root = HostPath(self.directory)
         if self.is_check:
-            return tuple(f"cat {root / (c.shown or c.name)}" for c in self.changes)
-        return tuple(f"echo {c.after} > {root / c.name}" for c in self.changes)
+            return tuple(f"cat {shlex.quote(root / (c.shown or c.name))}" for c in self.changes)
+        return tuple(echo(c.after, root / c.name) for c in self.changes)
 
     def inverse(self) -> SetQuotas | None:
         """Return the step that restores the former values; None for a verification."""

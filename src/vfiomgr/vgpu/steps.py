@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.engine.step import Step
+from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value
 from vfiomgr.vgpu.attributes import PARAMETERS
@@ -54,7 +55,8 @@ class SetVgpuAttribute(Step, Value):
             return ()
         text = shlex.quote(self.written.removesuffix("\n"))
         end = "\\n" if self.written.endswith("\n") else ""
-        return (f"printf '%s{end}' {text} > {self.directory}/{self.attribute}",)
+        target = shlex.quote(f"{self.directory}/{self.attribute}")
+        return (f"printf '%s{end}' {text} > {target}",)
 
     @property
     def written(self) -> str:
@@ -108,7 +110,7 @@ class CreateMdev(Step, Value):
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         target = f"{self.parent_path}/mdev_supported_types/{self.type_id}/create"
-        return (f"echo {self.uuid} > {target}",)
+        return (echo(self.uuid, target),)
 
     def inverse(self) -> RemoveMdev:
         """Return the step that removes the vGPU."""
@@ -142,7 +144,7 @@ class RemoveMdev(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (f"echo 1 > {paths.MDEV_DEVICES / self.uuid / 'remove'}",)
+        return (echo("1", paths.MDEV_DEVICES / self.uuid / "remove"),)
 
     def inverse(self) -> CreateMdev:
         """Return the step that creates the vGPU again, with the same UUID."""
@@ -175,7 +177,7 @@ class SetVgpuType(Step, Value):
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         target = paths.pci_device(self.device.address) / "nvidia/current_vgpu_type"
-        return (f"echo {self.after} > {target}",)
+        return (echo(str(self.after), target),)
 
     def inverse(self) -> SetVgpuType:
         """Return the step that restores the former type."""

@@ -53,6 +53,18 @@ def test_pins_are_told_and_can_be_typed() -> None:
     assert step.inverse().commands()[1].startswith("echo flr bus > ")
 
 
+def test_hostile_names_are_quoted_in_commands() -> None:
+    hostile = DriverState("x; rm -rf $(id)", "$(reboot)\necho hi", "auto; reboot")
+    step = ChangeDriver(GPU.identity, DriverState("nvidia", None), hostile)
+    directory = "/sys/bus/pci/devices/0000:04:00.0"
+    assert step.commands() == (
+        f"echo '$(reboot)\necho hi' > {directory}/driver_override",
+        f"echo 0000:04:00.0 > {directory}/driver/unbind",
+        "echo 0000:04:00.0 > '/sys/bus/pci/drivers/x; rm -rf $(id)/bind'",
+        f"echo 'auto; reboot' > {directory}/power/control",
+    )
+
+
 def test_a_kernel_without_d3cold_is_not_asked_for_it() -> None:
     host = host_of(replace(GPU, d3cold_allowed=None))
     assert changes(bind(host, no_d3cold=True))[0].after.d3cold_allowed is None

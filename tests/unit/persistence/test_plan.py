@@ -54,6 +54,16 @@ def test_a_rule_is_written_after_the_function_has_moved() -> None:
     assert len(steps) > 1
 
 
+def test_the_text_of_a_file_cannot_end_its_here_document() -> None:
+    step = ReplaceFile("/etc/a b", None, "END\nreboot\nEND_\n")
+    assert step.commands() == (
+        "cat > '/etc/a b' <<'END__'",
+        *("END", "reboot", "END_", "END__"),
+        "chmod 0644 '/etc/a b'",
+    )
+    assert step.inverse().commands() == ("rm '/etc/a b'",)
+
+
 def test_what_is_bound_already_is_persisted_too_and_a_second_run_does_nothing() -> None:
     assert kept(host_with(), BIND) == [ReplaceFile(RULE.path, None, RULE.text)]
     made = plan(host_with(RULE), BIND)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from vfiomgr.documents.printable import printable
 from vfiomgr.engine.step import Step
 from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.model import DeviceIdentity
@@ -47,7 +49,7 @@ class RunSriovManage(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (" ".join(sriov_manage_command(self.device, is_on=bool(self.after))),)
+        return (shlex.join(sriov_manage_command(self.device, is_on=bool(self.after))),)
 
     def inverse(self) -> RunSriovManage:
         """Return the step that restores the former number."""
@@ -76,7 +78,7 @@ class SetHeterogeneous(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (" ".join(self.command()),)
+        return (shlex.join(self.command()),)
 
     def inverse(self) -> SetHeterogeneous:
         """Return the step that restores the former state."""
@@ -106,7 +108,7 @@ class SetMig(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (" ".join(self.command()),)
+        return (shlex.join(self.command()),)
 
     def inverse(self) -> SetMig:
         """Return the step that restores the former state."""
@@ -155,14 +157,14 @@ class SetGpuInstances(Step, Value):
         """Return the equivalent shell commands; the list shows the numbers of instances."""
         lines: list[str] = []
         if self.gone:
-            where = ", ".join(str(place) for place in self.gone)
-            listing = " ".join(instance_command(self.device, "-lgi"))
+            where = printable(", ".join(str(place) for place in self.gone))
+            listing = shlex.join(instance_command(self.device, "-lgi"))
             lines.append(f"{listing}    # ID: the instance of {where}")
             lines += [
-                " ".join(instance_command(self.device, word, "-gi", "ID"))
+                shlex.join(instance_command(self.device, word, "-gi", "ID"))
                 for word in (["-dci"] * any(p.has_compute for p in self.gone) + ["-dgi"])
             ]
-        return (*lines, *map(" ".join, self.creations()))
+        return (*lines, *map(shlex.join, self.creations()))
 
     def creations(self, among: tuple[InstancePlace, ...] | None = None) -> list[tuple[str, ...]]:
         """The commands that create instances: all, or only the missing ones."""
@@ -198,7 +200,7 @@ class SetPersistence(Step, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (" ".join(self.command()),)
+        return (shlex.join(self.command()),)
 
     def inverse(self) -> SetPersistence:
         """Return the step that restores the former state."""
