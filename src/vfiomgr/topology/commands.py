@@ -13,6 +13,7 @@ from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import complete_file, session_options
 from vfiomgr.cli.output import document_text, note, note_no_devices, print_text
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.topology.build import build
 from vfiomgr.topology.render.dot import render_dot
@@ -34,6 +35,8 @@ _BY_SUFFIX: dict[str, Form] = {
     ".json": "json",
     ".yaml": "yaml",
     ".yml": "yaml",
+    ".txt": "tree",
+    "": "tree",
 }
 
 
@@ -77,6 +80,7 @@ def topology(
       vfiomgr topology --output host.html   # one file for a browser, with a search
       vfiomgr topology --format dot > host.dot
     """
+    form = form or _usual_form(session, output)
     host = session.scan(with_users=True, with_links=True)
     found = build(host, session.addresses(addresses))
     if not host.devices:
@@ -85,7 +89,6 @@ def topology(
         note("link speeds are unknown: the snapshot was made by an earlier version of vfiomgr")
     if not found.knows_users and session.snapshot is None and session.tree.is_live:
         note("processes that use devices are not shown: requires root")
-    form = form or _usual_form(session, output)
     if output is not None:
         rewrite(output, None, _rendered(found, form, unfold=unfold).encode())
         note(f"wrote {output}")
@@ -96,9 +99,21 @@ def topology(
 
 
 def _usual_form(session: Session, output: str | None) -> Form:
-    """By the name of the file; else what was asked for all commands."""
-    known = _BY_SUFFIX.get(os.path.splitext(output or "")[1].lower())
-    return known or ("tree" if session.format == "table" else session.format)
+    """By the name of the file; else what was asked for all commands.
+
+    Raises:
+        UsageError: neither names a format.
+
+    """
+    suffix = os.path.splitext(output or "")[1].lower()
+    known = _BY_SUFFIX.get(suffix)
+    if session.format != "table" and known in (None, "tree"):
+        return session.format
+    if known is None:
+        message = f"no format for {suffix!r}"
+        remedy = "use .svg, .html, .dot, .json, .yaml or .txt, or pass --format"
+        raise UsageError(message, remedy)
+    return known
 
 
 def _rendered(found: Topology, form: Form, *, unfold: bool) -> str:

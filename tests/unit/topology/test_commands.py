@@ -83,6 +83,17 @@ def test_the_name_of_a_file_says_the_format(run: Run, tmp_path: Path, name: str,
     assert file.read_text() == run("topology", "--format", form).stdout
 
 
+def test_a_name_without_a_format_is_refused(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    answer = run("topology", "--output", str(file))
+    assert (answer.status, file.exists()) == (2, False)
+    assert answer.stderr == (
+        "vfiomgr: error: no format for '.png'\n"
+        "  remedy: use .svg, .html, .dot, .json, .yaml or .txt, or pass --format\n"
+    )
+    assert run("topology", "--format", "tree", "--output", str(file)).status == 0
+
+
 def test_an_option_counts_more_than_the_name(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "a.svg"
     run("topology", "--format", "dot", "--output", str(file))
