@@ -28,8 +28,8 @@ _OPENS_JSON = ("{", "[")
 _TOO_DEEP = "it is nested too deeply"
 _DIGITS = "for integer string conversion"
 """The message of int() for more digits than it converts."""
-_MOST_NODES = 100_000
-"""Maximum number of parts: aliases can make a short text very large."""
+_MOST_REPEATED = 100_000
+"""Maximum number of parts that aliases repeat: they can make a short text very large."""
 _DEEPEST = 100
 _LONGEST = 4 << 20
 """Maximum characters; a YAML reader that keeps places takes a minute for them."""
@@ -113,7 +113,8 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
         try:
             return parse_json(text)
         except Malformed as error:
-            message = f"{source}: not JSON: {error}"
+            why = "the file ends in the middle" if _is_cut_off(text, error) else str(error)
+            message = f"{source}: not JSON: {why}"
             raise InvalidDocument(message, remedy) from None
     try:
         documents, flaws = _read(text, _ANY)
@@ -125,6 +126,15 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
         message = f"{source}:{in_document(flaws[0])}"
         raise InvalidDocument(message, remedy)
     return documents[0].value if documents else None
+
+
+def _is_cut_off(text: str, error: Malformed) -> bool:
+    """Whether the end of a text that begins like JSON is missing."""
+    if not error.line:
+        return False
+    present = text.rstrip()
+    end = (present.count("\n") + 1, len(present.rpartition("\n")[2]))
+    return not present.endswith(("}", "]")) or (error.line, error.column) > end
 
 
 def misfit_in(error: Misfit, text: str) -> str:
@@ -249,16 +259,14 @@ class _Locator:
         self._wording = wording
         self._constructor = _yaml().constructor
         self._above: list[int] = []
-        self._count = 0
+        self._seen: set[int] = set()
+        self._repeated = 0
 
     def located(self, node: Any, path: Path) -> Located:  # noqa: ANN401 - as above
-        self._count += 1
-        if self._count > _MOST_NODES:
-            _fail(
-                _place(node),
-                f"too large for {self._wording.noun}",
-                "shorten it, or use fewer aliases",
-            )
+        self._repeated += id(node) in self._seen
+        self._seen.add(id(node))
+        if self._repeated > _MOST_REPEATED:
+            _fail(_place(node), f"too large for {self._wording.noun}", "use fewer aliases")
         if id(node) in self._above:
             _fail(_place(node), "an alias contains itself", "write the value instead of the alias")
         if len(self._above) > _DEEPEST:

@@ -10,6 +10,9 @@ from vfiomgr.errors import InvalidDocument
 from vfiomgr.snapshot.model import HostSnapshot
 
 KIND = "HostSnapshot"
+CREATE = "vfiomgr snapshot > host.json"
+REMEDY = f"create a new one on that host with: {CREATE}"
+_NEWER = f"upgrade vfiomgr if a newer version created it, or {REMEDY}"
 
 
 def write_snapshot(snapshot: HostSnapshot) -> str:
@@ -27,21 +30,23 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
         InvalidDocument: not JSON or YAML, another kind of document, or wrong fields.
 
     """
-    remedy = "create a new one: vfiomgr snapshot > host.json"
-    document = read_values(text, source, remedy)
+    if not text.strip():
+        message = f"{source}: the file is empty"
+        raise InvalidDocument(message, REMEDY)
+    document = read_values(text, source, REMEDY)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
-        raise InvalidDocument(message, remedy)
+        raise InvalidDocument(message, REMEDY)
     version = document.pop("api_version", None)
     if version != API_VERSION:
         message = f"{source}: unsupported api_version {version!r}, expected {API_VERSION!r}"
-        raise InvalidDocument(message, remedy)
-    return _validated(document, text, source, remedy)
+        raise InvalidDocument(message, _NEWER)
+    return _validated(document, text, source)
 
 
-def _validated(document: dict[str, Any], text: str, source: str, remedy: str) -> HostSnapshot:
+def _validated(document: dict[str, Any], text: str, source: str) -> HostSnapshot:
     try:
         return from_jsonable(HostSnapshot, document)
     except Misfit as error:
         message = f"{source}:{misfit_in(error, text)}"
-        raise InvalidDocument(message, remedy) from None
+        raise InvalidDocument(message, _NEWER) from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import shlex
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, identifiers_in, is_address
-from vfiomgr.snapshot.document import read_snapshot
+from vfiomgr.snapshot.document import CREATE, REMEDY, read_snapshot
 from vfiomgr.snapshot.scan import scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 _NVIDIA = "10de"
 _LONGEST_SNAPSHOT = 512 << 20
 """Characters; a host with 16,384 functions needs a twentieth of that."""
+_GZIP = b"\x1f\x8b"
+"""The first bytes of a file of gzip (RFC 1952)."""
 _ROOT_HINT = "--root requires the root directory of a host"
 
 
@@ -255,7 +259,7 @@ class HostSource:
         host = _load_snapshot(self.snapshot or "")
         if host.pci_unlisted is not None:
             message = f"cannot use the snapshot {self.snapshot}: {PCI_DEVICES}: {host.pci_unlisted}"
-            raise InvalidDocument(message, "create it on the host: vfiomgr snapshot > host.json")
+            raise InvalidDocument(message, REMEDY)
         return host
 
 
@@ -266,12 +270,23 @@ def _load_snapshot(source: str) -> HostSnapshot:
             text = file.read(_LONGEST_SNAPSHOT + 1)
     except OSError as error:
         message = f"cannot read the snapshot {source}: {error.strerror}"
-        raise UsageError(message, "create one: vfiomgr snapshot > host.json") from None
-    except UnicodeDecodeError:
-        message = f"{source}: not JSON or YAML, and not text"
-        raise InvalidDocument(message, "create one: vfiomgr snapshot > host.json") from None
+        raise UsageError(message, f"create one with: {CREATE}") from None
+    except UnicodeDecodeError as error:
+        raise _not_text(source, error.object[:2]) from None
     if len(text) > _LONGEST_SNAPSHOT:
         most = _LONGEST_SNAPSHOT >> 20
         message = f"cannot read the snapshot {source}: it is larger than {most} MiB"
-        raise InvalidDocument(message, "create one: vfiomgr snapshot > host.json")
+        raise InvalidDocument(message, REMEDY)
     return read_snapshot(text, source)
+
+
+def _not_text(source: str, start: bytes) -> InvalidDocument:
+    """The error for a file that is not UTF-8, by its first bytes."""
+    file = shlex.quote(source)
+    if start == _GZIP:
+        remedy = f"decompress it: gzip -dc {file} > host.json"
+        return InvalidDocument(f"{source}: compressed with gzip", remedy)
+    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        remedy = f"convert it: iconv -f UTF-16 -t UTF-8 {file} > host.json"
+        return InvalidDocument(f"{source}: UTF-16 text instead of UTF-8", remedy)
+    return InvalidDocument(f"{source}: not UTF-8 text", REMEDY)

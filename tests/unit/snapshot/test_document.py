@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -20,11 +21,15 @@ from vfiomgr.check.model import (
 from vfiomgr.documents.jsonable import API_VERSION
 from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument, UnknownDevice
+from vfiomgr.library import Host
 from vfiomgr.pci.model import Bar, PciAddress
 from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def readiness() -> Readiness:
@@ -123,9 +128,13 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "not JSON"),
+        ("{", "not JSON: the file ends in the middle"),
+        ('{"kind": "Host', "not JSON: the file ends in the middle"),
+        ('{"devices": [{}\n', "not JSON: the file ends in the middle"),
+        ('{"kind" 1}', "not JSON: line 1 column 9: expecting ':' delimiter"),
         ("[" * 100_000, "nested deeper than 100 levels"),
-        ("", "not a document of kind HostSnapshot"),
+        ("", "host.json: the file is empty"),
+        ("\n", "host.json: the file is empty"),
         ("kind: DeviceList", "not a document of kind HostSnapshot"),
         ("kind: HostSnapshot\napi_version: vfiomgr/v9", "vfiomgr/v9"),
         ("kind: [", r"host\.json:1:8: a bracket or brace is not closed"),
@@ -142,6 +151,46 @@ def test_other_documents_are_refused(text: str, why: str) -> None:
     with pytest.raises(InvalidDocument, match=why) as caught:
         read_snapshot(text, "host.json")
     assert caught.value.exit_code == 65
+
+
+def test_a_snapshot_of_a_newer_version_says_so() -> None:
+    text = f"kind: HostSnapshot\napi_version: {API_VERSION}\nfuture: 1"
+    with pytest.raises(InvalidDocument, match="unknown field") as caught:
+        read_snapshot(text, "host.yaml")
+    assert caught.value.hint == (
+        "upgrade vfiomgr if a newer version created it, or create a new one on that host with: "
+        "vfiomgr snapshot > host.json"
+    )
+
+
+def test_a_large_snapshot_is_read_from_yaml_unless_aliases_made_it_large() -> None:
+    zeros = ", ".join(["0"] * 1000)
+    head = f"kind: HostSnapshot\napi_version: {API_VERSION}\n"
+    many = "\n".join(f"- [{zeros}]" for _ in range(101))
+    with pytest.raises(InvalidDocument, match="Expected `object`"):
+        read_snapshot(f"{head}devices:\n{many}", "host.yaml")
+    aliases = f"- &a [{zeros}]\n" + "- *a\n" * 101
+    with pytest.raises(InvalidDocument, match="too large for a document; use fewer"):
+        read_snapshot(f"{head}devices:\n{aliases}", "host.yaml")
+
+
+@pytest.mark.parametrize(
+    ("data", "why", "remedy"),
+    [
+        (b"\x1f\x8b\x08", "compressed with gzip", "decompress it: gzip -dc "),
+        ("{}".encode("utf-16"), "UTF-16 text instead of UTF-8", "convert it: iconv -f UTF-16 "),
+        (b"{\xff}", "not UTF-8 text", "create a new one on that host with: "),
+    ],
+)
+def test_a_file_that_is_not_utf8_is_named(
+    tmp_path: Path, data: bytes, why: str, remedy: str
+) -> None:
+    file = tmp_path / "host.json"
+    file.write_bytes(data)
+    with pytest.raises(InvalidDocument) as caught:
+        Host.from_snapshot(file)
+    assert caught.value.message == f"{file}: {why}"
+    assert (caught.value.hint or "").startswith(remedy)
 
 
 def test_a_virtual_function_goes_alone_and_stays_behind() -> None:
