@@ -387,9 +387,15 @@ class Host(HostSource):
 
         Raises:
             UsageError: a name cannot be read, or options contradict each other.
+            TypeError: it is not a request, e.g. an address.
 
         """
-        return request if isinstance(request, Request) else request.request(self)
+        if isinstance(request, Request):
+            return request
+        if not hasattr(request, "request"):
+            message = f"expected a request such as vfiomgr.Bind('04:00.0'), not {request!r}"
+            raise TypeError(message)
+        return request.request(self)
 
     def facts_for(self, request: Request) -> HostSnapshot:
         """The facts needed to plan a request."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from vfiomgr.errors import UsageError
 
@@ -48,12 +48,14 @@ def require_choice(option: str, value: str | None, choices: Sequence[str]) -> No
 
 
 def chosen(option: str, values: Iterable[_Word], choices: Sequence[_Word]) -> frozenset[_Word]:
-    """The given words, each of which must be one of some choices.
+    """The given words (or the single one), each of which must be one of some choices.
 
     Raises:
         UsageError: one of them is another word.
 
     """
+    if isinstance(values, str):
+        values = cast("tuple[_Word, ...]", (values,))
     found = tuple(values)
     for value in found:
         require_choice(option, value, choices)
@@ -65,8 +67,12 @@ def require_whole(option: str, value: int | None, least: int, most: int | None =
 
     Raises:
         UsageError: it is not.
+        TypeError: it is not a number, e.g. a text.
 
     """
+    if not isinstance(value, int | None):
+        message = f"{option}: expected a whole number, not {value!r}"
+        raise TypeError(message)
     if value is not None and not least <= value <= (value if most is None else most):
         upward = "up" if most is None else f"to {most}"
         message = f"{option}: {str(value)!r} is not a whole number from {least} {upward}"

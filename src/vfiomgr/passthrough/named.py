@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from vfiomgr.diagnostic import OVERRIDES
+from vfiomgr.errors import UsageError
 from vfiomgr.host.accounts import find_owner
 from vfiomgr.passthrough import requests
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
@@ -74,7 +75,7 @@ class Bind:
             forbid_alone("--update-initramfs", "--persist", "no udev rule changes")
         require_choice("--reset-method", said.get("reset_method"), RESET_METHODS)
         allow = chosen("--allow", said.get("allow", ()), OVERRIDES)
-        addresses = host.addresses(self.devices)
+        addresses = _addresses(host, self.devices)
         owner = said.get("owner")
         tree = host.tree if owner is not None and host.snapshot is None else None
         return requests.Bind(
@@ -129,7 +130,7 @@ class Unbind:
             forbid_alone("--update-initramfs", "--forget", "no udev rule changes")
         allow = chosen("--allow", said.get("allow", ()), ("in-use",))
         return requests.Unbind(
-            host.addresses(self.devices),
+            _addresses(host, self.devices),
             only=only,
             with_group=with_group,
             allow=allow,
@@ -200,6 +201,13 @@ def is_kept(host: HostSource, addresses: Iterable[PciAddress]) -> bool:
 def virtual_functions(host: HostSource, address: PciAddress) -> tuple[FunctionState, ...]:
     """Return the current virtual functions of a physical function."""
     return tuple(function_state(host, vf) for vf in read_virtual_functions(host.tree, address))
+
+
+def _addresses(host: HostSource, devices: tuple[str | PciAddress, ...]) -> tuple[PciAddress, ...]:
+    if not devices:
+        message = "no device given"
+        raise UsageError(message, "list all devices: vfiomgr list --all")
+    return host.addresses(devices)
 
 
 def _program(host: HostSource) -> str | None:

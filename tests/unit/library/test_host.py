@@ -285,3 +285,26 @@ def test_no_module_takes_the_place_of_a_function(package: ModuleType) -> None:
 def test_every_name_of_it_is_there() -> None:
     assert [getattr(vfiomgr, name) for name in vfiomgr.__all__]
     assert not hasattr(vfiomgr, "Nothing")
+    assert dir(vfiomgr) == sorted(vfiomgr.__all__)
+
+
+@pytest.mark.parametrize("request_type", [vfiomgr.Bind, vfiomgr.Unbind])
+def test_a_request_without_devices_is_an_error(
+    host: vfiomgr.Host, request_type: type[vfiomgr.Bind | vfiomgr.Unbind]
+) -> None:
+    with pytest.raises(vfiomgr.UsageError, match=r"^no device given$"):
+        host.plan(request_type())
+
+
+def test_values_of_another_type_are_named(host: vfiomgr.Host) -> None:
+    with pytest.raises(TypeError, match=r"expected a request such as .*, not '02:00\.0'"):
+        host.plan("02:00.0")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^--count: expected a whole number, not '2'$"):
+        host.create_vgpu(type="A40-4Q", count="2")  # type: ignore[arg-type]
+
+
+def test_a_single_safety_check_can_be_a_text(host: vfiomgr.Host) -> None:
+    one = vfiomgr.Bind(GPU, allow="in-use")  # type: ignore[arg-type]
+    assert host.request(one) == host.request(vfiomgr.Bind(GPU, allow=["in-use"]))
+    with pytest.raises(vfiomgr.UsageError, match="'in-us' is not one of"):
+        host.plan(vfiomgr.Bind(GPU, allow="in-us"))  # type: ignore[arg-type]
