@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.containers.oci_texts import TEXTS
+from vfiomgr.containers.oci.facts import read_node
+from vfiomgr.errors import HostError
 from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -233,6 +236,15 @@ def test_a_host_that_tells_no_numbers_is_no_guess(
     assert answer.status == 1
     assert "is not a device node here, and sysfs does not have its numbers" in answer.stderr
     assert (bundle / "config.json").read_text() == TEXTS["runc spec"]
+
+
+def test_a_recorded_host_without_a_node_and_its_numbers(tmp_path: Path) -> None:
+    with pytest.raises(HostError) as caught:
+        read_node(HostTree(str(tmp_path)), "/dev/vfio/38")
+    assert caught.value.message == (
+        f"no device numbers of /dev/vfio/38: neither the node nor /sys/class below {tmp_path}"
+    )
+    assert caught.value.hint == "run the command on the host itself"
 
 
 def test_a_pipe_is_no_bundle(run: Run, tmp_path: Path) -> None:

@@ -27,9 +27,12 @@ def read_node(tree: HostTree, path: str) -> DeviceNode:
     node = HostPath(path)
     access = tree.access(node)
     number = tree.device_number(node) or _number_in_sysfs(tree, node)
+    if access is None and number is None and not (tree.is_live or tree.is_machine):
+        message = f"no device numbers of {path}: neither the node nor /sys/class below {tree.root}"
+        raise HostError(message, "run the command on the host itself")
     if access is None and (number is None or tree.is_live):
         message = f"{path} does not exist"
-        raise HostError(message, _remedy(node))
+        raise HostError(message, _remedy(node, is_machine=tree.is_machine))
     if number is None:
         message = f"{path} is not a device node here, and sysfs does not have its numbers"
         raise HostError(message, "run the command where /dev is that of the host")
@@ -46,14 +49,14 @@ def _number_in_sysfs(tree: HostTree, node: HostPath) -> tuple[int, int] | None:
     return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
 
 
-def _remedy(node: HostPath) -> str:
+def _remedy(node: HostPath, *, is_machine: bool) -> str:
     if node.name == "vfio":
         return "load the module: modprobe vfio_iommu_type1"
     if node.name == "iommu":
         return "load the module: modprobe iommufd; or use the device's group: --node group"
     if node.parent == VFIO_CDEVS:
         return "use the device's group: --node group"
-    return (
-        "use --node cdev on a kernel without groups; in a container, pass the root of the host "
-        "with --root"
-    )
+    cdev = "use --node cdev on a kernel without groups"
+    if not is_machine:
+        return cdev
+    return f"{cdev}; in a container, pass the root of the host with --root"
