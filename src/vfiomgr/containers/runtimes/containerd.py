@@ -153,7 +153,8 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
     if data:
         schema = data.get("version", 1)
         if not isinstance(schema, int) or schema < _V2:
-            message = f"{facts.main.path} is a configuration of version 1 (no version is stated)"
+            stated = "" if "version" in data else " (no version is stated)"
+            message = f"{facts.main.path} is a configuration of version 1{stated}"
             disabled = " and remove cri from disabled_plugins" if _is_disabled(data) else ""
             refuse(
                 "runtime-config-version",
