@@ -11,7 +11,7 @@ from vfiomgr.containers.cdi import check as judge
 from vfiomgr.containers.cdi import listing
 from vfiomgr.containers.cdi.consumers import ANY, consumers_named
 from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
-from vfiomgr.containers.cdi.generate import nothing_ready, specification_of
+from vfiomgr.containers.cdi.generate import kind_notes, nothing_ready, specification_of
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -183,6 +183,8 @@ def made(host: HostSource, wanted: OfferRequest) -> CdiSpecification:
     found = specification_of(seen, wanted)
     if not found.devices:
         raise nothing_ready(seen)
+    for text in kind_notes(seen, found):
+        host.on_note(text)
     if not wanted.is_plain and any(vgpu.uuid is not None for vgpu in seen.vgpus):
         host.on_note(
             "mediated vGPUs are omitted, because Kata cannot attach them; use --consumer "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.facts import read_cdi_files
+from vfiomgr.containers.cdi.model import generating
 from vfiomgr.containers.cdi.names import is_device_name, is_kind
 from vfiomgr.containers.oci import edit, plan
 from vfiomgr.containers.oci.facts import read_node
@@ -171,10 +172,10 @@ def _of_names(tree: HostTree, names: Iterable[str]) -> Iterator[str]:
     made = map(read_file, read_cdi_files(tree)) if asked else ()
     known = {f"{each.kind}={device.name}" for each in made for device in each.devices}
     for name in (name for name in asked if name not in known):
-        kind = name.partition("=")[0]
+        kind, _, device = name.partition("=")
         yield (
             f"no CDI specification of this host has {name}, so containers with it fail; vfiomgr "
-            f"cdi list shows the names, vfiomgr cdi generate --kind {kind} --write creates one"
+            f"cdi list shows the names, {generating(kind, device)} creates one"
         )
 
 

@@ -707,7 +707,7 @@ CASES = [
         None,
         lambda node: (node.root / SPECIFICATION).unlink(),
         "the pod requests 1 of nvidia.com/pgpu, but the CDI specifications have none: Kata",
-        "vfiomgr cdi generate --kind nvidia.com/pgpu --write, when",
+        "vfiomgr cdi generate --kind nvidia.com/pgpu --name-by group --write, when",
         is_silent=False,
     ),
     Case(

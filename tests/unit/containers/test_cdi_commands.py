@@ -81,10 +81,13 @@ def test_it_is_written_once_and_follows_the_devices(run: Run, kernel: FakeKernel
     dry = run("cdi", "generate", *PGPU, "--write", "--dry-run")
     assert f"write {OWN}" in dry.stdout
     assert not kernel.exists(OWN)
-    assert run("cdi", "generate", *PGPU, "--write").stdout == f"done: write {OWN}\n"
+    made = run("cdi", "generate", *PGPU, "--write")
+    assert made.stdout.endswith(f"\ndone: write {OWN}\n")
+    assert "sandbox-device-plugin are not addresses: pass --name-by group" in made.stdout
     assert names(kernel.read_text(OWN)) == [GPU, OTHER]
     again = run("cdi", "generate", *PGPU, "--write")
-    assert (again.status, again.stdout) == (0, f"{OWN} is already up to date\nnothing to do\n")
+    assert again.status == 0
+    assert again.stdout.endswith(f"\n{OWN} is already up to date\nnothing to do\n")
     dry = run("unbind", GPU, "--dry-run")
     assert f"{OWN} contains it, and is updated afterwards" in dry.stdout
     gone = run("unbind", GPU)
@@ -126,7 +129,12 @@ def test_devices_are_removed_by_name_and_all_at_once(run: Run, kernel: FakeKerne
     run("cdi", "generate", *PGPU, "--write")
     told = run("cdi", "remove", GPU)
     assert f"nvidia.com/pgpu={GPU} is removed" in told.stdout
-    assert "nothing to do" in run("cdi", "remove", GPU).stdout
+    gone = run("cdi", "remove", GPU)
+    assert (gone.status, gone.stdout) == (2, "")
+    assert f"no such device in the CDI specifications: {GPU}" in gone.stderr
+    assert f"did you mean nvidia.com/pgpu={OTHER}? vfiomgr cdi list shows" in gone.stderr
+    short = run("cdi", "remove", f"nvidia.com/pgpu={OTHER.removeprefix('0000:')}", "--dry-run")
+    assert f"nvidia.com/pgpu={OTHER} is removed" in short.stdout
     assert (
         "no stale devices in the specifications of vfiomgr"
         in run("cdi", "remove", "--stale").stdout

@@ -74,7 +74,7 @@ def test_a_second_run_changes_nothing_and_says_so() -> None:
 def test_without_addresses_the_file_has_what_is_ready_and_nothing_else() -> None:
     host = changed(written(HOST, PGPU), LESS)
     made = plan(host, WriteCdi(PGPU))
-    assert made.notes == ("nvidia.com/pgpu=0000:05:00.0 is removed",)
+    assert made.notes[1:] == ("nvidia.com/pgpu=0000:05:00.0 is removed",)
     assert names(done(host, WriteCdi(PGPU))) == ["0000:04:00.0"]
 
 
@@ -240,7 +240,15 @@ def test_one_group_under_two_kinds_is_told() -> None:
     assert len(made.notes) == 2
     again = plan(written(HOST, PGPU, OfferRequest("example.com/gpu")), WriteCdi(PGPU))
     assert again.is_empty
-    assert len(again.notes) == 2
+    assert len(again.notes) == 3
+
+
+def test_devices_that_nvidias_plugin_does_not_offer_are_noted() -> None:
+    other = replace(OTHER, vendor_id="144d", class_code="010802")
+    host = with_nodes(host_of(GPU, AUDIO, other))
+    made = plan(host, WriteCdi(replace(PGPU, name_by="group")))
+    assert made.notes == ("0000:05:00.0 is not an NVIDIA device; name the devices to leave it out",)
+    assert not plan(host, WriteCdi(OfferRequest("example.com/gpu"))).notes
 
 
 def test_whoever_is_to_read_it_must_be_able_to() -> None:

@@ -309,7 +309,9 @@ def _node_faults(
     again = "vfiomgr cdi generate --write" if own else "generate the file again"
     if target.problem is not None:
         what = f"{device.name}: {target.path} is not available to guests: {target.problem}"
-        yield fault("stale", line, what, f"bind it again, or {again}")
+        leave = "vfiomgr cdi remove --stale" if own else again
+        bind = f"vfiomgr bind {target.functions[0].address}, or " if target.functions else ""
+        yield fault("stale", line, what, f"{bind}{leave}")
     elif target.kind in ("other", "control") and nodes.get(target.path) is False:
         what = f"{device.name}: {target.path} does not exist on this host"
         yield fault("node-missing", line, what, f"load its driver, or {again}")

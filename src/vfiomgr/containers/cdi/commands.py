@@ -26,6 +26,7 @@ from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
 from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.document import document_of, render_specification
+from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -36,6 +37,7 @@ from vfiomgr.containers.cdi.model import (
     Naming,
     NodeForm,
 )
+from vfiomgr.containers.cdi.plan import require_known
 from vfiomgr.containers.cdi.requests import RemoveCdi
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -391,8 +393,9 @@ def remove(
 ) -> None:
     """Remove devices from vfiomgr's CDI specifications.
 
-    Devices are given as NAME or VENDOR/CLASS=NAME. A file without devices is deleted.
-    Specifications of other programs and the devices themselves are not changed.
+    Devices are given as NAME or VENDOR/CLASS=NAME; an address may be short (04:00.0). A file
+    without devices is deleted. Specifications of other programs and the devices themselves are not
+    changed.
 
     \b
     Examples:
@@ -406,6 +409,11 @@ def remove(
             message, "name devices, or pass --all or --stale; vfiomgr cdi list shows the names"
         )
     request = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
+    if names:
+        is_live = session.snapshot is None
+        require_known(
+            read_cdi_files(session.files) if is_live else session.scan().cdi_files, request
+        )
     if stale and session.snapshot is None:
         session.scan_devices()  # where they cannot be listed, all would seem stale
     outcome = plan_or_apply(session, request, only_files=not stale)

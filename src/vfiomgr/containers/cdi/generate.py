@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.consumers import ANY, consumers_named
-from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
+from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU, resolve
 from vfiomgr.containers.cdi.document import parse_specification, render_specification
-from vfiomgr.containers.cdi.model import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
+from vfiomgr.containers.cdi.model import (
+    PGPU,
+    CdiDevice,
+    CdiDeviceNode,
+    CdiEdits,
+    CdiSpecification,
+)
 from vfiomgr.containers.cdi.names import is_kind, needed_version
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS
-from vfiomgr.pci.model import PciDevice
+from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.value import Value
 from vfiomgr.version import Version
 from vfiomgr.vgpu.model import Vgpu
@@ -30,6 +36,7 @@ LOWEST = Version(0, 5)
 _MOST_OF_CLASS = 63
 """The length limit of a Kubernetes resource name."""
 
+_NVIDIA, _NVIDIA_ID = "nvidia.com", "10de"
 _MOST_TRIED = 8
 """GPUs for which a bind is suggested."""
 
@@ -103,6 +110,22 @@ def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpec
     made = CdiSpecification(str(version), offer_request.kind, devices, built.edits)
     refuse_unread(made, offer_request)
     return made
+
+
+def kind_notes(host: HostSnapshot, made: CdiSpecification) -> Iterator[str]:
+    """Notes about devices that NVIDIA's device plugin does not offer by this kind and name."""
+    if made.kind == PGPU and any(is_address(device.name) for device in made.devices):
+        yield (
+            "the device IDs of NVIDIA's sandbox-device-plugin are not addresses: pass --name-by "
+            "group, or --name-by index like in its own specification"
+        )
+    for device in made.devices if made.vendor == _NVIDIA else ():
+        behind = [resolve(host, node.on_host) for node in device.edits.device_nodes]
+        functions = [function for target in behind for function in target.functions]
+        if functions and all(function.vendor_id != _NVIDIA_ID for function in functions):
+            yield (
+                f"{functions[0].address} is not an NVIDIA device; name the devices to leave it out"
+            )
 
 
 def _refuse_kind(kind: str) -> None:

@@ -5,6 +5,7 @@ https://github.com/cncf-tags/container-device-interface SPEC.md and specs-go/con
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -34,6 +35,10 @@ Lifetime = Literal["static", "dynamic"]
 """In /etc/cdi, or in /run/cdi, which is emptied at reboot."""
 NODE_FORMS: tuple[NodeForm, ...] = get_args(NodeForm)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
+PGPU = "nvidia.com/pgpu"
+"""The resource of NVIDIA's sandbox-device-plugin, whose device IDs are no addresses."""
+_GROUP_NAME = re.compile(r"[0-9]+")
+_CDEV_NAME = re.compile(r"vfio[0-9]+")
 DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
 
 
@@ -245,6 +250,15 @@ class CdiSpecification(Value):
         yield ("containerEdits",), self.edits
         for number, device in enumerate(self.devices):
             yield ("devices", number, "containerEdits"), device.edits
+
+
+def generating(kind: str, name: str = "") -> str:
+    """The command that writes a specification of a kind, with names like `name` or the plugin's."""
+    if _GROUP_NAME.fullmatch(name) or (kind == PGPU and not name):
+        naming = " --name-by group"
+    else:
+        naming = " --name-by cdev" if _CDEV_NAME.fullmatch(name) else ""
+    return f"vfiomgr cdi generate --kind {kind}{naming} --write"
 
 
 def _qualifier(kind: str) -> tuple[str, str]:

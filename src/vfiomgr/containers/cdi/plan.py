@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -10,13 +11,20 @@ from vfiomgr.containers.cdi.consumers import CONSUMERS
 from vfiomgr.containers.cdi.device_nodes import resolve
 from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.follow import GOES
-from vfiomgr.containers.cdi.generate import LOWEST, nothing_ready, refuse_unread, specification_of
+from vfiomgr.containers.cdi.generate import (
+    LOWEST,
+    kind_notes,
+    nothing_ready,
+    refuse_unread,
+    specification_of,
+)
 from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
 from vfiomgr.containers.cdi.names import needed_version, version_of
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
+from vfiomgr.errors import UsageError
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
@@ -57,7 +65,7 @@ def plan_write(host: HostSnapshot, request: WriteCdi) -> Plan:
     refuse_if_any(_diagnostics(host, after, path), frozenset())
     text = render_specification(after) if after.devices else None
     summary = f"write {path}" if after.devices else f"remove {path}"
-    notes = list(_twice_notes(host, after, path))
+    notes = [*kind_notes(host, after), *_twice_notes(host, after, path)]
     if there is not None and there.text == text:
         return Plan(summary, (), already=(f"{path} is already up to date",), notes=tuple(notes))
     if before is not None:
@@ -344,7 +352,33 @@ def _goes(
 
 
 def _is_called(qualified: str, name: str) -> bool:
-    return name in (qualified, qualified.partition("=")[2])
+    """Whether a name is that of a device, with or without its kind and its PCI domain."""
+    kind, _, device = qualified.partition("=")
+    wanted_kind, equals, wanted = name.rpartition("=")
+    if equals and wanted_kind != kind:
+        return False
+    return device in (wanted, f"0000:{wanted.lower()}") or device == wanted.lower()
+
+
+def require_known(files: Iterable[CdiFile], request: RemoveCdi) -> None:
+    """Make sure that each name to remove is in a specification.
+
+    Raises:
+        UsageError: one is in none; the hint is the nearest name.
+
+    """
+    every = [read_file(file) for file in files]
+    if not all(map(is_readable, every)):
+        return
+    known = [each.qualified(device) for each in every for device in each.devices]
+    for name in request.names:
+        if any(_is_called(qualified, name) for qualified in known):
+            continue
+        short = {qualified.partition("=")[2]: qualified for qualified in known}
+        near = get_close_matches(name, [*known, *short], 1)
+        meant = f"did you mean {short.get(near[0], near[0])}? " if near else ""
+        message = f"no such device in the CDI specifications: {name}"
+        raise UsageError(message, f"{meant}vfiomgr cdi list shows the names")
 
 
 def _of_others(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.check import check
-from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC
+from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC, generating
 from vfiomgr.containers.cdi.names import is_kind, is_qualified
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.explain.resources import channel, requests
@@ -125,7 +125,7 @@ def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
 
 def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str, ...]) -> str:
     """The remedy: another resource, fewer devices, or a specification for unpublished ones."""
-    generate = f"vfiomgr cdi generate --kind {item.kind} --write"
+    generate = generating(item.kind)
     if kinds:
         return (
             f"request {' or '.join(kinds)}, which must also be the resource name of the device "
@@ -152,7 +152,7 @@ def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str,
 def _named_instead(situation: PodContext, kind: str) -> str:
     """The valid names for an annotation."""
     if not situation.published:
-        return f"vfiomgr cdi generate --kind {kind} --write, when the devices are available"
+        return f"{generating(kind)}, when the devices are available"
     names = list(dict.fromkeys(each.name for each in situation.published if each.nodes))
     if not names:
         return "vfiomgr cdi list shows the devices"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.containers.cdi.model import generating
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.kata.config.sizing import check_sizing, sizing_of
 from vfiomgr.kata.explain.image import ISSUE, instead_of, why_not
@@ -77,7 +78,7 @@ def _candidate(
     functions: list[PciDevice] = []
     breaks: list[tuple[StepName, Diagnostic]] = []
     if not nodes:
-        full, remedy = f"{kind}={name}", f"vfiomgr cdi generate --kind {kind} --write"
+        full, remedy = f"{kind}={name}", generating(kind, name)
         what = f"{full} in {source} has no VFIO device node"
         breaks.append(("node", chain_break("kata-device-without-node", full, what, remedy)))
     for node in nodes:

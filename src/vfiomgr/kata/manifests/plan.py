@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.containers.cdi.model import PGPU
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.manifests.model import PodRequest, ResourceRequest, Workload
@@ -22,7 +23,6 @@ Naming = Literal["kind", "model", "pgpu"]
 model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
 NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
 
-_PGPU = "nvidia.com/pgpu"
 _MAKER = re.compile(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = re.compile(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
 """The name of a device that pci.ids does not have."""
@@ -77,7 +77,7 @@ def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
         message = f"no NVIDIA plugin offers {unit.lead}, so --naming {naming} gives no name"
         hint = "set the resource that offers it: --resource domain/name"
         refuse("kata-resource-unnamed", unit.lead.address, message, hint)
-    return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else _PGPU
+    return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else PGPU
 
 
 def resource_of_none(naming: Naming, kind: str) -> str:
@@ -93,7 +93,7 @@ def resource_of_none(naming: Naming, kind: str) -> str:
             "name a device: vfiomgr kata pod ADDRESS; or set the resource: --resource domain/name"
         )
         refuse("kata-resource-unnamed", "", message, hint)
-    return kind if naming == "kind" else _PGPU
+    return kind if naming == "kind" else PGPU
 
 
 def offers(
