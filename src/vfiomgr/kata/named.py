@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.generate import offers as ready_groups
-from vfiomgr.containers.cdi.model import DEFAULT_KIND
+from vfiomgr.containers.cdi.model import DEFAULT_KIND, generating
 from vfiomgr.containers.cdi.names import is_kind
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
@@ -32,6 +33,7 @@ from vfiomgr.kata.manifests.plan import (
 )
 from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
+    LEAST_GUEST_MIB,
     guest_mebibytes,
 )
 from vfiomgr.kata.settings import read_settings
@@ -150,7 +152,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         namespace=None if namespace is None else require_label("--namespace", namespace),
         runtime_class=require_subdomain("--runtime-class", runtime_class),
         image=None if image is None else require_image("--image", image),
-        memory_mib=mebibytes("--memory", memory),
+        memory_mib=_limit(memory),
         cpus=cpus,
         count=count,
     )
@@ -158,6 +160,20 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     wanted = pods_for(offered, options, together=bool(addresses))
     _tell(source, host, offered, wanted)
     return wanted
+
+
+def _limit(memory: str) -> int:
+    """The memory limit of a container in MiB.
+
+    Raises:
+        UsageError: it is not a size, or a small number without a unit.
+
+    """
+    found = mebibytes("--memory", memory)
+    if memory.strip().isdecimal() and found < LEAST_GUEST_MIB:
+        message = f"missing unit: --memory {memory}"
+        raise UsageError(message, f"write e.g. --memory {memory}G (a bare number is MiB)")
+    return found
 
 
 def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
@@ -186,6 +202,7 @@ def _tell(
         )
     lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
+    kinds = {read_file(file).kind for file in host.cdi_files}
     asked = {item.name: item.count for request in requests for item in request.resources}
     for name, count in asked.items():
         if not is_kind(name):
@@ -201,10 +218,9 @@ def _tell(
                 f"a pod requests {count} of {name}, but this host has {len(offered[name])}: it "
                 "waits for a node with more"
             )
-        source.on_note(
-            f"the pods wait until a device plugin offers {name}; create a CDI specification of "
-            f"that kind with: vfiomgr cdi generate --kind {name}"
-        )
+        source.on_note(f"the pods wait until a device plugin offers {name}")
+        if name not in kinds:
+            source.on_note(f"no CDI specification has the kind {name}: {generating(name)}")
 
 
 def runtime_class(  # noqa: PLR0913 - each is an option of the command
@@ -230,6 +246,12 @@ def runtime_class(  # noqa: PLR0913 - each is an option of the command
     chosen = tuple(parse_selector("--node-selector", text) for text in selectors or ())
     require_label("--handler", handler)
     memory = _default_memory(source, handler, default_memory, config)
+    if selectors is not None and not chosen:
+        label = "=".join(DEFAULT_SELECTOR[0])
+        source.on_note(
+            f"pods run only on nodes with the label {label} (kata-deploy sets it): "
+            f"kubectl label node NODE {label}"
+        )
     return RuntimeClassRequest(
         name=require_subdomain("--name", name or handler),
         handler=handler,

@@ -45,7 +45,12 @@ def test_default_memory_is_read_from_the_configuration_of_the_handler(
     answer = run("kata", "runtimeclass")
     (made,) = objects(answer)
     assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
-    assert answer.stderr == f"default_memory is 4096 MiB in /{CONFIGURATION}\n"
+    assert answer.stderr == (
+        f"default_memory is 4096 MiB in /{CONFIGURATION}\n"
+        "pods run only on nodes with the label katacontainers.io/kata-runtime=true (kata-deploy "
+        "sets it): kubectl label node NODE katacontainers.io/kata-runtime=true\n"
+    )
+    assert "kubectl" not in run("kata", "runtimeclass", "--any-node").stderr
     other = tmp_path / "other.toml"
     other.write_text("[hypervisor.qemu]\ndefault_memory = 1024\n")
     (made,) = objects(run("kata", "runtimeclass", "--config", str(other)))
@@ -66,13 +71,13 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
     assert before.status == 1
     assert "remedy: vfiomgr kata install --handler kata-vfio, then restart" in before.stdout
     assert (
-        "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --write, when the devices are "
-        "available"
+        "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --name-by group --write, when the "
+        "devices are available"
     ) in before.stdout
     for command in (
         f"bind {GPU}",
         "kata install --runtime containerd --containerd-version 2.2",
-        "cdi generate --kind nvidia.com/pgpu --write",
+        "cdi generate --kind nvidia.com/pgpu --name-by group --write",
     ):
         answer = run(*command.split())
         assert answer.status == 0, answer.stderr
@@ -107,10 +112,23 @@ def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> No
     assert container["resources"]["limits"]["vfiomgr.io/vfio"] == "1"
     assert "cuda" in container["image"]
     assert answer.stderr == (
-        "the pods wait until a device plugin offers vfiomgr.io/vfio; create a CDI specification "
-        "of that kind with: vfiomgr cdi generate --kind vfiomgr.io/vfio\n"
+        "the pods wait until a device plugin offers vfiomgr.io/vfio\n"
+        "no CDI specification has the kind vfiomgr.io/vfio: vfiomgr cdi generate --kind "
+        "vfiomgr.io/vfio --write\n"
     )
+    pgpu = run("kata", "pod", "--naming", "pgpu").stderr
+    assert "vfiomgr cdi generate --kind nvidia.com/pgpu --name-by group --write\n" in pgpu
+    run("cdi", "generate", "--write")
+    assert "cdi generate" not in run("kata", "pod").stderr
     assert json.loads(run("kata", "pod", "--format", "json").stdout) == made
+
+
+def test_a_small_limit_without_a_unit_is_refused(run: Run) -> None:
+    answer = run("kata", "pod", "--memory", "8")
+    assert answer.status == 2
+    assert "missing unit: --memory 8\n" in answer.stderr
+    assert "remedy: write e.g. --memory 8G (a bare number is MiB)" in answer.stderr
+    assert run("kata", "pod", "--memory", "64M").status == 0
 
 
 def test_objects_are_printed_as_they_always_were(run: Run, matches: Matches) -> None:
