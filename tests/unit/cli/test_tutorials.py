@@ -80,12 +80,15 @@ def kernel(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
 
 
 def transcript(run: Run, kernel: FakeKernel, line: str) -> str:
-    """What a terminal shows for a command, whose output may go to a file."""
+    """What a terminal shows for a command, whose output may go to a file of the made host."""
     words = shlex.split(line)
     target = None
     if ">" in words:
         words, target = words[: words.index(">")], words[-1]
     assert words[0] == "vfiomgr"
+    if "--output" in words:
+        place = words.index("--output") + 1
+        words[place] = f"{kernel.root}{words[place]}"
     answer = run(*words[1:])
     if target is not None:
         if target.startswith("/"):
@@ -93,7 +96,7 @@ def transcript(run: Run, kernel: FakeKernel, line: str) -> str:
         else:
             Path(target).write_text(answer.stdout)
     shown = answer.stderr if target else answer.stdout + answer.stderr
-    return f"$ {line}\n{shown}"
+    return f"$ {line}\n{shown.replace(kernel.root, '')}"
 
 
 def test_every_tutorial_has_a_host() -> None:
