@@ -105,7 +105,8 @@ class KataNode:
         self.write(SOCKET, "")
         self.write(CONTAINERD, HANDLER.format(shim=shim))
         self.write(CONFIGURATION, SETTINGS.format(name=name))
-        self.write(KUBELET, "runtimeRequestTimeout: 20m0s\n")
+        gates = "featureGates: {KubeletPodResourcesGet: true}\n"
+        self.write(KUBELET, f"runtimeRequestTimeout: 20m0s\n{gates}")
 
     def write(self, path: str, text: str) -> None:
         """A file below the root."""

@@ -142,7 +142,7 @@ def test_several_breaks_at_once_are_told_without_a_crash(
         (CONTAINERD, 'imports = ["a\\u0000/*"]\n'),
         ("etc/systemd/system/containerd.service", "[Service]\nEnvironment=KATA_CONF_FILE=a\0b\n"),
         (KUBELET, "- a\n"),
-        (KUBELET, "runtimeRequestTimeout: [1]\n"),
+        (KUBELET, "runtimeRequestTimeout: [1]\nfeatureGates: {KubeletPodResourcesGet: true}\n"),
         (KUBELET, "a: [\n"),
         (CONFIGURATION, "hypervisor = 5\nruntime = 'x'\n"),
         (CONFIGURATION, "[hypervisor]\nqemu = 1\n"),

@@ -492,6 +492,19 @@ def test_a_kubelet_whose_configuration_cannot_be_read_is_not_known(
     assert place in step["what"]
 
 
+def test_a_kubelet_since_1_34_needs_no_feature_gate(
+    explain: Callable[..., Answer], node: KataNode
+) -> None:
+    node.add_gpus()
+    node.publish()
+    node.write("var/lib/kubelet/config.yaml", "runtimeRequestTimeout: 20m\n")
+    package = "Package: kubelet\nStatus: install ok installed\nVersion: {}\n"
+    node.write("var/lib/dpkg/status", package.format("1.33.4-1.1"))
+    assert "may break: /var/lib/kubelet/config.yaml does not enable" in explain().stdout
+    node.write("var/lib/dpkg/status", package.format("1.34.0-1.1"))
+    assert "feature gate KubeletPodResourcesGet, which" not in explain().stdout
+
+
 def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 

@@ -101,7 +101,7 @@ def read_version(tree: HostTree, name: ProgramName) -> Version | None:
     For k3s and rke2 it is the version of their containerd.
     """
     if not tree.runs_programs:
-        return _packaged(tree, _PACKAGES.get(name, ()))
+        return packaged(tree, _PACKAGES.get(name, ()))
     told = tree.run((_PROGRAMS[name], "--version"), _SECONDS)
     version = None if told is None else _version_in(told)
     if version is None or name not in ("k3s", "rke2"):
@@ -123,7 +123,7 @@ def _version_in(text: str) -> Version | None:
     return None
 
 
-def _packaged(tree: HostTree, packages: Iterable[str]) -> Version | None:
+def packaged(tree: HostTree, packages: Iterable[str]) -> Version | None:
     """A version from dpkg's status (deb-version(7)), without its epoch."""
     text = tree.read_text(_DPKG) or ""
     for package in packages:

@@ -61,6 +61,10 @@ class KubeletFacts(Value):
     """Seconds; runtimeRequestTimeout."""
     problem: str = ""
     """Why the file is not readable, with the line."""
+    pod_resources_get: bool | None = None
+    """The feature gate KubeletPodResourcesGet, if it is set."""
+    version: Version | None = None
+    """That of the installed package, if known."""
 
 
 class Published(Value):

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")
 CRIO_DROP_INS = HostPath("/etc/crio/crio.conf.d")
 KUBELET = HostPath("/var/lib/kubelet/config.yaml")
+_GATE = "KubeletPodResourcesGet"
 _UNITS = tuple(
     HostPath(directory)
     for directory in ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
@@ -319,7 +320,7 @@ def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:
 
 
 def read_kubelet(tree: HostTree) -> KubeletFacts | None:
-    """The kubelet's timeout; None if its configuration is not readable."""
+    """The kubelet's timeout and feature gate; None if its configuration is not readable."""
     text = tree.read_text(KUBELET)
     if text is None:
         return None
@@ -329,7 +330,14 @@ def read_kubelet(tree: HostTree) -> KubeletFacts | None:
         return KubeletFacts(KUBELET, 0, error.message)
     if not isinstance(document, dict | None):
         return KubeletFacts(KUBELET, 0, f"{KUBELET}:1: not a mapping")
-    said = document.get("runtimeRequestTimeout") if isinstance(document, dict) else None
-    parts = _DURATION.findall(str(said or ""))
+    document = document or {}
+    parts = _DURATION.findall(str(document.get("runtimeRequestTimeout") or ""))
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-    return KubeletFacts(KUBELET, seconds or KUBELET_TIMEOUT)
+    gates = document.get("featureGates")
+    gate = gates.get(_GATE) if isinstance(gates, dict) else None
+    return KubeletFacts(
+        KUBELET,
+        seconds or KUBELET_TIMEOUT,
+        pod_resources_get=gate if isinstance(gate, bool) else None,
+        version=runtimes_facts.packaged(tree, ("kubelet",)),
+    )

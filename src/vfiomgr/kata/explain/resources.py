@@ -8,6 +8,7 @@ from vfiomgr.containers.cdi.names import is_qualified
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
 from vfiomgr.value import Value
+from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.model import StepState, TraceStep
 
 _SOCKET = "pod_resource_api_sock"
+_GATE_OPEN = Version(1, 34)
 _NOTHING = "the pod requests no device of a device plugin, and names none"
 Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
 """PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
@@ -109,6 +111,7 @@ def _looked_at(situation: PodContext) -> tuple[str, ...]:
 def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
     yield from _claims(situation)
     yield from _no_socket(situation)
+    yield from _closed_gate(situation)
     yield from _nobody_tells(situation)
     yield from _unresolvable(situation)
     yield from _twice(situation)
@@ -176,6 +179,27 @@ def _no_socket(situation: PodContext) -> Iterator[Diagnostic]:
             f"{settings.path}: vfiomgr kata config",
             is_certain=situation.is_machine,
         )
+
+
+def _closed_gate(situation: PodContext) -> Iterator[Diagnostic]:
+    """Whether the kubelet answers Get of PodResources (on by default since Kubernetes 1.34)."""
+    kubelet = situation.kubelet
+    if kubelet is None or kubelet.problem or channel(situation) != "kubelet":
+        return
+    gate, version = kubelet.pod_resources_get, kubelet.version
+    if gate or (gate is None and version is not None and version >= _GATE_OPEN):
+        return
+    state = "does not enable" if gate is None else "disables"
+    when = ", which Kubernetes before 1.34 needs" if gate is None else ""
+    yield chain_break(
+        "kata-kubelet-gate",
+        kubelet.source,
+        f"{kubelet.source} {state} the feature gate KubeletPodResourcesGet{when}: without it "
+        "the kubelet does not report the devices of a pod",
+        "set featureGates: {KubeletPodResourcesGet: true} in the kubelet's configuration, and "
+        "restart the kubelet",
+        is_certain=gate is False,
+    )
 
 
 def _overruled(situation: PodContext, socket: str) -> Diagnostic:
