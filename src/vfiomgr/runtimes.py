@@ -173,7 +173,8 @@ def unconfigure(
 
     """
     require_name(name)
-    return removing(host, locate_entry(host, name, **options), name, command)
+    place = locate_entry(host, name, **options)
+    return removing(host, place, name, command, is_kata=False)
 
 
 def adding(host: Host, place: RuntimeLocation, request: RuntimeRequest, undo: str) -> EntryChange:
@@ -181,9 +182,14 @@ def adding(host: Host, place: RuntimeLocation, request: RuntimeRequest, undo: st
     return EntryChange(host, lambda: prepare.prepare_entry(host.files, place, request, undo))
 
 
-def removing(host: Host, place: RuntimeLocation, name: str, command: str) -> EntryChange:
+def removing(
+    host: Host, place: RuntimeLocation, name: str, command: str, *, is_kata: bool
+) -> EntryChange:
     """The change that removes an entry; error messages name `command` to run again."""
-    return EntryChange(host, lambda: prepare.prepare_removal(host.files, place, name, command))
+    return EntryChange(
+        host,
+        lambda: prepare.prepare_removal(host.files, place, name, command, is_kata=is_kata),
+    )
 
 
 def locate(host: HostSource, **options: Unpack[PlaceOptions]) -> RuntimeLocation:

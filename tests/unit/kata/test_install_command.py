@@ -257,6 +257,27 @@ def test_an_entry_is_removed_from_where_it_is_whatever_else_is_there(
     assert node.sysfs.picture("/etc") == before
 
 
+@pytest.mark.parametrize("program", ["containerd", "crio", "docker", "k3s"])
+def test_each_command_removes_only_its_own_entries(
+    node: FakeKernel, run: Run, program: str
+) -> None:
+    put(node, "/usr/bin/crun", "", 0o755)
+    release = ("--containerd-version", "2.1") if program == "k3s" else ()
+    place = ("--runtime", program, *release)
+    assert run("kata", "install", *place).status == 0
+    made = run("runtime", "install", "crun", "--path", "/usr/bin/crun", *place)
+    assert made.status == 0, made.stderr
+    answer = run("runtime", "uninstall", "kata-vfio", *place)
+    assert answer.status == 4
+    assert "was added by vfiomgr kata install" in answer.stderr
+    assert "remedy: vfiomgr kata uninstall --handler kata-vfio\n" in answer.stderr
+    answer = run("kata", "uninstall", "--handler", "crun", *place)
+    assert answer.status == 4
+    assert "remedy: vfiomgr runtime uninstall crun\n" in answer.stderr
+    assert run("runtime", "uninstall", "crun", *place).status == 0
+    assert run("kata", "uninstall", *place).status == 0
+
+
 def test_an_entry_below_another_file_is_removed_there(node: FakeKernel, run: Run) -> None:
     other = "/etc/second/config.toml"
     put(node, other, V3)

@@ -199,7 +199,7 @@ def unconfigure(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> None:
-    """Take back what `runtime install` wrote; what was edited since is refused.
+    """Remove an entry that `runtime install` added; an entry that was edited since is refused.
 
     \b
     Examples:

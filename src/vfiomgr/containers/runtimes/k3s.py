@@ -98,6 +98,11 @@ def _begin(name: str) -> str:
     return f"# vfiomgr: {name}\n"
 
 
+def block_of(template: str, name: str) -> str:
+    """The added block of an entry; empty if there is none."""
+    return template.partition(_begin(name))[2].partition(_END)[0]
+
+
 def names(template: str, name: str) -> bool:
     """Whether a template has a table for a runtime of this name."""
     quoted = "|".join(re.escape(form) for form in (shown((name,)), f'"{name}"', f"'{name}'"))

@@ -56,6 +56,8 @@ _DEFAULTS: tuple[Key, ...] = (
     ("default-runtime",),
 )
 _COPY = ".vfiomgr-"
+_OF_KATA = ("ConfigPath", "runtime_config_path")
+"""Keys that only entries of Kata have, in containerd and Docker, and in CRI-O."""
 """Between the name of a file and the time of the copy."""
 _DECISIONS = {
     "containerd": containerd.decide,
@@ -216,12 +218,19 @@ def _means(path: str, one: str | None, other: str | None) -> bool:
 # ---- taking an entry back
 
 
-def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: str) -> Prepared:
-    """Prepare the removal of an entry.
+def prepare_removal(
+    tree: HostTree,
+    place: RuntimeLocation,
+    name: str,
+    command: str,
+    *,
+    is_kata: bool | None = None,
+) -> Prepared:
+    """Prepare the removal of an entry: of a Kata handler, of another runtime, or of either.
 
     Raises:
         InvalidDocument: a file is not readable.
-        Refusal: the entry was changed since, or its record is missing.
+        Refusal: the entry was changed since, its record is missing, or it is of the other kind.
 
     """
     told = _text_of_record(tree)
@@ -231,6 +240,8 @@ def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: 
         _refuse_unknown(tree, place, name)
         why = f"{place} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
         return Prepared(place, _nothing(place, name, why), ())
+    if is_kata is not None:
+        _refuse_other_kind(mine, place, is_kata=is_kata)
     rest = tuple(one for one in record if one is not mine)
     seen: Texts = {RECORD: told, **_texts(tree, mine)}
     now = {file.path: seen[file.path] for file in mine.files}
@@ -250,6 +261,27 @@ def prepare_removal(tree: HostTree, place: RuntimeLocation, name: str, command: 
     made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
     directories = tuple(HostPath(path).parent for path in made)
     return Prepared(place, request, unchecked, foreseen=foreseen, directories=directories)
+
+
+def _refuse_other_kind(entry: InstalledRuntime, place: RuntimeLocation, *, is_kata: bool) -> None:
+    """Refuse an entry of the other command: only handlers of Kata name its configuration.
+
+    Raises:
+        Refusal: the entry is of the other kind.
+
+    """
+    texts = [f"{key.path} {key.value}" for file in entry.files for key in file.keys] or [
+        k3s.block_of(file.after, entry.name) for file in entry.files
+    ]
+    was_kata = any(key in text for key in _OF_KATA for text in texts)
+    if was_kata == is_kata:
+        return
+    if was_kata:
+        installer, remedy = "kata install", f"vfiomgr kata uninstall --handler {entry.name}"
+    else:
+        installer, remedy = "runtime install", f"vfiomgr runtime uninstall {entry.name}"
+    message = f"entry {entry.name} of {place} was added by vfiomgr {installer}"
+    refuse("runtime-other-command", entry.name, message, remedy)
 
 
 def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:

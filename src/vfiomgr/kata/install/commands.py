@@ -141,7 +141,7 @@ def uninstall(
         containerd_version=containerd_version,
     )
     command = _uninstalling(handler) + at_place(session, program, runtime_config)
-    carry_out(session, removing(host_of(session), place, handler, command))
+    carry_out(session, removing(host_of(session), place, handler, command, is_kata=True))
     _tell_of_configuration(session, handler)
 
 
