@@ -141,6 +141,21 @@ def test_a_drop_in_is_written_once_and_then_nothing_is_to_do(run: Run, kernel: F
     assert (body["is_changed"], body["text"]) == (False, written)
 
 
+def test_a_drop_in_that_kata_does_not_read_is_noted(run: Run, kernel: FakeKernel) -> None:
+    line = ("--root", kernel.root, "kata", "config", "02:00.0")
+    unread = run(*line, "--output", "/etc/50-vfiomgr.toml")
+    assert "Kata reads drop-ins only from config.d beside its configuration\n" in unread.stderr
+    install(kernel)
+    place = f"/{SHARED}/runtime-rs/config.d/50-vfiomgr.toml"
+    assert f"write the drop-in to its place with: --output {place}\n" in run(*line).stderr
+    unread = run(*line, "--output", "/etc/50-vfiomgr.toml")
+    assert f"does not read {kernel.root}/etc/50-vfiomgr.toml with this configuration; pass " in (
+        unread.stderr
+    )
+    assert f"pass --output {place}\n" in unread.stderr
+    assert "--output" not in run(*line, "--output", place).stderr
+
+
 def test_a_file_that_cannot_be_written_is_told(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     answer = run("kata", "config", "--output", str(tmp_path / "file/x.toml"))

@@ -10,7 +10,7 @@ import click
 
 from vfiomgr.cli.completion import complete_address, complete_host_file
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import print_document, print_text, say, say_text
+from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
@@ -175,6 +175,8 @@ def config(
         is_verbose=bool(session.verbose),
     )
     _deliver(session, made.plan, made.text, target or made.path, target)
+    if whole is None:
+        _tell_of_place(session, made.path, target)
     tell_of_devices(session, made)
 
 
@@ -198,6 +200,21 @@ def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str
         say_text(difference)
     else:
         say(f"wrote {path}")
+
+
+def _tell_of_place(session: Session, path: str, output: str | None) -> None:
+    """Note where a drop-in belongs, unless it was written there."""
+    directory = os.path.dirname(path)
+    if output is None and session.format == "table" and path.startswith("/"):
+        note(f"write the drop-in to its place with: --output {path}")
+    if output is None:
+        return
+    there = os.path.dirname(os.path.realpath(output))
+    if not path.startswith("/"):
+        if os.path.basename(there) != directory:
+            note(f"Kata reads drop-ins only from {directory} beside its configuration")
+    elif there != os.path.dirname(output_path(session, path)):
+        note(f"Kata does not read {output} with this configuration; pass --output {path}")
 
 
 def _refuse_over(before: str | None, text: str, path: str) -> None:
