@@ -23,7 +23,8 @@ from vfiomgr.containers.cdi.model import (
 )
 from vfiomgr.containers.cdi.requests import WriteCdi
 from vfiomgr.documents.named_file import STANDARD_INPUT, text_of
-from vfiomgr.paths import HostPath
+from vfiomgr.errors import UsageError
+from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.usage import require_choice
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
     """
     readers = consumers_named(consumer)
     seen = host.scan_or_image()
-    found = tuple(map(_named_file, files)) if files else seen.cdi_files
+    found = tuple(_named_file(host, path) for path in files) if files else seen.cdi_files
     is_image = seen.pci_unlisted is not None
     nodes = _present_nodes(host, seen, found)
     report = judge.check(found, readers, None if is_image else seen, nodes)
@@ -153,10 +154,16 @@ def _present_nodes(
     return {name: source.tree.exists(HostPath(os.path.normpath(name))) for name in names}
 
 
-def _named_file(path: str) -> CdiFile:
+def _named_file(host: HostSource, path: str) -> CdiFile:
     """A file of this machine that a user named; - is read as JSON."""
     name = "<stdin>.json" if path == STANDARD_INPUT else path
-    return CdiFile(name, text_of(path, "a CDI specification"))
+    try:
+        return CdiFile(name, text_of(path, "a CDI specification"))
+    except UsageError as error:
+        if host.root == MACHINE:
+            raise
+        hint = f"FILE is on this machine; omit it to check the files below {host.root}"
+        raise UsageError(error.message, hint) from None
 
 
 def offer(

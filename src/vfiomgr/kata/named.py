@@ -38,7 +38,7 @@ from vfiomgr.kata.model import (
 )
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.units import mebibytes
 from vfiomgr.usage import forbid_together
 
@@ -112,7 +112,8 @@ def _image_configuration(source: HostSource, config: str | None) -> KataConfigur
     if facts.file is not None:
         return facts.file
     message = f"no readable configuration of Kata: {', '.join(facts.looked_for)}"
-    raise UsageError(message, "name one with --config FILE, or install Kata Containers")
+    below = "" if source.root == MACHINE else f" (a path below {source.root})"
+    raise UsageError(message, f"name one with --config FILE{below}, or install Kata Containers")
 
 
 # ---- kata pod, kata runtimeclass

@@ -124,6 +124,13 @@ def test_mistakes_are_told(run: Run, line: str, words: str) -> None:
     assert "remedy: " in answer.stderr
 
 
+def test_a_file_to_check_is_on_this_machine(run: Run, kernel: FakeKernel) -> None:
+    answer = run("--root", kernel.root, "check", "cdi", "/nonexistent.json")
+    assert answer.status == 2
+    hint = f"FILE is on this machine; omit it to check the files below {kernel.root}"
+    assert f"remedy: {hint}\n" in answer.stderr
+
+
 def test_devices_are_removed_by_name_and_all_at_once(run: Run, kernel: FakeKernel) -> None:
     run("bind", GPU, OTHER)
     run("cdi", "generate", *PGPU, "--write")

@@ -85,10 +85,11 @@ _BROKEN = 1
 def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
     """Check which consumers can read the CDI specifications.
 
-    All files in /etc/cdi and /run/cdi are checked for each consumer, or FILES as if they were alone
-    in one directory. If one file is unreadable, or one name occurs twice, Kata provides no CDI
-    device of any file (`breaks all`); other runtimes only lose the devices of that file. For VFIO
-    nodes the check also covers whether the device is available to guests, and matches its name.
+    All files in /etc/cdi and /run/cdi are checked for each consumer, or FILES of this machine (also
+    with --root) as if they were alone in one directory. If one file is unreadable, or one name
+    occurs twice, Kata provides no CDI device of any file (`breaks all`); other runtimes only lose
+    the devices of that file. For VFIO nodes the check also covers whether the device is available
+    to guests, and matches its name.
 
     \b
     Consumers (each name stands for that release and later ones): kata-go, kata-rs-3.31 and
