@@ -28,6 +28,7 @@ from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.persistence.installed_layout import BOOT
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import by_number, gpus
@@ -413,8 +414,14 @@ def _notes(host: HostSnapshot, definition: VgpuDefinition) -> Iterator[str]:
             f"it stays active as {active.type} on {active.parent} until: "
             f"vfiomgr vgpu stop {active.name}"
         )
-    if parent_named(host, definition.parent) is None:
+    parent = parent_named(host, definition.parent)
+    if parent is None:
         yield f"{definition.parent} does not support vGPUs now; the vGPU starts when it does"
+    elif definition.autostart and parent.is_virtual_function and host.file(BOOT) is None:
+        yield (
+            f"virtual functions of {parent.gpu} are lost at reboot; to create them at boot: "
+            "vfiomgr layout export > host.yaml; vfiomgr layout install host.yaml"
+        )
     if host.defined.callouts:
         yield f"vfiomgr does not run mdevctl's callouts: {', '.join(host.defined.callouts)}"
 

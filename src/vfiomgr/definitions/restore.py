@@ -198,7 +198,7 @@ def _mdev_candidate(host: HostSnapshot, target: Target, begun: tuple[str, ...]) 
     known = _candidate(target, parent.gpu if parent else target.parent)
     absence = absence_of(host, target) if host.vgpu(target.name) is None else None
     if absence is not None:
-        return replace(known, why_not=absence, is_waiting=True)
+        return replace(known, why_not=f"{absence.message}; {absence.hint}", is_waiting=True)
     return _planned(host, known, target, begun)
 
 

@@ -23,6 +23,7 @@ from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import gpus, room
 from vfiomgr.vgpu.mig.steps import SetGpuInstances
+from vfiomgr.vgpu.missing_functions import creation_of
 from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
 from vfiomgr.vgpu.steps import SetVgpuAttribute
 
@@ -250,7 +251,7 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     """
     absence = absence_of(host, target)
     if absence is not None:
-        raise UnknownDevice(absence, "load its driver, then check with: vfiomgr vgpu types")
+        raise absence
     parent = parent_named(host, target.parent)
     assert parent is not None  # noqa: S101 - it is not absent
     kind = find_type(types_of(host, parent), target.type_id, target.parent)
@@ -283,13 +284,20 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     return parent, kind
 
 
-def absence_of(host: HostSnapshot, target: Target) -> str | None:
+def absence_of(host: HostSnapshot, target: Target) -> UnknownDevice | None:
     """Return why the parent of a vGPU is unavailable; None if it is available."""
     if parent_named(host, target.parent) is not None:
         return None
+    remedy = "load its driver, then check with: vfiomgr vgpu types"
     if host.device_named(target.parent) is not None:
-        return f"{target.parent} does not support vGPUs in its current state"
-    return f"device not found: {target.parent}"
+        message = f"{target.parent} does not support vGPUs in its current state"
+        return UnknownDevice(message, remedy)
+    found = creation_of(host, target.parent)
+    if found is None:
+        return UnknownDevice(f"device not found: {target.parent}", remedy)
+    gpu, command = found
+    message = f"virtual function not found: {target.parent}"
+    return UnknownDevice(message, f"create the virtual functions of {gpu.address}: {command}")
 
 
 def _attribute(target: Target, name: str, before: str | None, after: str) -> SetVgpuAttribute:

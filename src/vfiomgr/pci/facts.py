@@ -146,6 +146,8 @@ class Sriov(TypedDict):
     sriov_totalvfs: int | None
     sriov_numvfs: int | None
     sriov_drivers_autoprobe: bool | None
+    sriov_offset: int | None
+    sriov_stride: int | None
 
 
 def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
@@ -156,6 +158,8 @@ def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
         sriov_totalvfs=_number(function.read("sriov_totalvfs")),
         sriov_numvfs=_number(sriov_numvfs),
         sriov_drivers_autoprobe=flag(function.read("sriov_drivers_autoprobe")),
+        sriov_offset=_number(function.read("sriov_offset")),
+        sriov_stride=_number(function.read("sriov_stride")),
     )
 
 

@@ -130,6 +130,11 @@ class PciAddress(tuple[int, int, int, int]):
         """The part that all functions of a slot share."""
         return (self.domain, self.bus, self.device)
 
+    @property
+    def routing_id(self) -> int:
+        """Bus, device and function as one number, which identifies the function in its domain."""
+        return self.bus << 8 | self.device << 3 | self.function
+
     @classmethod
     def from_document(cls, value: object) -> Self:
         """Read an address from a document.
@@ -284,6 +289,10 @@ class PciDevice(Value):
     """What shows that the console is on it."""
     vram: int | None = None
     """Bytes of memory of its own, where its driver reports them (amdgpu)."""
+    sriov_offset: int | None = None
+    """The distance from its routing ID to that of its first virtual function."""
+    sriov_stride: int | None = None
+    """The distance between the routing IDs of its virtual functions."""
 
     @property
     def short_name(self) -> str:
@@ -340,6 +349,17 @@ class PciDevice(Value):
         """Whether it is an NVSwitch, which connects GPUs and is not a GPU."""
         is_other = self.class_code.startswith(CLASS_OTHER_BRIDGE)
         return is_other and self.vendor_id == "10de" and not self.is_bridge
+
+    def index_of_function(self, address: PciAddress) -> int | None:
+        """The index of its virtual function with an address, existing or not; None if none has it.
+
+        See pci_iov_virtfn_bus and pci_iov_virtfn_devfn (drivers/pci/iov.c).
+        """
+        offset, stride = self.sriov_offset, self.sriov_stride
+        if not offset or not stride or address.domain != self.address.domain:
+            return None
+        index, rest = divmod(address.routing_id - self.address.routing_id - offset, stride)
+        return index if not rest and 0 <= index < (self.sriov_totalvfs or 0) else None
 
     def __str__(self) -> str:
         """Address and name."""

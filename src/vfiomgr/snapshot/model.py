@@ -16,7 +16,7 @@ from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
 from vfiomgr.pci.links import PciLink
-from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in, is_address
 from vfiomgr.pci.numa import HostTopology
 from vfiomgr.pci.original_state import OriginalState
 from vfiomgr.pci.reset_capabilities import ResetCapabilities
@@ -296,6 +296,13 @@ class HostSnapshot(Value, dict=True):
         place = (address.bus, address.device, address.function)
         same = [a for a in self._by_address if (a.bus, a.device, a.function) == place]
         return same or [device.address for device in self._by_slot.get(address.slot, ())[:1]]
+
+    def physical_function_of(self, name: str) -> PciDevice | None:
+        """The function that can create a missing virtual function; None if none can."""
+        if not is_address(name) or self.device_named(name) is not None:
+            return None
+        address = PciAddress.parse(name)
+        return next((d for d in self.devices if d.index_of_function(address) is not None), None)
 
     def parse_address(self, text: str) -> PciAddress:
         """Read an address as typed by a user; the domain may be omitted if it is unambiguous.

@@ -13,6 +13,7 @@ from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import Capacity, Gpu, by_number, gpus, in_order, room, why_none_is_free
+from vfiomgr.vgpu.missing_functions import creation, without_functions
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
 if TYPE_CHECKING:
@@ -92,10 +93,10 @@ def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDe
         return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu types")
     device = host.device(host.parse_address(name))
     message = f"{device} does not support vGPUs in its current state"
-    if device.sriov_totalvfs and not device.virtual_functions:
-        remedy = f"create its virtual functions: vfiomgr sriov set {device.address} N"
-    elif device.is_on_vfio:
+    if device.is_on_vfio:
         remedy = f"unbind it from {device.driver}: vfiomgr unbind {device.address}"
+    elif device.sriov_totalvfs and not device.virtual_functions:
+        remedy = f"create its virtual functions: {creation(device)}"
     else:
         remedy = "load the vendor's vGPU driver; list supported devices with: vfiomgr vgpu types"
     return UnknownDevice(message, remedy)
@@ -113,9 +114,11 @@ def _asked_gpus(host: HostSnapshot, request: CreateVgpu) -> list[Gpu]:
     found = find_parents(host, request.parent) if request.parent is not None else list(gpus(host))
     if not found:
         message = "no device of this host supports vGPUs"
-        raise UnknownDevice(
-            message, "load the vendor's vGPU driver, and create its virtual functions"
-        )
+        remedy = "load the vendor's vGPU driver"
+        if lacking := without_functions(host):
+            message += " in its current state"
+            remedy = f"create virtual functions: {'; '.join(map(creation, lacking))}"
+        raise UnknownDevice(message, remedy)
     return found
 
 

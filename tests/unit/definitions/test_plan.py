@@ -44,6 +44,7 @@ from vfiomgr.documents.text_file import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.installed_layout import BOOT
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.vgpu.model import GpuMode
 
@@ -114,6 +115,15 @@ def test_a_gpu_whose_functions_make_the_vgpus_is_no_parent() -> None:
 def test_a_virtual_functions_type_goes_by_its_short_name() -> None:
     made = plan(vgpu_host((a40_type(2),)), DefineVgpu(UUID, "01:01.4", "a40-2q"))
     assert made.summary == f"define vGPU {UUID} (nvidia-5023 on 0000:01:01.4)"
+    assert not made.notes
+
+
+def test_virtual_functions_that_nothing_creates_at_boot_are_told() -> None:
+    wanted = DefineVgpu(UUID, "01:01.4", "A40-2Q", autostart=True)
+    host = vgpu_host((a40_type(2),))
+    assert plan(host, wanted).notes[0].startswith("virtual functions of 0000:01:00.0 are lost")
+    installed = replace(host, files=(TextFile(BOOT, ""),))
+    assert not any("lost" in note for note in plan(installed, wanted).notes)
 
 
 @pytest.mark.parametrize(

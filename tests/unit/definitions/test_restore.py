@@ -65,7 +65,7 @@ def test_one_that_cannot_be_made_is_told_and_keeps_no_other_from_it() -> None:
     host = host_with(definition_text(waiting), definition_text(impossible), definition_text(AUTO))
     made = plan(host, RESTORE)
     assert [s.uuid for s in made.steps if isinstance(s, CreateMdev)] == [UUID]
-    assert made.notes[0] == (f"vGPU {OTHER} (mtty-1 on mdpy): device not found: mdpy")
+    assert made.notes[0].startswith(f"vGPU {OTHER} (mtty-1 on mdpy): device not found: mdpy; load")
     assert made.notes[1].startswith(f"vGPU {OTHER} (mtty-9 on mtty): mtty has no vGPU type mtty-9")
     assert [c.is_waiting for c in candidates(host, RESTORE)] == [True, False, False]
 

@@ -108,6 +108,15 @@ def test_a_parent_that_is_not_there_is_told() -> None:
         plan(host_with(definition_text(gone)), START)
 
 
+def test_a_lost_virtual_function_is_told_with_what_creates_it() -> None:
+    host = host_with(definition_text(replace(DEFINED, parent="0000:04:00.4")))
+    gpu = host.devices[0]
+    gpu = replace(gpu, sriov_totalvfs=16, sriov_numvfs=0, sriov_offset=4, sriov_stride=1)
+    with pytest.raises(UnknownDevice, match="virtual function not found: 0000:04") as caught:
+        plan(replace(host, devices=(gpu,)), START)
+    assert caught.value.hint.endswith(": vfiomgr vgpu switch 0000:04:00.0 vgpu")
+
+
 def test_of_several_parents_the_one_counts_that_is_there() -> None:
     elsewhere = replace(DEFINED, parent="mdpy")
     host = host_with(definition_text(elsewhere), definition_text(DEFINED))

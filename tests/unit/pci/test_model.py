@@ -106,3 +106,24 @@ def test_an_unknown_serial_number_speaks_neither_way() -> None:
     assert not one.is_same_as(other)
     assert not replace(one, device_id="25b7").is_same_as(one)
     assert str(one).endswith("[10de:25b6 10de:157e] serial 1")
+
+
+@pytest.mark.parametrize(
+    ("offset", "stride", "address", "index"),
+    [
+        (128, 2, "0000:04:10.0", 0),
+        (128, 2, "0000:04:11.2", 5),
+        (128, 2, "0000:04:10.1", None),
+        (128, 2, "0000:05:10.0", None),
+        (128, 2, "0000:04:0f.6", None),
+        (128, 2, "0001:04:10.0", None),
+        (256, 1, "0000:05:00.0", 0),
+        (None, None, "0000:04:10.0", None),
+        (128, 0, "0000:04:10.0", None),
+    ],
+)
+def test_offset_and_stride_give_the_addresses_of_virtual_functions(
+    offset: int | None, stride: int | None, address: str, index: int | None
+) -> None:
+    device = replace(pci_device(), sriov_totalvfs=63, sriov_offset=offset, sriov_stride=stride)
+    assert device.index_of_function(PciAddress.parse(address)) == index

@@ -12,6 +12,7 @@ from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
+from vfiomgr.vgpu.missing_functions import creation_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.hostdev import DomainHostdev
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
     from vfiomgr.vgpu.model import Vgpu
-
-
-_A_BUS = 256
-"""Functions per bus; virtual functions of a device may continue on the next buses."""
 
 
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -45,24 +42,13 @@ def missing(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _functions_to_make(context: PreflightContext, hostdev: DomainHostdev) -> str:
-    """The command that creates virtual functions, if the address may be that of one."""
-    address = hostdev.address
-    able = [
-        device
-        for device in context.host.devices
-        if address is not None
-        and device.sriov_totalvfs
-        and not device.virtual_functions
-        and device.address < address
-        and device.address.domain == address.domain
-        and address.bus <= device.address.bus + 1 + device.sriov_totalvfs // _A_BUS
-    ]
-    if not able:
+    """The command that creates a virtual function, if the address is that of one."""
+    found = creation_of(context.host, hostdev.name)
+    if found is None:
         return ""
-    return (
-        f"if it was a virtual function (lost at reboot): vfiomgr sriov set {able[-1].address} "
-        f"COUNT creates those of {able[-1]}; otherwise "
-    )
+    device, command = found
+    pf = device.address
+    return f"if it was a virtual function of {pf}, create it again: {command}; otherwise "
 
 
 def twice(context: PreflightContext) -> Iterator[Diagnostic]:

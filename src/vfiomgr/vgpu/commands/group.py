@@ -17,6 +17,7 @@ from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
+from vfiomgr.vgpu.missing_functions import creation
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
@@ -174,10 +175,11 @@ def _tell_of_idle(host: HostSnapshot) -> None:
     """Report GPUs that need virtual functions before they offer vGPUs."""
     known = {gpu.name for gpu in gpus(host)}
     for device in host.devices:
-        if device.driver == "nvidia" and device.sriov_totalvfs and str(device.address) not in known:
+        present, total = device.sriov_numvfs or 0, device.sriov_totalvfs or 0
+        if device.driver == "nvidia" and present < total and str(device.address) not in known:
             note(
-                f"{device} needs virtual functions for vGPUs and has {device.sriov_numvfs or 0} "
-                f"of {device.sriov_totalvfs}: vfiomgr sriov set"
+                f"{device} needs virtual functions for vGPUs and has {present} of {total}; "
+                f"create them: {creation(device)}"
             )
 
 

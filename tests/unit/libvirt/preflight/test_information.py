@@ -36,6 +36,7 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser
 from vfiomgr.version import Version
@@ -221,11 +222,12 @@ def test_a_virtual_function_without_companions_is_whole() -> None:
 
 
 def test_missing_functions_of_an_adapter_are_told_with_what_makes_them() -> None:
-    adapter = replace(NIC, sriov_totalvfs=8)
+    adapter = replace(NIC, sriov_totalvfs=8, sriov_offset=1, sriov_stride=2)
+    second = replace(adapter, address=PciAddress.parse("0000:02:00.1"), iommu_group=99)
     element = NIC_ELEMENT.replace("function='0x0'", "function='0x3'")
-    found = good.found(judge(xml(element), host(adapter)), "device-missing")
+    found = good.found(judge(xml(element), host(adapter, second)), "device-missing")
     assert found is not None
-    assert "vfiomgr sriov set 0000:02:00.0 COUNT" in found.remedy
+    assert "vfiomgr sriov set 0000:02:00.0 2; otherwise" in found.remedy
 
 
 def test_the_limit_of_a_vgpu_alone_is_no_blocker() -> None:
