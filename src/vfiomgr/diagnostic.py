@@ -36,6 +36,7 @@ OptionName = Literal[
     "not-driver",
     "heterogeneous",
     "not-heterogeneous",
+    "sizes",
     "not-uuid",
     "type",
 ]

@@ -25,6 +25,7 @@ from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
+from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.requests import RemoveVgpu
@@ -165,9 +166,17 @@ def _to_vgpu(course: _SwitchPlan) -> None:
     if known.instances is not None:
         steps = gpu_instances.exchange(course.host, device, known.instances)
         course.add(Plan("", steps), course.host)
-    if mixed is not None and device.driver == _NVIDIA:
+    if mixed is not None and device.driver == _NVIDIA and not (mixed and _shows_sizes(course)):
         change = SetGpuMode(device.address, heterogeneous=mixed)
         course.add(gpu_mode.plan_mode(course.host, change), course.host)
+
+
+def _shows_sizes(course: _SwitchPlan) -> bool:
+    """Whether the vGPUs show heterogeneous mode, which nvidia-smi does not report."""
+    if course.host.gpu_mode(course.device) is not None:
+        return False
+    name = str(course.device.address)
+    return any(gpu.name == name and gpu.is_heterogeneous for gpu in gpus(course.host))
 
 
 def _give_back(course: _SwitchPlan) -> None:

@@ -118,7 +118,7 @@ def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
     rule: _Rule = {"select": {key: gpu.name}, "state": "vgpu"}
     if gpu.device is not None and gpu.device.sriov_numvfs:
         rule["functions"] = gpu.device.sriov_numvfs
-    if gpu.mode is not None and gpu.mode.heterogeneous:
+    if gpu.is_heterogeneous:
         rule["heterogeneous"] = True
     if gpu.mode is not None and gpu.mode.mig:
         rule["mig"] = True

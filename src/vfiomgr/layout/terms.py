@@ -22,6 +22,7 @@ _KEYS: dict[OptionName, str] = {
     "not-driver": "remove driver",
     "heterogeneous": "with heterogeneous: true",
     "not-heterogeneous": "remove heterogeneous: true",
+    "sizes": "set heterogeneous: true",
     "not-uuid": "remove it from uuids",
     "type": "type: {}",
 }

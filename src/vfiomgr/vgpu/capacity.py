@@ -106,10 +106,15 @@ class Gpu(Value, dict=True):
         return tuple(k.framebuffer for k in kinds if k is not None and k.framebuffer is not None)
 
     @property
+    def is_heterogeneous(self) -> bool:
+        """Whether its vGPUs may have different sizes, as nvidia-smi reports or its vGPUs show."""
+        return len(set(self.sizes)) > 1 or bool(self.mode and self.mode.heterogeneous)
+
+    @property
     def lock(self) -> int | None:
         """MiB that all vGPUs of an NVIDIA GPU must have, as its first one does."""
         is_nvidia = any(kind.series for kind in self.types)
-        is_free = self.mode is not None and (self.mode.heterogeneous or self.mode.mig)
+        is_free = self.is_heterogeneous or bool(self.mode and self.mode.mig)
         return self.sizes[0] if self.sizes and is_nvidia and not is_free else None
 
     @cached_property
@@ -262,9 +267,14 @@ def _used(gpu: Gpu, kind: VgpuType) -> int:
     return max(taken, sum(vgpu.type == kind.id for vgpu in gpu.instances))
 
 
+def is_locked(gpu: Gpu, kind: VgpuType) -> bool:
+    """Whether the vGPUs of a GPU have another size than a type, and all must have the same."""
+    return gpu.lock is not None and kind.framebuffer not in (None, gpu.lock)
+
+
 def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
     lock = gpu.lock
-    if lock is None or kind.framebuffer in (None, lock):
+    if not is_locked(gpu, kind):
         return None
     one = len(gpu.instances) == 1
     what = "its vGPU has" if one else f"its {len(gpu.instances)} vGPUs have"
@@ -274,11 +284,12 @@ def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
 def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
     """Return why there is no room, unless the size of other vGPUs is the reason."""
     if limit is not None and used >= limit and gpu.instances:
-        if kind.max_instances is not None and len(gpu.instances) >= kind.max_instances:
-            return f"maximum reached: {len(gpu.instances)} of {kind.max_instances}"
+        alike = [v for v in gpu.instances if v.type == kind.id or not gpu.is_heterogeneous]
+        if kind.max_instances is not None and len(alike) >= kind.max_instances:
+            return f"maximum reached: {len(alike)} of {kind.max_instances}"
         left = None if gpu.framebuffer is None else gpu.framebuffer - sum(gpu.sizes)
         if left is not None and left < (kind.framebuffer or 0):
-            return f"no memory left: {sum(gpu.sizes)} of {gpu.framebuffer} MiB used"
+            return f"not enough memory: {sum(gpu.sizes)} of {gpu.framebuffer} MiB used"
     if gpu.is_divided and not gpu.free:
         return why_none_is_free(gpu)
     instance = _why_no_instance(gpu, kind)

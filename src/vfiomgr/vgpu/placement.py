@@ -12,7 +12,16 @@ from vfiomgr.diagnostic import Option, Remedy, blocker, refusal
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.capacity import Capacity, Gpu, by_number, gpus, in_order, room, why_none_is_free
+from vfiomgr.vgpu.capacity import (
+    Capacity,
+    Gpu,
+    by_number,
+    gpus,
+    in_order,
+    is_locked,
+    room,
+    why_none_is_free,
+)
 from vfiomgr.vgpu.missing_functions import creation, without_functions
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
@@ -358,6 +367,9 @@ def _no_room(
             if _room_in_the_end(best)
             else _why_none(gpu, fitting[gpu.name])
         )
+    fewer = "remove one with vfiomgr vgpu remove"
+    is_size = any(is_locked(gpu, kind) for gpu in open_gpus for kind in fitting[gpu.name])
+    first = Remedy("", Option("sizes", fewer)) if is_size else Remedy(fewer)
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
     message = f"no room for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""
@@ -367,8 +379,8 @@ def _no_room(
                 "vgpu-no-room",
                 ", ".join(reasons),
                 f"{message}: {'; '.join(_listed(reasons))}",
-                "remove one with vfiomgr vgpu remove, or use another type; list the types that fit "
-                "with: vfiomgr vgpu types",
+                first,
+                "use another type; list the types that fit with: vfiomgr vgpu types",
             )
         ]
     )

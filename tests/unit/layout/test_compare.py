@@ -44,9 +44,13 @@ def planned(kernel: FakeKernel, *rules: dict[str, Any]) -> Plan:
 
 
 def refused(kernel: FakeKernel, *rules: dict[str, Any]) -> str:
+    return refusal(kernel, *rules).message
+
+
+def refusal(kernel: FakeKernel, *rules: dict[str, Any]) -> Refusal:
     with pytest.raises(Refusal) as caught:
         planned(kernel, *rules)
-    return caught.value.message
+    return caught.value
 
 
 def vgpus(*wanted: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -224,8 +228,9 @@ def test_no_function_is_taken_twice(tmp_path: Path) -> None:
     need = {"framebuffer": "3G", "count": 2}
     plan = planned(kernel, vgpus({"type": "A40-3Q", "count": 3}, need))
     assert len(set(places(plan))) == 5
-    message = refused(kernel, vgpus({"type": "A40-4Q", "count": 1}, {"type": "A40-8Q", "count": 1}))
-    assert "size lock" in message
+    why = refusal(kernel, vgpus({"type": "A40-4Q", "count": 1}, {"type": "A40-8Q", "count": 1}))
+    assert "size lock" in why.message
+    assert why.hint.startswith("set heterogeneous: true, or use another type")
 
 
 @pytest.mark.parametrize(

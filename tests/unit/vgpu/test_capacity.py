@@ -72,7 +72,12 @@ def test_in_heterogeneous_mode_memory_is_the_limit() -> None:
     host = vgpu_host((a40_type(24), a40_type(2)))
     every = tuple(replace(p, available=(1,) * len(p.types)) for p in host.vgpu_parents)
     mode = GpuMode("0000:01:00.0", heterogeneous=True, mig=False, framebuffer=MEMORY)
-    host = replace(host, vgpu_parents=every, gpu_modes=(mode,))
+    shown = replace(host, vgpu_parents=every)  # by the vGPUs; nvidia-smi does not report it
+    host = replace(shown, gpu_modes=(mode,))
+    small = found(host, a40_type(2))
+    assert small == found(shown, a40_type(2))
+    assert (small.more, small.stranded) == ((MEMORY - 26 * 1024) // 2048, 0)
+    assert found(shown, a40_type(24)).why_not == "not enough memory: 26624 of 49152 MiB used"
     assert found(host, a40_type(12)).more == 1  # of 22 GiB
     assert found(host, a40_type(2)).more == 11
     assert found(host, a40_type(48)).more == 0
@@ -140,7 +145,7 @@ def test_a_parent_that_says_nothing_has_room_for_one_at_most() -> None:
 
 def test_a_full_parent_says_that_its_memory_is_taken() -> None:
     host = undivided((0, 0, 0), *[MBOCHS[2]] * 4)
-    assert found(host, MBOCHS[0]).why_not == "no memory left: 256 of 256 MiB used"
+    assert found(host, MBOCHS[0]).why_not == "not enough memory: 256 of 256 MiB used"
 
 
 def test_a_recording_that_leaves_out_what_is_offered_is_told_as_the_most() -> None:
