@@ -99,7 +99,7 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
             *_replacing_notes(host, rules.written),
             *kept.notes,
             *_service_notes(host, request, is_changed=bool(steps)),
-            *_difference_notes(len(compared.differences)),
+            *_difference_notes(request, len(compared.differences)),
         ),
         already=(f"the layout {name} is already installed",) * (not steps),
     )
@@ -286,11 +286,12 @@ def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iter
             yield f"{rule.path} of bind --persist {does} until vfiomgr layout uninstall"
 
 
-def _difference_notes(differences: int) -> Iterator[str]:
+def _difference_notes(request: InstallLayout, differences: int) -> Iterator[str]:
     if differences:
+        command = boot_command(request.apply.name, _kept_allowances(request))
         yield (
             f"no device is changed now; the host differs in {counted(differences, 'thing')}; "
-            f"apply the layout before the next boot: vfiomgr apply {FILE}"
+            f"apply the layout before the next boot: vfiomgr {command}"
         )
 
 
