@@ -66,6 +66,7 @@ def plan_set(
         [
             *guards.stuck(host, device),
             *_no_maker(device),
+            *_carrying(host, device, present),
             *(o for vf in present for o in _in_use(host, vf)),
             *(gpu_instances.unmovable(host, device) if makes_by_program(host, device) else ()),
         ],
@@ -298,10 +299,23 @@ def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
+def _carrying(
+    host: HostSnapshot, device: PciDevice, present: list[PciDevice]
+) -> Iterator[Diagnostic]:
+    """Refuse functions with vGPUs, which a change of the number would destroy."""
+    names = [vgpu.name for vf in present for vgpu in host.vgpus_of(str(vf.address))]
+    if names:
+        yield blocker(
+            "carries-vgpus",
+            device,
+            f"virtual functions of {device} have active vGPUs: {', '.join(names)}",
+            f"remove them first: vfiomgr vgpu remove {' '.join(names)}",
+        )
+
+
 def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse functions in use: a change of the number removes all of them."""
     yield from guards.stuck(host, device)
-    yield from guards.carries_vgpus(host, device)
     for guard in (guards.held_by_guest, guards.open_nodes, guards.host_use):
         for diagnostic in guard(host, device):
             remedy = "stop using it first: changing the number removes all virtual functions"

@@ -105,7 +105,7 @@ def used() -> list[tuple[HostSnapshot, str]]:
     return [
         (replace(bound, users=(guest,)), r"05:10\.0 .* in use by: qemu-system-x86 \(PID 4711\)"),
         (replace(drawn, users=(desktop,)), r"in use by: gnome-shell \(PID 812\)"),
-        (replace(with_vf(), vgpus=(vgpu,)), "has 1 active vGPU: u-1"),
+        (replace(with_vf(), vgpus=(vgpu,)), "have active vGPUs: u-1"),
         (
             replace(with_vf(), host_uses=(HostUse(VF.address, "default-route", "eth1"),)),
             "default route: interface eth1",
