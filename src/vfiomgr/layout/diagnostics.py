@@ -23,7 +23,7 @@ from vfiomgr.layout.model import (
     VgpuRule,
 )
 from vfiomgr.layout.values import WrongValue
-from vfiomgr.pci.classes import CLASS_NAMES
+from vfiomgr.pci.classes import LAYOUT_CLASSES
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
 
@@ -202,7 +202,7 @@ _REMEDIES = {
     "address": _ADDRESS,
     "physical_function": _ADDRESS,
     "id": "use vendor:device with four hexadecimal digits each, e.g. 10de:2235 or 10de:*",
-    "class": f'use its first digits in quotes, e.g. "0302", or one of {", ".join(CLASS_NAMES)}',
+    "class": f'use its first digits in quotes, e.g. "0302", or one of {", ".join(LAYOUT_CLASSES)}',
     "name": 'write a model name in quotes, with * and ?, e.g. "*A40*"',
     "numa_node": "use the number of a node, e.g. numa_node: 0",
     "serial": 'write a serial number in quotes, e.g. "1322621053171"',
@@ -243,7 +243,7 @@ _CHOICES = {
     "strategy": ("pack", "spread"),
     "reset_method": RESET_METHODS,
     "functions": ("any", "passthrough", "host"),
-    "class": tuple(CLASS_NAMES),
+    "class": tuple(LAYOUT_CLASSES),
     "version": (VERSION,),
     "select": ("all",),
     "count": ("max",),

@@ -35,7 +35,7 @@ from vfiomgr.layout.values import (
     is_hex,
     refuse_value,
 )
-from vfiomgr.pci.classes import CLASS_NAMES
+from vfiomgr.pci.classes import LAYOUT_CLASSES
 from vfiomgr.pci.reset_capabilities import ResetMethod
 from vfiomgr.vgpu.requests import Strategy
 
@@ -86,8 +86,8 @@ class Selector(_Document):
     @classmethod
     def _known_class(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
-            if not value[0].isdecimal() and value not in CLASS_NAMES and not is_hex(value):
-                names = ", ".join(sorted(CLASS_NAMES))
+            if not value[0].isdecimal() and value not in LAYOUT_CLASSES and not is_hex(value):
+                names = ", ".join(sorted(LAYOUT_CLASSES))
                 refuse_value(
                     f"{value!r} is not a class", f"use its digits, e.g. '0302', or one of {names}"
                 )
@@ -112,7 +112,8 @@ class Selector(_Document):
     @property
     def class_prefixes(self) -> tuple[str, ...]:
         """The prefixes of the class codes."""
-        return tuple(CLASS_NAMES.get(value, value) for value in self.classes)
+        found = (LAYOUT_CLASSES.get(value, (value,)) for value in self.classes)
+        return tuple(prefix for prefixes in found for prefix in prefixes)
 
     def fits_name(self, name: str) -> bool:
         """Whether a model name matches."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
 
-from vfiomgr.pci.classes import CLASS_NAMES
+from vfiomgr.pci.classes import LAYOUT_CLASSES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -114,7 +114,7 @@ _Class = Annotated[
     WithJsonSchema(
         {
             "anyOf": [
-                {"enum": sorted(CLASS_NAMES)},
+                {"enum": sorted(LAYOUT_CLASSES)},
                 {"type": "string", "pattern": "^([0-9a-fA-F]{2}){1,3}$"},
             ]
         },

@@ -222,7 +222,8 @@ def _differences(
         where = ", ".join(gpu.name for gpu in lacking.scope) or ", ".join(names_of_rule)
         device = lacking.scope[0].device if len(lacking.scope) == 1 else None
         found, wanted = lacking.there, lacking.there + len(names)
-        told = f"{found} x {lacking.request}", f"{wanted} x {lacking.request}"
+        named = f" ({', '.join(names)})" if lacking.request.uuids and shares.surplus else ""
+        told = f"{found} x {lacking.request}", f"{wanted} x {lacking.request}{named}"
         yield Difference(where, device.name if device else "", *told)
     for gpu in known:
         model = gpu.device.name if gpu.device else ""

@@ -15,11 +15,15 @@ CLASS_NAMES = {
     "accelerator": "12",
     "infiniband": "0207",
 }
-"""One class each, as layouts name them."""
-DEVICE_KINDS = {
+"""One class each."""
+LAYOUT_CLASSES = {
     **{name: (digits,) for name, digits in CLASS_NAMES.items()},
     "gpu": ("03", "12"),
     "nic": ("02",),
+}
+"""The classes that layouts name."""
+DEVICE_KINDS = {
+    **LAYOUT_CLASSES,
     "audio": ("0401", "0403"),
     "sound": ("0401", "0403"),
     "bridge": ("06",),

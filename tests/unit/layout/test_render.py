@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.layout.document import find_flaws, read_layouts, render_layouts
 from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
-from vfiomgr.pci.classes import CLASS_NAMES
+from vfiomgr.pci.classes import LAYOUT_CLASSES
 from vfiomgr.pci.reset_capabilities import RESET_METHODS
 
 _PRINTABLE = st.characters(
@@ -32,7 +32,7 @@ ADDRESSES = st.builds(
 _OWNERS = st.sampled_from(["kvm", "1000", "0:107", "qemu:kvm"])
 _COUNTS = st.integers(1, 64)
 _IDS = st.sampled_from(["10de:2235", "10de:*", "1022:1480", "0000:0001"])
-_CLASSES = st.sampled_from([*CLASS_NAMES, "12", "0302", "0c03", "030200"])
+_CLASSES = st.sampled_from([*LAYOUT_CLASSES, "12", "0302", "0c03", "030200"])
 
 
 def _some(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:

@@ -53,6 +53,7 @@ def passthrough(selector: object, **more: object) -> dict[str, Any]:
         ({"class": "display"}, [FIRST, SECOND]),
         ({"class": "0302", "numa_node": 1}, [SECOND]),
         ({"class": ["ethernet", "0403"]}, [AUDIO, NIC]),
+        ({"class": "nic"}, [NIC]),
         ({"name": "*a40"}, [FIRST]),
         ({"name": "nvidia a??"}, [FIRST, SECOND]),
         ({"serial": "1323"}, [SECOND]),

@@ -221,6 +221,7 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
         print_document("LayoutAssertion", body, session.format)
     elif differences:
         _print_differences(compared)
+        say(f"host differs from layout '{request.name}'")
     else:
         say(f"host matches layout '{request.name}'")
     return _DRIFT if differences else 0
