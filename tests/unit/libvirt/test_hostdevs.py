@@ -219,6 +219,7 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
         (UUID, HostdevOptions(subsystem="17aa:3aff"), "cannot set another subsystem ID"),
         (UUID, HostdevOptions(boot_order=1), ": libvirt supports this only for PCI functions"),
         (UUID, HostdevOptions(ramfb=True, boot_order=1), "cannot set a boot order"),
+        (UUID, HostdevOptions(is_managed=True), ": libvirt supports this only for PCI functions"),
         (UUID, HostdevOptions(rom="/gpu.rom"), ": libvirt supports this only for PCI functions"),
         (
             UUID,

@@ -179,6 +179,7 @@ def _check_options(unit: GuestDevice) -> None:
         _check_vga(unit)
         return
     of_functions = {
+        "managed": hostdev_options.is_managed,
         "an option ROM": hostdev_options.rom,
         "a driver model": hostdev_options.driver_model,
         "iommufd": hostdev_options.has_iommufd,
