@@ -186,6 +186,13 @@ def or_dash(value: object) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
+def unknown_users(what: str, *, is_live: bool) -> str:
+    """The note for a table with unknown users of devices."""
+    return f"{what}: unknown (requires root)" + (
+        "" if is_live else "; a recorded host has no processes"
+    )
+
+
 def group_cell(host: HostSnapshot, device: PciDevice) -> str:
     """The IOMMU group of a function as a cell; a recording need not show groups at all."""
     return or_dash(device.iommu_group) if host.iommu.is_known else "unknown"

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 class Session(Options, HostSource):
     """The options of a command, and the host that they select."""
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the host is the running one, not a recording."""
+        return self.snapshot is None and self.tree.is_live
+
     def on_note(self, text: str) -> None:
         """Print a note to stderr."""
         note(text)

@@ -14,7 +14,14 @@ from vfiomgr.cli.completion import (
     complete_type,
 )
 from vfiomgr.cli.options import CHANGING, RenamedOption, complete_file, session_options
-from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.cli.output import (
+    note,
+    or_dash,
+    print_document,
+    print_table,
+    say,
+    unknown_users,
+)
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
@@ -25,7 +32,8 @@ from vfiomgr.definitions.service import RULE, SERVICE
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.persistence.program import own_program
 from vfiomgr.vgpu.attributes import PARAMETERS
-from vfiomgr.vgpu.commands.active import unseen_users, users_of
+from vfiomgr.vgpu.commands.active import users_of
+from vfiomgr.vgpu.model import describe_type
 from vfiomgr.vgpu.named import name_of
 
 if TYPE_CHECKING:
@@ -62,7 +70,7 @@ def list_defined(session: Session) -> None:
     else:
         note("no vGPUs defined; define one with: vfiomgr vgpu define")
     if host.users is None and any(item["active"] for item in items):
-        note(unseen_users("in use"))
+        note(unknown_users("in use", is_live=session.is_live))
     for problem in problems:
         note(f"skipped {problem.path}: {problem.reason}")
     for text in _without_starter(items):
@@ -135,12 +143,13 @@ def _attributes(attributes: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
 
 def _row(item: dict[str, object]) -> tuple[str, ...]:
     found = item["attributes"]
+    name = item["type_name"] and describe_type("", str(item["type_name"])).model_name
     assert isinstance(found, list)  # noqa: S101 - made above
     return (
         str(item["name"]),
         str(item["parent"]),
         str(item["type"]),
-        or_dash(item["type_name"]),
+        or_dash(name),
         str(item["start"]),
         _IN_WORDS.get(state := str(item["state"]), state),
         or_dash(" ".join(f"{attribute['name']}={attribute['value']}" for attribute in found)),

@@ -97,14 +97,14 @@ def test_who_uses_a_vgpu_and_what_it_is_defined_as(
 def test_where_nobody_can_look_it_says_so(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nobody = "unknown (requires root on a running host)\n"
+    nobody = "unknown (requires root)\n"
     run(*DEFINE)
     run("vgpu", "start", UUID)
     hold(kernel, UUID)
     monkeypatch.setattr("vfiomgr.snapshot.users._shows_all", lambda _tree: False)
     told = run("vgpu", "list")
-    assert told.stdout.splitlines()[1].endswith("  ?")
-    assert told.stderr == f"used by: {nobody}"
+    assert told.stdout.splitlines()[1].endswith("  unknown")
+    assert told.stderr == f"USED BY: {nobody}"
     (item,) = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
     assert item["users"] is None
     defined = run("vgpu", "list", "--defined")

@@ -8,7 +8,14 @@ import click
 
 from vfiomgr.cli.listing import filter_options, print_names, users_in_words, view_options
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import group_cell, note, note_no_devices, or_dash, print_document
+from vfiomgr.cli.output import (
+    group_cell,
+    note,
+    note_no_devices,
+    or_dash,
+    print_document,
+    unknown_users,
+)
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.gpu.memory import memory_of
@@ -28,10 +35,6 @@ _COLUMNS = (
 _USUAL = tuple(column.heading for column in _COLUMNS[:8])
 """The columns that are shown; NOTES too, where there are notes."""
 _UNKNOWN = "unknown"
-
-
-_NOT_SEEN = "USED BY: unknown (requires root)"
-_NOT_RECORDED = "; a recorded host has no processes"
 
 
 @click.command("list")
@@ -86,8 +89,8 @@ def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, vi
         items = [_item(host, device) for device in devices]
         print_document("DeviceList", {"items": items}, session.format)
     elif devices:
-        is_live = session.snapshot is None and session.tree.is_live
-        _print_table(host, devices if vfs else _folded(devices), view, is_live=is_live)
+        shown = devices if vfs else _folded(devices)
+        _print_table(host, shown, view, is_live=session.is_live)
     elif any(wanted) and host.devices:
         note(f"none of the {len(host.devices)} PCI devices matches")
     elif host.devices:
@@ -111,7 +114,7 @@ def _print_table(
     usual = (*_USUAL, "NOTES") if has_notes else _USUAL
     view.print(_COLUMNS, rows, usual)
     if view.needs("USED BY", usual) and any(_UNKNOWN in row for row in rows):
-        note(_NOT_SEEN + ("" if is_live else _NOT_RECORDED))
+        note(unknown_users("USED BY", is_live=is_live))
 
 
 def _row(host: HostSnapshot, device: PciDevice, listed: Collection[PciAddress]) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.output import note, or_dash, print_document, print_table
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, unknown_users
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.sriov.commands import quota_item
+from vfiomgr.vgpu.model import describe_type
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _HEADINGS = (
     *("VGPU", "PARENT", "TYPE", cut("NAME"), "GROUP", "DRIVER", "DEFINED", "MADE BY"),
     wrapped("USED BY"),
 )
-_UNSEEN = "?"
+_UNSEEN = "unknown"
 
 
 def list_active(session: Session) -> None:
@@ -41,12 +42,7 @@ def list_active(session: Session) -> None:
     else:
         note("no active vGPUs")
     if host.users is None and vgpus:
-        note(unseen_users("used by"))
-
-
-def unseen_users(what: str) -> str:
-    """Explain why the users are unknown."""
-    return f"{what}: unknown (requires root on a running host)"
+        note(unknown_users("USED BY", is_live=session.is_live))
 
 
 def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
@@ -117,7 +113,7 @@ def _row(host: HostSnapshot, vgpu: Vgpu) -> tuple[str, ...]:
         vgpu.name,
         vgpu.parent,
         vgpu.type,
-        or_dash(vgpu.type_name),
+        or_dash(describe_type(vgpu.type, vgpu.type_name).model_name),
         or_dash(vgpu.iommu_group),
         or_dash(vgpu.driver),
         or_dash(start) if kind in (None, vgpu.type) else f"as {kind}",

@@ -190,8 +190,8 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 def list_vgpus(session: Session, *, defined: bool) -> None:
     """List active vGPUs with users and definitions.
 
-    USED BY is the guest (of libvirt, Kata, or QEMU's -name), its process and its systemd unit; "?"
-    means unknown (requires root on a running host).
+    USED BY is the guest (of libvirt, Kata, or QEMU's -name), its process and its systemd unit; it
+    is unknown without root.
 
     \b
     Examples:
