@@ -11,10 +11,12 @@ from tests import api
 from tests.fakes.hosts import mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, t4_host
 from tests.unit.devices import host_of, pci_device
+from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.compare import compare, plan_layout
+from vfiomgr.layout.export import export
 from vfiomgr.layout.model import Layout
 from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import ChangeDriver
@@ -303,3 +305,19 @@ def test_a_gpu_that_makes_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="does not support vGPUs in its current state"):
         plan_layout(host, layout(rule))
     assert compare(replace(host, users=None), layout(rule)).differences
+
+
+def test_a_vgpu_with_another_uuid_is_named(tmp_path: Path) -> None:
+    kernel = a40_host(tmp_path, total_vfs=8)
+    there, wanted = (f"00000000-0000-4000-8000-00000000000{n}" for n in range(2))
+    one = {"type": "A40-4Q", "count": 1}
+    api.apply(layout(vgpus(one | {"uuids": [there]})), tree=kernel)
+    found = compare(scanned(kernel), layout(vgpus(one | {"uuids": [wanted]}))).differences
+    assert [d.wanted for d in found] == [f"1 x A40-4Q ({wanted})", "none"]
+
+
+def test_vgpus_of_several_sizes_show_heterogeneous_mode_without_nvidia_smi() -> None:
+    host = vgpu_host((a40_type(24), a40_type(2)))
+    document = export(host)
+    assert document.devices[0].model_dump()["heterogeneous"] is True
+    assert not compare(host, api.layout_request(None, "test", document)).differences
