@@ -33,7 +33,10 @@ _UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 _STATES = "write host, passthrough, sriov or vgpu"
 _RULE = "layout gpus, rule 1"
 _REQUEST = "layout gpus, rule 1, entry 1 of vgpus"
-_CLASSES = "display, vga, 3d, network, ethernet, nvme, storage, audio, usb, accelerator, infiniband"
+_CLASSES = (
+    "display, vga, 3d, network, ethernet, nvme, storage, audio, usb, accelerator, infiniband, "
+    "gpu, nic"
+)
 _ADDRESS = "use PCI addresses of the form domain:bus:device.function, e.g. 0000:41:00.0"
 _SELECT = 'use all, or criteria, e.g. select: {class: "0302"}'
 _BEGIN = "begin with version: vfiomgr/v1"
