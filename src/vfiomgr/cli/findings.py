@@ -60,7 +60,7 @@ def report_document(report: Report) -> dict[str, object]:
 
 
 def print_findings(report: Report, *, every: bool) -> None:
-    """Print each finding with its evidence, reason and remedy; with `every`, passed checks too."""
+    """Print the findings with evidence, reason, remedy and rule; with `every`, passed ones too."""
     for found in report.findings:
         if every or found.severity != "ok":
             colour = _COLOURS[found.severity]
@@ -80,6 +80,7 @@ def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
     yield "why", found.why
     if found.remedies:
         yield "remedy", found.remedy
+    yield "rule", found.rule
 
 
 def _print_line(label: str, text: str) -> None:

@@ -163,13 +163,16 @@ def note_text(text: str) -> None:
 
 
 def print_error(error: VfiomgrError) -> None:
-    """The cause on one line, a line for each detail, the remedy on the last one."""
+    """The cause on one line, one for each detail, the remedy, and how its rules are explained."""
     word = "refused" if type(error).__name__ == "Refusal" else "error"
     note(f"vfiomgr: {word}: {_one_line(error.message)}")
     for detail in error.details:
         note(_one_line(detail))
     if error.hint:
         note(f"  remedy: {_one_line(error.hint)}")
+    rules = dict.fromkeys(found.rule for found in getattr(error, "diagnostics", ()))
+    if rules:
+        note(f"  explain: {'; '.join(f'vfiomgr explain {rule}' for rule in rules)}")
 
 
 def _one_line(text: str) -> str:

@@ -180,7 +180,8 @@ def test_mistakes_raise_what_the_command_prints(
     with pytest.raises(vfiomgr.VfiomgrError) as raised:
         mistake(host)
     answer = run(*command)
-    *_, error, remedy = answer.stderr.splitlines()
+    told = [line for line in answer.stderr.splitlines() if not line.startswith("  explain: ")]
+    *_, error, remedy = told
     is_refused = isinstance(raised.value, vfiomgr.Refusal)
     assert error == f"vfiomgr: {'refused' if is_refused else 'error'}: {raised.value.message}"
     assert remedy == f"  remedy: {raised.value.hint}"

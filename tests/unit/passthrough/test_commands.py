@@ -82,13 +82,15 @@ def test_outcomes_are_documents_too(run: Run) -> None:
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])
-def test_refusals_exit_4_in_two_lines(run: Run, address: str, words: str, *, dry: bool) -> None:
+def test_refusals_name_their_rules(run: Run, address: str, words: str, *, dry: bool) -> None:
     answer = run("bind", address, *(["--dry-run"] if dry else []))
     assert answer.status == 4
     assert answer.stdout == ""
-    reason, remedy = answer.stderr.splitlines()
+    reason, remedy, rule = answer.stderr.splitlines()
     assert words in reason
     assert remedy.startswith("  remedy: ")
+    for line in rule.removeprefix("  explain: ").split("; "):
+        assert "  meaning  " in run(*line.split()[1:]).stdout
 
 
 def test_an_allowed_guard_lets_pass(run: Run, kernel: FakeKernel) -> None:

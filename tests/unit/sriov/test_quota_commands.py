@@ -134,12 +134,13 @@ def test_types_of_one_gpu_are_asked_for_by_its_address(run: Run) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_told_in_two_lines(
+def test_what_cannot_be_is_told_with_its_remedy(
     run: Run, arguments: tuple[str, ...], status: int, words: str
 ) -> None:
     answer = run(*arguments)
     assert answer.status == status
-    first, second = answer.stderr.splitlines()
+    first, second, *rule = answer.stderr.splitlines()
+    assert all(line.startswith("  explain: vfiomgr explain ") for line in rule)
     assert words in first
     assert second.startswith("  remedy: ")
 
