@@ -73,6 +73,13 @@ def test_rules_of_others_are_explained_too(run: Run, monkeypatch: pytest.MonkeyP
 
 
 def test_a_rule_that_is_not_there_is_guessed(run: Run) -> None:
-    done = run("explain", "in-us")
+    done = run("explain", "in-uze")
     assert done.status == 2
     assert "did you mean in-use" in done.stderr
+
+
+def test_a_rule_is_found_in_any_case_and_rules_by_a_word(run: Run) -> None:
+    assert run("explain", "Boot-Display").stdout == run("explain", "boot-display").stdout
+    rows = run("explain", "display").stdout.splitlines()[1:]
+    assert len(rows) > 1
+    assert any(row.startswith("boot-display ") for row in rows)

@@ -71,6 +71,22 @@ def test_a_snapshot_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
         assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
 
 
+def test_a_snapshot_of_a_snapshot_is_the_same(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "host.json"
+    file.write_text(run("snapshot").stdout)
+    again = run("snapshot", "--snapshot", str(file))
+    assert (again.status, again.stdout) == (0, file.read_text())
+
+
+def test_a_snapshot_names_what_it_does_not_include(run: Run, kernel: FakeKernel) -> None:
+    told = run("snapshot").stderr
+    assert "processes" not in told
+    shutil.rmtree(Path(kernel.root, "proc/1"))
+    told = run("snapshot").stderr
+    assert told.startswith("not included: processes")
+    assert told.endswith("; run vfiomgr as root on the host\n")
+
+
 def test_a_snapshot_in_yaml_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "host.yaml"
     file.write_text(run("snapshot", "--format", "yaml").stdout)

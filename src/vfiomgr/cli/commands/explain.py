@@ -38,7 +38,7 @@ def _complete(_context: click.Context, _parameter: click.Parameter, incomplete: 
 def explain(session: Session, *, name: str | None) -> None:
     """Explain a rule, or list all rules.
 
-    RULE is the name of a rule in a finding or a refusal.
+    RULE is the name of a rule in a finding or a refusal, or a word in the names of several rules.
 
     \b
     Examples:
@@ -47,15 +47,17 @@ def explain(session: Session, *, name: str | None) -> None:
       vfiomgr explain iommu --format json
     """
     rules = all_rules()
-    found = [rule for rule in rules if name in (None, rule.name)]
+    wanted = (name or "").lower()
+    exact = [rule for rule in rules if rule.name == wanted]
+    found = exact or [rule for rule in rules if wanted in rule.name]
     if not found:
         message = f"no such rule: {name}"
-        near = difflib.get_close_matches(name or "", [rule.name for rule in rules])
+        near = difflib.get_close_matches(wanted, [rule.name for rule in rules])
         guess = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
         raise UsageError(message, f"{guess}list all rules: vfiomgr explain")
     if session.format != "table":
         print_document("RuleList", {"items": found}, session.format)
-    elif name is None:
+    elif not exact:
         columns = ("RULE", "SECTION", wrapped("MEANING"))
         print_table(columns, [(rule.name, rule.section, rule.meaning) for rule in found])
     else:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.options import session_options
-from vfiomgr.cli.output import print_text, print_yaml
+from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.output import note, print_text, print_yaml
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.snapshot.document import write_snapshot
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.snapshot.model import HostSnapshot
+
 
 @click.command("snapshot")
-@session_options("format", "root")
+@session_options(*READING)
 @pass_session
 def snapshot(session: Session) -> None:
     """Print a snapshot of this host, for use with --snapshot.
@@ -38,3 +44,14 @@ def snapshot(session: Session) -> None:
         print_yaml(json.loads(text))
     else:
         print_text(text)
+    missing = list(_not_included(host))
+    if missing and session.snapshot is None and session.tree.is_live:
+        note(f"not included: {', '.join(missing)}; run vfiomgr as root on the host")
+
+
+def _not_included(host: HostSnapshot) -> Iterator[str]:
+    """The facts that only root of a running host can read."""
+    if host.users is None:
+        yield "processes"
+        if host.devices and not host.reset_capabilities:
+            yield "reset capabilities"
