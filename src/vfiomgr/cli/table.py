@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     Manner = Literal["whole", "cut", "wrap"]
 
 _GAP = 2
-_LEAST = 10
+_LEAST = 13
+"""Of wrapped columns: an address with a comma is not broken."""
 _INDENT = 4
 """Of the columns below a row, where there is no room for them right of the first column."""
 _GENTLY: tuple[tuple[Manner, int], ...] = (("cut", 16), ("wrap", 24))

@@ -116,6 +116,15 @@ def test_wide_characters_take_two_columns() -> None:
     assert [cell_len(line) for line in found.body] == [24, 24]
 
 
+@pytest.mark.parametrize("width", range(40, 120))
+def test_an_address_is_never_broken(width: int) -> None:
+    columns = (Column("NAME"), wrapped("FUNCTIONS"), Column("FILE"))
+    row = ("vfiomgr.io/vfio=a", "0000:05:00.0, 0000:05:00.1 (vfio-pci)", "/etc/cdi/a.json")
+    lines = text_of(lines_of(columns, [row], width=width))
+    assert "0000:05:00.0" in lines
+    assert "0000:05:00.1" in lines
+
+
 def test_headings_can_be_left_out() -> None:
     assert lines_of(COLUMNS, ROWS, with_headings=False) == Lines((), lines_of(COLUMNS, ROWS).body)
     assert lines_of(COLUMNS, (), with_headings=False) == Lines((), ())
