@@ -199,7 +199,9 @@ def unconfigure(
     runtime_config: str | None,
     containerd_version: str | None,
 ) -> None:
-    """Remove an entry that `runtime install` added; an entry that was edited since is refused.
+    """Remove an entry that `runtime install` added.
+
+    An entry that was edited since is refused, and so is a handler of `kata install`.
 
     \b
     Examples:
