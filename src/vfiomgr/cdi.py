@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from vfiomgr.containers.cdi import check as judge
 from vfiomgr.containers.cdi import listing
 from vfiomgr.containers.cdi.consumers import ANY, consumers_named
 from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
+from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.generate import kind_notes, nothing_ready, specification_of
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
@@ -21,7 +23,8 @@ from vfiomgr.containers.cdi.model import (
     Lifetime,
     OfferRequest,
 )
-from vfiomgr.containers.cdi.requests import WriteCdi
+from vfiomgr.containers.cdi.names import is_called
+from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.documents.named_file import STANDARD_INPUT, text_of
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import MACHINE, HostPath
@@ -43,6 +46,7 @@ __all__ = [
     "CdiOptions",
     "check",
     "named_devices",
+    "removal",
     "request",
     "specification",
     "to_json",
@@ -112,6 +116,41 @@ def write(
 
     """
     return host.apply(request(host, *devices, lifetime=lifetime, **options))
+
+
+def removal(
+    host: HostSource,
+    *names: str,
+    kind: str | None = None,
+    every: bool = False,
+    stale: bool = False,
+) -> RemoveCdi:
+    """The request to remove devices from the files that vfiomgr wrote.
+
+    Raises:
+        UsageError: a name is in no specification; the hint is the nearest one.
+
+    """
+    if names:
+        is_live = host.snapshot is None
+        files = read_cdi_files(host.files) if is_live else host.scan().cdi_files
+        _require_known(tuple(map(read_file, files)), names)
+    return RemoveCdi(names, of_kind=kind, every=every, stale=stale)
+
+
+def _require_known(every: tuple[CdiSpecification, ...], names: Iterable[str]) -> None:
+    """Make sure that the names are in specifications, as far as these are readable."""
+    if not all(map(is_readable, every)):
+        return
+    known = [each.qualified(device) for each in every for device in each.devices]
+    short = {qualified.partition("=")[2]: qualified for qualified in known}
+    for name in names:
+        if any(is_called(qualified, name) for qualified in known):
+            continue
+        near = get_close_matches(name, [*known, *short], 1)
+        meant = f"did you mean {short.get(near[0], near[0])}? " if near else ""
+        message = f"no such device in the CDI specifications: {name}"
+        raise UsageError(message, f"{meant}vfiomgr cdi list shows the names")
 
 
 def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:

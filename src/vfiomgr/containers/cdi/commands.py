@@ -26,7 +26,6 @@ from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
 from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.document import document_of, render_specification
-from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -37,8 +36,6 @@ from vfiomgr.containers.cdi.model import (
     Naming,
     NodeForm,
 )
-from vfiomgr.containers.cdi.plan import require_known
-from vfiomgr.containers.cdi.requests import RemoveCdi
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 
@@ -409,12 +406,7 @@ def remove(
         raise UsageError(
             message, "name devices, or pass --all or --stale; vfiomgr cdi list shows the names"
         )
-    request = RemoveCdi(names, of_kind=kind, every=every, stale=stale)
-    if names:
-        is_live = session.snapshot is None
-        require_known(
-            read_cdi_files(session.files) if is_live else session.scan().cdi_files, request
-        )
+    request = library.removal(session, *names, kind=kind, every=every, stale=stale)
     if stale and session.snapshot is None:
         session.scan_devices()  # where they cannot be listed, all would seem stale
     outcome = plan_or_apply(session, request, only_files=not stale)

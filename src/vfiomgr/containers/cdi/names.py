@@ -104,3 +104,12 @@ def needs(specification: CdiSpecification) -> Iterator[tuple[Version, str]]:
 def needed_version(specification: CdiSpecification) -> Version:
     """The lowest version that supports all parts."""
     return max(version for version, _ in needs(specification))
+
+
+def is_called(qualified: str, name: str) -> bool:
+    """Whether a name is that of a device, with or without its kind and its PCI domain."""
+    kind, _, device = qualified.partition("=")
+    wanted_kind, equals, wanted = name.rpartition("=")
+    if equals and wanted_kind != kind:
+        return False
+    return device in (wanted, f"0000:{wanted.lower()}") or device == wanted.lower()

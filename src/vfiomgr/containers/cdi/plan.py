@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -19,12 +18,11 @@ from vfiomgr.containers.cdi.generate import (
     specification_of,
 )
 from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
-from vfiomgr.containers.cdi.names import needed_version, version_of
+from vfiomgr.containers.cdi.names import is_called, needed_version, version_of
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.errors import UsageError
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:
@@ -307,7 +305,7 @@ def plan_remove(host: HostSnapshot, request: RemoveCdi) -> Plan:
             lost += _lost_notes(specification, rest)
             steps.append(ReplaceFile(file.path, file.text, render_specification(rest)))
         gone += [specification.qualified(device) for device in going]
-    lacking = [n for n in request.names if not any(_is_called(g, n) for g in gone)]
+    lacking = [n for n in request.names if not any(is_called(g, n) for g in gone)]
     refuse_if_any(_of_others(host, lacking, request), frozenset())
     return Plan(
         summary=f"remove {', '.join(gone) or 'nothing'} from CDI specifications",
@@ -348,37 +346,7 @@ def _goes(
         return True
     if request.stale and is_stale(host, device):
         return True
-    return any(_is_called(specification.qualified(device), name) for name in request.names)
-
-
-def _is_called(qualified: str, name: str) -> bool:
-    """Whether a name is that of a device, with or without its kind and its PCI domain."""
-    kind, _, device = qualified.partition("=")
-    wanted_kind, equals, wanted = name.rpartition("=")
-    if equals and wanted_kind != kind:
-        return False
-    return device in (wanted, f"0000:{wanted.lower()}") or device == wanted.lower()
-
-
-def require_known(files: Iterable[CdiFile], request: RemoveCdi) -> None:
-    """Make sure that each name to remove is in a specification.
-
-    Raises:
-        UsageError: one is in none; the hint is the nearest name.
-
-    """
-    every = [read_file(file) for file in files]
-    if not all(map(is_readable, every)):
-        return
-    known = [each.qualified(device) for each in every for device in each.devices]
-    for name in request.names:
-        if any(_is_called(qualified, name) for qualified in known):
-            continue
-        short = {qualified.partition("=")[2]: qualified for qualified in known}
-        near = get_close_matches(name, [*known, *short], 1)
-        meant = f"did you mean {short.get(near[0], near[0])}? " if near else ""
-        message = f"no such device in the CDI specifications: {name}"
-        raise UsageError(message, f"{meant}vfiomgr cdi list shows the names")
+    return any(is_called(specification.qualified(device), name) for name in request.names)
 
 
 def _of_others(
@@ -393,7 +361,7 @@ def _of_others(
             continue
         for device in other.devices:
             name = other.qualified(device)
-            if any(_is_called(name, wanted) for wanted in names):
+            if any(is_called(name, wanted) for wanted in names):
                 reason = f"{name} is in {file.path}, which vfiomgr did not write"
                 yield blocker(
                     "cdi-foreign-device",
