@@ -234,7 +234,7 @@ def test_libvirt_hands_pair_and_vgpu_to_a_guest_that_keeps_them(restored: Topolo
         assert nested.await_displays({"pair": 1, "lone": 1})
         for held in (["unbind", audio], ["vgpu", "remove", UUID]):
             refused = vfiomgr(*held, status=4).stderr
-            assert "is held by guest guest (qemu-system-x86, PID " in refused
+            assert "is in use by: guest guest (qemu-system-x86, PID " in refused
         assert facts(audio).driver == "vfio-pci"
         assert "qemu-system" in vfiomgr("show", gpu).stdout
     finally:

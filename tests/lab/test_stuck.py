@@ -122,14 +122,14 @@ def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
         ).stderr
         assert time.monotonic() - began < _NEVER
         assert "the kernel has not returned from" in forced
-        assert f"held by qemu-system-x86 (PID {guest.pid})" in forced
+        assert f"in use by qemu-system-x86 (PID {guest.pid})" in forced
         # Nothing hangs now that the kernel has the lock of the device.
         listed = {item["address"]: item for item in document("list", "--all")["items"]}
         assert "PID" in listed[address]["stuck"]
         assert "stuck in the kernel" in vfiomgr("bind", address, status=4).stderr
         assert "stuck in the kernel" in vfiomgr("recover", status=4).stderr
         assert "interrupted: " in vfiomgr("recover", "--dry-run").stdout
-    assert "undone: give" in vfiomgr("recover").stdout
+    assert "undone: unbind" in vfiomgr("recover").stdout
     assert read_driver_state(TREE, PciAddress.parse(address)) == before
     assert "no interrupted operations" in vfiomgr("recover").stdout
     vfiomgr("unbind", address)

@@ -169,7 +169,7 @@ def test_libvirt_starts_a_guest_with_a_mediated_device() -> None:
         created = nested.call("virsh", "create", str(file), "--validate")
         assert created.returncode == 0, created.stderr
         refused = vfiomgr("vgpu", "remove", made, status=4).stderr
-        assert f"vGPU {made} is held by guest guest (qemu-system-x86, PID " in refused
+        assert f"vGPU {made} is in use by: guest guest (qemu-system-x86, PID " in refused
     finally:
         nested.call("virsh", "destroy", nested.NAME)
         remove_all()
@@ -183,6 +183,6 @@ def test_libvirt_must_not_unbind_a_function_of_the_vendors_driver() -> None:
         refused = vfiomgr("libvirt", "hostdev", function, "--managed", status=4).stderr
         assert "libvirt must not unbind" in refused
         newer = ("libvirt", "hostdev", function, "--libvirt-version", "9.7")
-        assert "is no vGPU yet" in vfiomgr(*newer).stderr
+        assert "has no vGPU" in vfiomgr(*newer).stderr
     finally:
         gpusim.unload()

@@ -52,7 +52,8 @@ class Contract:
         places = self._table["structs"]
         self._structs = Structs({name: _class(name, place) for name, place in places.items()})
         self.kinds = {name: self._object(name, "kinds") for name in sorted(self._table["kinds"])}
-        self.steps = {kind: self._step(made) for kind, made in sorted(step_kinds().items())}
+        own = {kind: made for kind, made in step_kinds().items() if _is_own(made)}
+        self.steps = {kind: self._step(made) for kind, made in sorted(own.items())}
         self.objects = self._reached()
 
     def unused(self) -> Iterator[str]:
@@ -161,6 +162,11 @@ class Contract:
                 yield from self._faults_of_object(value, self.objects[name], path)
             case _:
                 yield from _faults_of_scalar(value, wanted, path)
+
+
+def _is_own(made: type) -> bool:
+    """Whether a class is part of the program: others can add steps too."""
+    return made.__module__.startswith("vfiomgr.")
 
 
 def _class(name: str, place: str) -> Any:  # noqa: ANN401 - a class of values

@@ -66,7 +66,7 @@ def test_the_sandbox_lets_a_service_look_into_network_namespaces() -> None:
 def test_the_watch_follows_the_boot_and_both_are_wanted() -> None:
     read = unit(render_watch(PROGRAM, "gpus", ("boot-display",)))
     assert read["Unit"]["After"] == BOOT.name
-    command = f"{PROGRAM} watch {FILE} --layout gpus --enforce --allow boot-display"
+    command = f"{PROGRAM} layout watch {FILE} --layout gpus --enforce --allow boot-display"
     assert read["Service"]["ExecStart"] == command
     assert unit(render_wanted(with_watch=True))["Unit"]["Wants"] == f"{BOOT.name} {WATCH.name}"
     assert unit(render_wanted(with_watch=False))["Unit"]["Wants"] == BOOT.name
