@@ -151,7 +151,10 @@ def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceRequest, ...]]:
         is_alone=st.booleans(),
     )
     fitting = wanted.filter(
-        lambda wanted: wanted.name != UUID or not wanted.hostdev_options.is_unassigned
+        lambda wanted: (
+            wanted.name != UUID
+            or not (wanted.hostdev_options.is_unassigned or wanted.hostdev_options.is_managed)
+        )
     )
     return st.lists(fitting, max_size=4, unique_by=lambda wanted: wanted.name).map(tuple)
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 COMPLETIONS = {**common.COMPLETIONS, "zsh": "usr/share/zsh/site-functions/_vfiomgr"}
 """zsh looks in another directory outside of Debian."""
-_SHARED = ("usr/lib/vfiomgr", "usr/share/doc/vfiomgr")
-"""Directories that belong to the package; the others are the system's."""
+_OWN = ("usr/lib/vfiomgr", "usr/share/doc/vfiomgr")
+_SHELLS = ("usr/share/bash-completion", "usr/share/fish", "usr/share/zsh")
+"""Directories that each package with completions owns: a system need not have all shells."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,20 @@ def _move_completions(tree: Path) -> None:
     for shell, path in COMPLETIONS.items():
         source, target = tree / common.COMPLETIONS[shell], tree / path
         if source.exists() and source != target:
-            target.parent.mkdir(parents=True)
+            target.parent.mkdir()
+            target.parent.chmod(0o755)
             source.rename(target)
             source.parent.rmdir()
 
 
 def _files(tree: Path) -> Iterator[_Path]:
-    """What %files lists: directories of our own, and all that is not a directory."""
+    """What %files lists: directories of `_OWN` and `_SHELLS`, and all that is not a directory."""
     for place in sorted(tree.rglob("*")):
         name = str(place.relative_to(tree))
         is_directory = place.is_dir() and not place.is_symlink()
-        if is_directory and not f"{name}/".startswith(tuple(f"{one}/" for one in _SHARED)):
+        if is_directory and not f"{name}/".startswith(
+            tuple(f"{one}/" for one in (*_OWN, *_SHELLS))
+        ):
             continue
         kind = "%dir " if is_directory else ""
         kind = "%doc " if name.startswith("usr/share/doc/") and not is_directory else kind
