@@ -211,7 +211,8 @@ def only_read(arguments: list[str]) -> bool:
     if not (set(paths) & ENDLESS or "--connect" in arguments):
         return False
     path = max(paths, key=len)
-    PARSERS[path].make_context(path, arguments[len(path.split()) :])
+    own = arguments[len(path.split()) :]
+    PARSERS[path].make_context(path, own, **cli.context_settings)
     return True
 
 
