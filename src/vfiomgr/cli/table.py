@@ -86,7 +86,7 @@ def _form(
     if width is None or _total(_narrowed(columns, natural, width, _GENTLY)) <= width:
         widths = natural if width is None else _narrowed(columns, natural, width, _GENTLY)
         return _Form(columns, widths, (), (), ellipsis)
-    count = len(columns) - (columns[-1].manner == "wrap")
+    count = max(1, len(columns) - (columns[-1].manner == "wrap"))
     widths = _fitted(columns[:count], rows, natural[:count], width)
     while _total(widths) > width and count > 1:
         count -= 1

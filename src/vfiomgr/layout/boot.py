@@ -29,13 +29,13 @@ from vfiomgr.persistence.installed_layout import (
     WATCH,
     InstalledLayout,
     WrittenRule,
-    boot_command,
     digest_of,
     parse_record,
     render_boot,
     render_record,
     render_wanted,
     render_watch,
+    shell_command,
 )
 from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
 from vfiomgr.persistence.steps import ReplaceFile
@@ -253,9 +253,9 @@ def _service_notes(
     host: HostSnapshot, request: InstallLayout, *, is_changed: bool
 ) -> Iterator[str]:
     if not host.has_systemd:
-        command = boot_command(request.apply.name, _kept_allowances(request))
+        command = shell_command(request.apply.name, _kept_allowances(request))
         yield (
-            f"systemd not found: run `vfiomgr {command}` at boot, after the drivers are loaded and "
+            f"systemd not found: run `{command}` at boot, after the drivers are loaded and "
             "before anything uses the devices"
         )
         if request.enforce:
@@ -288,10 +288,10 @@ def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iter
 
 def _difference_notes(request: InstallLayout, differences: int) -> Iterator[str]:
     if differences:
-        command = boot_command(request.apply.name, _kept_allowances(request))
+        command = shell_command(request.apply.name, _kept_allowances(request))
         yield (
             f"no device is changed now; the host differs in {counted(differences, 'thing')}; "
-            f"apply the layout before the next boot: vfiomgr {command}"
+            f"apply the layout before the next boot: {command}"
         )
 
 

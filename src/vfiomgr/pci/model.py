@@ -356,6 +356,8 @@ class PciDevice(Value):
         See pci_iov_virtfn_bus and pci_iov_virtfn_devfn (drivers/pci/iov.c).
         """
         offset, stride = self.sriov_offset, self.sriov_stride
+        if self.sriov_totalvfs == 1:
+            stride = 1  # which then has no meaning
         if not offset or not stride or address.domain != self.address.domain:
             return None
         index, rest = divmod(address.routing_id - self.address.routing_id - offset, stride)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.parsed import parse_json
@@ -100,8 +101,14 @@ def parse_record(text: str | None) -> InstalledLayout | None:
 
 
 def boot_command(name: str | None, allow: tuple[str, ...] = ()) -> str:
-    """The arguments that apply the installed layout at boot."""
+    """The arguments that apply the installed layout at boot, as a unit has them."""
     return f"apply {FILE}{_choosing(name)}{_allowing(allow)}"
+
+
+def shell_command(name: str | None, allow: tuple[str, ...] = ()) -> str:
+    """The same command for a shell."""
+    choosing = "" if name is None else f" --layout {shlex.quote(name)}"
+    return f"vfiomgr apply {FILE}{choosing}{_allowing(allow)}"
 
 
 def render_boot(program: str, name: str | None, allow: tuple[str, ...] = ()) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 
 _VENDOR_DRIVER = "nvidia"
+_IN_INSTANCE = re.compile(r"-\d+-\d+[A-Z]")
+"""In names of types that need a GPU instance: `A100-1-5C`."""
 
 
 class Capacity(Value):
@@ -106,16 +109,32 @@ class Gpu(Value, dict=True):
         return tuple(k.framebuffer for k in kinds if k is not None and k.framebuffer is not None)
 
     @property
+    def has_several_sizes(self) -> bool:
+        """Whether its vGPUs may have different sizes, or have them."""
+        return len(set(self.sizes)) > 1 or self.is_heterogeneous
+
+    @property
     def is_heterogeneous(self) -> bool:
-        """Whether its vGPUs may have different sizes, as nvidia-smi reports or its vGPUs show."""
-        return len(set(self.sizes)) > 1 or bool(self.mode and self.mode.heterogeneous)
+        """NVIDIA's mode, as nvidia-smi reports it or vGPUs of several sizes show it.
+
+        vGPUs in GPU instances (MIG) have several sizes without it.
+        """
+        mode = self.mode
+        if mode is not None and (mode.heterogeneous or mode.mig):
+            return bool(mode.heterogeneous)
+        kinds = [kind for kind in map(self.type_of, self.instances) if kind is not None]
+        is_divided = any(_IN_INSTANCE.search(kind.name or "") for kind in kinds)
+        return self._is_nvidia and not is_divided and len(set(self.sizes)) > 1
+
+    @property
+    def _is_nvidia(self) -> bool:
+        return any(kind.series for kind in self.types)
 
     @property
     def lock(self) -> int | None:
         """MiB that all vGPUs of an NVIDIA GPU must have, as its first one does."""
-        is_nvidia = any(kind.series for kind in self.types)
-        is_free = self.is_heterogeneous or bool(self.mode and self.mode.mig)
-        return self.sizes[0] if self.sizes and is_nvidia and not is_free else None
+        is_free = self.has_several_sizes or bool(self.mode and self.mode.mig)
+        return self.sizes[0] if self.sizes and self._is_nvidia and not is_free else None
 
     @cached_property
     def framebuffer(self) -> int | None:
@@ -284,7 +303,7 @@ def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
 def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
     """Return why there is no room, unless the size of other vGPUs is the reason."""
     if limit is not None and used >= limit and gpu.instances:
-        alike = [v for v in gpu.instances if v.type == kind.id or not gpu.is_heterogeneous]
+        alike = [v for v in gpu.instances if v.type == kind.id or not gpu.has_several_sizes]
         if kind.max_instances is not None and len(alike) >= kind.max_instances:
             return f"maximum reached: {len(alike)} of {kind.max_instances}"
         left = None if gpu.framebuffer is None else gpu.framebuffer - sum(gpu.sizes)

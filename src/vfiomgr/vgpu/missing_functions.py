@@ -28,7 +28,8 @@ def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
     if device is None:
         return None
     index = device.index_of_function(PciAddress.parse(name))
-    return device, creation(device, None if index is None else index + 1)
+    present = device.sriov_numvfs or 0
+    return device, creation(device, None if index is None else max(index + 1, present))
 
 
 def without_functions(host: HostSnapshot) -> tuple[PciDevice, ...]:

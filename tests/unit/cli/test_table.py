@@ -149,3 +149,7 @@ def test_fixed_cells_are_never_cut(rows: Sequence[tuple[str, ...]], width: int) 
         assert row[2].rstrip() in lines
     for column in COLUMNS:
         assert column.heading in lines
+
+
+def test_a_single_column_of_notes_fits_any_terminal() -> None:
+    assert lines_of((wrapped("NOTES"),), [("16 VFs, 3 vGPUs",)], width=8).headings == ("NOTES",)

@@ -162,7 +162,9 @@ def test_a_group_that_left_vfio_is_stale(host: HostSnapshot, told: str) -> None:
     report = check([etc(vfio("/dev/vfio/4"), "vfiomgr-a.json")], CONSUMERS, host, {})
     (finding,) = report.findings
     assert (finding.found.rule, told in finding.found.summary) == ("stale", True)
-    assert finding.found.remedy == "vfiomgr bind 0000:04:00.0, or vfiomgr cdi remove --stale"
+    assert finding.found.remedy == (
+        "vfiomgr bind 0000:04:00.0 --with-group, or vfiomgr cdi remove --stale"
+    )
 
 
 def test_runtime_rs_plugs_each_node_of_a_device() -> None:

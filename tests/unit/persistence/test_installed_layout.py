@@ -18,6 +18,7 @@ from vfiomgr.persistence.installed_layout import (
     render_record,
     render_wanted,
     render_watch,
+    shell_command,
 )
 from vfiomgr.persistence.model import SANDBOX
 
@@ -101,3 +102,9 @@ def test_a_record_is_read_as_it_was_written() -> None:
 )
 def test_what_is_no_record_says_nothing(text: str | None) -> None:
     assert parse_record(text) is None
+
+
+def test_a_shell_gets_a_name_as_it_is() -> None:
+    name = "nic 100% $HOME `id`"
+    words = shlex.split(shell_command(name, ("boot-display",)))
+    assert words == ["vfiomgr", "apply", str(FILE), "--layout", name, "--allow", "boot-display"]

@@ -206,3 +206,16 @@ def test_with_mig_the_driver_alone_knows() -> None:
     mode = GpuMode("0000:01:00.0", heterogeneous=False, mig=True, framebuffer=40960)
     (gpu,) = gpus(replace(host, gpu_modes=(mode,)))
     assert rooms(gpu)[0].is_certain is False
+
+
+def test_gpu_instances_have_several_sizes_without_heterogeneous_mode() -> None:
+    host = vgpu_host((a40_type(24), a40_type(2)))
+    divided = GpuMode("0000:01:00.0", heterogeneous=False, mig=True, framebuffer=MEMORY)
+    (gpu,) = gpus(replace(host, gpu_modes=(divided,)))
+    assert (gpu.has_several_sizes, gpu.is_heterogeneous, gpu.lock) == (True, False, None)
+    parents = tuple(
+        replace(p, types=tuple(replace(k, name=f"{k.name} A100-1-{k.id[-1]}C") for k in p.types))
+        for p in host.vgpu_parents
+    )
+    (gpu,) = gpus(replace(host, vgpu_parents=parents))
+    assert (gpu.has_several_sizes, gpu.is_heterogeneous) == (True, False), "by the names of types"

@@ -142,7 +142,8 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             "vfio-pci lets idle functions sleep; if the port cuts their power, a few devices do "
             "not wake up until the host is power-cycled",
             "if a GPU disappears this way, bind it with: "
-            f"vfiomgr bind {devices[0].address} --no-d3cold",
+            f"vfiomgr bind {devices[0].address} --no-d3cold; if it is on VFIO already, write 0 "
+            "to its d3cold_allowed",
         )
 
 

@@ -310,11 +310,19 @@ def _node_faults(
     if target.problem is not None:
         what = f"{device.name}: {target.path} is not available to guests: {target.problem}"
         leave = "vfiomgr cdi remove --stale" if own else again
-        bind = f"vfiomgr bind {target.functions[0].address}, or " if target.functions else ""
-        yield fault("stale", line, what, f"{bind}{leave}")
+        yield fault("stale", line, what, f"{_binding(device, target)}{leave}")
     elif target.kind in ("other", "control") and nodes.get(target.path) is False:
         what = f"{device.name}: {target.path} does not exist on this host"
         yield fault("node-missing", line, what, f"load its driver, or {again}")
+
+
+def _binding(device: CdiDevice, target: Target) -> str:
+    """The command that makes a node available again, if there is one."""
+    wanted = [function for function in target.functions if not function.is_bridge]
+    if not wanted or (target.kind == "cdev" and wanted[0].is_on_vfio):
+        return ""
+    named = next((f for f in wanted if str(f.address) == device.name.lower()), wanted[0])
+    return f"vfiomgr bind {named.address}{' --with-group' * (target.kind == 'group')}, or "
 
 
 def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Diagnostic]:

@@ -56,9 +56,9 @@ _DEFAULTS: tuple[Key, ...] = (
     ("default-runtime",),
 )
 _COPY = ".vfiomgr-"
+"""Between the name of a file and the time of the copy."""
 _OF_KATA = ("ConfigPath", "runtime_config_path")
 """Keys that only entries of Kata have, in containerd and Docker, and in CRI-O."""
-"""Between the name of a file and the time of the copy."""
 _DECISIONS = {
     "containerd": containerd.decide,
     "crio": crio.decide,

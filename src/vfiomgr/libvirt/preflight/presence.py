@@ -48,7 +48,8 @@ def _functions_to_make(context: PreflightContext, hostdev: DomainHostdev) -> str
         return ""
     device, command = found
     pf = device.address
-    return f"if it was a virtual function of {pf}, create it again: {command}; otherwise "
+    rest = f", which removes the other {device.sriov_numvfs} first" if device.sriov_numvfs else ""
+    return f"if it was a virtual function of {pf}, create it again: {command}{rest}; otherwise "
 
 
 def twice(context: PreflightContext) -> Iterator[Diagnostic]:
