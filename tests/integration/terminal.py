@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 60.0
 """A machine that runs tests may be busy."""
-_QUIET = 0.15
+_QUIET = 0.3
 _ROWS, _COLUMNS = 50, 220
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-9;?>=]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_=>]|\(.)"

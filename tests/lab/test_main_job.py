@@ -117,7 +117,7 @@ def test_what_must_stay_is_refused(topology: Topology) -> None:
     }.items():
         refused = vfiomgr("bind", topology.addresses[name], status=4)
         assert words in refused.stderr
-        assert len(refused.stderr.splitlines()) == 2
+        assert len(refused.stderr.splitlines()) == 3, "reason, remedy, rule"
     foreign = vfiomgr("bind", topology.addresses["edu"], status=4).stderr
     for peer in ("peer", "peer2"):
         assert topology.addresses[peer] in foreign
