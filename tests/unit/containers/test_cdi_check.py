@@ -167,6 +167,15 @@ def test_a_group_that_left_vfio_is_stale(host: HostSnapshot, told: str) -> None:
     )
 
 
+def test_the_remedy_of_a_group_names_no_bridge() -> None:
+    port = replace(pci_device("0000:00:01.0"), class_code="060400", driver="pcieport")
+    host = host_of(port, replace(pci_device(), driver="nvidia"))
+    report = check([etc(vfio("/dev/vfio/4", "4"), "vfiomgr-a.json")], CONSUMERS, host, {})
+    assert [f.found.remedy for f in report.findings if f.found.rule == "stale"] == [
+        "vfiomgr bind 0000:04:00.0 --with-group, or vfiomgr cdi remove --stale"
+    ]
+
+
 def test_runtime_rs_plugs_each_node_of_a_device() -> None:
     nodes = [{"path": "/dev/vfio/vfio"}, {"path": "/dev/vfio/4"}]
     text = spec(devices=[{"name": "a", "containerEdits": {"deviceNodes": nodes}}])

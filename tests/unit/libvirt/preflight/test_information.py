@@ -228,6 +228,11 @@ def test_missing_functions_of_an_adapter_are_told_with_what_makes_them() -> None
     found = good.found(judge(xml(element), host(adapter, second)), "device-missing")
     assert found is not None
     assert "vfiomgr sriov set 0000:02:00.0 2; otherwise" in found.remedy
+    some = replace(adapter, sriov_numvfs=4)
+    found = good.found(judge(xml(element), host(some, second)), "device-missing")
+    assert found is not None
+    told = "vfiomgr sriov set 0000:02:00.0 4, which removes the other 4 first; otherwise"
+    assert told in found.remedy, "never fewer than there are"
 
 
 def test_the_limit_of_a_vgpu_alone_is_no_blocker() -> None:
