@@ -29,6 +29,7 @@ check: setup  ## static checks
 lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
 	@tools/setup run
 	@$(PYTHON) -m tests.lab deaths
+	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab -k killed_at_every_step
 
 lab:  ## a root shell in the laboratory
 	@tools/setup run

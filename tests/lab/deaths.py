@@ -17,7 +17,7 @@ from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Literal
 
 from tests import api
-from tests.lab.topology import current
+from tests.lab.topology import EVERY_MOMENT_VARIABLE, current
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.worker import WorkerPool
 from vfiomgr.passthrough.requests import Bind, Unbind
@@ -63,6 +63,16 @@ def deaths(name: str, intent: Request, functions: Sequence[PciAddress]) -> Itera
             recovered = api.recover(tree=TREE)
             problem = _problem(first, states(functions), intent, died=died)
             yield Death(name, step, moment, len(recovered), problem)
+
+
+def moments(step: int) -> tuple[Moment, ...]:
+    """The moments at which a run is killed in a step: all, or else they take turns.
+
+    The fake kernel has every moment of every operation (tests/unit/engine/faults.py).
+    """
+    if os.environ.get(EVERY_MOMENT_VARIABLE):
+        return MOMENTS
+    return (MOMENTS[step % len(MOMENTS)],)
 
 
 def states(functions: Sequence[PciAddress]) -> dict[PciAddress, DriverState]:

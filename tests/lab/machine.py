@@ -31,7 +31,7 @@ from tests.lab import gpusim, initramfs, kernel
 from tests.lab.errors import GuestDied, GuestPanic, GuestTimeout, LabError, last_lines
 from tests.lab.gpusim import build
 from tests.lab.progress import processor_time
-from tests.lab.topology import CURRENT_VARIABLE, Topology
+from tests.lab.topology import CURRENT_VARIABLE, EVERY_MOMENT_VARIABLE, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -257,6 +257,8 @@ def _environment(topology: Topology) -> dict[str, str]:
         CURRENT_VARIABLE: topology.name,
         RESULTS_VARIABLE: str(GUEST_RESULTS),
     }
+    if every_moment := os.environ.get(EVERY_MOMENT_VARIABLE):
+        variables[EVERY_MOMENT_VARIABLE] = every_moment
     if topology.has_gpusim:
         variables[gpusim.MODULE_VARIABLE] = str(build.provide(kernel.provide()))
     return variables

@@ -8,6 +8,7 @@ The machine and the guest exchange these files in the results directory:
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -43,6 +44,7 @@ class Reporter:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run what the machine chooses, as pytest would run all."""
         known = {item.nodeid: item for item in session.items}
+        gc.freeze()  # a collection in a forked child would copy every page of this process
         # The next test is known before one is run: it says which fixtures stay.
         for item, following in pairwise(chain(self._chosen(known), [None])):
             assert item is not None

@@ -6,6 +6,7 @@ standard streams, and nothing that it does to its interpreter outlives it.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -78,6 +79,7 @@ def _serve() -> None:
     for name in _ALSO:
         importlib.import_module(name)
     _trust_the_checkout()
+    gc.freeze()  # a collection in a forked child would copy every page of this process
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 

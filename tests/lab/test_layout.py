@@ -12,7 +12,7 @@ import pytest
 from tests import api
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
-from tests.lab.deaths import MOMENTS, TREE, dies
+from tests.lab.deaths import TREE, dies, moments
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.layout.compare import compare
@@ -172,18 +172,18 @@ def test_killed_at_every_step(topology: Topology, first: dict[str, str]) -> None
     api.revert(tree=TREE)
     assert facts(topology) == first
     for step in range(steps):
-        moment = MOMENTS[step % 3]
-        assert dies(wanted, step, moment), step
-        finish = step % 2 == 1
-        ended = api.recover(tree=TREE, finish=finish)
-        assert cut_off_runs(TREE, host().boot_id) == [], (step, moment)
-        if ended and not finish:
+        for moment in moments(step):
+            assert dies(wanted, step, moment), step
+            finish = step % 2 == 1
+            ended = api.recover(tree=TREE, finish=finish)
+            assert cut_off_runs(TREE, host().boot_id) == [], (step, moment)
+            if ended and not finish:
+                assert facts(topology) == first, (step, moment)
+                continue
+            assert not compare(host(), wanted).differences or not ended, (step, moment)
+            api.apply(wanted, tree=TREE)
+            api.revert(tree=TREE)
             assert facts(topology) == first, (step, moment)
-            continue
-        assert not compare(host(), wanted).differences or not ended, (step, moment)
-        api.apply(wanted, tree=TREE)
-        api.revert(tree=TREE)
-        assert facts(topology) == first, (step, moment)
 
 
 def intent(chosen: list[Any]) -> ApplyLayout:

@@ -34,7 +34,13 @@ SMALL = ("--memory", "128M", "--vcpus", "2", *EMULATED)
 _STILL, _BOOT = 120.0, 1200.0
 """Seconds in which a guest may stand still, and that it may compute until its shell is there: it is
 a machine that is emulated by one that is emulated."""
-_QUICKLY = "console=ttyS0 quiet tsc=unstable no_timer_check mitigations=off nokaslr"
+_QUICKLY = (
+    "console=ttyS0 quiet tsc=unstable no_timer_check mitigations=off nokaslr init_on_alloc=0 "
+    "clearcpuid=297,580 audit=0 apparmor=0 selinux=0 rcupdate.rcu_expedited=1 nowatchdog "
+    "random.trust_cpu=on cryptomgr.notests 8250.nr_uarts=1"
+)
+"""What a kernel in an emulator in an emulator can do without; 297 and 580 are erms and fsrm, the
+quick string instructions, which an emulator carries out byte by byte."""
 _FUNCTION = re.compile(r"Bus +(\d+), device +(\d+), function (\d+):\s+.*?PCI device (\w{4}:\w{4})")
 _INIT = """\
 #!/bin/busybox sh

@@ -11,7 +11,7 @@ import pytest
 from tests import api
 from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
-from tests.lab.deaths import MOMENTS, TREE, dies
+from tests.lab.deaths import MOMENTS, TREE, dies, moments
 from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("sriov")
 
 _KEPT = HostPath("/run/gpusim")
+_FUNCTIONS = 8
+"""Virtual functions: more than the seven GPU instances that it can have."""
 
 
 @pytest.fixture
 def gpu() -> Iterator[str]:
     """An A100 in MIG mode, with its virtual functions and no GPU instance."""
-    gpusim.load(family="vendor", model="A100")
+    gpusim.load(family="vendor", model="A100", totalvfs=_FUNCTIONS)
     gpusim.install_tools()
     address = gpusim.gpu()
     vfiomgr("vgpu", "mode", address, "--mig")
@@ -93,7 +95,7 @@ def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
     for intent in (divide, create):
         host = api.scan(TREE, with_users=True, with_gpu_modes=True)
         for step in range(len(api.plan(host, intent).steps)):
-            for moment in MOMENTS:
+            for moment in moments(step):
                 assert dies(intent, step, moment)
                 api.recover(tree=TREE)
                 assert places() == before, (intent, step, moment)

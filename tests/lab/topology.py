@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CURRENT_VARIABLE = "VFIOMGR_LAB_TOPOLOGY"  # set in a guest
+EVERY_MOMENT_VARIABLE = "VFIOMGR_LAB_EVERY_MOMENT"  # set by `make lab-faults`
 NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
 _DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
 _TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
