@@ -56,7 +56,7 @@ def terminal(shell: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[T
 
 COMPLETED = {
     "a command": ("vfiomgr unb", "vfiomgr unbind "),
-    "a command of a group": ("vfiomgr libvirt nod", "vfiomgr libvirt nodedev "),
+    "a command of a group": ("vfiomgr libvirt host", "vfiomgr libvirt hostdev "),
     "an option": ("vfiomgr bind --with-g", "vfiomgr bind --with-group "),
     "a choice": ("vfiomgr list --format j", "vfiomgr list --format json "),
     "a choice after =": ("vfiomgr list --format=y", "vfiomgr list --format=yaml "),

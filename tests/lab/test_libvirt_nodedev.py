@@ -36,7 +36,7 @@ def parent() -> Iterator[str]:
 
 
 def nodedev(*arguments: str, status: int = 0) -> str:
-    answer = vfiomgr("libvirt", "nodedev", *arguments, status=status)
+    answer = vfiomgr("vgpu", *arguments, "--libvirt", status=status)
     return answer.stdout + answer.stderr
 
 
@@ -59,7 +59,7 @@ def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None
     assert Path("/etc/mdevctl.d", parent, UUID).exists()
     assert UUID in vfiomgr("vgpu", "list", "--defined").stdout
     nodedev("define", UUID, "--parent", parent, "--type", room, "--autostart")
-    (item,) = document("libvirt", "nodedev", "list")["items"]
+    (item,) = document("vgpu", "list", "--libvirt")["items"]
     assert (item["uuid"], item["parent"], item["type"]) == (UUID, parent, room)
     assert (item["active"], item["defined"], item["autostart"]) == (False, True, True)
 

@@ -16,6 +16,53 @@ _WIDTH = 100
 """Characters of a short help: shells cut it at the end of the line."""
 Table = dict[str, tuple[str, str]]
 """The module and the attribute of each command."""
+FormerTable = dict[str, tuple[str, str] | str]
+"""The same, or the present words of a command that is now written differently."""
+
+
+class FormerCommand(click.Command):
+    """A former command (before 1.0): all that follows it is read by a present one.
+
+    `present` is the command with the options that mean the same, e.g. `vgpu list --libvirt`.
+    """
+
+    def __init__(self, name: str, present: str) -> None:
+        super().__init__(name, hidden=True)
+        words = present.split()
+        self._options = [word for word in words if word.startswith("-")]
+        self._path = words[: len(words) - len(self._options)]
+
+    def make_context(
+        self,
+        info_name: str | None,  # noqa: ARG002 - the present command is named
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's own
+    ) -> click.Context:
+        """The context of the present command."""
+        assert parent is not None  # noqa: S101 - a group has found it
+        above, command = self._present(parent)
+        return command.make_context(self._path[-1], [*self._options, *args], above, **extra)
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help of the present command."""
+        above, command = self._present(ctx)
+        return command.get_help(click.Context(command, info_name=self._path[-1], parent=above))
+
+    def _present(self, context: click.Context) -> tuple[click.Context, click.Command]:
+        """The present command, and the context of its group."""
+        found = context.find_root()
+        for word in self._path[:-1]:
+            found = click.Context(_below(found, word), info_name=word, parent=found)
+        return found, _below(found, self._path[-1])
+
+
+def _below(context: click.Context, name: str) -> click.Command:
+    group = context.command
+    assert isinstance(group, click.Group)  # noqa: S101 - the tables are ours
+    command = group.get_command(context, name)
+    assert command is not None, name  # noqa: S101 - the tables are ours
+    return command
 
 
 class LazyGroup(click.Group):
@@ -28,7 +75,7 @@ class LazyGroup(click.Group):
         self,
         *arguments: Any,  # noqa: ANN401 - click's own
         table: Mapping[str, tuple[str, str]],
-        unlisted: Mapping[str, tuple[str, str]] | None = None,
+        unlisted: Mapping[str, tuple[str, str] | str] | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*arguments, **settings)
@@ -44,6 +91,8 @@ class LazyGroup(click.Group):
         place = self._table.get(cmd_name) or self._unlisted.get(cmd_name)
         if place is None:
             return super().get_command(ctx, cmd_name)
+        if isinstance(place, str):
+            return FormerCommand(cmd_name, place)
         module, attribute = place
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours

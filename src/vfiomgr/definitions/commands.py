@@ -30,6 +30,12 @@ from vfiomgr.definitions.named import restore as restore_vgpus
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.service import RULE, SERVICE
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.libvirt.commands.connection import (
+    complete_nodedev_or,
+    forbid_with_libvirt,
+    libvirt_options,
+)
+from vfiomgr.libvirt.commands.nodedev import define_mdev, start_mdev, stop_mdev, undefine_mdev
 from vfiomgr.persistence.program import own_program
 from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.commands.active import users_of
@@ -177,6 +183,14 @@ def add_commands(group: click.Group) -> None:
         group.add_command(command)
 
 
+_names = click.argument(
+    "name",
+    nargs=-1,
+    required=True,
+    shell_complete=complete_nodedev_or(complete_definition),
+)
+
+
 @click.command("define")
 @click.option(
     "--parent",
@@ -191,7 +205,9 @@ def add_commands(group: click.Group) -> None:
     shell_complete=complete_type,
     help="Type by ID, number or name (A10-4Q).",
 )
-@click.argument("uuid", required=False, shell_complete=complete_defined_or_active)
+@click.argument(
+    "uuid", required=False, shell_complete=complete_nodedev_or(complete_defined_or_active)
+)
 @click.option("--uuid", "former_uuid", hidden=True)
 @click.option(
     "--autostart/--manual",
@@ -214,6 +230,7 @@ def add_commands(group: click.Group) -> None:
     shell_complete=complete_file,
     help="Read type, start and attributes in mdevctl's format.",
 )
+@libvirt_options
 @session_options(*CHANGING)
 @pass_session
 def define(
@@ -226,6 +243,7 @@ def define(
     autostart: bool | None,
     attributes: tuple[str, ...],
     jsonfile: str | None,
+    uri: str | None,
 ) -> None:
     """Define a vGPU without starting it; print its name.
 
@@ -236,6 +254,9 @@ def define(
     With --autostart the vGPU starts when its parent appears: by mdevctl's udev rule, or by a
     service of vfiomgr if that rule does not work.
 
+    With --libvirt, libvirt writes the definition, to the same files: on other hosts (--connect), or
+    as a user whom polkit allows it. Parent and type are required, and are checked first.
+
     \b
     Examples:
       vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q --autostart
@@ -244,8 +265,13 @@ def define(
       vfiomgr vgpu define --parent 0000:08:00.4 --type A10-4Q \\
           --attribute nvidia/vgpu_params=frame_rate_limiter=0,disable_vnc=1
       vfiomgr vgpu define --parent mtty --jsonfile vgpu.json --dry-run
+      vfiomgr vgpu define --libvirt --parent 65:00.0 --type nvidia-468 --autostart
     """
     uuid = uuid or former_uuid
+    if uri is not None:
+        forbid_with_libvirt(attribute=attributes, jsonfile=jsonfile)
+        define_mdev(session, uri, uuid, parent=parent, wanted=type_name, autostart=bool(autostart))
+        return
     if parent is None and uuid is None:
         message = "missing argument: UUID (or --parent for a new vGPU)"
         raise UsageError(message, "list the active vGPUs with: vfiomgr vgpu list")
@@ -304,16 +330,19 @@ def _configuration(source: str) -> Configuration:
 
 
 @click.command("undefine")
-@click.argument("name", nargs=-1, required=True, shell_complete=complete_definition)
+@_names
 @click.option(
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
     help="Use the definition of this parent.",
 )
+@libvirt_options
 @session_options(*CHANGING)
 @pass_session
-def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
+def undefine(
+    session: Session, *, name: tuple[str, ...], parent: str | None, uri: str | None
+) -> None:
     """Delete vGPU definitions; active vGPUs keep running.
 
     A file that is not a valid definition is also removed, if its name is the UUID.
@@ -323,7 +352,12 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
       vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
       vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 0000:08:00.4
       vfiomgr vgpu undefine 0000:41:00.4 --dry-run
+      vfiomgr vgpu undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de --libvirt
     """
+    if uri is not None:
+        forbid_with_libvirt(parent=parent)
+        undefine_mdev(session, uri, name)
+        return
     outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
     if outcome is not None:
         steps = outcome.plan.steps if outcome.is_changed else ()
@@ -331,16 +365,17 @@ def undefine(session: Session, *, name: tuple[str, ...], parent: str | None) -> 
 
 
 @click.command("start")
-@click.argument("name", nargs=-1, required=True, shell_complete=complete_definition)
+@_names
 @click.option(
     "--parent",
     metavar="DEVICE",
     shell_complete=complete_parent,
     help="Use the definition of this parent.",
 )
+@libvirt_options
 @session_options(*CHANGING)
 @pass_session
-def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> None:
+def start(session: Session, *, name: tuple[str, ...], parent: str | None, uri: str | None) -> None:
     """Start vGPUs as defined, all or none.
 
     Active vGPUs keep running. Attributes that differ from the definition are written again, unless
@@ -351,7 +386,12 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
       vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de
       vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 0000:08:00.4
       vfiomgr vgpu start 0000:41:00.4 0000:41:00.5
+      vfiomgr vgpu start f715f63c-0d00-4007-9c5a-b07b0c6c05de --libvirt
     """
+    if uri is not None:
+        forbid_with_libvirt(parent=parent)
+        start_mdev(session, uri, name)
+        return
     outcome = plan_or_apply(session, StartVgpu(tuple(map(name_of, name)), parent))
     if outcome is not None:
         done = _changed(outcome)
@@ -359,16 +399,19 @@ def start(session: Session, *, name: tuple[str, ...], parent: str | None) -> Non
 
 
 @click.command("stop")
-@click.argument("name", nargs=-1, required=True, shell_complete=complete_definition)
+@_names
 @click.option(
     "--allow",
     type=click.Choice(["in-use"]),
     multiple=True,
     help="Try even if a guest uses the vGPU (see --timeout).",
 )
+@libvirt_options
 @session_options(*CHANGING)
 @pass_session
-def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]) -> None:
+def stop(
+    session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...], uri: str | None
+) -> None:
     """Stop vGPUs and keep their definitions.
 
     A vGPU that a guest uses is refused.
@@ -376,7 +419,12 @@ def stop(session: Session, *, name: tuple[str, ...], allow: tuple[Override, ...]
     \b
     Examples:
       vfiomgr vgpu stop f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr vgpu stop f715f63c-0d00-4007-9c5a-b07b0c6c05de --libvirt
     """
+    if uri is not None:
+        forbid_with_libvirt(allow=allow)
+        stop_mdev(session, uri, name)
+        return
     outcome = plan_or_apply(session, StopVgpu(tuple(map(name_of, name)), frozenset(allow)))
     if outcome is not None:
         done = _changed(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,9 @@ from vfiomgr.cli.main import cli
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Run
+
+
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 
 
 def found(path: str) -> click.Command:
@@ -66,6 +70,31 @@ def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> 
     before, now = run(*former.split()), run(*present.split())
     assert (before.status, before.stdout) == (now.status, now.stdout)
     assert now.stdout
+
+
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("libvirt nodedev list", "vgpu list --libvirt"),
+        (f"libvirt nodedev define {UUID}", f"vgpu define --libvirt {UUID}"),
+        (f"libvirt nodedev start {UUID}", f"vgpu start --libvirt {UUID}"),
+        (f"libvirt nodedev stop {UUID} --dry-run", f"vgpu stop --libvirt {UUID} --dry-run"),
+        (f"libvirt nodedev undefine {UUID}", f"vgpu undefine --libvirt {UUID}"),
+    ],
+)
+def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> None:
+    before, now = run(*former.split()), run(*present.split())
+    assert before == now
+    former_path, path = (
+        [word for word in line.split() if re.fullmatch("[a-z-]+", word) and word[0] != "-"]
+        for line in (former, present)
+    )
+    shown = run(*path, "--help")
+    assert shown.status == 0
+    assert run(*former_path, "--help") == run("help", *former_path) == shown
+    above = found(" ".join(former_path[:-1]))
+    assert isinstance(above, click.Group)
+    assert former_path[-1] not in above.list_commands(click.Context(above))
 
 
 def test_former_options_are_not_shown(run: Run) -> None:

@@ -208,36 +208,44 @@ LIBVIRT_SCENARIOS = (
         journals={"uninstall-hook": "uninstall-hook"},
     ),
     Scenario(
-        "libvirt nodedev define",
+        "vgpu define",
         f"""
-        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231 --dry-run
-        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231
-        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-231
-        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-232
-        libvirt nodedev define {UUID} --parent 21:00.0 --type nvidia-9
-        libvirt nodedev define x --parent 21:00.0 --type nvidia-231
+        vgpu define {UUID} --libvirt --parent 21:00.0 --type nvidia-231 --dry-run
+        vgpu define {UUID} --libvirt --parent 21:00.0 --type nvidia-231
+        vgpu define {UUID} --libvirt --parent 21:00.0 --type nvidia-231
+        vgpu define {UUID} --libvirt --parent 21:00.0 --type nvidia-232
+        vgpu define {UUID} --libvirt --parent 21:00.0 --type nvidia-9
+        vgpu define x --libvirt --parent 21:00.0 --type nvidia-231
         """,
         t4_host,
         prepare=with_mdev(IDLE, Defining),
+        case="libvirt",
     ),
-    Scenario("libvirt nodedev list", "libvirt nodedev list", t4_host, prepare=with_mdev(ACTIVE)),
     Scenario(
-        "libvirt nodedev list",
-        "libvirt nodedev list\nlibvirt nodedev list --connect foo:///bar",
+        "vgpu list",
+        "vgpu list --libvirt",
+        t4_host,
+        prepare=with_mdev(ACTIVE),
+        case="libvirt",
+    ),
+    Scenario(
+        "vgpu list",
+        "vgpu list --libvirt\nvgpu list --connect foo:///bar",
         t4_host,
         prepare=with_libvirt,
-        case="none",
+        case="libvirt-none",
     ),
     *(
         Scenario(
-            f"libvirt nodedev {verb}",
+            f"vgpu {verb}",
             f"""
-            libvirt nodedev {verb} {UUID} --dry-run
-            libvirt nodedev {verb} {UUID}
-            libvirt nodedev {verb} {UUID.replace("f", "0")}
+            vgpu {verb} {UUID} --libvirt --dry-run
+            vgpu {verb} {UUID} --libvirt
+            vgpu {verb} {UUID.replace("f", "0")} --libvirt
             """,
             t4_host,
             prepare=with_mdev(state),
+            case="libvirt",
         )
         for verb, state in (("start", IDLE), ("stop", ACTIVE), ("undefine", IDLE))
     ),

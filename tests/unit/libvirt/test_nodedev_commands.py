@@ -1,4 +1,4 @@
-"""`libvirt nodedev start`, `stop` and `undefine`: what is asked of libvirt, and what is not."""
+"""`vgpu start`, `stop` and `undefine --libvirt`: what is asked of libvirt, and what is not."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def run(
     monkeypatch.setattr("vfiomgr.libvirt.commands.nodedev.connected", connected)
     command, *rest = arguments
     root = t4_host(host).root
-    return CliRunner().invoke(cli, ["--root", root, "libvirt", "nodedev", command, uuid, *rest])
+    words = ["--root", root, "vgpu", command, uuid, "--libvirt", *rest]
+    return CliRunner().invoke(cli, words)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,61 @@ def test_one_that_nobody_knows_is_told(
     fake = Libvirt(IDLE)
     result = run(monkeypatch, tmp_path, fake, verb, uuid=UUID.replace("f", "0"))
     assert isinstance(result.exception, UnknownDevice)
-    assert "vfiomgr libvirt nodedev list shows the devices" in result.exception.hint
+    assert "vfiomgr vgpu list --libvirt shows the devices" in result.exception.hint
     result = run(monkeypatch, tmp_path / "other", fake, verb, uuid="x")
     assert isinstance(result.exception, UsageError)
     assert fake.calls == []
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "undefine"])
+def test_libvirt_is_asked_for_one_vgpu_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    fake = Libvirt(IDLE)
+    result = run(monkeypatch, tmp_path, fake, verb, UUID.replace("f", "0"))
+    assert isinstance(result.exception, UsageError)
+    assert result.exception.message == "--libvirt takes one UUID"
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ("start --parent 21:00.0", "--parent"),
+        ("stop --allow in-use", "--allow"),
+        ("undefine --parent 21:00.0", "--parent"),
+        ("define --attribute a=b", "--attribute"),
+        ("define --jsonfile x.json", "--jsonfile"),
+    ],
+)
+def test_what_libvirt_cannot_do_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, option: str
+) -> None:
+    fake = Libvirt(IDLE)
+    result = run(monkeypatch, tmp_path, fake, *line.split())
+    assert isinstance(result.exception, UsageError)
+    words = f"--libvirt and {option} contradict each other: libvirt does not support it"
+    assert result.exception.message == words
+    assert fake.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "uri"),
+    [
+        (("--libvirt",), "qemu:///session"),
+        (("--connect", "qemu+ssh://node7/system"), "qemu+ssh://node7/system"),
+        ((), None),
+    ],
+)
+def test_a_libvirt_that_is_named_is_asked_and_the_environment_names_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], uri: str | None
+) -> None:
+    asked: list[str | None] = []
+    monkeypatch.setenv("LIBVIRT_DEFAULT_URI", "qemu:///session")
+    monkeypatch.setattr(
+        "vfiomgr.vgpu.commands.group.list_mdevs", lambda _session, uri: asked.append(uri)
+    )
+    root = t4_host(tmp_path).root
+    result = CliRunner().invoke(cli, ["--root", root, "vgpu", "list", *words])
+    assert result.exception is None
+    assert asked == ([] if uri is None else [uri])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -11,10 +12,13 @@ from vfiomgr.cli.options import Options, complete_file
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import Connection, connect
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+
+    _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]
 
 _Named = TypeVar("_Named")
 
@@ -33,18 +37,53 @@ def _complete_uri(
     return [uri for uri in _URIS if uri.startswith(incomplete)]
 
 
-connect_option = click.option(
-    "--connect",
-    "-c",
-    "uri",
-    metavar="URI",
-    default=DEFAULT_URI,
-    show_default=True,
-    envvar=_VARIABLES,
-    show_envvar=True,
-    shell_complete=_complete_uri,
-    help="Connect to this libvirt.",
-)
+def _connect_option(text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--connect",
+        "-c",
+        "uri",
+        metavar="URI",
+        default=DEFAULT_URI,
+        show_default=True,
+        envvar=_VARIABLES,
+        show_envvar=True,
+        shell_complete=_complete_uri,
+        help=text,
+    )
+
+
+connect_option = _connect_option("Connect to this libvirt.")
+
+
+def libvirt_options(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of commands that libvirt can perform too; without them `uri` is None."""
+
+    @functools.wraps(function)
+    def command(*arguments: object, **options: object) -> None:
+        del options["libvirt"], options["uri"]
+        function(*arguments, uri=_chosen_uri(click.get_current_context()), **options)
+
+    with_uri = _connect_option("Use this libvirt; implies --libvirt.")(command)
+    flag = click.option("--libvirt", is_flag=True, help="Let libvirt do it, with its node devices.")
+    return cast("Callable[..., None]", flag(with_uri))
+
+
+def _chosen_uri(context: click.Context) -> str | None:
+    """The URI if libvirt was chosen; the one from the environment does not choose it."""
+    is_typed = context.get_parameter_source("uri") is click.core.ParameterSource.COMMANDLINE
+    return str(context.params["uri"]) if is_typed or context.params["libvirt"] else None
+
+
+def forbid_with_libvirt(**options: object) -> None:
+    """Reject options that only vfiomgr's own way supports.
+
+    Raises:
+        UsageError: one of them was given.
+
+    """
+    for name, value in options.items():
+        if value not in (None, False, ()):
+            forbid_together("--libvirt", f"--{name}", "libvirt does not support it")
 
 
 def connected(
@@ -82,16 +121,21 @@ def complete_domain_or_file(
     return [*files, *(CompletionItem(name) for name in domains)]
 
 
-def complete_nodedev(
-    context: click.Context, _parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem[str]]:
-    """UUIDs of the mediated devices that libvirt has; none where it does not answer."""
-    mdevs = _asked(context, Connection.mdevs)
-    return [
-        CompletionItem(mdev.uuid, help=f"{mdev.type} on {mdev.parent}, {mdev.state}")
-        for mdev in mdevs
-        if mdev.uuid.startswith(incomplete)
-    ]
+def complete_nodedev_or(own: _Complete) -> _Complete:
+    """With --libvirt, UUIDs of the mediated devices that it has; otherwise those of `own`."""
+
+    def complete(
+        context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        if _chosen_uri(context) is None:
+            return own(context, parameter, incomplete)
+        return [
+            CompletionItem(mdev.uuid, help=f"{mdev.type} on {mdev.parent}, {mdev.state}")
+            for mdev in _asked(context, Connection.mdevs)
+            if mdev.uuid.startswith(incomplete)
+        ]
+
+    return complete
 
 
 def _asked(context: click.Context, ask: Callable[[Connection], Iterable[_Named]]) -> list[_Named]:

@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt nodedev …`: mediated devices that libvirt owns.
+"""`vfiomgr vgpu … --libvirt`: mediated devices that libvirt owns.
 
 libvirt accepts a definition of any type, and fails only when it starts; so the parent and its
 capacity are checked here.
@@ -6,20 +6,16 @@ capacity are checked here.
 
 from __future__ import annotations
 
+import shlex
 import uuid as uuids
 from typing import TYPE_CHECKING
 
-import click
-
-from vfiomgr.cli.completion import complete_parent, complete_type
-from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.definitions.named import type_of
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
-from vfiomgr.libvirt.commands.connection import complete_nodedev, connect_option, connected
+from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -27,6 +23,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vfiomgr.cli.session import Session
     from vfiomgr.libvirt.client.connection import Connection, NodeMdev
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -77,36 +74,12 @@ def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
         raise refusal([blocker("vgpu-no-room", parent, message, remedy)])
 
 
+_EXAMPLE = "e.g. vfiomgr vgpu define --libvirt --parent 65:00.0 --type nvidia-468"
 _HEADINGS = ("UUID", "PARENT", "TYPE", "ACTIVE", "DEFINED", "AUTOSTART")
 
 
-@click.group("nodedev")
-def nodedev() -> None:
-    """Manage vGPUs (mediated devices) through libvirt.
-
-    libvirt defines, starts and stops them instead of vfiomgr. It keeps definitions in mdevctl's
-    files, as `vfiomgr vgpu define` does, so both see the same definitions. Use libvirt to manage
-    another host with --connect, or as a user whom polkit allows it.
-
-    \b
-    Examples:
-      vfiomgr libvirt nodedev list
-      vfiomgr libvirt nodedev define --parent 65:00.0 --type nvidia-468 --autostart
-    """
-
-
-@nodedev.command("list")
-@connect_option
-@session_options("format", "root", "timeout")
-@pass_session
-def list_mdevs(session: Session, *, uri: str) -> None:
-    """List mediated devices in libvirt, active and defined.
-
-    \b
-    Examples:
-      vfiomgr libvirt nodedev list
-      vfiomgr libvirt nodedev list --format json
-    """
+def list_mdevs(session: Session, uri: str) -> None:
+    """List mediated devices in libvirt, active and defined."""
     found = _mdevs(uri)
     if session.format != "table":
         items = [_item(mdev) for mdev in found]
@@ -146,41 +119,19 @@ def _row(mdev: NodeMdev) -> tuple[str, ...]:
     return (mdev.uuid, mdev.parent, mdev.type, *(words[mark] for mark in marks))
 
 
-@nodedev.command("define")
-@click.argument("uuid", required=False, shell_complete=complete_nodedev)
-@click.option(
-    "--parent",
-    metavar="ADDRESS",
-    required=True,
-    shell_complete=complete_parent,
-    help="Create it on this parent function.",
-)
-@click.option(
-    "--type",
-    "wanted",
-    metavar="TYPE",
-    required=True,
-    shell_complete=complete_type,
-    help="Choose the vGPU type, by identifier or name.",
-)
-@click.option("--autostart", is_flag=True, help="Start it with its parent.")
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def define(
-    session: Session, *, uuid: str | None, parent: str, wanted: str, autostart: bool, uri: str
+def define_mdev(
+    session: Session,
+    uri: str,
+    uuid: str | None,
+    *,
+    parent: str | None,
+    wanted: str | None,
+    autostart: bool,
 ) -> None:
-    """Define a vGPU in libvirt without starting it.
-
-    Without UUID a new one is chosen. Parent and type are checked first, because libvirt accepts
-    any.
-
-    \b
-    Examples:
-      vfiomgr libvirt nodedev define --parent 65:00.0 --type nvidia-468 --autostart
-      vfiomgr libvirt nodedev define f715f63c-0d00-4007-9c5a-b07b0c6c05de --parent 65:00.0 \\
-        --type A100-4C --dry-run
-    """
+    """Define a vGPU in libvirt without starting it; libvirt itself accepts any type."""
+    if parent is None or wanted is None:
+        message = f"missing option: {'--parent DEVICE' if parent is None else '--type TYPE'}"
+        raise UsageError(message, _EXAMPLE)
     name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
     host = session.scan(with_gpu_modes=True)
     request = mdev_request(host, host.parse_address(parent), wanted)
@@ -192,7 +143,7 @@ def define(
     with connected(uri) as connection:
         known = find_mdev(connection.mdevs(), name)
         if known is not None and known.state.is_defined:
-            _refuse_another(known, str(request.parent), request.type)
+            _refuse_another(known, str(request.parent), request.type, uri)
             is_changed = bool(known.state.starts_by_itself) != autostart
             if is_changed:
                 connection.set_mdev_autostart(known, autostart=autostart)
@@ -202,18 +153,8 @@ def define(
     _tell(session, "defined", name, is_changed=is_changed)
 
 
-@nodedev.command("start")
-@click.argument("uuid", shell_complete=complete_nodedev)
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def start(session: Session, *, uuid: str, uri: str) -> None:
-    """Start a defined vGPU if its parent has capacity.
-
-    \b
-    Examples:
-      vfiomgr libvirt nodedev start f715f63c-0d00-4007-9c5a-b07b0c6c05de
-    """
+def start_mdev(session: Session, uri: str, names: tuple[str, ...]) -> None:
+    """Start a defined vGPU if its parent has capacity."""
 
     def look(_connection: Connection, mdev: NodeMdev) -> None:
         refuse_without_room(session.scan(with_gpu_modes=True), mdev.parent, mdev.type)
@@ -221,7 +162,7 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
     _change(
         session,
         uri,
-        uuid,
+        names,
         "started",
         is_so=lambda mdev: mdev.state.is_active,
         look=look,
@@ -229,24 +170,12 @@ def start(session: Session, *, uuid: str, uri: str) -> None:
     )
 
 
-@nodedev.command("stop")
-@click.argument("uuid", shell_complete=complete_nodedev)
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def stop(session: Session, *, uuid: str, uri: str) -> None:
-    """Stop an active vGPU; its definition stays.
-
-    A vGPU that a running domain uses is refused.
-
-    \b
-    Examples:
-      vfiomgr libvirt nodedev stop f715f63c-0d00-4007-9c5a-b07b0c6c05de
-    """
+def stop_mdev(session: Session, uri: str, names: tuple[str, ...]) -> None:
+    """Stop an active vGPU that no running domain uses; its definition stays."""
     _change(
         session,
         uri,
-        uuid,
+        names,
         "stopped",
         is_so=lambda mdev: not mdev.state.is_active,
         look=_refuse_used,
@@ -254,22 +183,12 @@ def stop(session: Session, *, uuid: str, uri: str) -> None:
     )
 
 
-@nodedev.command("undefine")
-@click.argument("uuid", shell_complete=complete_nodedev)
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def undefine(session: Session, *, uuid: str, uri: str) -> None:
-    """Delete a vGPU definition; an active vGPU keeps running.
-
-    \b
-    Examples:
-      vfiomgr libvirt nodedev undefine f715f63c-0d00-4007-9c5a-b07b0c6c05de
-    """
+def undefine_mdev(session: Session, uri: str, names: tuple[str, ...]) -> None:
+    """Delete a vGPU definition; an active vGPU keeps running."""
     _change(
         session,
         uri,
-        uuid,
+        names,
         "undefined",
         is_so=lambda mdev: not mdev.state.is_defined,
         act=lambda connection, mdev: connection.undefine_mdev(mdev),
@@ -279,7 +198,7 @@ def undefine(session: Session, *, uuid: str, uri: str) -> None:
 def _change(
     session: Session,
     uri: str,
-    uuid: str,
+    names: tuple[str, ...],
     state: str,
     *,
     is_so: Callable[[NodeMdev], bool],
@@ -287,19 +206,28 @@ def _change(
     look: Callable[[Connection, NodeMdev], None] | None = None,
 ) -> None:
     """Change the state of a mediated device if needed; `look` refuses harmful changes."""
+    if len(names) > 1:
+        message = "--libvirt takes one UUID"
+        raise UsageError(message, "run the command for each vGPU")
+    (uuid,) = names
     if not session.dry_run:
         _require_live(session)
     with connected(uri) as connection:
         mdev = find_mdev(connection.mdevs(), _uuid(uuid))
         if mdev is None:
             message = f"no such mediated device in libvirt: {uuid}"
-            raise UnknownDevice(message, "vfiomgr libvirt nodedev list shows the devices")
+            raise UnknownDevice(message, f"vfiomgr vgpu list{_at(uri)} shows the devices")
         is_changed = not is_so(mdev)
         if is_changed and look is not None:
             look(connection, mdev)
         if is_changed and not session.dry_run:
             act(connection, mdev)
     _tell(session, state, mdev.uuid, is_changed=is_changed)
+
+
+def _at(uri: str) -> str:
+    """The options that select the same libvirt in another command."""
+    return " --libvirt" if uri == DEFAULT_URI else f" --connect {shlex.quote(uri)}"
 
 
 def _uuid(text: str) -> str:
@@ -314,10 +242,10 @@ def _require_live(session: Session) -> None:
     session.require_live("a snapshot has no libvirt", "omit --snapshot")
 
 
-def _refuse_another(known: NodeMdev, parent: str, type_id: str) -> None:
+def _refuse_another(known: NodeMdev, parent: str, type_id: str, uri: str) -> None:
     if (known.parent, known.type) != (parent, type_id):
         message = f"{known.uuid} is already defined as {known.type} on {known.parent}"
-        remedy = f"vfiomgr libvirt nodedev undefine {known.uuid}, or choose another UUID"
+        remedy = f"vfiomgr vgpu undefine {known.uuid}{_at(uri)}, or choose another UUID"
         raise refusal([blocker("mdev-defined-otherwise", known.uuid, message, remedy)])
 
 

@@ -15,6 +15,8 @@ from vfiomgr.cli.table import wrapped
 from vfiomgr.definitions.commands import add_commands, list_defined
 from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode, switch
+from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options
+from vfiomgr.libvirt.commands.nodedev import list_mdevs
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
 from vfiomgr.vgpu.missing_functions import creation
@@ -185,20 +187,28 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 
 @vgpu.command("list")
 @click.option("--defined", is_flag=True, help="List definitions, active or not.")
-@session_options(*READING)
+@libvirt_options
+@session_options(*READING, "timeout")
 @pass_session
-def list_vgpus(session: Session, *, defined: bool) -> None:
+def list_vgpus(session: Session, *, defined: bool, uri: str | None) -> None:
     """List active vGPUs with users and definitions.
 
     USED BY is the guest (of libvirt, Kata, or QEMU's -name), its process and its systemd unit; it
-    is unknown without root.
+    is unknown without root. --libvirt lists the mediated devices that libvirt has, active and
+    defined.
 
     \b
     Examples:
       vfiomgr vgpu list
       vfiomgr vgpu list --defined
       vfiomgr vgpu list --format json
+      vfiomgr vgpu list --libvirt
+      vfiomgr vgpu list --connect qemu+ssh://node7/system
     """
+    if uri is not None:
+        forbid_with_libvirt(defined=defined)
+        list_mdevs(session, uri)
+        return
     if defined:
         list_defined(session)
         return
