@@ -211,8 +211,8 @@ def test_the_hook_binds_for_the_guest_that_asked_for_it_and_gives_back(
     assert refused.returncode != 0
     assert "Failed" in refused.stderr or "error" in refused.stderr
     assert driver(own) is None
-    assert "the hook is enabled" in libvirt("hook", "enable", "hooked")
-    assert "is already enabled" in libvirt("hook", "enable", "hooked")
+    assert "the hook is enabled" in libvirt("hook", "install", "hooked")
+    assert "is already enabled" in libvirt("hook", "install", "hooked")
     virsh("start", "hooked")
     assert driver(own) == "vfio-pci"
     assert f'host = "{own}"' in devices_of("hooked")
@@ -220,7 +220,7 @@ def test_the_hook_binds_for_the_guest_that_asked_for_it_and_gives_back(
     virsh("destroy", "hooked")
     assert driver(own) is None
     assert list(Path(GUESTS).glob("*")) == []
-    assert "the hook is disabled" in libvirt("hook", "disable", "hooked")
+    assert "the hook is disabled" in libvirt("hook", "uninstall", "hooked")
     assert call("virsh", "start", "hooked").returncode != 0
 
 
@@ -229,7 +229,7 @@ def test_what_the_hook_refuses_does_not_start(
 ) -> None:
     own, console = functions[3], PciAddress.parse(topology.addresses["console"])
     define("hooked", xml("hooked", ports=2, devices=hostdev(own) + hostdev(console)), start=False)
-    libvirt("hook", "enable", "hooked")
+    libvirt("hook", "install", "hooked")
     refused = call("virsh", "start", "hooked")
     assert refused.returncode != 0
     assert "is the console's display" in refused.stderr

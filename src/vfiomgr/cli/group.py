@@ -23,14 +23,16 @@ FormerTable = dict[str, tuple[str, str] | str]
 class FormerCommand(click.Command):
     """A former command (before 1.0): all that follows it is read by a present one.
 
-    `present` is the command with the options that mean the same, e.g. `vgpu list --libvirt`.
+    `present` is the command with the options that mean the same, e.g. `vgpu list --libvirt`, and
+    in capitals an argument that only the former command requires.
     """
 
     def __init__(self, name: str, present: str) -> None:
         super().__init__(name, hidden=True)
         words = present.split()
         self._options = [word for word in words if word.startswith("-")]
-        self._path = words[: len(words) - len(self._options)]
+        self._required = [word.lower() for word in words if word.isupper()]
+        self._path = [word for word in words if word.islower() and not word.startswith("-")]
 
     def make_context(
         self,
@@ -42,7 +44,13 @@ class FormerCommand(click.Command):
         """The context of the present command."""
         assert parent is not None  # noqa: S101 - a group has found it
         above, command = self._present(parent)
-        return command.make_context(self._path[-1], [*self._options, *args], above, **extra)
+        words = [*self._options, *args]
+        context = command.make_context(self._path[-1], words, above, **extra)
+        for parameter in command.params:
+            is_missing = parameter.name in self._required and not context.params[parameter.name]
+            if is_missing and not context.resilient_parsing:
+                raise click.MissingParameter(ctx=context, param=parameter)
+        return context
 
     def get_help(self, ctx: click.Context) -> str:
         """The help of the present command."""

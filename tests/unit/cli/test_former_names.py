@@ -80,6 +80,8 @@ def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> 
         (f"libvirt nodedev start {UUID}", f"vgpu start --libvirt {UUID}"),
         (f"libvirt nodedev stop {UUID} --dry-run", f"vgpu stop --libvirt {UUID} --dry-run"),
         (f"libvirt nodedev undefine {UUID}", f"vgpu undefine --libvirt {UUID}"),
+        ("libvirt hook enable WIN --dry-run", "libvirt hook install WIN --dry-run"),
+        ("libvirt hook disable WIN", "libvirt hook uninstall WIN"),
     ],
 )
 def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> None:
@@ -95,6 +97,13 @@ def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> 
     above = found(" ".join(former_path[:-1]))
     assert isinstance(above, click.Group)
     assert former_path[-1] not in above.list_commands(click.Context(above))
+
+
+@pytest.mark.parametrize("former", ["libvirt hook enable", "libvirt hook disable"])
+def test_a_former_command_requires_what_it_required(run: Run, former: str) -> None:
+    answer = run(*former.split())
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "missing argument: " in answer.stderr
 
 
 def test_former_options_are_not_shown(run: Run) -> None:

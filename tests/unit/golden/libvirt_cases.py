@@ -156,14 +156,24 @@ LIBVIRT_SCENARIOS = (
         prepare=with_libvirt,
     ),
     Scenario(
-        "libvirt hook disable",
-        "libvirt hook disable win --dry-run\nlibvirt hook disable win\nlibvirt hook disable none",
+        "libvirt hook uninstall",
+        """
+        libvirt hook uninstall win --dry-run
+        libvirt hook uninstall win
+        libvirt hook uninstall none
+        """,
         prepare=with_libvirt,
+        case="domain",
     ),
     Scenario(
-        "libvirt hook enable",
-        "libvirt hook enable win --dry-run\nlibvirt hook enable win\nlibvirt hook enable none",
+        "libvirt hook install",
+        """
+        libvirt hook install win --dry-run
+        libvirt hook install win
+        libvirt hook install none
+        """,
         prepare=with_libvirt,
+        case="domain",
     ),
     Scenario(
         "libvirt hook install",

@@ -132,7 +132,7 @@ def test_installing_shows_its_plan(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert step["mode"] == 0o755
     answer = run("libvirt", "hook", "install")
     assert f"done: write {SCRIPT}" in answer.stdout
-    assert "hook enable DOMAIN" in answer.stdout
+    assert "hook install DOMAIN" in answer.stdout
     assert "nothing to do" in run("libvirt", "hook", "install").stdout
     assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall").stdout
 

@@ -70,8 +70,13 @@ def libvirt_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _chosen_uri(context: click.Context) -> str | None:
     """The URI if libvirt was chosen; the one from the environment does not choose it."""
-    is_typed = context.get_parameter_source("uri") is click.core.ParameterSource.COMMANDLINE
-    return str(context.params["uri"]) if is_typed or context.params["libvirt"] else None
+    is_chosen = context.params["libvirt"] or is_uri_typed(context)
+    return str(context.params["uri"]) if is_chosen else None
+
+
+def is_uri_typed(context: click.Context) -> bool:
+    """Whether --connect is on the command line, and not in the environment."""
+    return context.get_parameter_source("uri") is click.core.ParameterSource.COMMANDLINE
 
 
 def forbid_with_libvirt(**options: object) -> None:

@@ -10,17 +10,24 @@ from urllib.parse import urlsplit
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
+from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.xml_text import parse
-from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
+from vfiomgr.libvirt.commands.connection import (
+    complete_domain,
+    connect_option,
+    connected,
+    is_uri_typed,
+)
 from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
 from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.program import own_program
+from vfiomgr.usage import forbid_alone
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection
@@ -53,11 +60,15 @@ def asks_for_hook(element: str | None) -> bool:
 
 
 _DOMAINS = click.argument(
-    "domains", nargs=-1, required=True, metavar="DOMAIN...", shell_complete=complete_domain
+    "domains", nargs=-1, metavar="[DOMAIN]...", shell_complete=complete_domain
 )
+_FORMER = {
+    "enable": "libvirt hook install DOMAINS",
+    "disable": "libvirt hook uninstall DOMAINS",
+}
 
 
-@click.group("hook")
+@click.group("hook", cls=LazyGroup, table={}, unlisted=_FORMER)
 def hook() -> None:
     """Bind devices when their guest starts, unbind them after.
 
@@ -66,40 +77,71 @@ def hook() -> None:
 
     \b
     Examples:
-      vfiomgr libvirt hook install
-      vfiomgr libvirt hook enable win
-      vfiomgr libvirt hook disable win
+      vfiomgr libvirt hook install          # the hook itself, once
+      vfiomgr libvirt hook install win      # enable it for a domain
+      vfiomgr libvirt hook uninstall win
     """
 
 
 @hook.command("install")
+@_DOMAINS
+@connect_option
 @session_options(*CHANGING)
 @pass_session
-def install(session: Session) -> None:
-    """Install the hook, which libvirt 6.5 and later runs.
+def install(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+    """Install the hook, or enable it for domains.
 
-    It is /etc/libvirt/hooks/qemu.d/50-vfiomgr. Other hook scripts are left alone. The hook does
-    nothing for a guest until `hook enable`.
+    Without DOMAIN the hook itself is installed, which libvirt 6.5 and later runs:
+    /etc/libvirt/hooks/qemu.d/50-vfiomgr. Other hook scripts are left alone. It does nothing for a
+    guest until it is enabled for its domain.
+
+    With DOMAIN it is enabled for that domain, from its next start on. The setting is in the
+    domain's metadata, so it stays with the domain when it is renamed, exported or undefined. The
+    hook has the safety checks of `vfiomgr bind` (the console display, a mounted disk, a device in
+    use); if it refuses, the guest does not start.
 
     \b
     Examples:
       vfiomgr libvirt hook install --dry-run
       vfiomgr libvirt hook install
+      vfiomgr libvirt hook install win
+      vfiomgr libvirt hook install win --connect qemu+ssh://node7/system
     """
+    if domains:
+        _mark(session, uri, domains, OPT_IN)
+        return
+    _require_here()
     _change(session, InstallHook(own_program()))
 
 
 @hook.command("uninstall")
+@_DOMAINS
+@connect_option
 @session_options(*CHANGING)
 @pass_session
-def uninstall(session: Session) -> None:
-    """Remove the hook that `hook install` wrote.
+def uninstall(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+    """Uninstall the hook, or disable it for domains.
+
+    Without DOMAIN the hook that `hook install` wrote is removed. With DOMAIN it is disabled for
+    that domain, from its next start on.
 
     \b
     Examples:
       vfiomgr libvirt hook uninstall
+      vfiomgr libvirt hook uninstall win
+      vfiomgr libvirt hook uninstall win --connect qemu+ssh://node7/system
     """
+    if domains:
+        _mark(session, uri, domains, None)
+        return
+    _require_here()
     _change(session, UninstallHook())
+
+
+def _require_here() -> None:
+    """Reject --connect without a domain: the hook is a file of the inspected host."""
+    if is_uri_typed(click.get_current_context()):
+        forbid_alone("--connect", "DOMAIN", "the hook itself is a file of this host")
 
 
 def _change(session: Session, request: InstallHook | UninstallHook) -> None:
@@ -108,42 +150,6 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
         return
     steps = outcome.plan.steps if outcome.is_changed else ()
     print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
-
-
-@hook.command("enable")
-@_DOMAINS
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def enable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
-    """Enable the hook for a domain, from its next start on.
-
-    The setting is in the domain's metadata, so it stays with the domain when it is renamed,
-    exported or undefined. The hook has the safety checks of `vfiomgr bind` (the console display, a
-    mounted disk, a device in use); if it refuses, the guest does not start.
-
-    \b
-    Examples:
-      vfiomgr libvirt hook enable win
-      vfiomgr libvirt hook enable win --connect qemu+ssh://node7/system
-    """
-    _mark(session, uri, domains, OPT_IN)
-
-
-@hook.command("disable")
-@_DOMAINS
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def disable(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
-    """Disable the hook for a domain, from its next start on.
-
-    \b
-    Examples:
-      vfiomgr libvirt hook disable win
-      vfiomgr libvirt hook disable win --connect qemu+ssh://node7/system
-    """
-    _mark(session, uri, domains, None)
 
 
 def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:

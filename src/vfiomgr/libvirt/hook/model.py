@@ -40,7 +40,7 @@ def render_script(program: str) -> str:
     return f"""\
 #!/bin/sh
 # vfiomgr: removed by `vfiomgr libvirt hook uninstall`. It acts only for guests for which
-# `vfiomgr libvirt hook enable` was run.
+# `vfiomgr libvirt hook install DOMAIN` was run.
 case "$2" in
     {PREPARE} | {RELEASE}) ;;
     *) exit 0 ;;

@@ -134,7 +134,7 @@ def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
     there = host.file(SCRIPT)
     if there == wanted:
         return Plan("install the hook", (), already=("the hook is already installed",))
-    notes = ["enable it for a guest: vfiomgr libvirt hook enable DOMAIN"]
+    notes = ["enable it for a guest: vfiomgr libvirt hook install DOMAIN"]
     if there is None:
         notes.append(
             "restart libvirtd or virtqemud once: libvirt looks for hooks only when it starts "
