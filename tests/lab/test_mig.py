@@ -45,13 +45,13 @@ def gpu() -> Iterator[str]:
 
 def places() -> list[str]:
     """The GPU instances as vfiomgr lists them."""
-    (item,) = document("vgpu", "instances", "list")["items"]
+    (item,) = document("vgpu", "instances")["items"]
     return [f"{one['profile']} at {one['start']}" for one in item["instances"]]
 
 
 def used_by() -> dict[str, list[str]]:
     """Who uses each of them."""
-    (item,) = document("vgpu", "instances", "list")["items"]
+    (item,) = document("vgpu", "instances")["items"]
     return {f"{one['profile']} at {one['start']}": one["users"] for one in item["instances"]}
 
 
@@ -62,33 +62,33 @@ def test_vgpus_come_with_the_instances_that_they_lack(gpu: str) -> None:
     made = document("vgpu", "create", "--type", "A100-1-5C", "--count", "2")["vgpus"]
     assert places() == ["1g.5gb at 5", "1g.5gb at 6"]
     assert used_by() == {f"1g.5gb at {5 + n}": [f"vGPU {made[n]}"] for n in (0, 1)}
-    refused = vfiomgr("vgpu", "instances", "clear", gpu, status=4).stderr
+    refused = vfiomgr("vgpu", "instances", gpu, "--none", status=4).stderr
     assert f"is in use by: vGPU {made[0]}" in refused
     vfiomgr("vgpu", "remove", made[0])
-    vfiomgr("vgpu", "instances", "set", gpu, "3g.20gb=1", "1g.5gb=1")
+    vfiomgr("vgpu", "instances", gpu, "3g.20gb=1", "1g.5gb=1")
     assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]
     assert [users for users in used_by().values() if users] == [[f"vGPU {made[1]}"]]
     full = vfiomgr("vgpu", "create", "--type", "A100-7-40C", status=4).stderr
     assert "no room beside 3g.20gb, 1g.5gb" in full
     vfiomgr("vgpu", "remove", "--all")
-    vfiomgr("vgpu", "instances", "clear", gpu)
+    vfiomgr("vgpu", "instances", gpu, "--none")
     assert places() == []
 
 
 def test_virtual_functions_take_no_instances_along(gpu: str) -> None:
-    vfiomgr("vgpu", "instances", "set", gpu, "4g.20gb=1", "2g.10gb=1")
+    vfiomgr("vgpu", "instances", gpu, "4g.20gb=1", "2g.10gb=1")
     before = places()
     vfiomgr("sriov", "set", gpu, "0")
     assert places() == before
     vfiomgr("vgpu", "switch", gpu, "vgpu")
     assert places() == before
     vfiomgr("vgpu", "mode", gpu, "--no-mig")
-    assert document("vgpu", "instances", "list")["items"] == []
+    assert document("vgpu", "instances")["items"] == []
 
 
 def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
     address = PciAddress.parse(gpu)
-    vfiomgr("vgpu", "instances", "set", gpu, "2g.10gb=1", "1g.5gb=1")
+    vfiomgr("vgpu", "instances", gpu, "2g.10gb=1", "1g.5gb=1")
     before = places()
     divide = SetMigInstances(address, (("3g.20gb", 1), ("1g.5gb", 1)))
     create = CreateVgpu((str(uuids.uuid4()),), type="A100-1-5C")

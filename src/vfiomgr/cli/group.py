@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _WIDTH = 100
 """Characters of a short help: shells cut it at the end of the line."""
@@ -31,7 +31,7 @@ class FormerCommand(click.Command):
         super().__init__(name, hidden=True)
         words = present.split()
         self._options = [word for word in words if word.startswith("-")]
-        self._required = [word.lower() for word in words if word.isupper()]
+        self._words = words
         self._path = [word for word in words if word.islower() and not word.startswith("-")]
 
     def make_context(
@@ -46,10 +46,7 @@ class FormerCommand(click.Command):
         above, command = self._present(parent)
         words = [*self._options, *args]
         context = command.make_context(self._path[-1], words, above, **extra)
-        for parameter in command.params:
-            is_missing = parameter.name in self._required and not context.params[parameter.name]
-            if is_missing and not context.resilient_parsing:
-                raise click.MissingParameter(ctx=context, param=parameter)
+        _require(context, self._words)
         return context
 
     def get_help(self, ctx: click.Context) -> str:
@@ -63,6 +60,36 @@ class FormerCommand(click.Command):
         for word in self._path[:-1]:
             found = click.Context(_below(found, word), info_name=word, parent=found)
         return found, _below(found, self._path[-1])
+
+
+class FormerGroup(click.Command):
+    """A command that was a group: each of its former commands stands for options.
+
+    In capitals are arguments that the former command requires, as for a `FormerCommand`.
+    """
+
+    def __init__(self, *arguments: Any, former: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self._former = dict(former)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, of which the first may be a former command."""
+        meaning = self._former.get(args[0]) if args else None
+        if meaning is None:
+            return super().parse_args(ctx, args)
+        words = meaning.split()
+        left = super().parse_args(ctx, [*filter(str.islower, words), *args[1:]])
+        _require(ctx, words)
+        return left
+
+
+def _require(context: click.Context, words: Iterable[str]) -> None:
+    """Require the arguments whose names are in capitals."""
+    names = {word.lower() for word in words if word.isupper()}
+    for parameter in context.command.params:
+        is_missing = parameter.name in names and not context.params[parameter.name]
+        if is_missing and not context.resilient_parsing:
+            raise click.MissingParameter(ctx=context, param=parameter)
 
 
 def _below(context: click.Context, name: str) -> click.Command:

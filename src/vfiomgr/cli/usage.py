@@ -128,7 +128,7 @@ def _name(parameter: click.Parameter | None) -> str:
         return "another argument"
     if isinstance(parameter, click.Option):
         return f"{_longest(parameter)} {parameter.metavar or ''}".rstrip()
-    return (parameter.metavar or parameter.human_readable_name).rstrip(".")
+    return (parameter.metavar or parameter.human_readable_name).strip("[].")
 
 
 def _longest(parameter: click.Parameter) -> str:

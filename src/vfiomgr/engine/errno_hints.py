@@ -159,7 +159,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("vgpu-type", EIO): (
         "the GPU refused: no GPU instance fits (MIG), its memory is used, or another size runs",
-        "see dmesg (NVRM) and nvidia-smi vgpu -c; with MIG: vfiomgr vgpu instances list",
+        "see dmesg (NVRM) and nvidia-smi vgpu -c; with MIG: vfiomgr vgpu instances",
     ),
     ("vgpu-type", EBUSY): (
         "a guest has the virtual function open",

@@ -94,7 +94,7 @@ def _profile(device: PciDevice, partition: GpuPartition, name: str) -> InstanceP
             message,
             f"did you mean {close[0]}?"
             if close
-            else "list the profiles with: vfiomgr vgpu instances list",
+            else "list the profiles with: vfiomgr vgpu instances",
         )
     return profile
 

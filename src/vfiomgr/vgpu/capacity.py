@@ -347,7 +347,7 @@ def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str |
         return f"the GPU has no GPU instance profile {kind.instance_profile}"
     return (
         f"no free GPU instance {profile} (MIG), and no room beside {counted(partition.places)}: "
-        f"vfiomgr vgpu instances set {gpu.name}"
+        f"vfiomgr vgpu instances {gpu.name}"
     )
 
 

@@ -47,7 +47,7 @@ def notes(steps: Iterable[SetGpuInstances]) -> Iterator[str]:
     for step in steps:
         yield (
             f"{step.device.address}: also creating GPU instances {counted(step.made)}; remove them "
-            f"with: vfiomgr vgpu instances remove {step.device.address}"
+            f"with: vfiomgr vgpu instances {step.device.address} --none"
         )
 
 
@@ -190,5 +190,5 @@ def _no_room(
     )
     there = counted(partition.places)
     message = f"cannot create GPU instances {wanted} on {device.address}: no room beside {there}"
-    remedy = f"replace them: vfiomgr vgpu instances set {device.address} PROFILE=COUNT"
+    remedy = f"replace them: vfiomgr vgpu instances {device.address} PROFILE=COUNT"
     return refusal([blocker("gpu-instances-do-not-fit", device, message, remedy)])

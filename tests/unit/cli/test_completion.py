@@ -64,7 +64,7 @@ FREE_TEXT = {
     "libvirt hook run [REST]...": "libvirt says it",
     "sriov set COUNT": "a number",
     "vgpu create [UUID]": "a new UUID",
-    "vgpu instances set PROFILE=COUNT...": "nvidia-smi takes seconds to list profiles",
+    "vgpu instances [PROFILE=COUNT]...": "nvidia-smi takes seconds to list profiles",
 }
 """What takes any text, and why nothing completes it."""
 

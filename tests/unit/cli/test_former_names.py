@@ -46,7 +46,6 @@ def found(path: str) -> click.Command:
         ("layout apply", "apply"),
         ("runtime configure", "runtime install"),
         ("runtime unconfigure", "runtime uninstall"),
-        ("vgpu instances clear", "vgpu instances remove"),
     ],
 )
 def test_a_former_name_leads_to_the_same_command(former: str, present: str) -> None:
@@ -99,7 +98,30 @@ def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> 
     assert former_path[-1] not in above.list_commands(click.Context(above))
 
 
-@pytest.mark.parametrize("former", ["libvirt hook enable", "libvirt hook disable"])
+@pytest.mark.parametrize(
+    ("former", "present"),
+    [
+        ("vgpu instances list", "vgpu instances"),
+        ("vgpu instances list 01:00.0", "vgpu instances 01:00.0"),
+        ("vgpu instances set 01:00.0 1g.5gb=2", "vgpu instances 01:00.0 1g.5gb=2"),
+        ("vgpu instances remove 01:00.0 --dry-run", "vgpu instances 01:00.0 --none --dry-run"),
+        ("vgpu instances clear 01:00.0", "vgpu instances 01:00.0 --none"),
+        ("vgpu instances set --help", "vgpu instances --help"),
+    ],
+)
+def test_a_former_group_does_the_same(run: Run, former: str, present: str) -> None:
+    assert run(*former.split()) == run(*present.split())
+
+
+@pytest.mark.parametrize(
+    "former",
+    [
+        "libvirt hook enable",
+        "libvirt hook disable",
+        "vgpu instances set 01:00.0",
+        "vgpu instances remove",
+    ],
+)
 def test_a_former_command_requires_what_it_required(run: Run, former: str) -> None:
     answer = run(*former.split())
     assert (answer.status, answer.stdout) == (2, "")

@@ -39,7 +39,7 @@ CALLERS = {
     "persist list": "persistence.commands.list_persisted",
     "sriov list": "sriov.commands.list_physical_functions",
     "sriov quota": "sriov.commands._show",
-    "vgpu instances list": "gpu.commands.instances.list_instances",
+    "vgpu instances": "gpu.commands.instances._list",
     "vgpu list": "vgpu.commands.active.list_active",
     "vgpu-list-libvirt": "libvirt.commands.nodedev.list_mdevs",
     "vgpu list --defined": "definitions.commands.list_defined",
@@ -47,7 +47,15 @@ CALLERS = {
     "vgpu types": "vgpu.commands.group.types",
 }
 """The commands (or single scenarios) that print tables, and the function in which each does."""
-WITHOUT = ("check-cdi-none", "explain", "groups", "vgpu-list-libvirt-none", "vgpu-mode-mig")
+WITHOUT = (
+    "vgpu-instances-none",
+    "vgpu-instances-set",
+    "check-cdi-none",
+    "explain",
+    "groups",
+    "vgpu-list-libvirt-none",
+    "vgpu-mode-mig",
+)
 """Scenarios of them without a table."""
 DEFINED = f".vgpu define {MBOCHS}\n.vgpu start {UUID}"
 

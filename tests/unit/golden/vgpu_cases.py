@@ -65,32 +65,34 @@ VGPU_SCENARIOS = (
         journals={"define-vgpu-vendor": "define-vgpu"},
     ),
     Scenario(
-        "vgpu instances remove",
+        "vgpu instances",
         """
-        .vgpu instances set 21:00.0 1g.5gb=2
-        vgpu instances remove 21:00.0 --dry-run
-        vgpu instances remove 21:00.0
-        vgpu instances remove 21:00.0
-        vgpu instances remove 41:00.0
+        .vgpu instances 21:00.0 1g.5gb=2
+        vgpu instances 21:00.0 --none --dry-run
+        vgpu instances 21:00.0 --none
+        vgpu instances 21:00.0 --none
+        vgpu instances 41:00.0 --none
         """,
+        divided_host,
+        case="none",
+    ),
+    Scenario(
+        "vgpu instances",
+        "vgpu instances\n.vgpu instances 21:00.0 3g.20gb=1 1g.5gb=1"
+        "\nvgpu instances 21:00.0\nvgpu instances 41:00.0",
         divided_host,
     ),
     Scenario(
-        "vgpu instances list",
-        "vgpu instances list\n.vgpu instances set 21:00.0 3g.20gb=1 1g.5gb=1"
-        "\nvgpu instances list 21:00.0\nvgpu instances list 41:00.0",
-        divided_host,
-    ),
-    Scenario(
-        "vgpu instances set",
+        "vgpu instances",
         """
-        vgpu instances set 21:00.0 3g.20gb=1 --dry-run
-        vgpu instances set 21:00.0 3g.20gb=1
-        vgpu instances set 21:00.0 3g.20gb=1
-        vgpu instances set 21:00.0 3g.20gb=3
-        vgpu instances set 41:00.0 1g.5gb=1
+        vgpu instances 21:00.0 3g.20gb=1 --dry-run
+        vgpu instances 21:00.0 3g.20gb=1
+        vgpu instances 21:00.0 3g.20gb=1
+        vgpu instances 21:00.0 3g.20gb=3
+        vgpu instances 41:00.0 1g.5gb=1
         """,
         divided_host,
+        case="set",
         journals={"divide-gpu": "set-mig-instances"},
     ),
     Scenario(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.unit.conftest import Matches, Run
 
 GPU = GPUS[0]
-EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
+EXAMPLE = "vfiomgr vgpu instances 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 
 
 @pytest.fixture
@@ -30,21 +30,21 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 
 def test_instances_are_listed_with_who_uses_them(run: Run, matches: Matches) -> None:
-    run("vgpu", "instances", "set", GPU, "3g.20gb=1", "1g.5gb=2")
+    run("vgpu", "instances", GPU, "3g.20gb=1", "1g.5gb=2")
     run("vgpu", "create", "--type", "A100-1-5C")
-    matches("vgpu-instances.txt", run("vgpu", "instances", "list").stdout)
-    matches("vgpu-instances.json", run("vgpu", "instances", "list", "--format", "json").stdout)
-    assert run("vgpu", "instances", "list", GPU).stdout.count(GPU) > 1
-    refused = run("vgpu", "instances", "list", GPUS[1])
+    matches("vgpu-instances.txt", run("vgpu", "instances").stdout)
+    matches("vgpu-instances.json", run("vgpu", "instances", "--format", "json").stdout)
+    assert run("vgpu", "instances", GPU).stdout.count(GPU) > 1
+    refused = run("vgpu", "instances", GPUS[1])
     assert (refused.status, "not in MIG mode" in refused.stderr) == (4, True)
 
 
 def test_plans_are_golden_and_change_nothing(
     run: Run, kernel: FakeKernel, matches: Matches
 ) -> None:
-    run("vgpu", "instances", "set", GPU, "2g.10gb=1")
+    run("vgpu", "instances", GPU, "2g.10gb=1")
     done = len(kernel.operations)
-    divide = ("vgpu", "instances", "set", GPU, "3g.20gb=1", "1g.5gb=1", "--dry-run")
+    divide = ("vgpu", "instances", GPU, "3g.20gb=1", "1g.5gb=1", "--dry-run")
     matches("vgpu-instances-plan.txt", run(*divide).stdout)
     matches("vgpu-instances-plan.json", run(*divide, "--format", "json").stdout)
     create = ("vgpu", "create", "--type", "A100-1-5C", "--count", "2", "--dry-run")
@@ -53,7 +53,7 @@ def test_plans_are_golden_and_change_nothing(
 
 
 def test_types_tell_what_is_there_apart_from_what_can_be_made(run: Run) -> None:
-    run("vgpu", "instances", "set", GPU, "1g.5gb=1")
+    run("vgpu", "instances", GPU, "1g.5gb=1")
     items = json.loads(run("vgpu", "types", "--parent", GPU, "--format", "json").stdout)["items"]
     counts = {
         item["name"]: (item["available_instances"], item["available_in_new_gpu_instances"])
@@ -67,32 +67,32 @@ def test_types_tell_what_is_there_apart_from_what_can_be_made(run: Run) -> None:
 
 
 def test_set_again_changes_nothing_and_clear_destroys_all(run: Run) -> None:
-    first = run("vgpu", "instances", "set", GPU, "14=2")
+    first = run("vgpu", "instances", GPU, "14=2")
     assert first.stdout.splitlines()[-1] == (
         f"{GPU}: GPU instances: create 2g.10gb at 2, 2g.10gb at 4"
     )
-    again = run("vgpu", "instances", "set", GPU, "2g.10gb=2")
+    again = run("vgpu", "instances", GPU, "2g.10gb=2")
     assert again.stdout.splitlines()[-1] == "nothing to do"
     assert "2 x 2g.10gb" in again.stdout + again.stderr
     made = run("vgpu", "create", "--type", "A100-2-10C").stdout.strip()
-    refused = run("vgpu", "instances", "clear", GPU)
+    refused = run("vgpu", "instances", GPU, "--none")
     assert refused.status == 4
     assert f"is in use by: vGPU {made}" in refused.stderr
     assert f"vfiomgr vgpu remove {made}" in refused.stderr
     run("vgpu", "remove", made)
-    assert run("vgpu", "instances", "clear", GPU).status == 0
-    assert run("vgpu", "instances", "clear", GPU).stdout.splitlines()[-1] == "nothing to do"
+    assert run("vgpu", "instances", GPU, "--none").status == 0
+    assert run("vgpu", "instances", GPU, "--none").stdout.splitlines()[-1] == "nothing to do"
 
 
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["set", GPU, "1g.5gb"], 2, f"(expected PROFILE=COUNT)\n  remedy: example: {EXAMPLE}"),
-        (["set", GPU, "1g.5gb=1", "1g.5gb=2"], 2, "profile specified twice"),
-        (["set", GPU, "1g.5gb=0"], 2, "vfiomgr vgpu instances remove"),
-        (["set", GPU, "9g.99gb=1"], 2, "(use 1g.5gb, 2g.10gb"),
-        (["set", GPU, "3g.20gb=3"], 4, "2 x 3g.20gb)"),
-        (["set", GPUS[1], "1g.5gb=1"], 4, f"vfiomgr vgpu mode {GPUS[1]} --mig"),
+        ([GPU, "1g.5gb"], 2, f"(expected PROFILE=COUNT)\n  remedy: example: {EXAMPLE}"),
+        ([GPU, "1g.5gb=1", "1g.5gb=2"], 2, "profile specified twice"),
+        ([GPU, "1g.5gb=0"], 2, "vfiomgr vgpu instances GPU --none"),
+        ([GPU, "9g.99gb=1"], 2, "(use 1g.5gb, 2g.10gb"),
+        ([GPU, "3g.20gb=3"], 4, "2 x 3g.20gb)"),
+        ([GPUS[1], "1g.5gb=1"], 4, f"vfiomgr vgpu mode {GPUS[1]} --mig"),
     ],
 )
 def test_mistakes_are_told_with_their_remedies(
@@ -106,4 +106,4 @@ def test_mistakes_are_told_with_their_remedies(
 
 def test_without_mig_nothing_is_listed(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.drop("/usr/bin/nvidia-smi")
-    assert "no GPU is in MIG mode" in run("vgpu", "instances", "list").stderr
+    assert "no GPU is in MIG mode" in run("vgpu", "instances").stderr

@@ -199,7 +199,7 @@ def test_room_in_what_is_there_is_told_apart_from_what_can_be_made() -> None:
     assert (found(taken, SMALL).more, found(taken, SMALL).makeable) == (0, 1)
     full = found(host(instance("7g.40gb", 0)), SMALL)
     assert (full.more, full.makeable) == (0, 0)
-    assert "no room beside 7g.40gb: vfiomgr vgpu instances set 0000:41:00.0" in str(full.why_not)
+    assert "no room beside 7g.40gb: vfiomgr vgpu instances 0000:41:00.0" in str(full.why_not)
     sliced = found(host(instance("1g.5gb", 6)), WHOLE)
     assert (sliced.more, sliced.makeable) == (0, 0)
     assert "does not run in a GPU instance, but MIG is on" in (sliced.why_not or "")

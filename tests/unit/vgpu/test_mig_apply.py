@@ -158,9 +158,9 @@ def test_one_without_a_compute_instance_comes_back_without(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("instances", "after", "words", "remedy"),
     [
-        (["9:0"], [SMALL_AT_0], "no room beside", "instances list"),
+        (["9:0"], [SMALL_AT_0], "no room beside", "vgpu instances"),
         ([], [InstancePlace(19, "1g.5gb", 7)], "does not support this profile", "510 or later"),
-        ([], [InstancePlace(77, "9g.99gb", 0)], "does not support this profile", "instances list"),
+        ([], [InstancePlace(77, "9g.99gb", 0)], "does not support this profile", "vgpu instances"),
     ],
 )
 def test_the_numbers_that_nvidia_smi_ends_with_are_explained(
@@ -182,7 +182,7 @@ def test_one_that_a_vgpu_took_meanwhile_stays_and_is_told(tmp_path: Path) -> Non
     kernel.write(pci_device(PciAddress.parse(FIRST)) / "nvidia/current_vgpu_type", "474")
     with pytest.raises(HostError, match="the instance is in use") as caught:
         perform(step(kernel, [SMALL], []), kernel)
-    assert "vfiomgr vgpu instances list" in caught.value.hint
+    assert "vfiomgr vgpu instances" in caught.value.hint
     assert there(kernel) == ["1g.5gb at 6"]
 
 

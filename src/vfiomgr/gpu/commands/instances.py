@@ -1,4 +1,4 @@
-"""The commands below `vfiomgr vgpu instances`."""
+"""The command `vfiomgr vgpu instances`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_gpu
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, READING, session_options
+from vfiomgr.cli.group import FormerGroup
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import UsageError
 from vfiomgr.gpu.requests import SetMigInstances
+from vfiomgr.usage import forbid_together
 from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.model import by_start
 from vfiomgr.vgpu.mig.placement import more_of
@@ -28,34 +29,62 @@ if TYPE_CHECKING:
 
 _HEADINGS = ("GPU", "PROFILE", "MEMORY", "AVAILABLE", "OF", "INSTANCE", "START", wrapped("USED BY"))
 _COUNT = re.compile(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
-_EXAMPLE = "vfiomgr vgpu instances set 0000:41:00.0 3g.20gb=1 1g.5gb=3"
+_EXAMPLE = "vfiomgr vgpu instances 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 
 
-@click.group(
-    "instances",
-    cls=LazyGroup,
-    table={},
-    unlisted={"clear": ("vfiomgr.gpu.commands.instances", "clear")},
-)
-def instances() -> None:
-    """List, set and remove GPU instances (MIG)."""
+_FORMER = {
+    "list": "",
+    "set": "GPU PROFILES",
+    "remove": "--none GPU",
+    "clear": "--none GPU",
+}
 
 
-@instances.command("list")
+@click.command("instances", cls=FormerGroup, former=_FORMER)
 @click.argument("gpu", required=False, shell_complete=complete_gpu)
-@session_options(*READING)
+@click.argument("profiles", nargs=-1, metavar="[PROFILE=COUNT]...")
+@click.option("--none", "is_none", is_flag=True, help="Destroy all GPU instances; MIG stays on.")
+@session_options(*CHANGING)
 @pass_session
-def list_instances(session: Session, gpu: str | None) -> None:
-    """List GPU instances, profiles and free capacity.
+def instances(
+    session: Session, gpu: str | None, profiles: tuple[str, ...], *, is_none: bool
+) -> None:
+    """List GPU instances (MIG), or set those of one GPU.
 
-    AVAILABLE is how many more instances of the profile fit, if no other profile is added. OF is the
-    maximum on an empty GPU. START is the first memory slice of the instance.
+    Without PROFILE=COUNT they are listed, with the profiles: AVAILABLE is how many more instances
+    of the profile fit, if no other profile is added. OF is the maximum on an empty GPU. START is
+    the first memory slice of the instance.
+
+    With PROFILE=COUNT the GPU gets exactly these: matching instances stay, with their vGPUs and
+    processes; others are destroyed, and missing ones are created. Instances in use are never
+    destroyed. A failure is rolled back.
 
     \b
     Examples:
-      vfiomgr vgpu instances list
-      vfiomgr vgpu instances list 0000:41:00.0 --format json
+      vfiomgr vgpu instances
+      vfiomgr vgpu instances 0000:41:00.0 --format json
+      vfiomgr vgpu instances 0000:41:00.0 1g.5gb=7
+      vfiomgr vgpu instances 41:00.0 3g.20gb=1 1g.5gb=3 --dry-run
+      vfiomgr vgpu instances 41:00.0 1g.24gb+gfx=4
+      vfiomgr vgpu instances 41:00.0 --none     # destroy all
     """
+    if not profiles and not is_none:
+        _list(session, gpu)
+        return
+    if gpu is None:
+        message = "missing argument: GPU"
+        raise UsageError(message, f"example: {_EXAMPLE}")
+    if profiles and is_none:
+        forbid_together(
+            "--none", "PROFILE=COUNT", "one destroys all instances, the other sets them"
+        )
+    address = session.address(gpu)
+    counts = () if is_none else _counts(profiles)
+    _print_instances(session, plan_or_apply(session, SetMigInstances(address, counts)))
+
+
+def _list(session: Session, gpu: str | None) -> None:
+    """List instances, profiles and free capacity, of all GPUs or of one."""
     host = session.scan(with_gpu_modes=True)
     found = host.gpu_partitions
     if gpu is not None:
@@ -135,46 +164,6 @@ def _profile_row(found: GpuPartition, profile: InstanceProfile) -> tuple[str, ..
     return found.gpu, profile.name, memory, more, str(profile.total)
 
 
-@instances.command("set")
-@click.argument("gpu", shell_complete=complete_gpu)
-@click.argument("profiles", nargs=-1, required=True, metavar="PROFILE=COUNT...")
-@session_options(*CHANGING)
-@pass_session
-def set_instances(session: Session, gpu: str, profiles: tuple[str, ...]) -> None:
-    """Set the exact GPU instances of a GPU.
-
-    Matching instances stay, with their vGPUs and processes; others are destroyed, and missing ones
-    are created. Instances in use are never destroyed. A failure is rolled back.
-
-    \b
-    Examples:
-      vfiomgr vgpu instances set 0000:41:00.0 1g.5gb=7
-      vfiomgr vgpu instances set 41:00.0 3g.20gb=1 1g.5gb=3 --dry-run
-      vfiomgr vgpu instances set 41:00.0 1g.24gb+gfx=4
-    """
-    address = session.address(gpu)
-    outcome = plan_or_apply(session, SetMigInstances(address, _counts(profiles)))
-    _print_instances(session, outcome)
-
-
-@instances.command("remove")
-@click.argument("gpu", shell_complete=complete_gpu)
-@session_options(*CHANGING)
-@pass_session
-def clear(session: Session, gpu: str) -> None:
-    """Destroy all GPU instances of a GPU.
-
-    Instances in use are refused. MIG stays on.
-
-    \b
-    Examples:
-      vfiomgr vgpu instances remove 0000:41:00.0
-      vfiomgr vgpu instances remove 41:00.0 --dry-run
-    """
-    address = session.address(gpu)
-    _print_instances(session, plan_or_apply(session, SetMigInstances(address)))
-
-
 def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     counts: dict[str, int] = {}
     for word in words:
@@ -188,7 +177,7 @@ def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         counts[match["profile"]] = int(match["count"])
     if not any(counts.values()):
         message = "no GPU instances requested"
-        raise UsageError(message, "destroy all with: vfiomgr vgpu instances remove")
+        raise UsageError(message, "destroy all with: vfiomgr vgpu instances GPU --none")
     return tuple((name, count) for name, count in counts.items() if count)
 
 

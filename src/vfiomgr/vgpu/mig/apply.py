@@ -30,23 +30,23 @@ IN_USE = 19
 _CAUSES: dict[int, tuple[str, str]] = {
     2: (
         "the driver does not support this profile or placement",
-        "list the profiles with: vfiomgr vgpu instances list (placements need driver 510 or later)",
+        "list the profiles with: vfiomgr vgpu instances (placements need driver 510 or later)",
     ),
     3: ("not supported by the GPU or its driver", "list supported modes with: vfiomgr vgpu mode"),
     4: ("permission denied", "run as root, outside of a container"),
     NOT_FOUND: (
         "GPU in MIG mode, or GPU instance, not found",
-        "check with: vfiomgr vgpu mode; vfiomgr vgpu instances list",
+        "check with: vfiomgr vgpu mode; vfiomgr vgpu instances",
     ),
     9: ("NVIDIA's driver is not loaded", "load it: modprobe nvidia"),
     15: ("the GPU fell off the bus", "power-cycle the device or the host"),
     IN_USE: (
         "the instance is in use by a vGPU, a process, or a GPU monitor (DCGM)",
-        "stop the vGPUs and processes that vfiomgr vgpu instances list shows, and nvidia-dcgm",
+        "stop the vGPUs and processes that vfiomgr vgpu instances shows, and nvidia-dcgm",
     ),
     23: (
         "no room beside the existing GPU instances",
-        "check with vfiomgr vgpu instances list, then run the command again",
+        "check with vfiomgr vgpu instances, then run the command again",
     ),
 }
 
@@ -131,7 +131,7 @@ def _verify(tree: HostTree, step: SetGpuInstances) -> None:
         message = f"cannot set GPU instances of {step.device.address}: nvidia-smi reports "
         message += counted(tuple(sorted(there, key=lambda place: place.start)))
         message += f"; missing: {counted(missing)}; left over: {counted(left)}"
-        raise HostError(message, "check dmesg (NVRM), and run: vfiomgr vgpu instances list")
+        raise HostError(message, "check dmesg (NVRM), and run: vfiomgr vgpu instances")
 
 
 _UNKNOWN = "check that NVIDIA's vGPU host driver is loaded: nvidia-smi -q"
