@@ -35,7 +35,7 @@ def gpu() -> Iterator[str]:
     gpusim.install_tools()
     address = gpusim.gpu()
     vfiomgr("vgpu", "mode", address, "--mig")
-    vfiomgr("vgpu", "switch", address, "vgpu")
+    vfiomgr("vgpu", "mode", address, "vgpu")
     yield address
     gpusim.unload()
     gpusim.remove_tools()
@@ -80,7 +80,7 @@ def test_virtual_functions_take_no_instances_along(gpu: str) -> None:
     before = places()
     vfiomgr("sriov", "set", gpu, "0")
     assert places() == before
-    vfiomgr("vgpu", "switch", gpu, "vgpu")
+    vfiomgr("vgpu", "mode", gpu, "vgpu")
     assert places() == before
     vfiomgr("vgpu", "mode", gpu, "--no-mig")
     assert document("vgpu", "instances")["items"] == []

@@ -47,10 +47,10 @@ def state(gpu: PciAddress) -> tuple[str | None, int]:
 
 def test_from_a_guest_to_vgpus_and_back_killed_at_every_step(gpu: PciAddress) -> None:
     """Each step has its moment; `finish` and `undo` take turns."""
-    vfiomgr("vgpu", "switch", str(gpu), "passthrough")
+    vfiomgr("vgpu", "mode", str(gpu), "passthrough")
     guest = state(gpu)
     assert guest == ("vfio-pci", 0)
-    vfiomgr("vgpu", "switch", str(gpu), "vgpu")
+    vfiomgr("vgpu", "mode", str(gpu), "vgpu")
     divided = state(gpu)
     assert divided[0] == "nvidia"
     assert divided[1] == _FUNCTIONS
@@ -72,12 +72,12 @@ def test_from_a_guest_to_vgpus_and_back_killed_at_every_step(gpu: PciAddress) ->
 
 
 def test_what_was_divided_carries_vgpus_and_goes_whole(gpu: PciAddress) -> None:
-    vfiomgr("vgpu", "switch", str(gpu), "vgpu")
+    vfiomgr("vgpu", "mode", str(gpu), "vgpu")
     kind = next(t["name"] for t in document("vgpu", "types")["items"] if "-4Q" in t["name"])
     made = document("vgpu", "create", "--type", kind, "--count", "2")["vgpus"]
     assert len(made) == 2
-    vfiomgr("vgpu", "switch", str(gpu), "passthrough")
+    vfiomgr("vgpu", "mode", str(gpu), "passthrough")
     assert state(gpu) == ("vfio-pci", 0)
     assert api.scan(TREE).vgpus == ()
-    vfiomgr("vgpu", "switch", str(gpu), "host")
+    vfiomgr("vgpu", "mode", str(gpu), "host")
     assert state(gpu) == ("nvidia", 0)

@@ -139,9 +139,11 @@ class LazyGroup(click.Group):
 
         A module is imported for the help of a command, so only where a shell shows it.
         """
-        names = (name for name in self.list_commands(ctx) if name.startswith(incomplete))
+        hidden = {name for name, command in self.commands.items() if command.hidden}
         commands = [
-            CompletionItem(name, describe=partial(self._short_help, ctx, name)) for name in names
+            CompletionItem(name, describe=partial(self._short_help, ctx, name))
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete) and name not in hidden
         ]
         return commands + click.Command.shell_complete(self, ctx, incomplete)
 

@@ -188,7 +188,7 @@ def _unmixable(
             "no-virtual-functions",
             device,
             f"{device} has no virtual functions; it loses this mode when they are created",
-            f"set both: vfiomgr vgpu switch {device.address} vgpu{' --heterogeneous' * mixed}",
+            f"set both: vfiomgr vgpu mode {device.address} vgpu{' --heterogeneous' * mixed}",
         )
 
 

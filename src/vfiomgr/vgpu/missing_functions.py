@@ -18,7 +18,7 @@ def creation(device: PciDevice, count: int | None = None) -> str:
     NVIDIA's need their driver, which `sriov set` keeps from binding them.
     """
     if device.driver == DRIVER and not device.sriov_numvfs:
-        return f"vfiomgr vgpu switch {device.address} vgpu"
+        return f"vfiomgr vgpu mode {device.address} vgpu"
     return f"vfiomgr sriov set {device.address} {count or device.sriov_totalvfs}"
 
 

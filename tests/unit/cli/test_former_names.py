@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from typing import TYPE_CHECKING
@@ -79,6 +80,8 @@ def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> 
         (f"libvirt nodedev start {UUID}", f"vgpu start --libvirt {UUID}"),
         (f"libvirt nodedev stop {UUID} --dry-run", f"vgpu stop --libvirt {UUID} --dry-run"),
         (f"libvirt nodedev undefine {UUID}", f"vgpu undefine --libvirt {UUID}"),
+        ("vgpu switch 01:00.0 vgpu --functions 2", "vgpu mode 01:00.0 vgpu --functions 2"),
+        ("vgpu switch 99:00.0 host", "vgpu mode 99:00.0 host"),
         ("libvirt hook enable WIN --dry-run", "libvirt hook install WIN --dry-run"),
         ("libvirt hook disable WIN", "libvirt hook uninstall WIN"),
     ],
@@ -87,7 +90,7 @@ def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> 
     before, now = run(*former.split()), run(*present.split())
     assert before == now
     former_path, path = (
-        [word for word in line.split() if re.fullmatch("[a-z-]+", word) and word[0] != "-"]
+        list(itertools.takewhile(re.compile("[a-z][a-z-]*").fullmatch, line.split()))
         for line in (former, present)
     )
     shown = run(*path, "--help")
@@ -120,6 +123,7 @@ def test_a_former_group_does_the_same(run: Run, former: str, present: str) -> No
         "libvirt hook disable",
         "vgpu instances set 01:00.0",
         "vgpu instances remove",
+        "vgpu switch 01:00.0",
     ],
 )
 def test_a_former_command_requires_what_it_required(run: Run, former: str) -> None:

@@ -114,7 +114,7 @@ def test_a_lost_virtual_function_is_told_with_what_creates_it() -> None:
     gpu = replace(gpu, sriov_totalvfs=16, sriov_numvfs=0, sriov_offset=4, sriov_stride=1)
     with pytest.raises(UnknownDevice, match="virtual function not found: 0000:04") as caught:
         plan(replace(host, devices=(gpu,)), START)
-    assert caught.value.hint.endswith(": vfiomgr vgpu switch 0000:04:00.0 vgpu")
+    assert caught.value.hint.endswith(": vfiomgr vgpu mode 0000:04:00.0 vgpu")
 
 
 def test_of_several_parents_the_one_counts_that_is_there() -> None:

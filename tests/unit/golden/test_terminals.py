@@ -55,6 +55,7 @@ WITHOUT = (
     "groups",
     "vgpu-list-libvirt-none",
     "vgpu-mode-mig",
+    "vgpu-mode-switch",
 )
 """Scenarios of them without a table."""
 DEFINED = f".vgpu define {MBOCHS}\n.vgpu start {UUID}"

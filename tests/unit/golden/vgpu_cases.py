@@ -196,17 +196,18 @@ VGPU_SCENARIOS = (
         journals={"stop-vgpu": "stop-vgpu"},
     ),
     Scenario(
-        "vgpu switch",
+        "vgpu mode",
         """
         .vgpu create --type L40S-8Q --parent 21:00.0
-        vgpu switch 21:00.0 passthrough --dry-run
-        vgpu switch 21:00.0 passthrough
-        vgpu switch 21:00.0 passthrough
-        vgpu switch 21:00.0 vgpu
-        vgpu switch 21:00.0 host
-        vgpu switch 21:00.0 vgpu --functions 1
+        vgpu mode 21:00.0 passthrough --dry-run
+        vgpu mode 21:00.0 passthrough
+        vgpu mode 21:00.0 passthrough
+        vgpu mode 21:00.0 vgpu
+        vgpu mode 21:00.0 host
+        vgpu mode 21:00.0 vgpu --functions 1
         """,
         two_l40s_host,
+        case="switch",
         journals={"switch-gpu": "switch-gpu"},
     ),
     Scenario("vgpu types", "vgpu types\nvgpu types --parent 41:00.0", two_l40s_host),

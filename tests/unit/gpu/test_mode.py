@@ -98,7 +98,7 @@ def test_what_is_so_already_is_no_refusal_even_with_vgpus() -> None:
             whole(),
             {"heterogeneous": True},
             "no virtual functions",
-            "switch 0000:41:00.0 vgpu --het",
+            "mode 0000:41:00.0 vgpu --het",
         ),
         (
             divided(replace(PLAIN, mig=None)),

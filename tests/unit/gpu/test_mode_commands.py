@@ -1,4 +1,4 @@
-"""`vgpu mode`, `vgpu switch` and `sriov set` on a host of NVIDIA's GPUs."""
+"""`vgpu mode` and `sriov set` on a host of NVIDIA's GPUs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_modes_are_listed(run: Run, matches: Matches) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("vgpu-switch-plan", ["vgpu", "switch", "21:00.0", "passthrough"]),
+        ("vgpu-switch-plan", ["vgpu", "mode", "21:00.0", "passthrough"]),
         ("vgpu-mode-plan", ["vgpu", "mode", GPU, "--heterogeneous"]),
     ],
 )
@@ -66,12 +66,12 @@ def test_types_of_a_gpu_of_the_vendors_family_are_certain(run: Run) -> None:
 
 def test_from_vgpus_to_a_guest_and_back(run: Run) -> None:
     run("vgpu", "create", "--type", "L40S-8Q", "--parent", GPU)
-    away = run("vgpu", "switch", GPU, "passthrough")
+    away = run("vgpu", "mode", GPU, "passthrough")
     assert away.status == 0
     assert away.stdout.splitlines()[-1] == f"{GPU} is on vfio-pci"
-    again = run("vgpu", "switch", GPU, "passthrough")
+    again = run("vgpu", "mode", GPU, "passthrough")
     assert again.stdout.splitlines()[-1] == "nothing to do"
-    back = json.loads(run("vgpu", "switch", GPU, "vgpu", "--format", "json").stdout)
+    back = json.loads(run("vgpu", "mode", GPU, "vgpu", "--format", "json").stdout)
     assert back["driver"] == "nvidia"
     assert len(back["virtual_functions"]) == 2
 
@@ -92,11 +92,14 @@ def test_the_vendors_program_is_behind_sriov_set(run: Run) -> None:
     [
         (["vgpu", "mode", "--mig"], 2, "missing argument: GPU"),
         (["vgpu", "mode", GPU, "--mig", "--heterogeneous"], 2, "contradict each other"),
+        (["vgpu", "mode", GPU, "vgpu", "--mig"], 2, "--mig and vgpu contradict each other"),
+        (["vgpu", "mode", GPU, "--functions", "2"], 2, "--functions does nothing without vgpu"),
+        (["vgpu", "mode", GPU, "--allow", "in-use"], 2, "--allow does nothing without vgpu"),
         (["vgpu", "mode", GPU, "--mig"], 4, "does not support MIG"),
         (["vgpu", "mode", "0000:00:01.0"], 4, "nvidia-smi does not report 0000:00:01.0"),
         (["vgpu", "mode", "0000:99:00.0"], 2, "no such PCI device"),
-        (["vgpu", "switch", GPU, "host", "--functions", "2"], 2, "apply only to vgpu"),
-        (["vgpu", "switch", GPU, "vgpu", "--functions", "1"], 4, "creates all 2 virtual functions"),
+        (["vgpu", "mode", GPU, "host", "--functions", "2"], 2, "apply only to vgpu"),
+        (["vgpu", "mode", GPU, "vgpu", "--functions", "1"], 4, "creates all 2 virtual functions"),
     ],
 )
 def test_mistakes_are_told_with_their_remedies(

@@ -119,7 +119,7 @@ def test_an_unknown_parent_lists_the_known() -> None:
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({"sriov_totalvfs": 16}, "functions: vfiomgr vgpu switch 0000:05:00.0 vgpu"),
+        ({"sriov_totalvfs": 16}, "functions: vfiomgr vgpu mode 0000:05:00.0 vgpu"),
         ({"sriov_totalvfs": 7, "driver": "xe"}, "functions: vfiomgr sriov set 0000:05:00.0 7"),
         ({"driver": "vfio-pci", "sriov_totalvfs": 16}, "vfiomgr unbind 0000:05:00.0"),
         ({}, "load the vendor's vGPU driver"),
@@ -141,7 +141,7 @@ def test_without_virtual_functions_the_command_that_creates_them_is_named() -> N
     device = replace(pci_device(), sriov_totalvfs=16, sriov_numvfs=0)
     with pytest.raises(UnknownDevice, match="no device of this host supports vGPUs in") as caught:
         plan(host_of(device), create("nvidia-1", parent=None))
-    assert caught.value.hint.endswith("functions: vfiomgr vgpu switch 0000:04:00.0 vgpu")
+    assert caught.value.hint.endswith("functions: vfiomgr vgpu mode 0000:04:00.0 vgpu")
 
 
 def test_the_same_vgpu_again_changes_nothing_and_another_of_its_uuid_is_refused() -> None:

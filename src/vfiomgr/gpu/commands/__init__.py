@@ -1,1 +1,1 @@
-"""The commands `vfiomgr vgpu instances`, `mode` and `switch`."""
+"""The commands `vfiomgr vgpu instances` and `mode`."""

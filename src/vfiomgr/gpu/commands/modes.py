@@ -1,4 +1,4 @@
-"""The commands `vfiomgr vgpu mode` and `vfiomgr vgpu switch`."""
+"""The command `vfiomgr vgpu mode`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import UsageError
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
-from vfiomgr.usage import forbid_together
+from vfiomgr.usage import forbid_alone, forbid_together
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
@@ -30,24 +30,57 @@ _WORDS = {True: "on", False: "off", None: "-"}
 
 @click.command("mode")
 @click.argument("gpu", required=False, shell_complete=complete_gpu)
+@click.argument("to", required=False, type=click.Choice(["host", "passthrough", "vgpu"]))
 @click.option("--heterogeneous/--homogeneous", default=None, help="Allow vGPUs of different sizes.")
 @click.option("--mig/--no-mig", default=None, help="Turn MIG (GPU instances) on or off.")
-@session_options(*CHANGING)
+@click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: number of VFs.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(OVERRIDES),
+    help="Override a safety check (the error message names it).",
+)
+@session_options(*CHANGING, "yes")
 @pass_session
 def mode(
-    session: Session, gpu: str | None, *, heterogeneous: bool | None, mig: bool | None
+    session: Session,
+    *,
+    gpu: str | None,
+    to: GpuUse | None,
+    heterogeneous: bool | None,
+    mig: bool | None,
+    functions: int | None,
+    allow: tuple[Override, ...],
 ) -> None:
     """Show the modes of GPUs, or set those of one GPU.
 
-    A mode can be set only while the GPU has no vGPUs. A change of MIG survives a reboot; it removes
-    the GPU instances, and removes and recreates the virtual functions.
+    With host, passthrough or vgpu the GPU is switched to that use in one run: vGPUs created by
+    vfiomgr are removed, virtual functions are created or removed, and the drivers of the slot are
+    changed. All safety checks run before the first change; a failure is rolled back. vGPUs created
+    by others are never removed.
+
+    Without it only the options are set, while the GPU has no vGPUs. A change of MIG survives a
+    reboot; it removes the GPU instances, and removes and recreates the virtual functions.
 
     \b
     Examples:
       vfiomgr vgpu mode
+      vfiomgr vgpu mode 0000:41:00.0 vgpu
+      vfiomgr vgpu mode 41:00.0 vgpu --functions 16 --heterogeneous
+      vfiomgr vgpu mode 41:00.0 passthrough --dry-run
+      vfiomgr vgpu mode 41:00.0 host
       vfiomgr vgpu mode 0000:41:00.0 --heterogeneous
       vfiomgr vgpu mode 41:00.0 --mig --dry-run
     """
+    if to is not None and gpu is not None:
+        if mig is not None:
+            name = "--mig" if mig else "--no-mig"
+            forbid_together(name, to, "MIG is set first, in a run of its own")
+        _switch(session, gpu, to, functions=functions, heterogeneous=heterogeneous, allow=allow)
+        return
+    if functions is not None or allow:
+        option = "--allow" if functions is None else "--functions"
+        forbid_alone(option, "vgpu", "it is for a GPU that is switched to another use")
     if heterogeneous is None and mig is None:
         _show(session, gpu)
         return
@@ -112,46 +145,19 @@ def _row(host: HostSnapshot, found: GpuMode) -> tuple[str, ...]:
     )
 
 
-@click.command("switch")
-@click.argument("gpu", shell_complete=complete_gpu)
-@click.argument("to", type=click.Choice(["host", "passthrough", "vgpu"]))
-@click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: number of VFs.")
-@click.option(
-    "--heterogeneous/--homogeneous", default=None, help="For vgpu: allow different sizes."
-)
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(OVERRIDES),
-    help="Override a safety check (the error message names it).",
-)
-@session_options(*CHANGING, "yes")
-@pass_session
-def switch(
+def _switch(
     session: Session,
-    *,
     gpu: str,
     to: GpuUse,
+    *,
     functions: int | None,
     heterogeneous: bool | None,
     allow: tuple[Override, ...],
 ) -> None:
-    """Switch a GPU between host, passthrough and vGPUs.
-
-    One run does everything: it removes vGPUs created by vfiomgr, creates or removes virtual
-    functions, and changes the drivers of the slot. All safety checks run before the first change; a
-    failure is rolled back. vGPUs created by others are never removed.
-
-    \b
-    Examples:
-      vfiomgr vgpu switch 0000:41:00.0 vgpu
-      vfiomgr vgpu switch 41:00.0 vgpu --functions 16 --heterogeneous
-      vfiomgr vgpu switch 41:00.0 passthrough --dry-run
-      vfiomgr vgpu switch 41:00.0 host
-    """
+    """Switch a GPU between host, passthrough and vGPUs."""
     if to != "vgpu" and (functions is not None or heterogeneous is not None):
         message = "--functions, --heterogeneous and --homogeneous apply only to vgpu"
-        raise UsageError(message, f"leave them out: vfiomgr vgpu switch {gpu} {to}")
+        raise UsageError(message, f"leave them out: vfiomgr vgpu mode {gpu} {to}")
     address = session.address(gpu)
     if allow:
         confirm(session, f"Override safety check {', '.join(allow)} for {gpu}?")

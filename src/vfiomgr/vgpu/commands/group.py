@@ -8,13 +8,14 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_numa_node, complete_parent, complete_type, complete_vgpu
+from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.definitions.commands import add_commands, list_defined
 from vfiomgr.gpu.commands.instances import instances
-from vfiomgr.gpu.commands.modes import mode, switch
+from vfiomgr.gpu.commands.modes import mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
@@ -36,7 +37,10 @@ _TYPE_HEADINGS = (
 )
 
 
-@click.group("vgpu")
+_FORMER = {"switch": "vgpu mode GPU TO"}
+
+
+@click.group("vgpu", cls=LazyGroup, table={}, unlisted=_FORMER)
 def vgpu() -> None:
     """Create, remove, define, start and stop vGPUs."""
 
@@ -46,7 +50,6 @@ add_commands(vgpu)
 
 vgpu.add_command(instances)
 vgpu.add_command(mode)
-vgpu.add_command(switch)
 
 
 @vgpu.command("types")
