@@ -245,7 +245,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ("vf-count", EACCES): ("root privileges are missing", "run as root outside of a container"),
     ("quota", EINVAL): (
         "the driver does not accept this value, or this priority for this function",
-        "show the quotas: vfiomgr sriov quota; see dmesg",
+        "show the quotas: vfiomgr sriov list ADDRESS; see dmesg",
     ),
     ("quota", ERANGE): (
         "the number is too large: times have 32 bits, memory 64",
@@ -263,13 +263,14 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
             "the GPU's firmware (GuC) refuses; most likely the functions would exceed the "
             "available amount"
         ),
-        "request less; show the quotas: vfiomgr sriov quota; see dmesg for the firmware's message",
+        "request less; show the quotas: vfiomgr sriov list ADDRESS; see dmesg for the firmware's "
+        "message",
     ),
     ("quota", ENOSPC): _NO_VRAM,
     ("quota", ENOMEM): _NO_VRAM,
     ("quota", EUCLEAN): (
         "the value differs between the tiles of the GPU",
-        "set it for all functions: vfiomgr sriov quota with the address of the physical function",
+        "set it for all functions: vfiomgr sriov set with the address of the physical function",
     ),
     ("quota", ESTALE): (
         "i915 distributes automatically only if no function has a quota",

@@ -8,15 +8,17 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_sriov
+from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut, wrapped
+from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.named import virtual_functions
 from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
 from vfiomgr.sriov.steps import SetQuotas, SetVfCount
 from vfiomgr.units import mebibytes
-from vfiomgr.usage import forbid_alone
+from vfiomgr.usage import forbid_alone, forbid_together
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 
@@ -79,44 +81,14 @@ def share_of(
     return share if share.quantities else None
 
 
-@click.command("quota")
-@click.argument("address", shell_complete=complete_sriov)
-@share_options
-@click.option("--physical", is_flag=True, help="Use the physical function itself.")
-@session_options(*CHANGING)
-@pass_session
-def quota(
-    session: Session,
-    *,
-    address: str,
-    vf_memory: str | None,
-    exec_quantum: int | None,
-    preempt_timeout: int | None,
-    priority: Priority | None,
-    physical: bool,
+def _change(
+    session: Session, chosen: PciAddress, share: VfQuota | None, *, is_physical: bool
 ) -> None:
-    """Show or change the quotas of virtual functions.
-
-    ADDRESS is a virtual function, or a physical function for all of its virtual functions. Time and
-    priority can be changed while guests run; memory cannot, and with i915 only before the functions
-    are created (`vfiomgr sriov set`). Removing all functions restores the original quotas.
-
-    \b
-    Examples:
-      vfiomgr sriov quota 0000:03:00.0
-      vfiomgr sriov quota 0000:03:00.0 --exec-quantum 20 --preempt-timeout 1000
-      vfiomgr sriov quota 03:00.2 --vf-memory 6G --dry-run
-      vfiomgr sriov quota 03:00.0 --physical --priority high
-    """
-    share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
-    chosen = session.address(address)
-    if physical and share is None:
-        forbid_alone("--physical", "a quota", "without quotas all functions are shown")
+    """Change the quotas of existing functions."""
     if share is None:
-        host = session.scan()
-        _show(session, host, host.device(chosen))
-        return
-    outcome = plan_or_apply(session, ChangeQuotas(chosen, share, is_physical=physical))
+        message = "missing argument: COUNT (or a quota to change)"
+        raise UsageError(message, f"show the quotas with: vfiomgr sriov list {chosen}")
+    outcome = plan_or_apply(session, ChangeQuotas(chosen, share, is_physical=is_physical))
     if outcome is None:
         return
     host = session.scan()
@@ -128,6 +100,7 @@ def quota(
 
 
 def _show(session: Session, host: HostSnapshot, device: PciDevice) -> None:
+    """Show the quotas of a virtual function, or of all functions of a physical one."""
     gpu = _physical(host, device)
     items = [] if gpu is None else quota_items(host, gpu)
     if gpu is not None and str(device.address) != gpu.gpu:
@@ -200,26 +173,34 @@ def _in_words(item: dict[str, Any]) -> str:
 _HEADINGS = ("ADDRESS", cut("NAME"), "DRIVER", "VFS", "AUTOPROBE", wrapped("VF DRIVERS"))
 
 
-@click.group("sriov")
+_FORMER = {"quota": ("vfiomgr.sriov.commands", "quota")}
+
+
+@click.group("sriov", cls=LazyGroup, table={}, unlisted=_FORMER)
 def sriov() -> None:
     """Create virtual functions (VFs) and set their quotas."""
 
 
-sriov.add_command(quota)
-
-
 @sriov.command("list")
+@click.argument("address", required=False, shell_complete=complete_sriov)
 @session_options(*READING)
 @pass_session
-def list_physical_functions(session: Session) -> None:
+def list_physical_functions(session: Session, address: str | None) -> None:
     """List devices with SR-IOV and their virtual functions.
+
+    With ADDRESS the quotas of that virtual function are listed, or those of all functions of that
+    physical function.
 
     \b
     Examples:
       vfiomgr sriov list
       vfiomgr sriov list --format json
+      vfiomgr sriov list 0000:03:00.0     # quotas
     """
     host = session.scan()
+    if address is not None:
+        _show(session, host, host.device(session.address(address)))
+        return
     items = [_item(host, device) for device in host.devices if device.sriov_totalvfs]
     if session.format != "table":
         print_document("PhysicalFunctionList", {"items": items}, session.format)
@@ -255,7 +236,11 @@ def _each(host: HostSnapshot, item: dict[str, object]) -> str | None:
     found = {str(host.function_quotas(host.device(address))) for address in functions}
     if not item["quotas"] or not found:
         return None
-    return found.pop() if len(found) == 1 else "different quotas: vfiomgr sriov quota"
+    return (
+        found.pop()
+        if len(found) == 1
+        else f"different quotas: vfiomgr sriov list {item['address']}"
+    )
 
 
 def _sorted(drivers: Iterable[str | None]) -> list[str | None]:
@@ -277,28 +262,34 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 
 @sriov.command("set")
 @click.argument("address", shell_complete=complete_sriov)
-@click.argument("count", type=WholeNumber(min=0))
+@click.argument("count", required=False, type=WholeNumber(min=0))
 @click.option("--autoprobe", is_flag=True, help="Let host drivers bind the new functions.")
 @share_options
+@click.option("--physical", is_flag=True, help="Change the physical function itself.")
 @session_options(*CHANGING)
 @pass_session
 def set_count(
     session: Session,
     *,
     address: str,
-    count: int,
+    count: int | None,
     autoprobe: bool,
     vf_memory: str | None,
     exec_quantum: int | None,
     preempt_timeout: int | None,
     priority: Priority | None,
+    physical: bool,
 ) -> None:
-    """Set the number of virtual functions; 0 removes all.
+    """Set the number of virtual functions (0 removes all), or quotas.
 
-    Existing functions are removed first; none of them may be in use. New functions have no driver
-    and are ready for `vfiomgr bind`, unless --autoprobe is given. On Intel GPUs (xe, i915) the
-    options set the quotas of each function; the driver divides everything else evenly. COUNT 0
-    restores the original quotas.
+    With COUNT existing functions are removed first; none of them may be in use. New functions have
+    no driver and are ready for `vfiomgr bind`, unless --autoprobe is given. On Intel GPUs (xe,
+    i915) the options set the quotas of each function; the driver divides everything else evenly.
+    COUNT 0 restores the original quotas.
+
+    Without COUNT the quotas of existing functions are changed: ADDRESS is a virtual function, or a
+    physical function for all of its virtual functions. Time and priority can be changed while
+    guests run; memory cannot, and with i915 only before the functions are created.
 
     \b
     Examples:
@@ -306,9 +297,19 @@ def set_count(
       vfiomgr sriov set 05:00.0 8 --dry-run
       vfiomgr sriov set 05:00.0 0
       vfiomgr sriov set 03:00.0 4 --vf-memory 4G --exec-quantum 20 --preempt-timeout 1000
+      vfiomgr sriov set 03:00.0 --exec-quantum 20 --preempt-timeout 1000
+      vfiomgr sriov set 03:00.2 --vf-memory 6G --dry-run
+      vfiomgr sriov set 03:00.0 --physical --priority high
     """
     share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
     chosen = session.address(address)
+    if count is None:
+        if autoprobe:
+            forbid_alone("--autoprobe", "COUNT", "existing functions keep their drivers")
+        _change(session, chosen, share, is_physical=physical)
+        return
+    if physical:
+        forbid_together("--physical", "COUNT", "a physical function has quotas of its own")
     outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe, share=share))
     if outcome is None:
         return
@@ -345,3 +346,31 @@ def _tell_undo(session: Session, outcome: Outcome) -> None:
     if counts and session.format == "table":
         first = counts[0]
         note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")
+
+
+@click.command("quota", hidden=True)
+@click.argument("address", shell_complete=complete_sriov)
+@share_options
+@click.option("--physical", is_flag=True, help="Use the physical function itself.")
+@session_options(*CHANGING)
+@pass_session
+def quota(
+    session: Session,
+    *,
+    address: str,
+    vf_memory: str | None,
+    exec_quantum: int | None,
+    preempt_timeout: int | None,
+    priority: Priority | None,
+    physical: bool,
+) -> None:
+    """Show or change quotas: now `vfiomgr sriov list ADDRESS` and `vfiomgr sriov set ADDRESS`."""
+    share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
+    chosen = session.address(address)
+    if share is not None:
+        _change(session, chosen, share, is_physical=physical)
+        return
+    if physical:
+        forbid_alone("--physical", "a quota", "without quotas all functions are shown")
+    host = session.scan()
+    _show(session, host, host.device(chosen))

@@ -222,7 +222,7 @@ def _unchangeable(
             named,
             f"cannot set the priority of {named} separately: the GPU's firmware (GuC) has one for "
             "all virtual functions",
-            f"name its physical function: vfiomgr sriov quota {physical.address} "
+            f"name its physical function: vfiomgr sriov set {physical.address} "
             f"--priority {request.share.sched_priority}",
         )
     if known.interface == "i915" and any(map(is_of_memory, changed)):

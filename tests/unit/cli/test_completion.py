@@ -62,7 +62,7 @@ FREE_TEXT = {
     "libvirt hook run DOMAIN": "libvirt says it",
     "libvirt hook run OPERATION": "libvirt says it",
     "libvirt hook run [REST]...": "libvirt says it",
-    "sriov set COUNT": "a number",
+    "sriov set [COUNT]": "a number",
     "vgpu create [UUID]": "a new UUID",
     "vgpu instances [PROFILE=COUNT]...": "nvidia-smi takes seconds to list profiles",
 }

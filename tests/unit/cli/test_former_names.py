@@ -109,11 +109,18 @@ def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> 
         ("vgpu instances set 01:00.0 1g.5gb=2", "vgpu instances 01:00.0 1g.5gb=2"),
         ("vgpu instances remove 01:00.0 --dry-run", "vgpu instances 01:00.0 --none --dry-run"),
         ("vgpu instances clear 01:00.0", "vgpu instances 01:00.0 --none"),
+        ("sriov quota 05:00.0 --exec-quantum 5", "sriov set 05:00.0 --exec-quantum 5"),
+        ("sriov quota 99:00.0 --priority low", "sriov set 99:00.0 --priority low"),
         ("vgpu instances set --help", "vgpu instances --help"),
     ],
 )
 def test_a_former_group_does_the_same(run: Run, former: str, present: str) -> None:
     assert run(*former.split()) == run(*present.split())
+
+
+@pytest.mark.parametrize("address", ["05:00.0", "99:00.0"])
+def test_former_quotas_are_shown(run: Run, address: str) -> None:
+    assert run("sriov", "quota", address) == run("sriov", "list", address)
 
 
 @pytest.mark.parametrize(

@@ -288,17 +288,18 @@ HOST_SCENARIOS = (
     ),
     Scenario("sriov list", "sriov list", two_l40s_host, case="vendor"),
     Scenario(
-        "sriov quota",
+        "sriov set",
         """
-        sriov quota 21:00.0
+        sriov list 21:00.0
         .sriov set 21:00.0 2 --vf-memory 4G --exec-quantum 20
-        sriov quota 21:00.1 --exec-quantum 40 --dry-run
-        sriov quota 21:00.1 --exec-quantum 40
-        sriov quota 21:00.0 --vf-memory 40G
-        sriov quota 21:00.0 --physical
-        sriov quota 21:00.2
+        sriov set 21:00.1 --exec-quantum 40 --dry-run
+        sriov set 21:00.1 --exec-quantum 40
+        sriov set 21:00.0 --vf-memory 40G
+        sriov set 21:00.0 --physical
+        sriov list 21:00.2
         """,
         arc_host,
+        case="existing",
         journals={"change-quotas": "change-quotas"},
     ),
     Scenario(

@@ -38,7 +38,7 @@ CALLERS = {
     "list": "cli.listing.print",
     "persist list": "persistence.commands.list_persisted",
     "sriov list": "sriov.commands.list_physical_functions",
-    "sriov quota": "sriov.commands._show",
+    "sriov-set-existing": "sriov.commands._show",
     "vgpu instances": "gpu.commands.instances._list",
     "vgpu list": "vgpu.commands.active.list_active",
     "vgpu-list-libvirt": "libvirt.commands.nodedev.list_mdevs",

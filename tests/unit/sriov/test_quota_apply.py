@@ -223,7 +223,7 @@ def test_nobody_takes_memory_from_a_guest_that_came_after_a_crash(
 @pytest.mark.parametrize(
     ("number", "words", "remedy"),
     [
-        (errno.EINVAL, "does not accept this value", "vfiomgr sriov quota"),
+        (errno.EINVAL, "does not accept this value", "vfiomgr sriov list ADDRESS"),
         (errno.ERANGE, "too large", "smaller"),
         (errno.EPERM, "does not have this quota", "omit this quota"),
         (errno.EIO, r"firmware \(GuC\) refuses", "request less"),

@@ -32,7 +32,7 @@ def kernel(tmp_path: Path) -> FakeKernel:
     ("name", "arguments"),
     [
         ("sriov-set-quotas-plan", MAKE),
-        ("sriov-quota-plan", ("sriov", "quota", "21:00.1", "--exec-quantum", "40")),
+        ("sriov-quota-plan", ("sriov", "set", "21:00.1", "--exec-quantum", "40")),
     ],
 )
 def test_plans_are_golden_and_change_nothing(
@@ -56,20 +56,20 @@ def test_functions_are_told_with_their_share_from_their_making_to_their_end(run:
     ]
     again = run(*MAKE)
     assert again.stdout.splitlines()[-1] == "nothing to do"
-    changed = run("sriov", "quota", "21:00.1", "--exec-quantum", "40")
+    changed = run("sriov", "set", "21:00.1", "--exec-quantum", "40")
     assert changed.stdout.splitlines()[-1] == (
         "0000:21:00.1 has memory 4 GiB, quantum 40 ms, preemption 1000 us, priority normal"
     )
-    every = run("sriov", "quota", GPU, "--exec-quantum", "10", "--format", "json")
+    every = run("sriov", "set", GPU, "--exec-quantum", "10", "--format", "json")
     assert [item["exec_quantum_ms"] for item in json.loads(every.stdout)["quotas"]] == [0, 10, 10]
     assert run("sriov", "set", GPU, "0").status == 0
-    assert "pf " in run("sriov", "quota", GPU).stdout
+    assert "pf " in run("sriov", "list", GPU).stdout
 
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("sriov-quota", ("sriov", "quota", GPU)),
+        ("sriov-quota", ("sriov", "list", GPU)),
         ("sriov-list-quotas", ("sriov", "list")),
         ("show-quotas", ("show", "21:00.1")),
         ("show-physical-quotas", ("show", GPU)),
@@ -88,11 +88,11 @@ def test_what_is_shown_is_golden(
 
 def test_one_function_is_shown_alone_and_a_snapshot_tells_as_much(run: Run, tmp_path: Path) -> None:
     run(*MAKE)
-    alone = run("sriov", "quota", "21:00.2")
+    alone = run("sriov", "list", "21:00.2")
     assert [line.split()[0] for line in alone.stdout.splitlines()] == ["FUNCTION", "vf2"]
     recorded = tmp_path / "host.json"
     recorded.write_text(run("snapshot").stdout)
-    again = run("sriov", "quota", "21:00.2", "--snapshot", str(recorded))
+    again = run("sriov", "list", "21:00.2", "--snapshot", str(recorded))
     assert again.stdout == alone.stdout
     listed = run("vgpu", "list", "--snapshot", str(recorded), "--format", "json")
     assert [item["users"] for item in json.loads(listed.stdout)["items"]] == [[], []]
@@ -124,9 +124,17 @@ def test_types_of_one_gpu_are_asked_for_by_its_address(run: Run) -> None:
         (("sriov", "set", GPU, "2", "--vf-memory", "much"), 2, "--vf-memory much is not a size"),
         (("sriov", "set", GPU, "2", "--exec-quantum", "4294967296"), 2, "is not a whole number"),
         (("sriov", "set", GPU, "2", "--priority", "urgent"), 2, "--priority"),
+        (("sriov", "set", GPU), 2, "missing argument: COUNT (or a quota to change)"),
+        (("sriov", "set", GPU, "--physical"), 2, "missing argument: COUNT"),
+        (("sriov", "set", GPU, "2", "--physical"), 2, "--physical and COUNT contradict"),
+        (
+            ("sriov", "set", GPU, "--autoprobe", "--exec-quantum", "5"),
+            2,
+            "--autoprobe does nothing without COUNT",
+        ),
         (("sriov", "quota", GPU, "--physical"), 2, "--physical does nothing without a quota"),
         (("sriov", "set", GPU, "2", "--vf-memory", "20G"), 4, "2 x 20 GiB is 40 GiB"),
-        (("sriov", "quota", GPU, "--exec-quantum", "5"), 4, "has no virtual functions"),
+        (("sriov", "set", GPU, "--exec-quantum", "5"), 4, "has no virtual functions"),
         (
             ("vgpu", "create", "--parent", GPU, "--framebuffer", "4G"),
             4,
@@ -168,6 +176,6 @@ class TestOfAmd:
         refused = run("sriov", "set", GPU, "2")
         assert refused.status == 4
         assert "/etc/gim_config" in refused.stderr
-        shown = run("sriov", "quota", GPU)
+        shown = run("sriov", "list", GPU)
         assert (shown.status, shown.stdout) == (0, "")
         assert "is on gim, which does not show quotas" in shown.stderr

@@ -164,7 +164,7 @@ def test_a_live_function_keeps_its_memory_with_i915_and_its_priority_alone(
     host = api.scan(xe_host(tmp_path / "xe", vfs=2))
     refusal = refused(host, ChangeQuotas(VF, VfQuota(sched_priority="normal")))
     assert "separately" in refusal.message
-    assert f"vfiomgr sriov quota {GPU} --priority normal" in refusal.hint
+    assert f"vfiomgr sriov set {GPU} --priority normal" in refusal.hint
     assert plan(host, ChangeQuotas(VF, VfQuota(sched_priority="low"))).already
     refusal = refused(host, ChangeQuotas(GPU, VfQuota(memory=GIB), is_physical=True))
     assert "has no memory quota" in refusal.message

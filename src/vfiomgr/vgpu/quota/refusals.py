@@ -52,7 +52,7 @@ def impossible(
                 device,
                 "virtual functions cannot have priority high: the GPU's firmware (GuC) reserves it "
                 "for the physical function",
-                "use --priority normal; or for the physical function: vfiomgr sriov quota "
+                "use --priority normal; or for the physical function: vfiomgr sriov set "
                 f"{device.address} --physical --priority high",
             )
 
