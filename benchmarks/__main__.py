@@ -100,7 +100,14 @@ def _native(rounds: int, place: str | None) -> list[Row]:
                 for size in _SIZES
             },
             **{
-                f"vgpus {family}": (VFIOMGR, "--root", f"{directory}/{family}", "vgpu", "types")
+                f"vgpus {family}": (
+                    VFIOMGR,
+                    "--root",
+                    f"{directory}/{family}",
+                    "vgpu",
+                    "list",
+                    "--types",
+                )
                 for family in _VGPU_FAMILIES
             },
             "list bound": (VFIOMGR, "--root", f"{directory}/bound", "list", "--all"),
@@ -126,7 +133,7 @@ def _native(rounds: int, place: str | None) -> list[Row]:
     start = Row("vfiomgr --version", times["version"], "import click", times["click"], 2.0)
     types = [
         Row(
-            f"vgpu types, 8 GPUs x 32 VFs x 20 types, {family}",
+            f"vgpu list --types, 8 GPUs x 32 VFs x 20 types, {family}",
             times[f"vgpus {family}"],
             "at most",
             _VGPU_BUDGET,

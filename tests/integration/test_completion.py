@@ -127,8 +127,8 @@ COMPLETED = {
         "vfiomgr --root gpus vgpu create --parent 0000:21:00.0 --type nvidia-558 ",
     ),
     "a parent": (
-        "vfiomgr --root gpus vgpu types --parent 0000:21:00.0",
-        "vfiomgr --root gpus vgpu types --parent 0000:21:00.0 ",
+        "vfiomgr --root gpus vgpu list --types --parent 0000:21:00.0",
+        "vfiomgr --root gpus vgpu list --types --parent 0000:21:00.0 ",
     ),
     "a layout": (
         "vfiomgr plan layout.yaml --layout gu",

@@ -209,7 +209,7 @@ def test_a_virtual_function_and_a_vgpu_with_ramfb(topology: Topology) -> None:
     finally:
         vfiomgr("unbind", function)
         vfiomgr("sriov", "set", physical, "0")
-    kind = document("vgpu", "types", "--parent", "mdpy")["items"][0]["id"]
+    kind = document("vgpu", "list", "--types", "--parent", "mdpy")["items"][0]["id"]
     vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", kind, "--uuid", UUID)
     try:
         shown = (*SMALL, "--graphics", "vnc", "--device", f"{UUID},display,ramfb")

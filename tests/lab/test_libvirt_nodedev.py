@@ -42,7 +42,7 @@ def nodedev(*arguments: str, status: int = 0) -> str:
 
 @pytest.mark.usefixtures("libvirtd")
 def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None:
-    kinds = document("vgpu", "types", "--parent", parent)["items"]
+    kinds = document("vgpu", "list", "--types", "--parent", parent)["items"]
     assert kinds, "gpusim offers types"
     found = json.dumps(kinds)
     types = Path("/sys/bus/pci/devices", parent, "mdev_supported_types")

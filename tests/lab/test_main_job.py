@@ -175,20 +175,20 @@ def test_a_driver_that_refuses_is_explained_and_everything_rolled_back(topology:
 
 @pytest.mark.parametrize("parent", ["mtty", "mbochs"])
 def test_a_vgpu_is_made_listed_and_removed(parent: str) -> None:
-    types = document("vgpu", "types", "--parent", parent)["items"]
+    types = document("vgpu", "list", "--types", "--parent", parent)["items"]
     kind = types[0]["id"]
     vfiomgr("vgpu", "create", "--parent", parent, "--type", kind, "--uuid", UUID)
     (item,) = document("vgpu", "list")["items"]
     assert (item["uuid"], item["parent"], item["type"]) == (UUID, parent, kind)
     assert Path(f"/dev/vfio/{item['iommu_group']}").is_char_device()
     left = {t["id"]: t["available_instances"] for t in types}[kind]
-    after = document("vgpu", "types", "--parent", parent)["items"]
+    after = document("vgpu", "list", "--types", "--parent", parent)["items"]
     assert {t["id"]: t["available_instances"] for t in after}[kind] < left
     assert f"uuid='{UUID}'" in vfiomgr("libvirt", "hostdev", UUID).stdout
     vfiomgr("vgpu", "create", "--parent", parent, "--type", kind, "--uuid", UUID)
     vfiomgr("vgpu", "remove", UUID)
     assert document("vgpu", "list")["items"] == []
-    assert document("vgpu", "types", "--parent", parent)["items"] == types
+    assert document("vgpu", "list", "--types", "--parent", parent)["items"] == types
 
 
 def test_a_full_parent_is_refused() -> None:
@@ -205,7 +205,7 @@ def test_a_full_parent_is_refused() -> None:
 def test_a_snapshot_replays_what_the_host_said(tmp_path: Path) -> None:
     file = tmp_path / "host.json"
     file.write_text(vfiomgr("snapshot").stdout)
-    for command in (["list", "--all"], ["groups"], ["vgpu", "types"]):
+    for command in (["list", "--all"], ["groups"], ["vgpu", "list", "--types"]):
         replayed = vfiomgr("--snapshot", str(file), *command).stdout
         assert replayed == vfiomgr(*command).stdout
 

@@ -56,7 +56,7 @@ def used_by() -> dict[str, list[str]]:
 
 
 def test_vgpus_come_with_the_instances_that_they_lack(gpu: str) -> None:
-    types = {t["name"]: t for t in document("vgpu", "types")["items"]}
+    types = {t["name"]: t for t in document("vgpu", "list", "--types")["items"]}
     small = types["GRID A100-1-5C"]
     assert (small["available_instances"], small["available_in_new_gpu_instances"]) == (0, 7)
     made = document("vgpu", "create", "--type", "A100-1-5C", "--count", "2")["vgpus"]

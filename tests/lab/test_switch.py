@@ -73,7 +73,9 @@ def test_from_a_guest_to_vgpus_and_back_killed_at_every_step(gpu: PciAddress) ->
 
 def test_what_was_divided_carries_vgpus_and_goes_whole(gpu: PciAddress) -> None:
     vfiomgr("vgpu", "mode", str(gpu), "vgpu")
-    kind = next(t["name"] for t in document("vgpu", "types")["items"] if "-4Q" in t["name"])
+    kind = next(
+        t["name"] for t in document("vgpu", "list", "--types")["items"] if "-4Q" in t["name"]
+    )
     made = document("vgpu", "create", "--type", kind, "--count", "2")["vgpus"]
     assert len(made) == 2
     vfiomgr("vgpu", "mode", str(gpu), "passthrough")

@@ -79,7 +79,7 @@ def _gpu_of(host: HostSnapshot, address: PciAddress) -> Gpu:
         if gpu.family == "vendor-vfio" and str(address) in {p.name for p in gpu.parents}:
             return gpu
     message = f"{address} is not a virtual function for vGPUs of the vendor's driver"
-    raise UnknownDevice(message, "list GPUs that support vGPUs with: vfiomgr vgpu types")
+    raise UnknownDevice(message, "list GPUs that support vGPUs with: vfiomgr vgpu list --types")
 
 
 def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
@@ -173,14 +173,14 @@ def _function_type(
         if active is not None:
             return active.type, active.type_name
         message = f"missing option: --type ({request.name} is not an active vGPU)"
-        raise UsageError(message, "list the types with: vfiomgr vgpu types")
+        raise UsageError(message, "list the types with: vfiomgr vgpu list --types")
     for kind in types_called(gpu.types, request.type):
         return kind.id, kind.name
     if active is not None and request.type in (active.type, active.type_name):
         return active.type, active.type_name
     names = ", ".join(map(str, gpu.types))
     message = f"{gpu.name} has no vGPU type {request.type}; available: {names or 'none'}"
-    raise UnknownDevice(message, "list the types that still fit with: vfiomgr vgpu types")
+    raise UnknownDevice(message, "list the types that still fit with: vfiomgr vgpu list --types")
 
 
 def _parameters(request: DefineVgpu) -> str:
@@ -311,7 +311,7 @@ def _parent(
     known = old or active
     if request.parent is None and known is None:
         message = f"missing options: --parent and --type (vGPU {request.name} is not active)"
-        raise UsageError(message, "list parents and types with: vfiomgr vgpu types")
+        raise UsageError(message, "list parents and types with: vfiomgr vgpu list --types")
     name = (
         canonical(request.parent) if request.parent is not None else known.parent if known else ""
     )
@@ -321,7 +321,7 @@ def _parent(
         raise UsageError(message, f"name one, e.g. --parent {functions[0]}")
     if not is_name(name):
         message = f"invalid device name: {name!r}"
-        raise UsageError(message, "list devices that support vGPUs with: vfiomgr vgpu types")
+        raise UsageError(message, "list devices that support vGPUs with: vfiomgr vgpu list --types")
     return name
 
 
@@ -338,7 +338,7 @@ def _type(
         if active is not None and active.parent == parent:
             return active.type
         message = f"missing option: --type (for vGPU {request.name})"
-        raise UsageError(message, "list the types with: vfiomgr vgpu types")
+        raise UsageError(message, "list the types with: vfiomgr vgpu list --types")
     there = parent_named(host, parent)
     if there is None and is_name(request.type):
         return request.type

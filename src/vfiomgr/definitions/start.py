@@ -277,7 +277,8 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
                     "vgpu-no-room",
                     target.parent,
                     message,
-                    "remove one with vfiomgr vgpu remove; list what fits with: vfiomgr vgpu types",
+                    "remove one with vfiomgr vgpu remove; list what fits with: "
+                    "vfiomgr vgpu list --types",
                 )
             ]
         )
@@ -288,7 +289,7 @@ def absence_of(host: HostSnapshot, target: Target) -> UnknownDevice | None:
     """Return why the parent of a vGPU is unavailable; None if it is available."""
     if parent_named(host, target.parent) is not None:
         return None
-    remedy = "load its driver, then check with: vfiomgr vgpu types"
+    remedy = "load its driver, then check with: vfiomgr vgpu list --types"
     if host.device_named(target.parent) is not None:
         message = f"{target.parent} does not support vGPUs in its current state"
         return UnknownDevice(message, remedy)

@@ -121,13 +121,16 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("mdev-create", EINVAL): (
         "the driver rejects this type now; on NVIDIA GPUs, vGPUs of another size may be running",
-        "show what still fits: vfiomgr vgpu types",
+        "show what still fits: vfiomgr vgpu list --types",
     ),
     ("mdev-create", ENODEV): ("the parent is being removed", "wait for its driver, then try again"),
-    ("mdev-create", ENOENT): ("the parent or its type vanished", "list them: vfiomgr vgpu types"),
+    ("mdev-create", ENOENT): (
+        "the parent or its type vanished",
+        "list them: vfiomgr vgpu list --types",
+    ),
     ("mdev-create", ENOSPC): (
         "the parent has no room left for this type",
-        "remove a vGPU first; show what still fits: vfiomgr vgpu types",
+        "remove a vGPU first; show what still fits: vfiomgr vgpu list --types",
     ),
     ("mdev-create", ENOMEM): (
         "the parent or the host is out of memory",
@@ -135,7 +138,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("mdev-create", EIO): (
         f"the vendor's driver refused; NVIDIA's refuses if {_NVIDIA_REFUSES}",
-        f"show what still fits: vfiomgr vgpu types; {_HOST_SERVICE}",
+        f"show what still fits: vfiomgr vgpu list --types; {_HOST_SERVICE}",
     ),
     ("mdev-remove", ENODEV): (
         "it is already being removed",
@@ -143,7 +146,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("mdev-create", EUSERS): (
         "the parent has reached its maximum",
-        "remove a vGPU first; show what still fits: vfiomgr vgpu types",
+        "remove a vGPU first; show what still fits: vfiomgr vgpu list --types",
     ),
     ("mdev-create", EPERM): (
         "the driver refuses: the virtual function has a vGPU, or the GPU is in another mode",
@@ -155,7 +158,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("vgpu-type", EINVAL): (
         "the driver does not support this type, or not next to the running vGPUs",
-        "show what still fits: vfiomgr vgpu types",
+        "show what still fits: vfiomgr vgpu list --types",
     ),
     ("vgpu-type", EIO): (
         "the GPU refused: no GPU instance fits (MIG), its memory is used, or another size runs",
@@ -167,7 +170,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("vgpu-type", ENOSPC): (
         "the GPU has no room left for this type",
-        "remove a vGPU first; show what still fits: vfiomgr vgpu types",
+        "remove a vGPU first; show what still fits: vfiomgr vgpu list --types",
     ),
     ("vgpu-type", ENXIO): (
         "the driver has not set the virtual function up",
@@ -263,8 +266,10 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
             "the GPU's firmware (GuC) refuses; most likely the functions would exceed the "
             "available amount"
         ),
-        "request less; show the quotas: vfiomgr sriov list ADDRESS; see dmesg for the firmware's "
-        "message",
+        (
+            "request less; show the quotas: vfiomgr sriov list ADDRESS; see dmesg for the "
+            "firmware's message"
+        ),
     ),
     ("quota", ENOSPC): _NO_VRAM,
     ("quota", ENOMEM): _NO_VRAM,

@@ -225,7 +225,7 @@ def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
             f"{names} does not support {request}"
             if len(kinds) == 1
             else f"none of {names} supports {request}",
-            "show the types of each: vfiomgr vgpu types",
+            "show the types of each: vfiomgr vgpu list --types",
         )
     most = [max(map(partial(_most, gpu), kinds[gpu.name]), default=0) for gpu in lacking.scope]
     count = request.count or request.per_gpu or 0
@@ -237,7 +237,7 @@ def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
                 f"{case.claim.label} requests {count} x {request}, but its GPUs have room for "
                 f"{sum(most)}"
             ),
-            "request fewer or smaller ones; show what fits: vfiomgr vgpu types",
+            "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
         )
 
 
@@ -302,7 +302,7 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
             "vgpu-no-room",
             gpu,
             f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
-            "request fewer or smaller ones; show what fits: vfiomgr vgpu types",
+            "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
         )
     for count, kind in kinds:
         if kind.max_instances is not None and count > kind.max_instances:
@@ -310,5 +310,5 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
                 "vgpu-no-room",
                 gpu,
                 f"{gpu} has room for at most {kind.max_instances} {kind}, not {count}",
-                "request fewer or smaller ones; show what fits: vfiomgr vgpu types",
+                "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
             )

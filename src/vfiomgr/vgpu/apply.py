@@ -137,5 +137,7 @@ def _write_type(tree: HostTree, step: SetVgpuType) -> None:
         if error.errno in (EIO, EINVAL) and str(step.after) in offered:
             with suppress(OSError):  # a full /run must not hide the driver's error
                 vendor.mark(tree, step.device.address, f"rejected type {step.after}")
-            error.hint += "; vfiomgr uses another virtual function next time: vfiomgr vgpu types"
+            error.hint += (
+                "; vfiomgr uses another virtual function next time: vfiomgr vgpu list --types"
+            )
         raise

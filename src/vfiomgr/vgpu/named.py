@@ -68,7 +68,7 @@ class CreateVgpu:
         series, heads = said.get("series"), said.get("heads")
         if kind is None and framebuffer is None and series is None and heads is None:
             message = "missing option: --type, --framebuffer, --series or --heads"
-            raise UsageError(message, "list the types with: vfiomgr vgpu types")
+            raise UsageError(message, "list the types with: vfiomgr vgpu list --types")
         count, uuid = said.get("count", 1), said.get("uuid")
         if uuid is not None and count > 1:
             message = f"cannot create {count} vGPUs with one UUID"

@@ -99,7 +99,7 @@ def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDe
         names = ", ".join(gpu.name for gpu in known)
         message = f"no such vGPU-capable device: {name}"
         message += f" (available: {names})" if known else " (this host has none)"
-        return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu types")
+        return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu list --types")
     device = host.device(host.parse_address(name))
     message = f"{device} does not support vGPUs in its current state"
     if device.is_on_vfio:
@@ -107,7 +107,9 @@ def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDe
     elif device.sriov_totalvfs and not device.virtual_functions:
         remedy = f"create its virtual functions: {creation(device)}"
     else:
-        remedy = "load the vendor's vGPU driver; list supported devices with: vfiomgr vgpu types"
+        remedy = (
+            "load the vendor's vGPU driver; list supported devices with: vfiomgr vgpu list --types"
+        )
     return UnknownDevice(message, remedy)
 
 
@@ -334,7 +336,9 @@ def guess(kinds: Iterable[VgpuType], text: str) -> str:
         if name and (name != kind.id or not kind.number.isdecimal() or kind.number == number)
     ]
     close = difflib.get_close_matches(text, names, n=1)
-    return f"did you mean {close[0]}?" if close else "list the types with: vfiomgr vgpu types"
+    return (
+        f"did you mean {close[0]}?" if close else "list the types with: vfiomgr vgpu list --types"
+    )
 
 
 def _untold(kinds: Sequence[VgpuType], request: CreateVgpu) -> list[str]:
@@ -380,7 +384,7 @@ def _no_room(
                 ", ".join(reasons),
                 f"{message}: {'; '.join(_listed(reasons))}",
                 first,
-                "use another type; list the types that fit with: vfiomgr vgpu types",
+                "use another type; list the types that fit with: vfiomgr vgpu list --types",
             )
         ]
     )

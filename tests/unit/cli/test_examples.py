@@ -224,7 +224,7 @@ def test_there_are_examples_of_every_kind() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "vfiomgr vgpu types | list | create --type A40-4Q",
+        "vfiomgr vgpu list --types | list | create --type A40-4Q",
         "vfiomgr libvirt attach win 41:00.4     a virtual function",
         "vfiomgr reset ADDRESS",
         "vfiomgr list --al",

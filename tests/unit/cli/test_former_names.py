@@ -80,6 +80,8 @@ def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> 
         (f"libvirt nodedev start {UUID}", f"vgpu start --libvirt {UUID}"),
         (f"libvirt nodedev stop {UUID} --dry-run", f"vgpu stop --libvirt {UUID} --dry-run"),
         (f"libvirt nodedev undefine {UUID}", f"vgpu undefine --libvirt {UUID}"),
+        ("vgpu types", "vgpu list --types"),
+        ("vgpu types --parent 99:00.0", "vgpu list --types --parent 99:00.0"),
         ("vgpu switch 01:00.0 vgpu --functions 2", "vgpu mode 01:00.0 vgpu --functions 2"),
         ("vgpu switch 99:00.0 host", "vgpu mode 99:00.0 host"),
         ("libvirt hook enable WIN --dry-run", "libvirt hook install WIN --dry-run"),

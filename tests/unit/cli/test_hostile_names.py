@@ -122,7 +122,7 @@ COMMANDS = (
     "unbind 0000:02:00.0 --dry-run",
     "reset 0000:02:00.0 --dry-run",
     "sriov list",
-    "vgpu types",
+    "vgpu list --types",
     "vgpu list",
     "vgpu create --type nvidia-222 --dry-run",
     "persist list",

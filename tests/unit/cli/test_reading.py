@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         ("show", ["show", "02:00.0"]),
         ("show-physical-function", ["show", "0000:05:00.0"]),
         ("groups", ["groups"]),
-        ("vgpu-types", ["vgpu", "types"]),
+        ("vgpu-types", ["vgpu", "list", "--types"]),
     ],
 )
 def test_golden(run: Run, matches: Matches, name: str, arguments: list[str]) -> None:
@@ -222,7 +222,7 @@ def imported_by(*arguments: str) -> set[str]:
 
 def test_every_command_has_help_with_examples(run: Run) -> None:
     commands = ["list", "show", "groups", "check", "bind", "unbind", "snapshot", "libvirt hostdev"]
-    commands += [f"vgpu {verb}" for verb in ("types", "list", "create", "remove")]
+    commands += [f"vgpu {verb}" for verb in ("list", "create", "remove")]
     commands += [
         "libvirt domain",
         "kata config",
@@ -294,9 +294,9 @@ def test_a_bridge_is_nothing_for_a_guest(run: Run) -> None:
 
 
 def test_types_of_one_parent(run: Run) -> None:
-    rows = run("vgpu", "types", "--parent", "06:00.0").stdout.splitlines()
+    rows = run("vgpu", "list", "--types", "--parent", "06:00.0").stdout.splitlines()
     assert len(rows) == 4
-    assert run("vgpu", "types", "--parent", "0000:01:00.0").status == 2
+    assert run("vgpu", "list", "--types", "--parent", "0000:01:00.0").status == 2
 
 
 def test_addresses_are_completed_from_the_selected_host(
@@ -332,7 +332,7 @@ def test_what_is_typed_into_commands_is_never_shortened_on_a_terminal(
 ) -> None:
     monkeypatch.setattr("vfiomgr.cli.output.sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(columns))
-    lines = run("vgpu", "types").stdout.splitlines()
+    lines = run("vgpu", "list", "--types").stdout.splitlines()
     (place,) = (at for at, line in enumerate(lines) if "nvidia-222" in line)
     row = " ".join(lines[place : place + 2]).split()
     assert row[:3] == ["0000:06:00.0", "nvidia-222", "T4-1B"]

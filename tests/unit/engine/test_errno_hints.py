@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.fakes.nvidia.gpus import Manners
 
 GPU, ONE, TWO, THREE = "0000:21:00.0", "0000:21:00.4", "0000:21:00.5", "0000:21:00.6"
-WHAT_FITS = "show what still fits: vfiomgr vgpu types"
+WHAT_FITS = "show what still fits: vfiomgr vgpu list --types"
 
 
 def make(kernel: FakeKernel, parent: str, type_id: str, number: int) -> None:

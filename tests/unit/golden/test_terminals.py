@@ -44,7 +44,8 @@ CALLERS = {
     "vgpu-list-libvirt": "libvirt.commands.nodedev.list_mdevs",
     "vgpu list --defined": "definitions.commands.list_defined",
     "vgpu mode": "gpu.commands.modes._show",
-    "vgpu types": "vgpu.commands.group.types",
+    "vgpu-list-types": "vgpu.commands.group._list_types",
+    "vgpu-list-types-a40": "vgpu.commands.group._list_types",
 }
 """The commands (or single scenarios) that print tables, and the function in which each does."""
 WITHOUT = (

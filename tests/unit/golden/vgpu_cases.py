@@ -210,8 +210,18 @@ VGPU_SCENARIOS = (
         case="switch",
         journals={"switch-gpu": "switch-gpu"},
     ),
-    Scenario("vgpu types", "vgpu types\nvgpu types --parent 41:00.0", two_l40s_host),
-    Scenario("vgpu types", "vgpu types\nvgpu types --parent 99:00.0", small_a40_host, case="a40"),
+    Scenario(
+        "vgpu list",
+        "vgpu list --types\nvgpu list --types --parent 41:00.0",
+        two_l40s_host,
+        case="types",
+    ),
+    Scenario(
+        "vgpu list",
+        "vgpu list --types\nvgpu list --types --parent 99:00.0",
+        small_a40_host,
+        case="types-a40",
+    ),
     Scenario(
         "vgpu undefine",
         f"""

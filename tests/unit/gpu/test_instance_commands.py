@@ -54,7 +54,9 @@ def test_plans_are_golden_and_change_nothing(
 
 def test_types_tell_what_is_there_apart_from_what_can_be_made(run: Run) -> None:
     run("vgpu", "instances", GPU, "1g.5gb=1")
-    items = json.loads(run("vgpu", "types", "--parent", GPU, "--format", "json").stdout)["items"]
+    items = json.loads(run("vgpu", "list", "--types", "--parent", GPU, "--format", "json").stdout)[
+        "items"
+    ]
     counts = {
         item["name"]: (item["available_instances"], item["available_in_new_gpu_instances"])
         for item in items
@@ -62,7 +64,7 @@ def test_types_tell_what_is_there_apart_from_what_can_be_made(run: Run) -> None:
     assert counts["GRID A100-1-5C"] == (1, 3)
     assert counts["GRID A100-3-20C"] == (0, 1)
     assert counts["GRID A100-7-40C"] == (0, 0)
-    table = run("vgpu", "types", "--parent", GPU).stdout
+    table = run("vgpu", "list", "--types", "--parent", GPU).stdout
     assert "1 +3" in table
 
 

@@ -54,7 +54,9 @@ def test_plans_are_golden_and_change_nothing(
 def test_types_of_a_gpu_of_the_vendors_family_are_certain(run: Run) -> None:
     """The table of nvidia-smi tells how many, and what a vGPU is that no function offers."""
     made = run("vgpu", "create", "--type", "L40S-24Q", "--parent", GPU).stdout.strip()
-    items = json.loads(run("vgpu", "types", "--parent", GPU, "--format", "json").stdout)["items"]
+    items = json.loads(run("vgpu", "list", "--types", "--parent", GPU, "--format", "json").stdout)[
+        "items"
+    ]
     assert all(item["is_certain"] for item in items)
     of_name = {item["name"]: item for item in items}
     assert of_name["NVIDIA L40S-24Q"]["active"] == 1
@@ -115,7 +117,7 @@ def test_functions_that_are_lost_are_told_with_what_brings_them_back(
     run: Run, kernel: FakeKernel
 ) -> None:
     kernel.write(HostPath(f"/sys/bus/pci/devices/{LOST}/driver/unbind"), LOST)
-    told = run("vgpu", "types").stderr
+    told = run("vgpu", "list", "--types").stderr
     assert f"unusable: {LOST} lost its driver; to restore them, remove all vGPUs of {GPU}" in told
     assert f"vfiomgr sriov set {GPU} 0; vfiomgr sriov set {GPU} 2" in told
 
@@ -141,6 +143,6 @@ class TestMig:
 def test_without_nvidia_smi_nothing_breaks(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.drop("/usr/bin/nvidia-smi")
     assert "no GPU uses the nvidia driver" in run("vgpu", "mode").stderr
-    assert run("vgpu", "types").status == 0
+    assert run("vgpu", "list", "--types").status == 0
     assert run("vgpu", "mode", GPU, "--mig").status == 4
     assert run("vgpu", "create", "--type", "L40S-8Q").status == 0

@@ -395,7 +395,7 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "internal error: Unable to start mediated device: Could not write to create: No space left",
         LibvirtFailed,
         "mdevctl (called by libvirt) failed: Could not write to create",
-        "vfiomgr vgpu types",
+        "vfiomgr vgpu list --types",
     ),
     (
         Code.INTERNAL_ERROR,

@@ -74,7 +74,7 @@ def test_functions_are_told_with_their_share_from_their_making_to_their_end(run:
         ("show-quotas", ("show", "21:00.1")),
         ("show-physical-quotas", ("show", GPU)),
         ("vgpu-list-functions", ("vgpu", "list")),
-        ("vgpu-types-functions", ("vgpu", "types")),
+        ("vgpu-types-functions", ("vgpu", "list", "--types")),
     ],
 )
 def test_what_is_shown_is_golden(
@@ -112,7 +112,9 @@ def test_who_holds_a_function_is_told(
 
 
 def test_types_of_one_gpu_are_asked_for_by_its_address(run: Run) -> None:
-    items = json.loads(run("vgpu", "types", "--parent", "21:00.0", "--format", "json").stdout)
+    items = json.loads(
+        run("vgpu", "list", "--types", "--parent", "21:00.0", "--format", "json").stdout
+    )
     (item,) = items["items"]
     assert (item["family"], item["available_instances"]) == ("sriov-vf", 4)
     assert "vfiomgr sriov set 0000:21:00.0 N" in item["unavailable_because"]
@@ -172,7 +174,9 @@ class TestOfAmd:
         """Listed, and neither made nor removed."""
         listed = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
         assert [(item["family"], item["quotas"]) for item in listed] == [("sriov-vf", None)] * 4
-        assert "AMD's GIM creates them when loaded (vf_num)" in run("vgpu", "types").stdout
+        assert (
+            "AMD's GIM creates them when loaded (vf_num)" in run("vgpu", "list", "--types").stdout
+        )
         refused = run("sriov", "set", GPU, "2")
         assert refused.status == 4
         assert "/etc/gim_config" in refused.stderr

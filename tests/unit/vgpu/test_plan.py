@@ -73,7 +73,7 @@ def test_an_unknown_type_lists_the_known_and_guesses() -> None:
     assert caught.value.hint == "did you mean nvidia-1?"
     with pytest.raises(UnknownDevice) as other:
         plan(HOST, create("nvidia-12"))
-    assert other.value.hint == "list the types with: vfiomgr vgpu types", (
+    assert other.value.hint == "list the types with: vfiomgr vgpu list --types", (
         "another number, another type"
     )
 

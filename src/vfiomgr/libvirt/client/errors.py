@@ -369,7 +369,8 @@ _ROWS: tuple[_Row, ...] = (
         r"Unable to (?P<what>create|define|start|undefine|set autostart of) mediated device:? "
         r"(?P<why>(?s:.+))",
         "mdevctl (called by libvirt) failed: {why}",
-        "vfiomgr vgpu types shows free capacity; check that mdevctl is installed on libvirt's host",
+        "vfiomgr vgpu list --types shows free capacity; check that mdevctl is installed on "
+        "libvirt's host",
     ),
     _Row(
         _QEMU,

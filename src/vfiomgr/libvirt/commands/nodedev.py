@@ -47,7 +47,7 @@ def mdev_request(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevReq
     found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
     if found is None:
         message = f"{device} does not support vGPUs"
-        remedy = "vfiomgr vgpu types shows the parents of this host"
+        remedy = "vfiomgr vgpu list --types shows the parents of this host"
         raise refusal([blocker("mdev-unsupported", device, message, remedy)])
     if found.family != "mdev":
         message = f"the vGPUs of {device} are virtual functions, which libvirt cannot define"
@@ -67,10 +67,11 @@ def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
     found = next((known for known in host.vgpu_parents if known.name == parent), None)
     if found is None:
         message = f"no such vGPU parent: {parent}"
-        raise UnknownDevice(message, "load its driver; vfiomgr vgpu types shows the parents")
+        raise UnknownDevice(message, "load its driver; vfiomgr vgpu list --types shows the parents")
     if found.offers(type_id) == 0:
         message = f"{parent} has no capacity for another vGPU of type {type_id}"
-        remedy = f"vfiomgr vgpu types --parent {parent} shows the reason and the remaining capacity"
+        listed = f"vfiomgr vgpu list --types --parent {parent}"
+        remedy = f"{listed} shows the reason and the remaining capacity"
         raise refusal([blocker("vgpu-no-room", parent, message, remedy)])
 
 

@@ -200,8 +200,8 @@ def inactive(context: PreflightContext) -> Iterator[Diagnostic]:
             f"no such vGPU: {hostdev.name} is neither active nor defined",
             evidence,
             f"{why}; an undefined one does not survive a reboot",
-            f"vfiomgr vgpu create --type TYPE {hostdev.name} (vfiomgr vgpu types shows available "
-            "types)",
+            f"vfiomgr vgpu create --type TYPE {hostdev.name} (vfiomgr vgpu list --types "
+            "shows available types)",
             subject=hostdev.name,
         )
 
@@ -271,8 +271,8 @@ def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
                     f"/sys/bus/pci/devices/{address}/nvidia/current_vgpu_type: 0",
                 ),
                 "guests can use it once it is a vGPU; the vGPU does not survive a reboot",
-                f"vfiomgr vgpu create --parent {address} --type TYPE (vfiomgr vgpu types shows "
-                "available types)",
+                f"vfiomgr vgpu create --parent {address} --type TYPE (vfiomgr vgpu list --types "
+                "shows available types)",
                 subject=taken.device,
             )
 

@@ -18,6 +18,7 @@ from vfiomgr.gpu.commands.instances import instances
 from vfiomgr.gpu.commands.modes import mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
+from vfiomgr.usage import forbid_alone, forbid_together
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
 from vfiomgr.vgpu.missing_functions import creation
@@ -37,7 +38,7 @@ _TYPE_HEADINGS = (
 )
 
 
-_FORMER = {"switch": "vgpu mode GPU TO"}
+_FORMER = {"switch": "vgpu mode GPU TO", "types": "vgpu list --types"}
 
 
 @click.group("vgpu", cls=LazyGroup, table={}, unlisted=_FORMER)
@@ -52,29 +53,8 @@ vgpu.add_command(instances)
 vgpu.add_command(mode)
 
 
-@vgpu.command("types")
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="Only types of this GPU or virtual function.",
-)
-@session_options(*READING)
-@pass_session
-def types(session: Session, parent: str | None) -> None:
-    """List vGPU types and how many more fit on each GPU.
-
-    AVAILABLE is the capacity of the GPU, not the sum over its virtual functions. "<=" marks a
-    maximum, if the driver does not report everything; "+N" counts vGPUs in GPU instances (MIG) that
-    vgpu create would create, if no other type gets them. UNUSABLE is the memory (MiB) left over
-    when the GPU is filled with this type. The last rows are the totals of all GPUs. NOTES says why
-    a type is unavailable.
-
-    \b
-    Examples:
-      vfiomgr vgpu types
-      vfiomgr vgpu types --parent 0000:08:00.0 --format json
-    """
+def _list_types(session: Session, parent: str | None) -> None:
+    """List vGPU types and how many more fit on each GPU."""
     host = session.scan(with_gpu_modes=True)
     found, items = _rooms(host, parent)
     together = totals(room for _, room in items)
@@ -190,33 +170,54 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 
 @vgpu.command("list")
 @click.option("--defined", is_flag=True, help="List definitions, active or not.")
+@click.option("--types", is_flag=True, help="List types, and how many more fit on each GPU.")
+@click.option(
+    "--parent",
+    metavar="DEVICE",
+    shell_complete=complete_parent,
+    help="Only types of this GPU or virtual function.",
+)
 @libvirt_options
 @session_options(*READING, "timeout")
 @pass_session
-def list_vgpus(session: Session, *, defined: bool, uri: str | None) -> None:
-    """List active vGPUs with users and definitions.
+def list_vgpus(
+    session: Session, *, defined: bool, types: bool, parent: str | None, uri: str | None
+) -> None:
+    """List active vGPUs, definitions or types.
 
     USED BY is the guest (of libvirt, Kata, or QEMU's -name), its process and its systemd unit; it
     is unknown without root. --libvirt lists the mediated devices that libvirt has, active and
     defined.
 
+    With --types, AVAILABLE is the capacity of the GPU, not the sum over its virtual functions. "<="
+    marks a maximum, if the driver does not report everything; "+N" counts vGPUs in GPU instances
+    (MIG) that vgpu create would create, if no other type gets them. UNUSABLE is the memory (MiB)
+    left over when the GPU is filled with this type. The last rows are the totals of all GPUs. NOTES
+    says why a type is unavailable.
+
     \b
     Examples:
       vfiomgr vgpu list
       vfiomgr vgpu list --defined
-      vfiomgr vgpu list --format json
+      vfiomgr vgpu list --types
+      vfiomgr vgpu list --types --parent 0000:08:00.0 --format json
       vfiomgr vgpu list --libvirt
       vfiomgr vgpu list --connect qemu+ssh://node7/system
     """
+    if parent is not None and not types:
+        forbid_alone("--parent", "--types", "vGPUs are listed for all GPUs")
+    if defined and types:
+        forbid_together("--defined", "--types", "one lists vGPUs, the other what can be created")
     if uri is not None:
-        forbid_with_libvirt(defined=defined)
+        forbid_with_libvirt(defined=defined, types=types)
         list_mdevs(session, uri)
         return
-    if defined:
+    if types:
+        _list_types(session, parent)
+    elif defined:
         list_defined(session)
-        return
-
-    list_active(session)
+    else:
+        list_active(session)
 
 
 @vgpu.command("create")
