@@ -16,7 +16,7 @@ import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
 from vfiomgr.cli.findings import print_error_document
-from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.group import FormerTable, LazyGroup
 from vfiomgr.cli.options import Options, session_options
 from vfiomgr.cli.output import note, note_text, print_error
 from vfiomgr.cli.usage import explained
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "list": ("vfiomgr.cli.commands.list", "list_devices"),
     "show": ("vfiomgr.cli.commands.show", "show"),
-    "groups": ("vfiomgr.cli.commands.groups", "groups"),
     "topology": ("vfiomgr.topology.commands", "topology"),
     "check": ("vfiomgr.check.commands", "check"),
     "bind": ("vfiomgr.passthrough.commands", "bind"),
@@ -51,7 +50,8 @@ _COMMANDS = {
     "completion": ("vfiomgr.cli.commands.completion", "completion"),
     "help": ("vfiomgr.cli.commands.help", "help_"),
 }
-_FORMER = {
+_FORMER: FormerTable = {
+    "groups": "list --by-group",
     "assert": ("vfiomgr.layout.commands.changes", "assert_"),
     "export": ("vfiomgr.layout.commands.changes", "export"),
     "revert": ("vfiomgr.layout.commands.changes", "revert"),

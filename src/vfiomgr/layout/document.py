@@ -122,7 +122,7 @@ def _quoted(text: str) -> str:
 
 __all__ = ["choose_layout", "find_flaws", "read_layouts", "render_layouts"]
 
-_HINT = "see docs/layout.md for the format; print its schema with vfiomgr layout schema"
+_HINT = "see docs/layout.md for the format; print its schema with vfiomgr check layout --schema"
 _TOLD_ELSEWHERE = ("uuids are the same", "are to have the UUID")
 """How the model reports UUIDs; `repeated_uuids` names them, with their places."""
 _OTHER_KINDS = {

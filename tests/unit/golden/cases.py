@@ -123,8 +123,13 @@ HOST_SCENARIOS = (
         """,
         small_a40_host,
     ),
-    Scenario("groups", "groups\ngroups --root nowhere", without_iommu),
-    Scenario("groups", "groups", small_a40_host, case="vgpu"),
+    Scenario(
+        "list",
+        "list --by-group\nlist --by-group --root nowhere",
+        without_iommu,
+        case="by-group",
+    ),
+    Scenario("list", "list --by-group", small_a40_host, case="by-group-vgpu"),
     Scenario(
         "topology",
         """
@@ -343,7 +348,7 @@ HOST_SCENARIOS = (
         keeps=True,
         journals={"install-layout": "install-layout"},
     ),
-    Scenario("layout schema", "layout schema", is_document=True),
+    Scenario("check layout", "check layout --schema", is_document=True, case="schema"),
     Scenario(
         "layout uninstall",
         """

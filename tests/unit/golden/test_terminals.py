@@ -33,7 +33,6 @@ CALLERS = {
     "cdi list": "containers.cdi.commands.list_devices",
     "check cdi": "containers.cdi.commands._print_check",
     "explain": "cli.commands.explain.explain",
-    "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
     "persist list": "persistence.commands.list_persisted",
@@ -53,7 +52,7 @@ WITHOUT = (
     "vgpu-instances-set",
     "check-cdi-none",
     "explain",
-    "groups",
+    "list-by-group",
     "vgpu-list-libvirt-none",
     "vgpu-mode-mig",
     "vgpu-mode-switch",
@@ -72,7 +71,7 @@ CASES = (
     Scenario("explain", "explain", case="all"),
     Scenario("sriov list", ".sriov set 21:00.0 2\nsriov list", arc_host, case="quotas"),
     Scenario("vgpu list --defined", f"{DEFINED}\nvgpu list --defined"),
-    Scenario("groups", f".vgpu create {MBOCHS}\ngroups", case="vgpus"),
+    Scenario("list", f".vgpu create {MBOCHS}\nlist --by-group", case="by-group-vgpus"),
     Scenario("list", "list --all --vfs\nlist --columns id,class,name", small_a40_host, case="vfs"),
 )
 

@@ -42,7 +42,7 @@ def test_several_flaws_are_counted_and_one_stands_for_itself() -> None:
     several = next(bad for bad in BAD if bad.name == "several")
     with pytest.raises(InvalidDocument, match=r"^host.yaml: 5 errors$") as caught:
         read_layouts(several.text, "host.yaml")
-    assert "vfiomgr layout schema" in caught.value.hint
+    assert "vfiomgr check layout --schema" in caught.value.hint
     assert caught.value.exit_code == 65
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.commands.groups import GROUP_COLUMNS, list_groups
 from vfiomgr.cli.listing import filter_options, print_names, users_in_words, view_options
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
@@ -19,6 +20,7 @@ from vfiomgr.cli.output import (
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.gpu.memory import memory_of
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -42,11 +44,14 @@ _UNKNOWN = "unknown"
     "--all", "every", is_flag=True, help="All PCI devices, not only GPUs and accelerators."
 )
 @click.option("--vfs", is_flag=True, help="List each virtual function (VF) on a line of its own.")
+@click.option("--by-group", is_flag=True, help="List IOMMU groups, and what blocks them.")
 @filter_options
-@view_options(_COLUMNS)
+@view_options(_COLUMNS, by_group=GROUP_COLUMNS)
 @session_options(*READING)
 @pass_session
-def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, view: View) -> None:
+def list_devices(
+    session: Session, *, every: bool, vfs: bool, by_group: bool, wanted: Filter, view: View
+) -> None:
     """List devices: GPUs and accelerators, or others by filter.
 
     A filter selects among all PCI devices; a device must match each option that is given.
@@ -57,6 +62,12 @@ def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, vi
 
     The VFs of a listed device are shown in its NOTES. JSON and YAML list each VF.
 
+    With --by-group, IOMMU groups are listed; a filter selects those that have a matching device. A
+    group goes to a guest as a whole. ISOLATED is yes where it has the functions of one device only,
+    besides bridges. BOUND is yes where all of them are ready for a guest, partly where some are.
+    BLOCKS marks what keeps a guest from opening the group: functions that are bound to a driver of
+    the host. Groups of PCIe ports and bridges are in JSON and YAML, and shown with --all.
+
     \b
     Examples:
       vfiomgr list
@@ -64,7 +75,13 @@ def list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, vi
       vfiomgr list --class nic --numa 0
       vfiomgr list --state vfio -o name
       vfiomgr list --columns address,driver,group --no-headers
+      vfiomgr list --by-group 0000:08:00.0
     """
+    if by_group:
+        if vfs:
+            forbid_together("--by-group", "--vfs", "groups list all their functions")
+        list_groups(session, every=every, wanted=wanted, view=view)
+        return
     host = session.scan_devices()
     selection = wanted.select(session, host)
     devices = [

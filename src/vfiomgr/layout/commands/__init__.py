@@ -16,9 +16,11 @@ _COMMANDS = {
     "install": ("vfiomgr.layout.commands.files", "install"),
     "uninstall": ("vfiomgr.layout.commands.files", "uninstall"),
     "import": ("vfiomgr.layout.commands.files", "import_"),
-    "schema": ("vfiomgr.layout.commands.files", "schema"),
 }
-_FORMER = {"validate": ("vfiomgr.layout.commands.files", "validate")}
+_FORMER = {
+    "validate": ("vfiomgr.layout.commands.files", "validate"),
+    "schema": "check layout --schema",
+}
 
 
 @click.group("layout", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)

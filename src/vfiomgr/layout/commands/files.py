@@ -1,4 +1,4 @@
-"""`vfiomgr layout install`, `uninstall`, `schema`, `import` and `check layout`."""
+"""`vfiomgr layout install`, `uninstall`, `import` and `check layout`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from vfiomgr.layout.schema import layout_schema
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.program import program_for_units
+from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,17 +134,7 @@ def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: ob
         note(f"undo with: {undo}")
 
 
-@click.command("schema")
-@session_options("format")
-@pass_session
-def schema(session: Session) -> None:
-    """Print the JSON schema of layout files (draft 2020-12).
-
-    \b
-    Examples:
-      vfiomgr layout schema > layout.schema.json
-      vfiomgr layout schema --format yaml
-    """
+def _print_schema(session: Session) -> None:
     document = layout_schema()
     if session.format == "yaml":
         print_yaml(document)
@@ -152,13 +143,15 @@ def schema(session: Session) -> None:
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=complete_file)
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_file)
+@click.option("--schema", "is_schema", is_flag=True, help="Print the JSON schema of layout files.")
 @session_options(*READING)
 @click.pass_context
-def validate(context: click.Context, files: tuple[str, ...]) -> None:
+def validate(context: click.Context, files: tuple[str, ...], *, is_schema: bool) -> None:
     """Check layout files; no host is needed.
 
-    Each error is one line: file, line, column, error and remedy. - reads from a pipe.
+    Each error is one line: file, line, column, error and remedy. - reads from a pipe. --schema
+    prints what a layout file may contain (JSON schema, draft 2020-12), for other programs.
 
     Exit status: 0 if all files are valid, 65 if one is not.
 
@@ -167,8 +160,17 @@ def validate(context: click.Context, files: tuple[str, ...]) -> None:
       vfiomgr check layout gpu-node.yaml
       vfiomgr check layout host.yaml fleet.yaml --format json
       vfiomgr layout export | vfiomgr check layout -
+      vfiomgr check layout --schema > layout.schema.json
     """
     session = session_of(context)
+    if is_schema:
+        if files:
+            forbid_together("--schema", "FILE", "the schema is the same for all files")
+        _print_schema(session)
+        return
+    if not files:
+        message = "missing argument: FILE"
+        raise UsageError(message, "e.g. vfiomgr check layout gpu-node.yaml")
     items = [_validated(path) for path in files]
     if session.format == "table":
         for item in items:
