@@ -116,16 +116,16 @@ def test_a_bundle_has_it_after_inject_and_not_after_eject(
     before = (bundle / "config.json").read_bytes()
     assert own.shown not in _run(bundle)
 
-    added = document("oci", "inject", str(bundle), topology.addresses["gpu"])["added"]
+    added = document("oci", "edit", str(bundle), "--add", topology.addresses["gpu"])["added"]
     assert [node["path"] for node in added[0]["nodes"]] == ["/dev/vfio/vfio", own.path]
     said = _run(bundle)
     _expect_own_alone(said, own)
     assert "vfio/vfio a:c4" in said.splitlines()
     assert other.shown not in said
-    again = document("oci", "inject", str(bundle), topology.addresses["gpu_audio"])
+    again = document("oci", "edit", str(bundle), "--add", topology.addresses["gpu_audio"])
     assert again["changed"] is False
 
-    vfiomgr("oci", "eject", str(bundle))
+    vfiomgr("oci", "edit", str(bundle), "--remove-all")
     assert (bundle / "config.json").read_bytes() == before
     assert own.shown not in _run(bundle)
 
@@ -133,12 +133,12 @@ def test_a_bundle_has_it_after_inject_and_not_after_eject(
 def test_without_the_cgroup_rule_runc_keeps_the_node_shut(
     nodes: tuple[Node, Node], topology: Topology, tmp_path: Path
 ) -> None:
-    """What `oci inject` adds to linux.resources.devices is what opens it."""
+    """What `oci edit` adds to linux.resources.devices is what opens it."""
     own, other = nodes
     bundle = tmp_path / "bundle"
     containers.make_root(bundle / "rootfs")
     _specify(bundle, _probe(own, other))
-    vfiomgr("oci", "inject", str(bundle), topology.addresses["gpu"])
+    vfiomgr("oci", "edit", str(bundle), "--add", topology.addresses["gpu"])
     config = bundle / "config.json"
     body: dict[str, Any] = json.loads(config.read_text())
     rules = body["linux"]["resources"]["devices"]

@@ -81,7 +81,7 @@ def driver(address: PciAddress) -> str | None:
 def define(name: str, text: str, *, start: bool = True) -> None:
     file = Path(f"/run/lab/{name}.xml")
     file.write_text(text)
-    vfiomgr("libvirt", "define", str(file), "--connect", daemon.URI)
+    vfiomgr("libvirt", "edit", str(file), "--define", "--connect", daemon.URI)
     if start:
         virsh("start", name)
 

@@ -20,7 +20,7 @@ _WIDE_GAP = re.compile(r"\s{2,}")
 _CONTINUED = re.compile(r"\s*\\\n\s*")
 _COMMAND = re.compile(r"No such command '([^']*)'")
 _WORDS = {
-    "add": ("create", "define", "inject", "install", "attach", "generate", "bind"),
+    "add": ("create", "define", "edit", "install", "attach", "generate", "bind"),
     "attach": ("bind",),
     "clean": ("remove", "recover"),
     "delete": ("remove", "undefine", "uninstall", "unbind"),

@@ -16,11 +16,11 @@ _COMMANDS = {
     "config": ("vfiomgr.kata.config.commands", "config"),
     "install": ("vfiomgr.kata.install.commands", "install"),
     "uninstall": ("vfiomgr.kata.install.commands", "uninstall"),
-    "runtimeclass": ("vfiomgr.kata.manifests.commands", "runtimeclass"),
     "pod": ("vfiomgr.kata.manifests.commands", "pod"),
     "run-command": ("vfiomgr.kata.run.commands", "command"),
 }
 _FORMER = {
+    "runtimeclass": ("vfiomgr.kata.manifests.commands", "runtimeclass"),
     "explain": ("vfiomgr.kata.explain.commands", "explain"),
     "check-image": ("vfiomgr.kata.explain.commands", "check_image"),
 }

@@ -116,7 +116,7 @@ def _image_configuration(source: HostSource, config: str | None) -> KataConfigur
     raise UsageError(message, f"name one with --config FILE{below}, or install Kata Containers")
 
 
-# ---- kata pod, kata runtimeclass
+# ---- kata pod
 
 
 def pods(  # noqa: PLR0913 - each is an option of the command

@@ -52,6 +52,7 @@ FREE_TEXT = {
     "--namespace": "a name in some cluster",
     "--network": "a network with its options",
     "--node-selector": "labels of some cluster",
+    "--overhead-cpus": "a number",
     "--preempt-timeout": "microseconds",
     "--spare-ports": "a number",
     "--timeout": "seconds",

@@ -228,7 +228,6 @@ def test_every_command_has_help_with_examples(run: Run) -> None:
     commands += [
         "libvirt domain",
         "kata config",
-        "kata runtimeclass",
         "kata pod",
         "cdi generate",
         "cdi list",

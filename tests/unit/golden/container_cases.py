@@ -97,12 +97,13 @@ KATA_SCENARIOS = (
         prepare=with_containerd,
     ),
     Scenario(
-        "kata runtimeclass",
+        "kata pod",
         """
-        kata runtimeclass --any-node
-        kata runtimeclass --handler kata-vfio --default-memory 4G --node-selector a=b
-        kata runtimeclass --handler A
+        kata pod --runtimeclass --any-node
+        kata pod --runtimeclass --handler kata-vfio --default-memory 4G --node-selector a=b
+        kata pod --runtimeclass --handler A
         """,
+        case="runtimeclass",
     ),
     Scenario(
         "kata pod",
@@ -198,27 +199,28 @@ CONTAINER_SCENARIOS = (
         prepare=with_containerd,
     ),
     Scenario(
-        "oci inject",
+        "oci edit",
         """
-        oci inject bundle 02:00.0
+        oci edit bundle --add 02:00.0
         .bind 02:00.0
-        oci inject bundle 02:00.0 --dry-run
-        oci inject bundle 02:00.0
-        oci inject bundle 02:00.0
-        oci inject none 02:00.0
+        oci edit bundle --add 02:00.0 --dry-run
+        oci edit bundle --add 02:00.0
+        oci edit bundle --add 02:00.0
+        oci edit none --add 02:00.0
         """,
         prepare=with_bundle,
     ),
     Scenario(
-        "oci eject",
+        "oci edit",
         """
         .bind 02:00.0
-        .oci inject bundle 02:00.0
-        oci eject bundle --dry-run
-        oci eject bundle
-        oci eject bundle
-        oci eject none
+        .oci edit bundle --add 02:00.0
+        oci edit bundle --remove-all --dry-run
+        oci edit bundle --remove-all
+        oci edit bundle --remove-all
+        oci edit none --remove-all
         """,
         prepare=with_bundle,
+        case="remove",
     ),
 )

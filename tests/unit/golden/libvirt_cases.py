@@ -124,15 +124,16 @@ LIBVIRT_SCENARIOS = (
         files={"good.xml": xml(before=""), "bad.xml": "<domain"},
     ),
     Scenario(
-        "libvirt define",
+        "libvirt edit",
         """
-        libvirt define fresh.xml --dry-run
-        libvirt define fresh.xml
-        libvirt define fresh.xml
-        libvirt define bad.xml
+        libvirt edit fresh.xml --define --dry-run
+        libvirt edit fresh.xml --define
+        libvirt edit fresh.xml --define
+        libvirt edit bad.xml --define
         """,
         files={"fresh.xml": FRESH, "bad.xml": "<domain"},
         prepare=with_libvirt,
+        case="define",
     ),
     Scenario(
         "libvirt attach",

@@ -503,7 +503,10 @@ def test_a_drop_in_takes_the_place_of_none_but_its_own(run: Run, kernel: FakeKer
 
 @pytest.mark.parametrize("memory", ["16", "255M", "1"])
 def test_a_guest_of_a_few_mebibytes_is_a_forgotten_unit(run: Run, memory: str) -> None:
-    for line in (("config", "--memory", memory), ("runtimeclass", "--default-memory", memory)):
+    for line in (
+        ("config", "--memory", memory),
+        ("pod", "--runtimeclass", "--default-memory", memory),
+    ):
         refused = run("kata", *line)
         assert refused.status == 2
         assert "MiB, but Kata needs at least 256" in refused.stderr

@@ -169,6 +169,6 @@ def test_odd_files_are_no_crash(
     answer = run(*line)
     assert (answer.status in (0, 1), answer.stderr) == (True, "")
     is_malformed = text == "x ="
-    answer = run("--root", str(node.root), "kata", "runtimeclass")
+    answer = run("--root", str(node.root), "kata", "pod", "--runtimeclass")
     assert answer.status == (65 if is_malformed else 0)
     assert is_malformed == (f"/{path}:1: not valid TOML: " in answer.stderr)

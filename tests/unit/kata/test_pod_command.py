@@ -1,4 +1,4 @@
-"""`vfiomgr kata runtimeclass` and `vfiomgr kata pod`."""
+"""`vfiomgr kata pod`, and its RuntimeClass."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def objects(answer: Answer) -> list[Any]:
 
 
 def test_a_runtime_class_has_an_overhead_that_holds_the_guests_memory(run: Run) -> None:
-    (made,) = objects(run("kata", "runtimeclass", "--handler", "kata-gpu"))
+    (made,) = objects(run("kata", "pod", "--runtimeclass", "--handler", "kata-gpu"))
     assert (made["metadata"]["name"], made["handler"]) == ("kata-gpu", "kata-gpu")
     assert made["overhead"]["podFixed"] == {"memory": "10240Mi", "cpu": "1"}
     assert made["scheduling"]["nodeSelector"] == {"katacontainers.io/kata-runtime": "true"}
-    typed = run("kata", "runtimeclass", "--default-memory", "4G", "--node-selector", "a=on")
+    typed = run(
+        "kata", "pod", "--runtimeclass", "--default-memory", "4G", "--node-selector", "a=on"
+    )
     assert typed.stderr == ""
     (made,) = objects(typed)
     assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
@@ -42,7 +44,7 @@ def test_default_memory_is_read_from_the_configuration_of_the_handler(
 ) -> None:
     node = KataNode(tmp_path / "node", "go", kernel)
     node.change(CONFIGURATION, "8192", "4096")
-    answer = run("kata", "runtimeclass")
+    answer = run("kata", "pod", "--runtimeclass")
     (made,) = objects(answer)
     assert made["overhead"]["podFixed"]["memory"] == "6144Mi"
     assert answer.stderr == (
@@ -50,15 +52,15 @@ def test_default_memory_is_read_from_the_configuration_of_the_handler(
         "pods run only on nodes with the label katacontainers.io/kata-runtime=true (kata-deploy "
         "sets it): kubectl label node NODE katacontainers.io/kata-runtime=true\n"
     )
-    assert "kubectl" not in run("kata", "runtimeclass", "--any-node").stderr
+    assert "kubectl" not in run("kata", "pod", "--runtimeclass", "--any-node").stderr
     other = tmp_path / "other.toml"
     other.write_text("[hypervisor.qemu]\ndefault_memory = 1024\n")
-    (made,) = objects(run("kata", "runtimeclass", "--config", str(other)))
+    (made,) = objects(run("kata", "pod", "--runtimeclass", "--config", str(other)))
     assert made["overhead"]["podFixed"]["memory"] == "3072Mi"
     node.change(CONFIGURATION, "default_memory = 4096\n", "")
-    assert "(not set in the configuration)" in run("kata", "runtimeclass").stderr
+    assert "(not set in the configuration)" in run("kata", "pod", "--runtimeclass").stderr
     node.change(CONFIGURATION, "machine_type =", "machine_type")
-    assert ": not valid TOML:" in run("kata", "runtimeclass").stderr
+    assert ": not valid TOML:" in run("kata", "pod", "--runtimeclass").stderr
 
 
 def test_what_is_installed_written_and_printed_is_explained_as_whole(
@@ -81,7 +83,10 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
     ):
         answer = run(*command.split())
         assert answer.status == 0, answer.stderr
-    runtime_class, pod = run("kata", "runtimeclass"), run("kata", "pod", "--naming", "pgpu")
+    runtime_class, pod = (
+        run("kata", "pod", "--runtimeclass"),
+        run("kata", "pod", "--naming", "pgpu"),
+    )
     node.pod.write_text(f"{runtime_class.stdout}---\n{pod.stdout}")
     after = run("kata", "explain", str(node.pod))
     assert after.status == 0, after.stdout
@@ -95,7 +100,7 @@ def test_what_is_printed_is_explained_as_whole(
     run("bind", GPU)
     made = run("cdi", "generate", "--kind", "nvidia.com/pgpu").stdout
     node.write("etc/cdi/vfio.json", made)
-    klass = run("kata", "runtimeclass").stdout
+    klass = run("kata", "pod", "--runtimeclass").stdout
     node.pod.write_text(f"{klass}---\n{run('kata', 'pod', '--naming', 'pgpu').stdout}")
     answer = run("kata", "explain", str(node.pod))
     assert answer.status == 0, answer.stdout
@@ -133,7 +138,7 @@ def test_a_small_limit_without_a_unit_is_refused(run: Run) -> None:
 
 def test_objects_are_printed_as_they_always_were(run: Run, matches: Matches) -> None:
     run("bind", GPU)
-    runtime_class = run("kata", "runtimeclass", "--default-memory", "8G").stdout
+    runtime_class = run("kata", "pod", "--runtimeclass", "--default-memory", "8G").stdout
     pod = run("kata", "pod", "--resource", "nvidia.com/pgpu").stdout
     deployment = run("kata", "pod", "--deployment", "--naming", "model").stdout
     matches("kata/objects.yaml", f"{runtime_class}---\n{pod}---\n{deployment}")
@@ -235,7 +240,7 @@ def test_more_than_this_host_has_is_told(run: Run) -> None:
 
 @pytest.mark.parametrize("line", ["pod", "config", "run-command", "pod --format json"])
 def test_what_is_printed_for_later_tells_what_is_not_ready(run: Run, line: str) -> None:
-    """What is used at once is refused: bind, cdi generate, oci inject."""
+    """What is used at once is refused: bind, cdi generate, oci edit."""
     answer = run("kata", *line.split(), "0000:01:00.0")
     assert (answer.status, bool(answer.stdout)) == (0, True)
     assert "bind it with: vfiomgr bind 0000:01:00.0" in answer.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -14,23 +14,37 @@ from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import FILES, complete_directory, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from vfiomgr.containers.oci.edit import Edit
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
 
 
-_COMMANDS = {
+_COMMANDS = {"edit": ("vfiomgr.containers.oci.commands", "edit")}
+_FORMER = {
     "inject": ("vfiomgr.containers.oci.commands", "inject"),
     "eject": ("vfiomgr.containers.oci.commands", "eject"),
 }
 
 
-@click.group("oci", cls=LazyGroup, table=_COMMANDS)
+@click.group("oci", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def oci() -> None:
     """Add devices to OCI bundles before the container starts."""
+
+
+class _InjectOptions(TypedDict):
+    """The options for devices that are added."""
+
+    node: NodeForm
+    runtime: ContainerRuntime | None
+    cdi: tuple[str, ...]
+    only: bool
+
+
+_DEVICE = "ADDRESS|UUID"
 
 
 def _conclude(session: Session, edit: Edit, notes: Sequence[str] = ()) -> None:
@@ -86,80 +100,129 @@ def _body(session: Session, edit: Edit) -> dict[str, object]:
     return {**body, "difference": library.difference(edit)} if session.dry_run else body
 
 
-@click.command("eject")
+def _inject_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options for devices that are added."""
+    for option in (
+        function_only_option("Leave the other functions of the slot out."),
+        click.option(
+            "--cdi",
+            multiple=True,
+            metavar="KIND=NAME",
+            shell_complete=complete_cdi_device,
+            help="Annotate with this CDI name; one per device, in order.",
+        ),
+        click.option(
+            "--runtime",
+            type=click.Choice(["runc", "kata"]),
+            help="Set the runtime; by default both must support the devices.",
+        ),
+        click.option(
+            "--node",
+            type=click.Choice(["group", "cdev"]),
+            default="group",
+            show_default=True,
+            help="Use /dev/vfio/N or /dev/vfio/devices/vfioN (Linux 6.6).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command("edit")
 @click.argument("bundle", shell_complete=complete_directory)
-@click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_device)
-@session_options(*FILES)
-@pass_session
-def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
-    """Remove devices that `oci inject` added to an OCI bundle.
-
-    Without devices, all are removed. Parts that other programs added stay, and so do parts that
-    were changed since, with a note. If nothing else was changed, the original file is restored
-    exactly. The devices need not exist on the host.
-
-    \b
-    Examples:
-      vfiomgr oci eject /run/bundle
-      vfiomgr oci eject /run/bundle 0000:04:00.0
-      vfiomgr oci eject /run/bundle --dry-run --format json
-    """
-    _conclude(session, library.eject(bundle, *devices))
-
-
-@click.command("inject")
-@click.argument("bundle", shell_complete=complete_directory)
-@click.argument(
-    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
-)
 @click.option(
-    "--node",
-    type=click.Choice(["group", "cdev"]),
-    default="group",
-    show_default=True,
-    help="Use /dev/vfio/N or /dev/vfio/devices/vfioN (Linux 6.6).",
-)
-@click.option(
-    "--runtime",
-    type=click.Choice(["runc", "kata"]),
-    help="Set the runtime; by default both must support the devices.",
-)
-@click.option(
-    "--cdi",
+    "--add",
+    "added",
     multiple=True,
-    metavar="KIND=NAME",
-    shell_complete=complete_cdi_device,
-    help="Annotate with this CDI name; one per device, in order.",
+    metavar=_DEVICE,
+    shell_complete=complete_device,
+    help="Add this device; repeatable.",
 )
-@function_only_option("Leave the other functions of the slot out.")
+@click.option(
+    "--remove",
+    "removed",
+    multiple=True,
+    metavar=_DEVICE,
+    shell_complete=complete_device,
+    help="Remove this device; repeatable.",
+)
+@click.option("--remove-all", is_flag=True, help="Remove all devices that were added.")
+@_inject_options
 @session_options(*FILES)
 @pass_session
-def inject(
+def edit(
     session: Session,
     *,
     bundle: str,
-    devices: tuple[str, ...],
+    added: tuple[str, ...],
+    removed: tuple[str, ...],
+    remove_all: bool,
     node: NodeForm,
     runtime: ContainerRuntime | None,
     cdi: tuple[str, ...],
     only: bool,
 ) -> None:
-    """Add devices to the config.json of an OCI bundle.
+    """Add devices to the config.json of an OCI bundle, or remove them.
 
     BUNDLE is its directory, or the file. The added parts are the VFIO nodes with their numbers,
     mode and owner on this host (linux.devices), the cgroup rules that let the container open them
-    (linux.resources.devices), and a record for `vfiomgr oci eject`, which removes exactly these
-    parts. Nothing else in the file changes. A second run writes nothing.
+    (linux.resources.devices), and a record for the removal, which removes exactly these parts.
+    Nothing else in the file changes. A second run writes nothing.
+
+    Parts that other programs added stay, and so do parts that were changed since, with a note. If
+    nothing else was changed, the original file is restored exactly. Devices that are removed need
+    not exist on the host.
 
     \b
     Examples:
-      vfiomgr oci inject /run/bundle 0000:04:00.0
-      vfiomgr oci inject /run/bundle 04:00.0 --dry-run             # show the difference
-      vfiomgr oci inject /run/bundle 04:00.0 --runtime kata --cdi nvidia.com/pgpu=23
-      vfiomgr oci inject config.json 04:00.0 --node cdev --function-only --format json
-      vfiomgr oci inject /run/bundle f715f63c-0d00-4007-9c5a-b07b0c6c05de --runtime runc
+      vfiomgr oci edit /run/bundle --add 0000:04:00.0
+      vfiomgr oci edit /run/bundle --add 04:00.0 --dry-run             # show the difference
+      vfiomgr oci edit /run/bundle --add 04:00.0 --runtime kata --cdi nvidia.com/pgpu=23
+      vfiomgr oci edit config.json --add 04:00.0 --node cdev --function-only --format json
+      vfiomgr oci edit /run/bundle --runtime runc --add f715f63c-0d00-4007-9c5a-b07b0c6c05de
+      vfiomgr oci edit /run/bundle --remove 0000:04:00.0
+      vfiomgr oci edit /run/bundle --remove-all
     """
+    if [bool(added), bool(removed), remove_all].count(True) != 1:
+        message = "expected one of --add, --remove and --remove-all"
+        raise UsageError(message, "e.g. vfiomgr oci edit /run/bundle --add 0000:04:00.0")
+    if added:
+        _inject(session, bundle, added, node=node, runtime=runtime, cdi=cdi, only=only)
+        return
+    if runtime or cdi or only or node != "group":
+        message = "--node, --runtime, --cdi and --function-only apply only to --add"
+        raise UsageError(message, "leave them out")
+    _conclude(session, library.eject(bundle, *removed))
+
+
+@click.command("eject", hidden=True)
+@click.argument("bundle", shell_complete=complete_directory)
+@click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_device)
+@session_options(*FILES)
+@pass_session
+def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
+    """Remove devices: now `vfiomgr oci edit BUNDLE --remove` or `--remove-all`."""
+    _conclude(session, library.eject(bundle, *devices))
+
+
+@click.command("inject", hidden=True)
+@click.argument("bundle", shell_complete=complete_directory)
+@click.argument(
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
+)
+@_inject_options
+@session_options(*FILES)
+@pass_session
+def inject(
+    session: Session, *, bundle: str, devices: tuple[str, ...], **options: Unpack[_InjectOptions]
+) -> None:
+    """Add devices: now `vfiomgr oci edit BUNDLE --add`."""
+    _inject(session, bundle, devices, **options)
+
+
+def _inject(
+    session: Session, bundle: str, devices: tuple[str, ...], **options: Unpack[_InjectOptions]
+) -> None:
     notes: list[str] = []
     host = host_of(session, on_note=notes.append)
-    edit = library.inject(host, bundle, *devices, node=node, runtime=runtime, cdi=cdi, only=only)
-    _conclude(session, edit, notes)
+    _conclude(session, library.inject(host, bundle, *devices, **options), notes)

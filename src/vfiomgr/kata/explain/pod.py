@@ -234,7 +234,9 @@ class _Reader(Struct):
         handler = self._text(document, ("handler",))
         if not name or not handler:
             what = f"the RuntimeClass has no {'handler' if name else 'name'}"
-            self._add(document.place, (), what, "vfiomgr kata runtimeclass prints a valid one")
+            self._add(
+                document.place, (), what, "vfiomgr kata pod --runtimeclass prints a valid one"
+            )
             return
         path = ("overhead", "podFixed", "memory")
         memory = document.at(path)

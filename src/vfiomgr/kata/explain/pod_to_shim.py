@@ -62,7 +62,7 @@ def runtime_class(situation: PodContext) -> TraceStep:
             spec.name,
             "the pod has no runtimeClassName: the default runtime of the node runs it (usually "
             "runc, on the host kernel)",
-            "add runtimeClassName to the pod's spec; vfiomgr kata runtimeclass prints a class",
+            "add runtimeClassName to the pod's spec; vfiomgr kata pod --runtimeclass prints one",
         )
         return judged("runtime class", "no RuntimeClass", place, (lack,))
     if found is None:
@@ -94,7 +94,7 @@ def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
         f"the overhead of RuntimeClass {found.name} is {has}, {than} default_memory ({memory} "
         "MiB): VFIO pins all guest memory, so QEMU is killed for lack of memory",
         f"set overhead.podFixed.memory to {recommended_overhead_mib(memory)}Mi: vfiomgr kata "
-        f"runtimeclass --handler {found.handler} --default-memory {memory}M",
+        f"pod --runtimeclass --handler {found.handler} --default-memory {memory}M",
         is_certain=is_less,
         evidence=("kata-containers/kata-containers#6533",),
     )

@@ -15,7 +15,7 @@ from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
 from vfiomgr.kata.named import NAMINGS, Naming, pods
 from vfiomgr.kata.named import runtime_class as runtime_class_for
-from vfiomgr.usage import forbid_together
+from vfiomgr.usage import forbid_alone, forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +88,40 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
     metavar="COUNT",
     help="Limit the CPUs of the container.",
 )
+@click.option(
+    "--runtimeclass", "is_class", is_flag=True, help="Print the RuntimeClass instead of pods."
+)
+@click.option(
+    "--handler",
+    metavar="NAME",
+    shell_complete=complete_handler,
+    help="RuntimeClass: refer to this handler.  [default: its own name]",
+)
+@click.option(
+    "--default-memory",
+    metavar="SIZE",
+    help="RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
+)
+@click.option(
+    "--config",
+    metavar="FILE",
+    shell_complete=complete_host_file,
+    help="RuntimeClass: use this Kata configuration.  [default: that of the handler]",
+)
+@click.option(
+    "--overhead-cpus",
+    type=WholeNumber(min=1),
+    metavar="COUNT",
+    help="RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
+)
+@click.option(
+    "--node-selector",
+    "selectors",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
+)
+@click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes.")
 @session_options(*READING)
 @pass_session
 def pod(
@@ -104,12 +138,24 @@ def pod(
     count: int | None,
     memory: str,
     cpus: int,
+    is_class: bool,
+    handler: str | None,
+    default_memory: str | None,
+    config: str | None,
+    overhead_cpus: int | None,
+    selectors: tuple[str, ...],
+    any_node: bool,
 ) -> None:
-    """Print a Pod or Deployment that requests host devices.
+    """Print a Pod or Deployment that requests host devices, or its RuntimeClass.
 
     With ADDRESSES one pod requests as many devices as they name; without, one pod is printed for
     each resource of the available devices. The kubelet chooses which devices of a resource a pod
     gets. A device is an entire IOMMU group.
+
+    --runtimeclass prints the RuntimeClass that pods refer to, with overhead. Kubernetes adds the
+    overhead to the container limits of a pod, in the scheduler and in the pod's cgroup. A VM uses
+    default_memory in addition to those limits, and VFIO pins all of it: if the overhead is too
+    small, QEMU is killed while the guest runs.
 
     \b
     Examples:
@@ -117,7 +163,36 @@ def pod(
       vfiomgr kata pod 0000:04:00.0 --memory 32G | kubectl apply -f -
       vfiomgr kata pod --deployment --resource nvidia.com/pgpu --count 2
       vfiomgr kata pod --naming model --image registry.example/train:1 --namespace research
+      vfiomgr kata pod --runtimeclass | kubectl apply -f -
+      vfiomgr kata pod --runtimeclass --runtime-class kata-gpu --default-memory 4G
+      vfiomgr kata pod --runtimeclass --handler kata-gpu --node-selector gpu=vfio
+      vfiomgr kata pod --runtimeclass --config /etc/kata-containers/configuration.toml
     """
+    of_class = {
+        "--handler": handler,
+        "--default-memory": default_memory,
+        "--config": config,
+        "--overhead-cpus": overhead_cpus,
+        "--node-selector": selectors,
+        "--any-node": any_node,
+    }
+    if is_class:
+        if addresses:
+            forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
+        _print_class(
+            session,
+            handler or runtime_class,
+            name=None if handler and runtime_class == DEFAULT_HANDLER else runtime_class,
+            default_memory=default_memory,
+            config=config,
+            cpus=overhead_cpus or 1,
+            selectors=selectors,
+            any_node=any_node,
+        )
+        return
+    for option, value in of_class.items():
+        if value:
+            forbid_alone(option, "--runtimeclass", "pods have no such setting")
     wanted = pods(
         session,
         *addresses,
@@ -135,7 +210,7 @@ def pod(
     print_objects([render.workload(one) for one in wanted], session.format)
 
 
-@click.command("runtimeclass")
+@click.command("runtimeclass", hidden=True)
 @click.option(
     "--handler",
     default=DEFAULT_HANDLER,
@@ -189,19 +264,30 @@ def runtimeclass(
     selectors: tuple[str, ...],
     any_node: bool,
 ) -> None:
-    """Print a RuntimeClass for a handler, with overhead.
+    """Print a RuntimeClass: now `vfiomgr kata pod --runtimeclass`."""
+    _print_class(
+        session,
+        handler,
+        name=name,
+        default_memory=default_memory,
+        config=config,
+        cpus=cpus,
+        selectors=selectors,
+        any_node=any_node,
+    )
 
-    Kubernetes adds the overhead to the container limits of a pod, in the scheduler and in the pod's
-    cgroup. A VM uses default_memory in addition to those limits, and VFIO pins all of it: if the
-    overhead is too small, QEMU is killed while the guest runs.
 
-    \b
-    Examples:
-      vfiomgr kata runtimeclass | kubectl apply -f -
-      vfiomgr kata runtimeclass --handler kata-gpu --default-memory 4G
-      vfiomgr kata runtimeclass --name kata-gpu --node-selector gpu=vfio
-      vfiomgr kata runtimeclass --config /etc/kata-containers/configuration.toml
-    """
+def _print_class(
+    session: Session,
+    handler: str,
+    *,
+    name: str | None,
+    default_memory: str | None,
+    config: str | None,
+    cpus: int,
+    selectors: tuple[str, ...],
+    any_node: bool,
+) -> None:
     if any_node and selectors:
         forbid_together("--any-node", "--node-selector", "one selects some nodes, the other all")
     wanted = runtime_class_for(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.group import FormerTable, LazyGroup
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.libvirt.commands.domain", "hostdev"),
     "domain": ("vfiomgr.libvirt.commands.domain", "domain"),
     "edit": ("vfiomgr.libvirt.commands.edit", "edit"),
-    "define": ("vfiomgr.libvirt.commands.attach", "define"),
     "attach": ("vfiomgr.libvirt.commands.attach", "attach"),
     "detach": ("vfiomgr.libvirt.commands.attach", "detach"),
     "hook": ("vfiomgr.libvirt.commands.hook", "hook"),
     "list": ("vfiomgr.libvirt.commands.attach", "list_claims"),
 }
-_FORMER = {
+_FORMER: FormerTable = {
+    "define": "libvirt edit --define",
     "preflight": ("vfiomgr.libvirt.commands.preflight", "preflight"),
     "nodedev": ("vfiomgr.libvirt.commands", "former_nodedev"),
 }

@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt attach`, `detach`, `define` and `list`."""
+"""`vfiomgr libvirt attach`, `detach` and `list`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.completion import complete_device
-from vfiomgr.cli.options import CHANGING, complete_file, function_only_option, session_options
+from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut
-from vfiomgr.documents.named_file import source_of
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
 from vfiomgr.libvirt.attach.named import attaching, detaching
-from vfiomgr.libvirt.client.define import DefineForecast
 from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
-from vfiomgr.libvirt.xml.read import read_domain, read_xml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -208,59 +205,6 @@ def _print_plan(session: Session, change: DomainChange) -> None:
         say("       END")
     if not change.changes:
         say("nothing to do")
-
-
-@click.command("define")
-@click.argument("file", shell_complete=complete_file)
-@connect_option
-@session_options(*CHANGING)
-@pass_session
-def define(session: Session, *, file: str, uri: str) -> None:
-    """Define a domain from a file (- for a pipe).
-
-    libvirt validates the file against its schema. Then the definition that libvirt prints is
-    compared with the file: if an element or attribute is missing, the previous definition is
-    restored and the missing parts are listed. A running guest uses the new definition after a
-    restart. A file without <uuid> is for the domain of its name, if there is one.
-
-    \b
-    Examples:
-      vfiomgr libvirt define guest.xml
-      vfiomgr libvirt define guest.xml --dry-run     # whether the domain already exists
-      virsh dumpxml guest | vfiomgr libvirt define -
-      vfiomgr libvirt define guest.xml --connect qemu+ssh://node7/system
-    """
-    xml, source = read_xml(file), source_of(file)
-    name = read_domain(xml, source).name
-    if session.dry_run:
-        _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
-        return
-    session.require_live("a snapshot has no libvirt", "omit --snapshot")
-    with connected(uri) as connection:
-        is_changed = connection.define(xml, source)
-        is_active = connection.state(name).is_active
-    later = ", for its next start" if is_active and is_changed else ""
-    text = f"defined: {name}{later}" if is_changed else f"{name} already has this definition"
-    _tell(session, name, text, is_changed=is_changed)
-
-
-def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
-    """What a run would do; only libvirt can tell whether an existing definition would change."""
-    with connected(uri, read_only=True) as connection:
-        forecast = connection.would_define(xml, source)
-    return {
-        DefineForecast.NEW: f"would define {name} from {source} at {uri}",
-        DefineForecast.SAME: f"{name} already has this definition",
-        DefineForecast.ANOTHER: f"would redefine {name} from {source}: it exists at {uri}",
-    }[forecast]
-
-
-def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
-    if session.format == "table":
-        say(text)
-    else:
-        body = {"domain": name, "changed": is_changed, "message": text}
-        print_document("DefineOutcome", body, session.format)
 
 
 _HEADINGS = ("DEVICE", "DOMAIN", "STATE", "MANAGED", "DRIVER", cut("NAME"))

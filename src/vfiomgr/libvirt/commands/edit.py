@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from vfiomgr.cli.completion import complete_device
-from vfiomgr.cli.options import READING, complete_file, function_only_option, session_options
+from vfiomgr.cli.options import CHANGING, complete_file, function_only_option, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
@@ -35,6 +35,7 @@ from vfiomgr.libvirt.commands.connection import (
     connect_option,
     connected,
 )
+from vfiomgr.libvirt.commands.define import define_domain
 from vfiomgr.libvirt.commands.domain import of_device, version_option
 from vfiomgr.libvirt.generate import libvirt_version as version_of_libvirt
 from vfiomgr.libvirt.generate import qemu_version, refuse_to_hurt, tell_what_waits
@@ -301,11 +302,12 @@ _DEVICE = "ADDRESS|UUID"
     shell_complete=complete_file,
     help="Write to this file instead; - for a pipe.",
 )
+@click.option("--define", is_flag=True, help="Define the domain of FILE in libvirt.")
 @of_device
 @function_only_option("Leave the other functions of the slot unchanged.")
 @version_option
 @connect_option
-@session_options(*READING, "dry_run", "timeout")
+@session_options(*CHANGING)
 @pass_session
 def edit(
     session: Session,
@@ -314,6 +316,7 @@ def edit(
     added: tuple[str, ...],
     removed: tuple[str, ...],
     output: str | None,
+    define: bool,
     only: bool,
     libvirt_version: str | None,
     uri: str,
@@ -328,6 +331,11 @@ def edit(
     Removing what was added restores the original file exactly. All functions of a slot are added
     and removed as one multifunction guest device behind a free root port. If no port is free, one
     is added, and removed together with the device.
+
+    With --define and no device, the domain of FILE is defined as it is. libvirt validates the file
+    against its schema. Then the definition that libvirt prints is compared with the file: if an
+    element or attribute is missing, the previous definition is restored and the missing parts are
+    listed. A file without <uuid> is for the domain of its name, if there is one.
 
     \b
     Examples:
@@ -345,7 +353,15 @@ def edit(
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
+      vfiomgr libvirt edit guest.xml --define
+      vfiomgr libvirt edit guest.xml --define --dry-run     # whether the domain already exists
     """
+    if define:
+        if added or removed or output is not None:
+            message = "--define takes no --add, --remove or --output"
+            raise UsageError(message, "edit the file first, then define it")
+        define_domain(session, target, uri)
+        return
     if not (added or removed):
         message = "no device given"
         raise UsageError(message, "pass --add ADDRESS or --remove ADDRESS, e.g. --add 0000:04:00.0")
