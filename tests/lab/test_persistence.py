@@ -136,7 +136,7 @@ def test_another_device_at_the_address_is_left_alone(pair: list[str]) -> None:
         tree = HostTree("/")
         overrides = [read_driver_state(tree, PciAddress.parse(name)) for name in pair]
         assert {state.driver_override for state in overrides} == {None}
-    states = {item["address"]: item["device"] for item in document("persist", "list")["items"]}
+    states = {item["address"]: item["device"] for item in document("list", "--persistent")["items"]}
     assert states == dict.fromkeys(pair, "another")
 
 
@@ -170,12 +170,12 @@ def test_a_second_run_changes_nothing_and_removing_leaves_no_rule(topology: Topo
     assert document(*persist)["changed"] is True
     assert document(*persist)["changed"] is False
     assert access([gpu]) == {(65534, 0, 0o600)}
-    listed = document("persist", "list")["items"]
+    listed = document("list", "--persistent")["items"]
     assert [(i["address"], i["device"], i["node_owner"]["uid"]) for i in listed] == [
         (gpu, "same", 65534),
         (audio, "same", 65534),
     ]
-    assert "persist remove" in vfiomgr("unbind", gpu).stdout
-    vfiomgr("persist", "remove", gpu, audio)
-    assert document("persist", "list")["items"] == []
+    assert "--forget-only" in vfiomgr("unbind", gpu).stdout
+    vfiomgr("unbind", "--forget-only", gpu, audio)
+    assert document("list", "--persistent")["items"] == []
     assert not list(Path("/etc/udev/rules.d").glob("05-vfiomgr-*"))

@@ -62,6 +62,14 @@ class FormerCommand(click.Command):
         return found, _below(found, self._path[-1])
 
 
+def present_command(context: click.Context, *path: str) -> click.Command:
+    """Another command, whose module is imported only now."""
+    found = context.find_root()
+    for word in path[:-1]:
+        found = click.Context(_below(found, word), info_name=word, parent=found)
+    return _below(found, path[-1])
+
+
 class FormerGroup(click.Command):
     """A command that was a group: each of its former commands stands for options.
 

@@ -241,6 +241,10 @@ class View(NamedTuple):
         )
 
 
+PLAIN_VIEW = View((), names_only=False, with_headings=True)
+"""What a list is without options."""
+
+
 def print_names(names: Sequence[object]) -> None:
     """Addresses alone, each once."""
     say(*dict.fromkeys(map(str, names)))

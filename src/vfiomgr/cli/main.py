@@ -39,7 +39,6 @@ _COMMANDS = {
     "layout": ("vfiomgr.layout.commands", "layout"),
     "sriov": ("vfiomgr.sriov.commands", "sriov"),
     "vgpu": ("vfiomgr.vgpu.commands.group", "vgpu"),
-    "persist": ("vfiomgr.persistence.commands", "persist"),
     "libvirt": ("vfiomgr.libvirt.commands", "libvirt"),
     "kata": ("vfiomgr.kata.commands", "kata"),
     "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
@@ -52,6 +51,7 @@ _COMMANDS = {
 }
 _FORMER: FormerTable = {
     "groups": "list --by-group",
+    "persist": ("vfiomgr.persistence.commands", "persist"),
     "assert": ("vfiomgr.layout.commands.changes", "assert_"),
     "export": ("vfiomgr.layout.commands.changes", "export"),
     "revert": ("vfiomgr.layout.commands.changes", "revert"),

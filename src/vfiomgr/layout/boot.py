@@ -301,14 +301,15 @@ def _left_notes(host: HostSnapshot, installed: InstalledLayout | None) -> Iterat
         if host.file(RECORD) is not None:
             yield (
                 f"cannot read {RECORD}: udev rules of the layout are kept; list them with "
-                "vfiomgr persist list, remove them with vfiomgr persist remove"
+                "vfiomgr list --persistent, remove them with vfiomgr unbind --forget-only"
             )
         return
     for rule in installed.rules:
         now = host.file(rule.path)
         if now not in (None, rule.before) and not rule.is_as_written(now):
             yield (
-                f"{rule.path} was changed since and is kept; remove it with: vfiomgr persist remove"
+                f"{rule.path} was changed since and is kept; remove it with: "
+                "vfiomgr unbind ADDRESS --forget-only"
             )
 
 

@@ -17,6 +17,9 @@ from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
+from vfiomgr.persistence.commands import forget_only as remove_rules
+from vfiomgr.persistence.commands import import_driverctl
+from vfiomgr.usage import forbid_alone
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
@@ -86,6 +89,9 @@ def _refuse_name(text: str) -> None:
     shell_complete=complete_owner,
     help="Set the owner of the VFIO nodes.",
 )
+@click.option(
+    "--driverctl", is_flag=True, help="With --persist: import the VFIO entries of driverctl."
+)
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -102,12 +108,17 @@ def bind(
     no_d3cold: bool,
     persist: bool,
     owner: str | None,
+    driverctl: bool,
     update_initramfs: bool,
 ) -> None:
     """Bind devices to vfio-pci for passthrough.
 
     All functions of the slot are bound, for example the audio function of a GPU. The original
     driver is saved; `vfiomgr unbind` restores it. A failed bind is rolled back.
+
+    With --persist --driverctl the VFIO entries of /etc/driverctl.d become rules of vfiomgr, and no
+    device is changed now. Other entries stay with driverctl, as do entries of absent devices
+    (vfiomgr records the identity of each device) and of devices in an installed layout.
 
     \b
     Examples:
@@ -118,7 +129,13 @@ def bind(
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
       vfiomgr bind 10de:2684            # all devices with these PCI IDs
       vfiomgr bind --match "RTX 4090"
+      vfiomgr bind --persist --driverctl --dry-run
     """
+    if driverctl:
+        others = (addresses, match, driver, only, with_group, allow, reset_method, no_d3cold, owner)
+        _require_import(is_alone=not any(others), persist=persist)
+        import_driverctl(session, update_initramfs=update_initramfs)
+        return
     addresses = _chosen(session, addresses, match)
     request = Bind(
         *addresses,
@@ -146,6 +163,15 @@ def bind(
             note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
 
 
+def _require_import(*, is_alone: bool, persist: bool) -> None:
+    """Require what an import of driverctl's entries needs, and nothing else."""
+    if not persist:
+        forbid_alone("--driverctl", "--persist", "its entries are bindings for each boot")
+    if not is_alone:
+        message = "--driverctl imports all VFIO entries; it takes no ADDRESS and no other option"
+        raise UsageError(message, "e.g. vfiomgr bind --persist --driverctl")
+
+
 @click.command("unbind")
 @click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
 @_match_option
@@ -158,6 +184,8 @@ def bind(
     help="Try even if a guest uses the device (see --timeout).",
 )
 @click.option("--forget", is_flag=True, help="Also remove the rules of bind --persist.")
+@click.option("--forget-only", is_flag=True, help="Only remove these rules; keep the drivers.")
+@click.option("--all", "every", is_flag=True, help="With --forget-only: all, but a layout's.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -170,18 +198,31 @@ def unbind(
     with_group: bool,
     allow: tuple[Override, ...],
     forget: bool,
+    forget_only: bool,
+    every: bool,
     update_initramfs: bool,
 ) -> None:
     """Return devices to their original drivers.
 
-    The original driver_override and power settings are restored too.
+    The original driver_override and power settings are restored too. With --forget-only functions
+    keep their drivers until `vfiomgr unbind` or the next boot.
 
     \b
     Examples:
       vfiomgr unbind 0000:04:00.0
       vfiomgr unbind 04:00.0 --dry-run
       vfiomgr unbind 04:00.0 --forget
+      vfiomgr unbind 0000:04:00.0 0000:04:00.1 --forget-only
+      vfiomgr unbind --forget-only --all
     """
+    if forget_only:
+        if match or only or with_group or allow or forget:
+            message = "--forget-only only removes rules; it takes addresses, or --all"
+            raise UsageError(message, "e.g. vfiomgr unbind 0000:04:00.0 --forget-only")
+        remove_rules(session, addresses, every=every, update_initramfs=update_initramfs)
+        return
+    if every:
+        forbid_alone("--all", "--forget-only", "devices are unbound by address")
     addresses = _chosen(session, addresses, match)
     request = Unbind(
         *addresses,

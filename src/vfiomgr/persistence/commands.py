@@ -1,4 +1,4 @@
-"""The commands below `vfiomgr persist`."""
+"""Persistent bindings, as other commands show and change them, and `vfiomgr persist watch`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.changes import plan_or_apply, print_outcome, update_initramfs_option
-from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.changes import plan_or_apply, print_outcome
+from vfiomgr.cli.group import LazyGroup
 from vfiomgr.cli.options import CHANGING, READING, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
@@ -24,31 +24,22 @@ if TYPE_CHECKING:
 _HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
 
 
-@click.group("persist")
+_FORMER = {
+    "remove": "unbind --forget-only",
+    "import": "bind --persist --driverctl",
+}
+
+
+@click.group("persist", cls=LazyGroup, table={}, unlisted=_FORMER)
 def persist() -> None:
-    """List, remove and import persistent bindings.
-
-    \b
-    Examples:
-      vfiomgr persist list
-      vfiomgr persist remove 0000:04:00.0
-      vfiomgr persist import --dry-run
-    """
+    """Bind persisted functions as they are hot-plugged: see `vfiomgr bind --persist`."""
 
 
-@persist.command("list")
+@persist.command("list", hidden=True)
 @session_options(*READING)
 @pass_session
 def list_persisted(session: Session) -> None:
-    """List persistent bindings.
-
-    Bindings of an installed layout and of driverctl are included.
-
-    \b
-    Examples:
-      vfiomgr persist list
-      vfiomgr persist list --format json
-    """
+    """List persistent bindings: now `vfiomgr list --persistent`."""
     rows = persisted(session)
     if session.format != "table":
         print_document("PersistedList", {"items": rows}, session.format)
@@ -69,46 +60,19 @@ def _cells(row: PersistedFunction) -> tuple[str, ...]:
     )
 
 
-@persist.command("remove")
-@click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@click.option("--all", "every", is_flag=True, help="Remove all rules except those of a layout.")
-@update_initramfs_option
-@session_options(*CHANGING)
-@pass_session
-def remove(
-    session: Session, *, addresses: tuple[str, ...], every: bool, update_initramfs: bool
+def forget_only(
+    session: Session, addresses: tuple[str, ...], *, every: bool, update_initramfs: bool
 ) -> None:
-    """Remove persistent bindings.
-
-    Functions keep their drivers until `vfiomgr unbind` or the next boot.
-
-    \b
-    Examples:
-      vfiomgr persist remove 0000:04:00.0 0000:04:00.1
-      vfiomgr persist remove --all
-    """
+    """Remove the rules of functions, or all, and leave the drivers as they are."""
     if bool(addresses) == every:
         message = "expected addresses, or --all"
-        raise UsageError(message, "list persistent bindings with: vfiomgr persist list")
+        raise UsageError(message, "list persistent bindings with: vfiomgr list --persistent")
     known = session.addresses(addresses)
     _carry_out(session, ForgetPersisted(known, every=every, update_initramfs=update_initramfs))
 
 
-@persist.command("import")
-@update_initramfs_option
-@session_options(*CHANGING)
-@pass_session
-def take_over(session: Session, *, update_initramfs: bool) -> None:
-    """Import VFIO entries from /etc/driverctl.d.
-
-    Other entries stay with driverctl, as do entries of absent devices (vfiomgr records the identity
-    of each device) and of devices in an installed layout.
-
-    \b
-    Examples:
-      vfiomgr persist import --dry-run
-      vfiomgr persist import
-    """
+def import_driverctl(session: Session, *, update_initramfs: bool) -> None:
+    """Import VFIO entries from /etc/driverctl.d as rules."""
     _carry_out(
         session,
         ImportDriverctl(update_initramfs=update_initramfs, program=program_for_units(session)),

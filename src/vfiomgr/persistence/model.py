@@ -88,7 +88,7 @@ def render_rule(binding: PersistedBinding) -> str:
     return "\n".join(
         [
             f"# vfiomgr: bind {binding.address} to {binding.driver}.",
-            f"# Remove with: vfiomgr persist remove {binding.address}",
+            f"# Remove with: vfiomgr unbind {binding.address} --forget-only",
             _RECORD + json.dumps(record),
             *map(_LINE.join, _driver_rules(binding)),
             *map(_LINE.join, _access_rules(binding)),
@@ -350,7 +350,7 @@ def render_unit(program: str) -> str:
 
     """
     return f"""\
-# vfiomgr: removed with the last rule, by vfiomgr persist remove.
+# vfiomgr: removed with the last rule, by vfiomgr unbind --forget.
 [Unit]
 Description=Bind persisted PCI functions to their VFIO drivers, also after hot-plug
 After=local-fs.target

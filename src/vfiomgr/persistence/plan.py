@@ -165,7 +165,7 @@ def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Un
     names = [str(a) for a in kept if of_layout(host, a) is None]
     if not names:
         return Part(notes=again)
-    command = f"vfiomgr persist remove {' '.join(names)}"
+    command = f"vfiomgr unbind {' '.join(names)} --forget-only"
     told = f"rules bind {', '.join(names)} again at the next boot; to prevent it: {command}"
     return Part(notes=(told, *again))
 
@@ -388,7 +388,7 @@ def _driverctl_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Iterat
         if entry.address in addresses:
             yield (
                 f"driverctl binds {entry.address} to {entry.driver} ({entry.file.path}); import it "
-                "with: vfiomgr persist import"
+                "with: vfiomgr bind --persist --driverctl"
             )
 
 

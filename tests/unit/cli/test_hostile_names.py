@@ -125,7 +125,7 @@ COMMANDS = (
     "vgpu list --types",
     "vgpu list",
     "vgpu create --type nvidia-222 --dry-run",
-    "persist list",
+    "list --persistent",
     "cdi list",
     "cdi check",
     "cdi generate",

@@ -171,6 +171,8 @@ CONTRADICTIONS = [
     ("unbind 01:00.0 --function-only --with-group", "--function-only and --with-group contradict"),
     ("bind 01:00.0 --update-initramfs", "--update-initramfs does nothing without --persist"),
     ("unbind 01:00.0 --update-initramfs", "--update-initramfs does nothing without --forget"),
+    ("bind 01:00.0 --driverctl", "--driverctl does nothing without --persist"),
+    ("unbind 01:00.0 --all", "--all does nothing without --forget-only"),
     ("recover --undo --finish", "--undo and --finish contradict"),
     ("recover --finish --allow in-use", "--finish and --allow contradict"),
 ]

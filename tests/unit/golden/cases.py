@@ -363,28 +363,35 @@ HOST_SCENARIOS = (
     ),
     Scenario("check layout", "check layout layout.yaml\ncheck layout bad.yaml", files=LAYOUT),
     Scenario(
-        "persist import",
-        "persist import --dry-run\npersist import\npersist import",
+        "bind",
+        """
+        bind --persist --driverctl --dry-run
+        bind --persist --driverctl
+        bind --persist --driverctl
+        """,
+        case="driverctl",
         host_files=DRIVERCTL,
         journals={"import-driverctl": "import-driverctl"},
     ),
     Scenario(
-        "persist list",
-        f"persist list\n.{PERSIST}\npersist list\npersist list --root nowhere",
+        "list",
+        f"list --persistent\n.{PERSIST}\nlist --persistent\nlist --persistent --root nowhere",
+        case="persistent",
         host_files=SYSTEMD,
     ),
     Scenario(
-        "persist remove",
+        "unbind",
         f"""
         .{PERSIST}
-        persist remove 02:00.0 --dry-run
-        persist remove 02:00.1
-        persist remove --all
-        persist remove --all
-        persist remove
+        unbind 02:00.0 --forget-only --dry-run
+        unbind 02:00.1 --forget-only
+        unbind --forget-only --all
+        unbind --forget-only --all
+        unbind --forget-only
         """,
         host_files=SYSTEMD,
         journals={"forget-persisted": "forget-persisted"},
+        case="forget-only",
     ),
     Scenario(
         "persist watch",

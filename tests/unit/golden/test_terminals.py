@@ -35,7 +35,7 @@ CALLERS = {
     "explain": "cli.commands.explain.explain",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
-    "persist list": "persistence.commands.list_persisted",
+    "list-persistent": "persistence.commands.list_persisted",
     "sriov list": "sriov.commands.list_physical_functions",
     "sriov-set-existing": "sriov.commands._show",
     "vgpu instances": "gpu.commands.instances._list",

@@ -289,7 +289,7 @@ def test_a_record_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     kernel = host(tmp_path, installing())
     put(kernel, RECORD, "{}\n")
     outcome = api.apply(UninstallLayout(), tree=kernel)
-    assert any("list them with vfiomgr persist list" in note for note in outcome.plan.notes)
+    assert any("list them with vfiomgr list --persistent" in note for note in outcome.plan.notes)
     assert not kernel.exists(FILE)
     assert kernel.exists(rule_file(GPU))
 

@@ -34,7 +34,7 @@ def test_a_layout_is_installed_once_and_taken_back(
         assert kernel.read_text(FILE) == text.read()
     (rule,) = {
         item["owner"]
-        for item in json.loads(run("persist", "list", "--format", "json").stdout)["items"]
+        for item in json.loads(run("list", "--persistent", "--format", "json").stdout)["items"]
     }
     assert rule == "layout"
     again = run("layout", "install", file).stdout

@@ -34,8 +34,8 @@ def test_the_plan_shows_every_rule(run: Run, matches: Matches, kernel: FakeKerne
 
 def test_what_is_persisted_is_listed(run: Run, matches: Matches) -> None:
     assert run(*PERSIST).status == 0
-    matches("persist-list.txt", run("persist", "list").stdout)
-    matches("persist-list.json", run("persist", "list", "--format", "json").stdout)
+    matches("persist-list.txt", run("list", "--persistent").stdout)
+    matches("persist-list.json", run("list", "--persistent", "--format", "json").stdout)
 
 
 def test_how_to_undo_it_all_is_told(run: Run) -> None:
@@ -54,7 +54,7 @@ def test_another_device_at_the_address_is_listed_as_such(run: Run, kernel: FakeK
     modalias = kernel.sysfs.get(device / "modalias")
     kernel.sysfs.put(device / "modalias", modalias.replace("d00002684", "d00002222"))
     kernel.unplug("0000:02:00.1")
-    items = json.loads(run("persist", "list", "--format", "json").stdout)["items"]
+    items = json.loads(run("list", "--persistent", "--format", "json").stdout)["items"]
     assert [(item["owner"], item["device"]) for item in items] == [
         ("vfiomgr", "another"),
         ("vfiomgr", "absent"),
@@ -64,31 +64,35 @@ def test_another_device_at_the_address_is_listed_as_such(run: Run, kernel: FakeK
 
 def test_rules_are_removed_by_address_and_all_at_once(run: Run) -> None:
     run(*PERSIST)
-    dry = run("persist", "remove", "0000:02:00.1", "--dry-run")
+    dry = run("unbind", "--forget-only", "0000:02:00.1", "--dry-run")
     assert "rm /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules" in dry.stdout
-    assert run("persist", "remove", "02:00.1").stdout.splitlines() == [
+    assert run("unbind", "--forget-only", "02:00.1").stdout.splitlines() == [
         "0000:02:00.1 (Device 10de:22ba) stays on vfio-pci until vfiomgr unbind 0000:02:00.1",
         "remove /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules",
     ]
-    assert run("persist", "remove", "--all").status == 0
-    assert run("persist", "remove", "--all").stdout == "no persistent bindings\nnothing to do\n"
+    assert run("unbind", "--forget-only", "--all").status == 0
+    assert (
+        run("unbind", "--forget-only", "--all").stdout == "no persistent bindings\nnothing to do\n"
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all", "0000:02:00.0"]])
 def test_remove_wants_addresses_or_all(run: Run, arguments: list[str]) -> None:
-    answer = run("persist", "remove", *arguments)
+    answer = run("unbind", "--forget-only", *arguments)
     assert answer.status == 2
     assert "expected addresses, or --all" in answer.stderr
 
 
 def test_driverctl_is_imported(run: Run, kernel: FakeKernel) -> None:
-    assert "import it with: vfiomgr persist import" in run("bind", "0000:01:00.0").stdout
-    done = run("persist", "import")
+    assert (
+        "import it with: vfiomgr bind --persist --driverctl" in run("bind", "0000:01:00.0").stdout
+    )
+    done = run("bind", "--persist", "--driverctl")
     assert "remove /etc/driverctl.d/0000:01:00.0" in done.stdout
     assert os.listdir(os.path.join(kernel.root, "etc/driverctl.d")) == []
-    (item,) = json.loads(run("persist", "list", "--format", "json").stdout)["items"]
+    (item,) = json.loads(run("list", "--persistent", "--format", "json").stdout)["items"]
     assert (item["address"], item["owner"]) == ("0000:01:00.0", "vfiomgr")
-    assert run("persist", "import").stdout.endswith("nothing to do\n")
+    assert run("bind", "--persist", "--driverctl").stdout.endswith("nothing to do\n")
 
 
 def test_names_of_owners_are_those_of_the_host(run: Run) -> None:
@@ -109,7 +113,7 @@ def test_owners_of_a_snapshot_are_not_looked_up_here(run: Run, kernel: FakeKerne
 def test_that_nothing_is_persisted_is_said(run: Run, kernel: FakeKernel) -> None:
     os.unlink(os.path.join(kernel.root, "etc/driverctl.d/0000:01:00.0"))
     assert (
-        run("persist", "list").stderr
+        run("list", "--persistent").stderr
         == "no persistent bindings; create one with: vfiomgr bind --persist ADDRESS\n"
     )
 

@@ -168,7 +168,7 @@ def test_a_node_that_belongs_to_somebody_else_is_given_over_and_back() -> None:
 
 def test_unbind_tells_of_the_rule_or_forgets_it() -> None:
     told = plan(host_with(RULE), Unbind((GPU.address,)))
-    assert "vfiomgr persist remove 0000:04:00.0" in told.notes[-1]
+    assert "vfiomgr unbind 0000:04:00.0 --forget-only" in told.notes[-1]
     assert kept(host_with(RULE), Unbind((GPU.address,))) == []
     steps = kept(host_with(RULE), Unbind((GPU.address,), forget=True))
     assert steps == [ReplaceFile(RULE.path, RULE.text, None)]
@@ -209,7 +209,7 @@ def test_driverctl_is_noted_and_taken_over_where_it_is_for_vfio() -> None:
     absent, other = driverctl("0000:09:00.0", "vfio-pci"), driverctl("0000:05:00.0", "nouveau")
     second = replace(pci_device("0000:05:00.0"), iommu_group=5)
     host = replace(host_of(BOUND, second), files=(ours, absent, other), has_systemd=True)
-    assert "vfiomgr persist import" in plan(host, replace(BIND, persist=False)).notes[0]
+    assert "vfiomgr bind --persist --driverctl" in plan(host, replace(BIND, persist=False)).notes[0]
     made = plan(host, ImportDriverctl())
     assert made.steps == (
         ReplaceFile(RULE.path, None, RULE.text),

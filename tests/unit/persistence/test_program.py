@@ -63,7 +63,7 @@ def test_every_directory_that_python_searches_is_looked_at(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "line", ["bind 0000:02:00.0 --persist", "libvirt hook install", "persist import"]
+    "line", ["bind 0000:02:00.0 --persist", "libvirt hook install", "bind --persist --driverctl"]
 )
 @pytest.mark.parametrize("dry", [True, False])
 def test_what_others_may_write_is_run_by_no_unit_and_no_hook(

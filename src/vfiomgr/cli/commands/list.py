@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.commands.groups import GROUP_COLUMNS, list_groups
-from vfiomgr.cli.listing import filter_options, print_names, users_in_words, view_options
+from vfiomgr.cli.group import present_command
+from vfiomgr.cli.listing import (
+    PLAIN_VIEW,
+    filter_options,
+    print_names,
+    users_in_words,
+    view_options,
+)
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     group_cell,
@@ -19,6 +26,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut, wrapped
+from vfiomgr.errors import UsageError
 from vfiomgr.gpu.memory import memory_of
 from vfiomgr.usage import forbid_together
 
@@ -45,12 +53,20 @@ _UNKNOWN = "unknown"
 )
 @click.option("--vfs", is_flag=True, help="List each virtual function (VF) on a line of its own.")
 @click.option("--by-group", is_flag=True, help="List IOMMU groups, and what blocks them.")
+@click.option("--persistent", is_flag=True, help="List functions that are bound at each boot.")
 @filter_options
 @view_options(_COLUMNS, by_group=GROUP_COLUMNS)
 @session_options(*READING)
 @pass_session
 def list_devices(
-    session: Session, *, every: bool, vfs: bool, by_group: bool, wanted: Filter, view: View
+    session: Session,
+    *,
+    every: bool,
+    vfs: bool,
+    by_group: bool,
+    persistent: bool,
+    wanted: Filter,
+    view: View,
 ) -> None:
     """List devices: GPUs and accelerators, or others by filter.
 
@@ -68,6 +84,9 @@ def list_devices(
     BLOCKS marks what keeps a guest from opening the group: functions that are bound to a driver of
     the host. Groups of PCIe ports and bridges are in JSON and YAML, and shown with --all.
 
+    With --persistent, the functions that are bound at each boot are listed: by `bind --persist`, by
+    an installed layout and by driverctl.
+
     \b
     Examples:
       vfiomgr list
@@ -76,12 +95,23 @@ def list_devices(
       vfiomgr list --state vfio -o name
       vfiomgr list --columns address,driver,group --no-headers
       vfiomgr list --by-group 0000:08:00.0
+      vfiomgr list --persistent
     """
-    if by_group:
+    if persistent:
+        if every or vfs or by_group or any(wanted) or view != PLAIN_VIEW:
+            message = "--persistent takes no other option than --format"
+            raise UsageError(message, "leave them out: vfiomgr list --persistent")
+        context = click.get_current_context()
+        context.invoke(present_command(context, "persist", "list"))
+    elif by_group:
         if vfs:
             forbid_together("--by-group", "--vfs", "groups list all their functions")
         list_groups(session, every=every, wanted=wanted, view=view)
-        return
+    else:
+        _list_devices(session, every=every, vfs=vfs, wanted=wanted, view=view)
+
+
+def _list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, view: View) -> None:
     host = session.scan_devices()
     selection = wanted.select(session, host)
     devices = [
