@@ -183,9 +183,12 @@ def adding(host: Host, place: RuntimeLocation, request: RuntimeRequest, undo: st
 
 
 def removing(
-    host: Host, place: RuntimeLocation, name: str, command: str, *, is_kata: bool
+    host: Host, place: RuntimeLocation, name: str, command: str, *, is_kata: bool | None
 ) -> EntryChange:
-    """The change that removes an entry; error messages name `command` to run again."""
+    """The change that removes an entry; error messages name `command` to run again.
+
+    `is_kata` refuses entries of the other kind; None removes both.
+    """
     return EntryChange(
         host,
         lambda: prepare.prepare_removal(host.files, place, name, command, is_kata=is_kata),

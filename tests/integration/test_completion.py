@@ -151,8 +151,8 @@ COMPLETED = {
         f"vfiomgr libvirt attach -c {DOMAIN} test ",
     ),
     "a handler": (
-        "vfiomgr kata install --handler kata-v",
-        "vfiomgr kata install --handler kata-vfio ",
+        "vfiomgr runtime install --kata kata-v",
+        "vfiomgr runtime install --kata kata-vfio ",
     ),
     "a wrong host": ("vfiomgr --root absent bind 0", "vfiomgr --root absent bind 0"),
     "a wrong snapshot": (

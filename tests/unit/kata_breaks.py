@@ -249,7 +249,7 @@ CASES = [
         7,
         wrap_shim,
         "containerd-shim-kata-vfio-v2 sets KATA_CONF_FILE=/srv/kata/configuration.toml",
-        "vfiomgr kata install --config /srv/kata/configuration.toml",
+        "vfiomgr runtime install --kata --config /srv/kata/configuration.toml",
         runtime="go",
         is_silent=False,
     ),
@@ -339,7 +339,7 @@ CASES = [
         changed("pod", "handler: kata-vfio", "handler: kata-gpu"),
         "containerd has no handler kata-gpu (available: kata-vfio): its pods fail with 'no "
         'runtime for "kata-gpu" is configured\'',
-        "kata-vfio; or create this one: vfiomgr kata install --handler kata-gpu",
+        "kata-vfio; or create this one: vfiomgr runtime install kata-gpu --kata",
         is_silent=False,
     ),
     Case(
@@ -366,7 +366,7 @@ CASES = [
             HANDLER.format(shim="/usr/bin/runc").replace("kata-vfio.v2", "runc.v2"),
         ),
         "runs io.containerd.runc.v2, not Kata's shim",
-        "use another name for the handler: vfiomgr kata install --handler",
+        "use another name for the handler: vfiomgr runtime install --kata --handler",
     ),
     Case(
         "a shim that does not exist",

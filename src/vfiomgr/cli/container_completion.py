@@ -32,6 +32,12 @@ def complete_handler(context: click.Context, parameter: click.Parameter, incompl
     return continuing(context, parameter, incomplete, names)
 
 
+def complete_entry(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
+    """Handlers of Kata after --kata, otherwise runtimes."""
+    complete = complete_handler if context.params.get("is_kata") else complete_runtime
+    return complete(context, parameter, incomplete)
+
+
 def complete_cdi_device(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> Items:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.group import FormerTable, LazyGroup
 from vfiomgr.cli.options import RenamedOption
 
 if TYPE_CHECKING:
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "config": ("vfiomgr.kata.config.commands", "config"),
-    "install": ("vfiomgr.kata.install.commands", "install"),
-    "uninstall": ("vfiomgr.kata.install.commands", "uninstall"),
     "pod": ("vfiomgr.kata.manifests.commands", "pod"),
     "run-command": ("vfiomgr.kata.run.commands", "command"),
 }
-_FORMER = {
+_FORMER: FormerTable = {
+    "install": "runtime install --kata",
+    "uninstall": "runtime uninstall --kata",
     "runtimeclass": ("vfiomgr.kata.manifests.commands", "runtimeclass"),
     "explain": ("vfiomgr.kata.explain.commands", "explain"),
     "check-image": ("vfiomgr.kata.explain.commands", "check_image"),
@@ -28,7 +28,10 @@ _FORMER = {
 
 @click.group("kata", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def kata() -> None:
-    """Configure Kata, install handlers, write pods."""
+    """Configure Kata, and write pods.
+
+    `vfiomgr runtime install --kata` adds a handler for Kata to a container runtime.
+    """
 
 
 class _RuntimeType(click.Choice[str]):

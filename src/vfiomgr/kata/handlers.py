@@ -98,7 +98,7 @@ def shim_of(host: HostSource, configuration: HostPath, told: str | None) -> str:
     """
     if told is not None:
         path = _whole_path(told)
-        require_program(host.files, path, "name Kata's shim, or omit --runtime-path")
+        require_program(host.files, path, "name Kata's shim, or omit --path")
         return path
     installed = kata_facts.read_installation(host.files)
     runtime = _runtime_of(host, configuration) or _default_runtime(installed)
@@ -108,10 +108,10 @@ def shim_of(host: HostSource, configuration: HostPath, told: str | None) -> str:
         message = (
             f"{configuration} is for {named}, but its containerd-shim-kata-v2 is not installed"
         )
-        hint = "install Kata Containers, or set its path: --runtime-path FILE"
+        hint = "install Kata Containers, or set its path: --path FILE"
         refuse("kata-shim-missing", named, message, hint)
     if len(installed.shims) > 1:
-        host.on_note(f"using Kata's shim {shims[0]}; --runtime-path selects another one")
+        host.on_note(f"using Kata's shim {shims[0]}; --path selects another one")
     return shims[0]
 
 

@@ -45,8 +45,6 @@ def found(path: str) -> click.Command:
         ("layout validate", "check layout"),
         ("layout plan", "plan"),
         ("layout apply", "apply"),
-        ("runtime configure", "runtime install"),
-        ("runtime unconfigure", "runtime uninstall"),
     ],
 )
 def test_a_former_name_leads_to_the_same_command(former: str, present: str) -> None:
@@ -86,6 +84,10 @@ def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> 
         ("persist remove --all", "unbind --forget-only --all"),
         ("persist remove 02:00.0 --dry-run", "unbind --forget-only 02:00.0 --dry-run"),
         ("persist import --dry-run", "bind --persist --driverctl --dry-run"),
+        ("runtime configure A --path /a", "runtime install A --path /a"),
+        ("runtime unconfigure A", "runtime uninstall A"),
+        ("kata install --runtime crio", "runtime install --kata --runtime crio"),
+        ("kata uninstall --runtime docker", "runtime uninstall --kata --runtime docker"),
         ("layout schema", "check layout --schema"),
         ("layout schema --format yaml", "check layout --schema --format yaml"),
         ("groups", "list --by-group"),
@@ -119,6 +121,11 @@ def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> 
         ("vgpu instances set 01:00.0 1g.5gb=2", "vgpu instances 01:00.0 1g.5gb=2"),
         ("vgpu instances remove 01:00.0 --dry-run", "vgpu instances 01:00.0 --none --dry-run"),
         ("vgpu instances clear 01:00.0", "vgpu instances 01:00.0 --none"),
+        (
+            "kata install --handler a --runtime-path /b --runtime crio",
+            "runtime install a --kata --path /b --runtime crio",
+        ),
+        ("kata uninstall --handler A_", "runtime uninstall A_ --kata"),
         ("oci inject none 02:00.0", "oci edit none --add 02:00.0"),
         ("oci inject none 02:00.0 --node cdev", "oci edit none --add 02:00.0 --node cdev"),
         ("oci eject none", "oci edit none --remove-all"),

@@ -70,31 +70,33 @@ KATA_SCENARIOS = (
         kata_build_host,
     ),
     Scenario(
-        "kata install",
+        "runtime install",
         """
-        kata install --dry-run
-        kata install
-        kata install
-        kata install --handler other
-        kata install --runtime crio
+        runtime install --kata --dry-run
+        runtime install --kata
+        runtime install --kata
+        runtime install other --kata
+        runtime install --kata --runtime crio
         """,
         host_files=NODE,
         prepare=with_containerd,
         keeps=True,
+        case="kata",
         journals={"change-files": "change-files"},
     ),
-    Scenario("kata install", "kata install", case="absent"),
+    Scenario("runtime install", "runtime install --kata", case="kata-absent"),
     Scenario(
-        "kata uninstall",
+        "runtime uninstall",
         """
-        .kata install
-        kata uninstall --dry-run
-        kata uninstall
-        kata uninstall
-        kata uninstall --handler A
+        .runtime install --kata
+        runtime uninstall --kata --dry-run
+        runtime uninstall --kata
+        runtime uninstall --kata
+        runtime uninstall A --kata
         """,
         host_files=NODE,
         prepare=with_containerd,
+        case="kata",
     ),
     Scenario(
         "kata pod",

@@ -71,14 +71,14 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
     node.pod.write_text(run("kata", "pod", "--naming", "pgpu").stdout)
     before = run("kata", "explain", str(node.pod))
     assert before.status == 1
-    assert "remedy: vfiomgr kata install --handler kata-vfio, then restart" in before.stdout
+    assert "remedy: vfiomgr runtime install kata-vfio --kata, then restart" in before.stdout
     assert (
         "remedy: vfiomgr cdi generate --kind nvidia.com/pgpu --name-by group --write, when the "
         "devices are available"
     ) in before.stdout
     for command in (
         f"bind {GPU}",
-        "kata install --runtime containerd --containerd-version 2.2",
+        "runtime install --kata --runtime containerd --containerd-version 2.2",
         "cdi generate --kind nvidia.com/pgpu --name-by group --write",
     ):
         answer = run(*command.split())

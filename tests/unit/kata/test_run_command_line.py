@@ -164,7 +164,7 @@ def test_a_shim_outside_of_path_is_named_by_its_path(run: Run, kernel: FakeKerne
         assert "(containerd 1.6 and later)" in answer.stderr
     docker = run("kata", "run-command", GPU, "--with", "docker", "--kata-runtime", "rust").stderr
     assert f'"runtimeType": "{RS_SHIM}"' in docker
-    assert "vfiomgr kata install --runtime docker" in docker
+    assert "vfiomgr runtime install --kata --runtime docker" in docker
 
 
 def test_what_the_installed_handler_names_is_taken(run: Run, kernel: FakeKernel) -> None:

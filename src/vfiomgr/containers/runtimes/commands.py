@@ -1,4 +1,4 @@
-"""`vfiomgr runtime …`, and what it shares with `vfiomgr kata install`."""
+"""`vfiomgr runtime …`: its group, and what its commands share."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import host_of, print_outcome
+from vfiomgr.cli.changes import print_outcome
 from vfiomgr.cli.completion import complete_host_file
-from vfiomgr.cli.container_completion import complete_runtime
 from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import FILES, RenamedOption, session_options
+from vfiomgr.cli.options import RenamedOption
 from vfiomgr.cli.output import note, print_document, say, say_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.containers.runtimes.model import PROGRAMS
-from vfiomgr.runtimes import configure as configured
-from vfiomgr.runtimes import unconfigure as unconfigured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.containers.runtimes.model import ProgramName
+    from vfiomgr.cli.session import Session
     from vfiomgr.runtimes import EntryChange, EntryOutcome, EntryPlan
 
 
@@ -112,107 +108,20 @@ def _print_plan(session: Session, found: EntryPlan) -> None:
         note(f"not checked: {text}")
 
 
-_HERE = "vfiomgr.containers.runtimes.commands"
-_COMMANDS = {"install": (_HERE, "configure"), "uninstall": (_HERE, "unconfigure")}
-_FORMER = {"configure": (_HERE, "configure"), "unconfigure": (_HERE, "unconfigure")}
+_COMMANDS = {
+    "install": ("vfiomgr.kata.install.commands", "install"),
+    "uninstall": ("vfiomgr.kata.install.commands", "uninstall"),
+}
+_FORMER = {"configure": "runtime install NAME", "unconfigure": "runtime uninstall NAME"}
 
 
 @click.group("runtime", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
 def runtime() -> None:
-    """Install OCI runtimes in containerd, CRI-O or Docker.
+    """Install Kata and OCI runtimes in containerd, CRI-O or Docker.
 
     \b
     Examples:
+      vfiomgr runtime install --kata
       vfiomgr runtime install nvidia --path /usr/bin/nvidia-container-runtime
       vfiomgr runtime uninstall nvidia
     """
-
-
-@click.command("install")
-@click.argument("name", shell_complete=complete_runtime)
-@click.option(
-    "--path",
-    metavar="FILE",
-    required=True,
-    shell_complete=complete_host_file,
-    help="Add this OCI runtime, which must be compatible with runc.",
-)
-@click.option(
-    "--set-default",
-    cls=RenamedOption,
-    former=("--set-as-default",),
-    is_flag=True,
-    help="Make it the default runtime of containers.",
-)
-@click.option("--cdi", "enable_cdi", is_flag=True, help="Also enable CDI.")
-@place_options
-@session_options(*FILES)
-@pass_session
-def configure(
-    session: Session,
-    *,
-    name: str,
-    path: str,
-    set_default: bool,
-    enable_cdi: bool,
-    program: ProgramName | None,
-    runtime_config: str | None,
-    containerd_version: str | None,
-) -> None:
-    """Install an OCI runtime in a container runtime.
-
-    The entry for the OCI runtime at FILE has the options of runc. Everything else in the
-    configuration stays, including comments and the order of keys, and a backup copy is kept beside
-    it. Nothing is restarted.
-
-    \b
-    Examples:
-      vfiomgr runtime install nvidia --path /usr/bin/nvidia-container-runtime --dry-run
-      vfiomgr runtime install crun --path /usr/bin/crun --runtime docker
-      vfiomgr runtime install crun --path /usr/bin/crun --cdi --set-default
-    """
-    undo = f"vfiomgr runtime uninstall {name}{at_place(session, program, runtime_config)}"
-    change = configured(
-        host_of(session),
-        name,
-        path,
-        set_default=set_default,
-        cdi=enable_cdi,
-        undo=undo,
-        program=program,
-        runtime_config=runtime_config,
-        containerd_version=containerd_version,
-    )
-    carry_out(session, change, undo)
-
-
-@click.command("uninstall")
-@click.argument("name", shell_complete=complete_runtime)
-@place_options
-@session_options(*FILES)
-@pass_session
-def unconfigure(
-    session: Session,
-    *,
-    name: str,
-    program: ProgramName | None,
-    runtime_config: str | None,
-    containerd_version: str | None,
-) -> None:
-    """Remove an entry that `runtime install` added.
-
-    An entry that was edited since is refused, and so is a handler of `kata install`.
-
-    \b
-    Examples:
-      vfiomgr runtime uninstall crun --runtime docker
-    """
-    change = unconfigured(
-        host_of(session),
-        name,
-        command=f"vfiomgr runtime uninstall {name}{at_place(session, program, runtime_config)}",
-        program=program,
-        runtime_config=runtime_config,
-        containerd_version=containerd_version,
-    )
-    carry_out(session, change)

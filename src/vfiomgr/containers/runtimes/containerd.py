@@ -228,7 +228,7 @@ def _refuse_foreign(files: _Files, request: RuntimeRequest) -> None:
 
 def foreign(request: RuntimeRequest, place: str) -> Refusal:
     """The refusal of a name that is in use."""
-    option = f"--handler {request.name}-2" if request.is_kata else f"{request.name}-2"
+    option = f"{request.name}-2"
     message = f"{place}: {request.subject} already exists, and vfiomgr did not write it"
     return refusal(
         [
@@ -319,10 +319,7 @@ def _version_of_drop_in(files: _Files, facts: RuntimeFacts, schema: int) -> Iter
         message = (
             f"{facts.drop_in.path} has version {there}, but {facts.main.path} has version {schema}"
         )
-        hint = (
-            "remove the entries with vfiomgr kata uninstall and vfiomgr runtime uninstall, and "
-            "install them again"
-        )
+        hint = "remove the entries with vfiomgr runtime uninstall, and install them again"
         refuse("runtime-config-version", facts.drop_in.path, message, hint)
 
 

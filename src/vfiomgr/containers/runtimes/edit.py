@@ -6,8 +6,8 @@ from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.model import ConfigFile, Key, OwnedFile, Setting
 from vfiomgr.value import Value
 
-HEAD = "# vfiomgr: entries come with `vfiomgr kata install` or `runtime install`, and go with\n"
-HEAD += "# `vfiomgr kata uninstall` or `runtime uninstall`.\n"
+HEAD = "# vfiomgr: entries come with `vfiomgr runtime install`, and go with\n"
+HEAD += "# `vfiomgr runtime uninstall`.\n"
 EMPTY_JSON = "{}\n"
 
 

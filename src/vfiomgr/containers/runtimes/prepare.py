@@ -277,7 +277,7 @@ def _refuse_other_kind(entry: InstalledRuntime, place: RuntimeLocation, *, is_ka
     if was_kata == is_kata:
         return
     if was_kata:
-        installer, remedy = "kata install", f"vfiomgr kata uninstall --handler {entry.name}"
+        installer, remedy = "runtime install --kata", f"vfiomgr runtime uninstall {entry.name}"
     else:
         installer, remedy = "runtime install", f"vfiomgr runtime uninstall {entry.name}"
     message = f"entry {entry.name} of {place} was added by vfiomgr {installer}"

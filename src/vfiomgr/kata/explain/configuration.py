@@ -95,7 +95,7 @@ def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagn
     names = {"rs": "runtime-rs", "go": "the Go runtime"}
     has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"
     entry = situation.entry
-    where = "" if entry is None else f" (vfiomgr kata install --handler {entry.name})"
+    where = "" if entry is None else f" (vfiomgr runtime install {entry.name} --kata)"
     yield chain_break(
         "kata-configuration-other-runtime",
         settings.path,
@@ -187,7 +187,7 @@ def _drop_ins(situation: PodContext) -> Iterator[Diagnostic]:
             file.drop_in_directory,
             f"{file.drop_in_directory} also applies to {', '.join(map(str, file.neighbours))}: "
             "configurations in one directory share their drop-ins",
-            "give the handler its own directory, as vfiomgr kata install does",
+            "give the handler its own directory, as vfiomgr runtime install --kata does",
             is_certain=False,
         )
 

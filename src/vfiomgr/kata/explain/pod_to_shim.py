@@ -183,14 +183,15 @@ def _instead(facts: HandlerFacts, name: str, program: str) -> str:
     """The likely intended handler; only a possible Kata handler can be created."""
     kata = [entry.name for entry in facts.handlers if entry.is_kata]
     near = get_close_matches(name, kata or [DEFAULT_HANDLER], 1, _ALIKE)
-    install = f"vfiomgr kata install --handler {name}, then restart {program}"
+    install = f"vfiomgr runtime install {name} --kata, then restart {program}"
     if near and near[0] != name:
         meant = f"did you mean {near[0]}? set it as the handler of the RuntimeClass"
-        return meant if kata else f"{meant}, and create it: vfiomgr kata install"
+        return meant if kata else f"{meant}, and create it: vfiomgr runtime install --kata"
     if not kata and _KATA in name:
         return install
     if not kata:
-        return f"create {DEFAULT_HANDLER} with vfiomgr kata install, and set it as the handler"
+        created = f"create {DEFAULT_HANDLER} with vfiomgr runtime install --kata"
+        return f"{created}, and set it as the handler"
     named = f"use an existing Kata handler: {', '.join(kata)}"
     return f"{named}; or create this one: {install}" if _KATA in name else named
 
@@ -232,7 +233,7 @@ def _no_kata(situation: PodContext) -> Iterator[Diagnostic]:
         return
     facts = situation.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
-    another = f"use another name for the handler: vfiomgr kata install --handler {entry.name}-vfio"
+    another = f"use another name for the handler: vfiomgr runtime install {entry.name}-vfio --kata"
     yield chain_break(
         "kata-handler-not-kata",
         entry.name,
@@ -256,7 +257,7 @@ def _conf_file(situation: PodContext) -> Iterator[Diagnostic]:
         f"{source} sets KATA_CONF_FILE={path}, but {situation.release} accepts only paths that "
         "Kata ships",
         "set the file in the container runtime instead (ConfigPath, or runtime_config_path in "
-        f"CRI-O): vfiomgr kata install --config {path}",
+        f"CRI-O): vfiomgr runtime install --kata --config {path}",
     )
 
 
@@ -295,8 +296,8 @@ def _privileged(situation: PodContext) -> Iterator[Diagnostic]:
         situation.pod.name,
         f"{', '.join(names)} is privileged, so it gets every device of the host{unless}: all "
         "VFIO groups are assigned to this guest, including those of other pods",
-        "set privileged_without_host_devices = true for the handler (vfiomgr kata install "
-        "does), or remove privileged from the pod",
+        "set privileged_without_host_devices = true for the handler (vfiomgr runtime install "
+        "--kata does), or remove privileged from the pod",
         is_certain=entry is not None,
     )
 
@@ -314,8 +315,8 @@ def _untold(situation: PodContext) -> Iterator[Diagnostic]:
             entry.name,
             f"containerd does not pass {', '.join(lost)}: pod_annotations of {entry.name} in "
             f"{entry.source} has no matching pattern",
-            'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr kata install '
-            f"--handler {entry.name}",
+            'set pod_annotations = ["io.katacontainers.*", "cdi.k8s.io/*"]: vfiomgr runtime '
+            f"install {entry.name} --kata",
         )
 
 
@@ -333,7 +334,7 @@ def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[Diagnostic]:
             f"{entry.source} is not read: no main file imports it, and containerd "
             f"{facts.version} does not read it by default, so pods fail with 'no runtime for "
             f'"{entry.name}" is configured\'',
-            f"vfiomgr kata install --handler {entry.name}, then restart containerd",
+            f"vfiomgr runtime install {entry.name} --kata, then restart containerd",
         )
 
 

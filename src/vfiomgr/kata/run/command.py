@@ -147,7 +147,8 @@ def _docker_notes(request: RunRequest) -> Iterator[str]:
         options = {"options": {"ConfigPath": request.config}} if request.config else {}
         entry = {"runtimes": {"kata": {"runtimeType": request.shim or SHIM_PATH, **options}}}
         yield f"needs Docker 23 or later, with this entry in {DOCKER_FILE}: {json.dumps(entry)}"
-        yield "vfiomgr kata install --runtime docker writes such an entry, named kata-vfio"
+        command = "vfiomgr runtime install --kata --runtime docker"
+        yield f"{command} writes such an entry, named kata-vfio"
     elif request.config:
         runtime = request.docker_runtime
         yield f"the configuration of {runtime} is set in {DOCKER_FILE}, not in the command"
