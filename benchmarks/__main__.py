@@ -96,7 +96,10 @@ def _native(rounds: int, place: str | None) -> list[Row]:
             "version": (VFIOMGR, "--version"),
             **{
                 f"{name} {size}": (VFIOMGR, "--root", f"{directory}/{size}", *arguments)
-                for name, arguments in (("list", ("list", "--all")), ("groups", ("groups",)))
+                for name, arguments in (
+                    ("list", ("list", "--all")),
+                    ("groups", ("list", "--by-group")),
+                )
                 for size in _SIZES
             },
             **{

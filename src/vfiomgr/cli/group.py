@@ -80,6 +80,10 @@ class FormerGroup(click.Command):
         super().__init__(*arguments, **settings)
         self._former = dict(former)
 
+    def had(self, name: str) -> bool:
+        """Whether it had this command."""
+        return name in self._former
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments, of which the first may be a former command."""
         meaning = self._former.get(args[0]) if args else None

@@ -144,6 +144,7 @@ def test_a_former_command_does_the_same(run: Run, former: str, present: str) -> 
         ("sriov quota 05:00.0 --exec-quantum 5", "sriov set 05:00.0 --exec-quantum 5"),
         ("sriov quota 99:00.0 --priority low", "sriov set 99:00.0 --priority low"),
         ("vgpu instances set --help", "vgpu instances --help"),
+        ("help vgpu instances set", "help vgpu instances"),
     ],
 )
 def test_a_former_group_does_the_same(run: Run, former: str, present: str) -> None:

@@ -63,6 +63,14 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
         ("version", "Did you mean: vfiomgr --version?", "see vfiomgr --help"),
         ("attach 04:00.0", "Did you mean: vfiomgr bind?", "see vfiomgr --help"),
         ("vgpu ls", "Did you mean: vfiomgr vgpu list?", "see vfiomgr vgpu --help"),
+        ("group", "Did you mean: vfiomgr list --by-group?", "see vfiomgr --help"),
+        ("vgpu type", "Did you mean: vfiomgr vgpu list --types?", "see vfiomgr vgpu --help"),
+        ("oci rm", "Did you mean: vfiomgr oci edit?", "see vfiomgr oci --help"),
+        (
+            "libvirt enable win",
+            "Did you mean: vfiomgr libvirt hook install?",
+            "see vfiomgr libvirt --help",
+        ),
         ("vgpu rm", "Did you mean: vfiomgr vgpu remove?", "see vfiomgr vgpu --help"),
         (
             "vgpu nix",
@@ -188,6 +196,44 @@ def test_options_that_contradict_each_other_are_refused(
     first, second = answer.stderr.splitlines()
     assert words in first
     assert second.startswith("  remedy: pass ")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("list --persistent --all", "--persistent takes no other option"),
+        ("list --persistent --columns name", "--persistent takes no other option"),
+        ("list --persistent 01:00.0", "--persistent takes no other option"),
+        ("list --by-group --vfs", "--by-group and --vfs contradict each other"),
+        ("list --by-group --columns state", "no such column: 'state'"),
+        ("unbind 01:00.0 --forget-only --forget", "--forget-only only removes rules"),
+        ("unbind --forget-only", "expected addresses, or --all"),
+        ("bind 01:00.0 --persist --driverctl", "it takes no ADDRESS"),
+        ("vgpu list --types --defined", "--defined and --types contradict each other"),
+        ("vgpu list --types --libvirt", "--libvirt and --types contradict each other"),
+        ("vgpu list --parent 01:00.0", "--parent does nothing without --types"),
+        ("vgpu instances --none", "missing argument: GPU"),
+        ("vgpu instances 01:00.0 1g.5gb=1 --none", "--none and PROFILE=COUNT contradict"),
+        ("libvirt hook install --connect test:///", "--connect does nothing without DOMAIN"),
+        ("libvirt edit x.xml --define --add 01:00.0", "--define takes no --add"),
+        ("check layout", "missing argument: FILE"),
+        ("check layout --schema x.yaml", "--schema and FILE contradict each other"),
+        ("kata pod --any-node", "--any-node does nothing without --runtimeclass"),
+        ("kata pod --runtimeclass 01:00.0", "--runtimeclass and ADDRESS contradict each other"),
+        ("oci edit bundle", "expected one of --add, --remove and --remove-all"),
+        ("oci edit bundle --remove-all --node cdev", "apply only to --add"),
+        ("runtime install --path /a", "missing argument: NAME"),
+        ("runtime install crun", "missing option: --path FILE"),
+        ("runtime install a --path /a --config /b", "--config does nothing without --kata"),
+        ("runtime uninstall", "missing argument: NAME"),
+    ],
+)
+def test_options_of_another_purpose_are_refused(run: Run, line: str, words: str) -> None:
+    answer = run(*line.split())
+    assert (answer.status, answer.stdout) == (2, "")
+    first, second = answer.stderr.splitlines()
+    assert words in first
+    assert second.startswith("  remedy: ")
 
 
 def test_an_example_of_several_lines_is_suggested_in_one(run: Run) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr.cli.group import FormerGroup
 from vfiomgr.cli.output import say_text
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def help_(context: click.Context, command: tuple[str, ...]) -> None:
     found = context.find_root()
     for name in command:
         group = found.command
+        if isinstance(group, FormerGroup) and group.had(name):
+            break
         below = group.get_command(found, name) if isinstance(group, click.Group) else None
         if below is None:
             message = f"No such command {name!r}."
