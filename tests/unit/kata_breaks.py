@@ -366,7 +366,7 @@ CASES = [
             HANDLER.format(shim="/usr/bin/runc").replace("kata-vfio.v2", "runc.v2"),
         ),
         "runs io.containerd.runc.v2, not Kata's shim",
-        "use another name for the handler: vfiomgr runtime install --kata --handler",
+        "use another name for the handler: vfiomgr runtime install kata-vfio-vfio --kata",
     ),
     Case(
         "a shim that does not exist",

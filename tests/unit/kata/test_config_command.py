@@ -511,7 +511,7 @@ def test_a_guest_of_a_few_mebibytes_is_a_forgotten_unit(run: Run, memory: str) -
         assert refused.status == 2
         assert "MiB, but Kata needs at least 256" in refused.stderr
         wrong = run("kata", *line[:-1], "lots")
-        remedy = f"remedy: write a number with a unit, e.g. {line[1]} 6G or {line[1]} 6144M"
+        remedy = f"remedy: write a number with a unit, e.g. {line[-2]} 6G or {line[-2]} 6144M"
         assert remedy in refused.stderr
         assert remedy in wrong.stderr
         for size in ("6G", "6144M"):
