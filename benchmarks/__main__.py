@@ -98,7 +98,7 @@ def _native(rounds: int, place: str | None) -> list[Row]:
                 f"{name} {size}": (VFIOMGR, "--root", f"{directory}/{size}", *arguments)
                 for name, arguments in (
                     ("list", ("list", "--all")),
-                    ("groups", ("list", "--by-group")),
+                    ("groups", ("groups")),
                 )
                 for size in _SIZES
             },

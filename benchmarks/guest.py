@@ -76,7 +76,7 @@ def _listings() -> dict[str, Callable[[], float]]:
         "import click": (sys.executable, "-c", "import click"),
         "--version": (VFIOMGR, "--version"),
         "list --all": (VFIOMGR, "list", "--all"),
-        "groups": (VFIOMGR, "list", "--by-group"),
+        "groups": (VFIOMGR, "groups"),
         "lspci -D -nn -k": ("lspci", "-D", "-nn", "-k"),
         "driverctl list-devices": ("driverctl", "list-devices"),
         "dpdk-devbind.py -s": (_DEVBIND, "-s"),

@@ -57,7 +57,7 @@ def _tell(topology: Topology, libvirt: Future[bool]) -> None:
 
     _chapter("The host, and the display function that stands for a GPU")
     first_list = _run("vfiomgr list")
-    _run("vfiomgr list --by-group")
+    _run("vfiomgr groups")
     before = _states(gpu, audio)
 
     _chapter("To the guests: the whole slot, its audio function comes along")

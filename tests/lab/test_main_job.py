@@ -205,7 +205,7 @@ def test_a_full_parent_is_refused() -> None:
 def test_a_snapshot_replays_what_the_host_said(tmp_path: Path) -> None:
     file = tmp_path / "host.json"
     file.write_text(vfiomgr("snapshot").stdout)
-    for command in (["list", "--all"], ["list", "--by-group"], ["vgpu", "list", "--types"]):
+    for command in (["list", "--all"], ["groups"], ["vgpu", "list", "--types"]):
         replayed = vfiomgr("--snapshot", str(file), *command).stdout
         assert replayed == vfiomgr(*command).stdout
 

@@ -36,7 +36,7 @@ def test_a_virtual_function_goes_alone_and_its_physical_function_stays(topology:
 
 @pytest.mark.topology("no-iommu")
 def test_without_an_iommu_the_remedy_is_told_and_nothing_moves(topology: Topology) -> None:
-    told = vfiomgr("list", "--by-group").stdout
+    told = vfiomgr("groups").stdout
     assert told.startswith("the IOMMU is off")
     assert "remove intel_iommu=off from the kernel command line" in told
     for dry in ([], ["--dry-run"]):

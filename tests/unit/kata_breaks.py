@@ -732,7 +732,7 @@ CASES = [
         None,
         changed(SPECIFICATION, f"/dev/vfio/{GROUP}", "/dev/vfio/99"),
         "/dev/vfio/99 belongs to no device of this host",
-        "vfiomgr list --by-group shows the groups",
+        "vfiomgr groups shows the groups",
         is_silent=False,
     ),
     Case(

@@ -23,7 +23,7 @@ from vfiomgr.snapshot.model import DeviceState
 from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from vfiomgr.cli.session import Session
     from vfiomgr.cli.table import Column
@@ -250,17 +250,16 @@ def print_names(names: Sequence[object]) -> None:
     say(*dict.fromkeys(map(str, names)))
 
 
-def view_options(known: Sequence[Column], *, by_group: Sequence[Column]) -> Callable[[Any], Any]:
+def view_options(known: Sequence[Column]) -> Callable[[Any], Any]:
     """Decorate a command with the options of a view, which it takes as `view`.
 
-    It shows tables of the columns that are `known`, and with --by-group of others.
+    It shows tables of the columns that are `known`.
     """
+    headings = [_typed(column.heading) for column in known]
 
-    def columns_of(options: Mapping[str, object]) -> Sequence[Column]:
-        return by_group if options.get("by_group") else known
-
-    def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-        headings = [_typed(column.heading) for column in columns_of(context.params)]
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, incomplete: str
+    ) -> list[str]:
         before, comma, _ = incomplete.rpartition(",")
         names = (before + comma + name for name in headings if name not in before.split(","))
         return [name for name in names if name.startswith(incomplete)]
@@ -277,7 +276,7 @@ def view_options(known: Sequence[Column], *, by_group: Sequence[Column]) -> Call
             if columns is not None and (names or form != "table"):
                 other = "-o name" if names else f"--format {form}"
                 forbid_together("--columns", other, "only a table has columns")
-            view = View(_chosen(columns, columns_of(options)), names is not None, headings)
+            view = View(_chosen(columns, known), names is not None, headings)
             return command(*arguments, view=view, **options)
 
         decorated = update_wrapper(with_view, command)
@@ -287,8 +286,7 @@ def view_options(known: Sequence[Column], *, by_group: Sequence[Column]) -> Call
                     "--columns",
                     metavar="NAME,…",
                     shell_complete=complete,
-                    help=f"Show these columns, in this order: {_typed_all(known)}; "
-                    f"by group: {_typed_all(by_group)}.",
+                    help=f"Show these columns, in this order: {', '.join(headings)}.",
                 ),
                 click.option(
                     "-o", "names", type=click.Choice(["name"]), help="Print addresses only."
@@ -307,10 +305,6 @@ def view_options(known: Sequence[Column], *, by_group: Sequence[Column]) -> Call
         return decorated
 
     return decorate
-
-
-def _typed_all(columns: Sequence[Column]) -> str:
-    return ", ".join(_typed(column.heading) for column in columns)
 
 
 def _typed(heading: str) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "list": ("vfiomgr.cli.commands.list", "list_devices"),
     "show": ("vfiomgr.cli.commands.show", "show"),
+    "groups": ("vfiomgr.cli.commands.groups", "groups"),
     "topology": ("vfiomgr.topology.commands", "topology"),
     "check": ("vfiomgr.check.commands", "check"),
     "bind": ("vfiomgr.passthrough.commands", "bind"),
@@ -47,10 +48,9 @@ _COMMANDS = {
     "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
     "explain": ("vfiomgr.cli.commands.explain", "explain"),
     "completion": ("vfiomgr.cli.commands.completion", "completion"),
-    "help": ("vfiomgr.cli.commands.help", "help_"),
 }
 _FORMER: FormerTable = {
-    "groups": "list --by-group",
+    "help": ("vfiomgr.cli.commands.help", "help_"),
     "persist": ("vfiomgr.persistence.commands", "persist"),
     "assert": ("vfiomgr.layout.commands.changes", "assert_"),
     "export": ("vfiomgr.layout.commands.changes", "export"),

@@ -33,7 +33,7 @@ _WORDS = {
     "dump": ("snapshot", "export"),
     "enable": ("install", "start", "hook install"),
     "gpus": ("list",),
-    "group": ("list --by-group",),
+    "group": ("groups",),
     "info": ("show", "list"),
     "ls": ("list",),
     "lspci": ("list --all",),

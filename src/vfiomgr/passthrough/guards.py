@@ -36,7 +36,7 @@ def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             "bridge",
             device,
             f"{device} is a bridge ({device.class_name}) and cannot be assigned",
-            "name the device behind the bridge; list them with: vfiomgr list --by-group",
+            "name the device behind the bridge; list them with: vfiomgr groups",
         )
 
 

@@ -49,7 +49,7 @@ def iommu_remedy(host: HostSnapshot) -> str:
     if words is not None:
         steps.append(words)
     look = "check dmesg for smmu" if kind is _ARM else "check dmesg for IOMMU"
-    return f"{', '.join(steps) or look}; then reboot and run: vfiomgr list --by-group"
+    return f"{', '.join(steps) or look}; then reboot and run: vfiomgr groups"
 
 
 def command_line_words(host: HostSnapshot) -> str | None:

@@ -123,7 +123,7 @@ def test_a_tree_without_functions_blocks_and_says_so(run: Run, tmp_path: Path) -
     assert answer.status == 1
     assert answer.stdout.startswith("blocker: no PCI function found\n")
     assert "  evidence  /sys/bus/pci/devices: it is empty\n" in answer.stdout
-    groups = run("--root", str(tmp_path), "list", "--by-group")
+    groups = run("--root", str(tmp_path), "groups")
     assert (groups.status, groups.stdout) == (0, "")
     assert groups.stderr == "this host has no PCI devices\n"
     assert run("--root", str(tmp_path), "list").stderr == groups.stderr
@@ -140,10 +140,7 @@ def test_a_tree_that_identifies_no_function_is_not_called_empty(run: Run, tmp_pa
     assert answer.stdout.startswith("blocker: no PCI function can be identified\n")
     place = "/sys/bus/pci/devices: 1 functions, e.g. 0000:01:00.0"
     assert f"  evidence  {place}: {why}\n" in answer.stdout
-    for command in (
-        ("list", "--all"),
-        ("list", "--by-group"),
-    ):
+    for command in (("list", "--all"), ("groups",)):
         listed = run("--root", str(tmp_path), *command).stderr
         assert listed.startswith("no PCI device is listed\n")
     shown = run("--root", str(tmp_path), "show", "0000:01:00.0")
@@ -151,7 +148,7 @@ def test_a_tree_that_identifies_no_function_is_not_called_empty(run: Run, tmp_pa
     assert f"error: cannot identify 0000:01:00.0: {why}\n" in shown.stderr
 
 
-@pytest.mark.parametrize("command", ["check", "list", "list --by-group", "snapshot", "sriov list"])
+@pytest.mark.parametrize("command", ["check", "list", "groups", "snapshot", "sriov list"])
 @pytest.mark.parametrize("damage", ["absent", "closed"])
 def test_a_tree_whose_functions_cannot_be_listed_is_no_host(
     run: Run, tmp_path: Path, command: str, damage: str

@@ -90,8 +90,6 @@ def test_a_former_option_means_the_same(run: Run, former: str, present: str) -> 
         ("kata uninstall --runtime docker", "runtime uninstall --kata --runtime docker"),
         ("layout schema", "check layout --schema"),
         ("layout schema --format yaml", "check layout --schema --format yaml"),
-        ("groups", "list --by-group"),
-        ("groups --all --columns group,blocks", "list --by-group --all --columns group,blocks"),
         ("vgpu switch 01:00.0 vgpu --functions 2", "vgpu mode 01:00.0 vgpu --functions 2"),
         ("vgpu switch 99:00.0 host", "vgpu mode 99:00.0 host"),
         ("libvirt hook enable WIN --dry-run", "libvirt hook install WIN --dry-run"),

@@ -1,4 +1,4 @@
-"""`list --by-group`: table and JSON agree, and a guest could own each group that is viable."""
+"""`vfiomgr groups`: table and JSON agree, and a guest could own each group that is viable."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _groups_of_table(text: str) -> dict[int, dict[str, list[str]]]:
 
 
 def _both(run: Run, *where: str) -> tuple[_Table, list[dict[str, Any]]]:
-    table = _groups_of_table(run(*where, "list", "--by-group", "--all").stdout)
-    return table, json.loads(run(*where, "list", "--by-group", "--format", "json").stdout)["items"]
+    table = _groups_of_table(run(*where, "groups", "--all").stdout)
+    return table, json.loads(run(*where, "groups", "--format", "json").stdout)["items"]
 
 
 def _assert_alike(table: _Table, items: list[dict[str, Any]]) -> None:
@@ -189,7 +189,7 @@ def test_isolated_is_what_goes_to_a_guest_together(
 
 
 def test_groups_of_ports_are_listed_on_demand(run: Run) -> None:
-    shown, every = run("list", "--by-group"), run("list", "--by-group", "--all")
+    shown, every = run("groups"), run("groups", "--all")
     assert "not listed: 5 groups of PCIe ports and bridges (see --all)" in shown.stderr
     assert every.stderr == ""
     left = set(_groups_of_table(every.stdout)) - set(_groups_of_table(shown.stdout))
@@ -216,19 +216,16 @@ def test_groups_of_ports_are_listed_on_demand(run: Run) -> None:
 def test_filters_select_the_groups_of_matching_members(
     run: Run, options: list[str], numbers: set[int]
 ) -> None:
-    items = json.loads(run("list", "--by-group", *options, "--format", "json").stdout)["items"]
+    items = json.loads(run("groups", *options, "--format", "json").stdout)["items"]
     assert {item["number"] for item in items} == numbers
-    answer = run("list", "--by-group", *options)
+    answer = run("groups", *options)
     assert set(_groups_of_table(answer.stdout) if answer.stdout else ()) == numbers
     assert ("none of the" in answer.stderr) == (not numbers)
 
 
 def test_the_members_of_groups_are_printed_for_scripts(run: Run) -> None:
-    assert (
-        run("list", "--by-group", "--group", "10", "-o", "name").stdout
-        == "0000:01:00.0\n0000:01:00.1\n"
-    )
-    line = ("list", "--by-group", "--group", "10", "--columns", "blocks,group", "--no-headers")
+    assert run("groups", "--group", "10", "-o", "name").stdout == "0000:01:00.0\n0000:01:00.1\n"
+    line = ("groups", "--group", "10", "--columns", "blocks,group", "--no-headers")
     assert run(*line).stdout == "yes  10\nyes  10\n"
 
 
@@ -243,23 +240,16 @@ def test_a_vgpu_is_found_by_its_parent(run: Run, tmp_path: Path) -> None:
         [parent],
         ["--driver", kernel.link_name(MDEVS / name / "driver") or ""],
     ):
-        shown = run(
-            "--root", kernel.root, "list", "--by-group", *options, "-o", "name"
-        ).stdout.split()
+        shown = run("--root", kernel.root, "groups", *options, "-o", "name").stdout.split()
         assert name in shown, options
-    assert (
-        run("--root", kernel.root, "list", "--by-group", "--class", "nic", "-o", "name").stdout
-        == ""
-    )
+    assert run("--root", kernel.root, "groups", "--class", "nic", "-o", "name").stdout == ""
 
 
 def test_isolation_that_the_command_line_pretends_is_said(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "host.json"
     host = replace(host_of(pci_device()), kernel_command_line="quiet pcie_acs_override=downstream")
     file.write_text(write_snapshot(host))
-    answer = run("--snapshot", str(file), "list", "--by-group")
+    answer = run("--snapshot", str(file), "groups")
     assert "pcie_acs_override=downstream is on the kernel command line" in answer.stderr
-    document = json.loads(
-        run("--snapshot", str(file), "list", "--by-group", "--format", "json").stdout
-    )
+    document = json.loads(run("--snapshot", str(file), "groups", "--format", "json").stdout)
     assert document["iommu"]["acs_override"] == ["pcie_acs_override=downstream"]

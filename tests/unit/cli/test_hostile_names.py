@@ -115,7 +115,7 @@ def add_process(kernel: FakeKernel, name: str) -> None:
 COMMANDS = (
     "list --all",
     "show 0000:02:00.0",
-    "list --by-group",
+    "groups",
     "check --all",
     "bind 0000:02:00.0 --dry-run",
     "bind 0000:03:00.0 --dry-run",

@@ -78,7 +78,7 @@ def test_every_command_answers_for_every_function(
     assert [line.split()[0] for line in run("--root", root, "list", "--all").stdout.splitlines()][
         1:
     ] == names
-    groups = run("--root", root, "list", "--by-group").stdout
+    groups = run("--root", root, "groups").stdout
     for name in names[:8]:
         assert name in groups
         shown = run("--root", root, "show", name)
@@ -99,7 +99,7 @@ def test_a_snapshot_of_it_answers_as_it_does(
     first = json.loads(file.read_text())["devices"][0]["address"]
     for command in (
         ["list", "--all", "--format", "json"],
-        ["list", "--by-group", "--format", "json"],
+        ["groups", "--format", "json"],
         ["show", first],
         ["bind", first, "--allow", "boot-display", "--dry-run"],
     ):

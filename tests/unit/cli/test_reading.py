@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         ("list-all", ["list", "--all"]),
         ("show", ["show", "02:00.0"]),
         ("show-physical-function", ["show", "0000:05:00.0"]),
-        ("groups", ["list", "--by-group"]),
+        ("groups", ["groups"]),
         ("vgpu-types", ["vgpu", "list", "--types"]),
     ],
 )
@@ -67,7 +67,7 @@ def test_the_device_list_keeps_its_contract(run: Run) -> None:
 def test_a_snapshot_answers_as_the_host_did(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "host.json"
     file.write_text(run("snapshot").stdout)
-    for command in (["list", "--all"], ["list", "--by-group"], ["bind", "02:00.0", "--dry-run"]):
+    for command in (["list", "--all"], ["groups"], ["bind", "02:00.0", "--dry-run"]):
         assert run("--snapshot", str(file), *command).stdout == run(*command).stdout
 
 
@@ -113,13 +113,11 @@ def test_options_come_before_and_after_the_command_and_from_the_environment(
 
 def test_an_iommu_that_is_off_is_told_with_its_remedy(run: Run, tmp_path: Path) -> None:
     kernel = without_iommu(tmp_path / "off")
-    answer = run("--root", kernel.root, "list", "--by-group")
+    answer = run("--root", kernel.root, "groups")
     assert answer.status == 0
     assert answer.stdout.startswith("the IOMMU is off")
     assert "remedy: " in answer.stdout
-    document = json.loads(
-        run("--root", kernel.root, "list", "--by-group", "--format", "json").stdout
-    )
+    document = json.loads(run("--root", kernel.root, "groups", "--format", "json").stdout)
     assert document["iommu"]["is_on"] is False
     assert document["iommu"]["remedy"]
     assert document["items"] == []
@@ -193,7 +191,7 @@ _HEAVY = (
             ("vfiomgr.engine.step", "socket", "ctypes", "ipaddress"),
         ),
         (
-            ["list", "--by-group"],
+            ["groups"],
             ("vfiomgr.engine.run", "socket", "ctypes", "ipaddress"),
         ),
     ],

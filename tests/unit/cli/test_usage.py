@@ -63,7 +63,7 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
         ("version", "Did you mean: vfiomgr --version?", "see vfiomgr --help"),
         ("attach 04:00.0", "Did you mean: vfiomgr bind?", "see vfiomgr --help"),
         ("vgpu ls", "Did you mean: vfiomgr vgpu list?", "see vfiomgr vgpu --help"),
-        ("group", "Did you mean: vfiomgr list --by-group?", "see vfiomgr --help"),
+        ("group", "Did you mean: vfiomgr groups?", "see vfiomgr --help"),
         ("vgpu type", "Did you mean: vfiomgr vgpu list --types?", "see vfiomgr vgpu --help"),
         ("oci rm", "Did you mean: vfiomgr oci edit?", "see vfiomgr oci --help"),
         (
@@ -204,8 +204,7 @@ def test_options_that_contradict_each_other_are_refused(
         ("list --persistent --all", "--persistent takes no other option"),
         ("list --persistent --columns name", "--persistent takes no other option"),
         ("list --persistent 01:00.0", "--persistent takes no other option"),
-        ("list --by-group --vfs", "--by-group and --vfs contradict each other"),
-        ("list --by-group --columns state", "no such column: 'state'"),
+        ("groups --columns state", "no such column: 'state'"),
         ("unbind 01:00.0 --forget-only --forget", "--forget-only only removes rules"),
         ("unbind --forget-only", "expected addresses, or --all"),
         ("bind 01:00.0 --persist --driverctl", "it takes no ADDRESS"),

@@ -123,13 +123,8 @@ HOST_SCENARIOS = (
         """,
         small_a40_host,
     ),
-    Scenario(
-        "list",
-        "list --by-group\nlist --by-group --root nowhere",
-        without_iommu,
-        case="by-group",
-    ),
-    Scenario("list", "list --by-group", small_a40_host, case="by-group-vgpu"),
+    Scenario("groups", "groups\ngroups --root nowhere", without_iommu),
+    Scenario("groups", "groups", small_a40_host, case="vgpu"),
     Scenario(
         "topology",
         """

@@ -33,6 +33,7 @@ CALLERS = {
     "cdi list": "containers.cdi.commands.list_devices",
     "check cdi": "containers.cdi.commands._print_check",
     "explain": "cli.commands.explain.explain",
+    "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
     "list-persistent": "persistence.commands.list_persisted",
@@ -52,7 +53,7 @@ WITHOUT = (
     "vgpu-instances-set",
     "check-cdi-none",
     "explain",
-    "list-by-group",
+    "groups",
     "vgpu-list-libvirt-none",
     "vgpu-mode-mig",
     "vgpu-mode-switch",
@@ -71,7 +72,7 @@ CASES = (
     Scenario("explain", "explain", case="all"),
     Scenario("sriov list", ".sriov set 21:00.0 2\nsriov list", arc_host, case="quotas"),
     Scenario("vgpu list --defined", f"{DEFINED}\nvgpu list --defined"),
-    Scenario("list", f".vgpu create {MBOCHS}\nlist --by-group", case="by-group-vgpus"),
+    Scenario("groups", f".vgpu create {MBOCHS}\ngroups", case="vgpus"),
     Scenario("list", "list --all --vfs\nlist --columns id,class,name", small_a40_host, case="vfs"),
 )
 

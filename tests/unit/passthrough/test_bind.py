@@ -188,7 +188,7 @@ def test_an_iommu_that_is_off_is_refused_with_what_switches_it_on(
     refused = refusal(host, "0000:04:00.0")
     assert refused.message.startswith("the IOMMU is off")
     assert "console" not in refused.message
-    assert refused.hint == f"{hint}; then reboot and run: vfiomgr list --by-group"
+    assert refused.hint == f"{hint}; then reboot and run: vfiomgr groups"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], h
         **known,
     )
     told = refusal(host, "0000:04:00.0").hint
-    assert told == f"{hint}; then reboot and run: vfiomgr list --by-group"
+    assert told == f"{hint}; then reboot and run: vfiomgr groups"
 
 
 def test_a_device_outside_of_all_groups_is_refused() -> None:

@@ -83,7 +83,7 @@ def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
             "guest's device may then bypass the IOMMU and access devices of the host and of other "
             "guests; a kernel without the patch ignores the option",
             f"remove {' '.join(words)} from the kernel command line{remedy.command_line(facts)}, "
-            "reboot, and list the real groups with: vfiomgr list --by-group",
+            "reboot, and list the real groups with: vfiomgr groups",
         )
 
 

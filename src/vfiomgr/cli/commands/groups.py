@@ -1,11 +1,15 @@
-"""`vfiomgr list --by-group`."""
+"""`vfiomgr groups`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfiomgr.cli.listing import print_names
+import click
+
+from vfiomgr.cli.listing import filter_options, print_names, view_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, say
+from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.passthrough.guards import iommu_off
 from vfiomgr.pci.iommu import acs_override_words, blockers
@@ -14,21 +18,39 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
     from vfiomgr.cli.listing import Filter, Selection, View
-    from vfiomgr.cli.session import Session
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.snapshot.model import DeviceState, HostSnapshot
 
     Bound = Literal["yes", "partly", "no"]
 
-GROUP_COLUMNS = (
+_COLUMNS = (
     *(Column("GROUP"), Column("ISOLATED"), Column("BOUND"), Column("ADDRESS"), cut("NAME")),
     *(Column("DRIVER"), Column("BLOCKS")),
 )
-_USUAL = tuple(column.heading for column in GROUP_COLUMNS)
+_USUAL = tuple(column.heading for column in _COLUMNS)
 
 
-def list_groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None:
-    """List IOMMU groups: isolated or not, bound, and what blocks."""
+@click.command("groups")
+@click.option("--all", "every", is_flag=True, help="Groups of PCIe ports and bridges too.")
+@filter_options
+@view_options(_COLUMNS)
+@session_options(*READING)
+@pass_session
+def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None:
+    """List IOMMU groups: isolated or not, bound, and what blocks.
+
+    A group goes to a guest as a whole. ISOLATED is yes where it has the functions of one device
+    only, besides bridges. BOUND is yes where all of them are ready for a guest, partly where
+    some are. BLOCKS marks what keeps a guest from opening the group: functions that are bound to a
+    driver of the host. A filter selects the groups that have a matching device. JSON and YAML list
+    groups of ports too.
+
+    \b
+    Examples:
+      vfiomgr groups
+      vfiomgr groups 0000:08:00.0
+      vfiomgr groups --class gpu --format json
+    """
     host = session.scan_devices()
     selection = wanted.select(session, host)
     if "in-use" in wanted.states or "vfio" in wanted.states:
@@ -65,7 +87,7 @@ def list_groups(session: Session, *, every: bool, wanted: Filter, view: View) ->
         say(off.summary, f"remedy: {off.remedy}")
     if shown:
         rows = [row for document in shown for row in _rows(document)]
-        view.print(GROUP_COLUMNS, rows, _USUAL)
+        view.print(_COLUMNS, rows, _USUAL)
     elif host.groups and any(wanted):
         note(f"none of the {len(host.groups)} IOMMU groups matches")
     if len(shown) < len(documents):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.commands.groups import GROUP_COLUMNS, list_groups
 from vfiomgr.cli.group import present_command
 from vfiomgr.cli.listing import (
     PLAIN_VIEW,
@@ -28,7 +27,6 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
 from vfiomgr.gpu.memory import memory_of
-from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -52,10 +50,9 @@ _UNKNOWN = "unknown"
     "--all", "every", is_flag=True, help="All PCI devices, not only GPUs and accelerators."
 )
 @click.option("--vfs", is_flag=True, help="List each virtual function (VF) on a line of its own.")
-@click.option("--by-group", is_flag=True, help="List IOMMU groups, and what blocks them.")
 @click.option("--persistent", is_flag=True, help="List functions that are bound at each boot.")
 @filter_options
-@view_options(_COLUMNS, by_group=GROUP_COLUMNS)
+@view_options(_COLUMNS)
 @session_options(*READING)
 @pass_session
 def list_devices(
@@ -63,7 +60,6 @@ def list_devices(
     *,
     every: bool,
     vfs: bool,
-    by_group: bool,
     persistent: bool,
     wanted: Filter,
     view: View,
@@ -78,12 +74,6 @@ def list_devices(
 
     The VFs of a listed device are shown in its NOTES. JSON and YAML list each VF.
 
-    With --by-group, IOMMU groups are listed; a filter selects those that have a matching device. A
-    group goes to a guest as a whole. ISOLATED is yes where it has the functions of one device only,
-    besides bridges. BOUND is yes where all of them are ready for a guest, partly where some are.
-    BLOCKS marks what keeps a guest from opening the group: functions that are bound to a driver of
-    the host. Groups of PCIe ports and bridges are in JSON and YAML, and shown with --all.
-
     With --persistent, the functions that are bound at each boot are listed: by `bind --persist`, by
     an installed layout and by driverctl.
 
@@ -94,19 +84,14 @@ def list_devices(
       vfiomgr list --class nic --numa 0
       vfiomgr list --state vfio -o name
       vfiomgr list --columns address,driver,group --no-headers
-      vfiomgr list --by-group 0000:08:00.0
       vfiomgr list --persistent
     """
     if persistent:
-        if every or vfs or by_group or any(wanted) or view != PLAIN_VIEW:
+        if every or vfs or any(wanted) or view != PLAIN_VIEW:
             message = "--persistent takes no other option than --format"
             raise UsageError(message, "leave them out: vfiomgr list --persistent")
         context = click.get_current_context()
         context.invoke(present_command(context, "persist", "list"))
-    elif by_group:
-        if vfs:
-            forbid_together("--by-group", "--vfs", "groups list all their functions")
-        list_groups(session, every=every, wanted=wanted, view=view)
     else:
         _list_devices(session, every=every, vfs=vfs, wanted=wanted, view=view)
 

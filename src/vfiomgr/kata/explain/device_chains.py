@@ -116,7 +116,7 @@ def _behind(
     problems = mediated or problems
     if not found and not problems:
         what = f"{node} belongs to no device of this host"
-        remedy = "vfiomgr list --by-group shows the groups; "
+        remedy = "vfiomgr groups shows the groups; "
         remedy += "update the specification: vfiomgr cdi generate --write"
         problems = [chain_break("kata-node-unknown", node, what, remedy)]
     return found, [("node", problem) for problem in problems]

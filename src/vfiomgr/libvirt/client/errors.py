@@ -332,7 +332,7 @@ _ROWS: tuple[_Row, ...] = (
         _QEMU,
         r"group (?P<group>\d+) is not viable",
         "IOMMU group {group} is not viable: another function in it is on a host driver",
-        "vfiomgr list --by-group shows it; vfiomgr bind ADDRESS --with-group binds all of them",
+        "vfiomgr groups shows it; vfiomgr bind ADDRESS --with-group binds all of them",
     ),
     _Row(
         _QEMU,

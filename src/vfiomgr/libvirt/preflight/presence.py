@@ -114,7 +114,7 @@ GUARD_RULES = (
         guards.bridge,
         _kind,  # libvirt: "Non-endpoint PCI devices cannot be assigned to guests"
         "a bridge carries other devices: neither vfio-pci nor libvirt assigns it to a guest",
-        "write the address of the device behind it; vfiomgr list --by-group shows them",
+        "write the address of the device behind it; vfiomgr groups shows them",
     ),
     GuardRule(
         "silent-device",
