@@ -1,0 +1,99 @@
+"""What a node offers to the kubelet: resources, their devices, and why one is not healthy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from msgspec import field
+
+from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Consumer = Literal["default", "kata", "kubevirt", "container"]
+"""Who receives a device; `default` serves Kata and plain containers."""
+CONSUMERS: tuple[Consumer, ...] = get_args(Consumer)
+DEFAULT_PREFIX = "vfiomgr.io"
+"""The domain of resource names."""
+UnitKind = Literal["function", "mdev", "vendor", "quota"]
+"""A function on a VFIO driver, or a vGPU by its family (vgpu.md)."""
+
+
+class NodeUnit(Value):
+    """What one container can receive: an IOMMU group with all its functions, or a vGPU."""
+
+    id: str
+    """The kubelet's device ID: a PCI address, or the UUID of a mediated device."""
+    kind: UnitKind
+    addresses: tuple[PciAddress, ...]
+    """The functions of the group on VFIO drivers, the named one first; of an mdev, its parent."""
+    group: int | None
+    nodes: tuple[str, ...]
+    """The device nodes on the host that a container opens, without /dev/vfio/vfio."""
+    numa_nodes: tuple[int, ...] = ()
+    """Empty where the firmware does not report one."""
+    pcie_path: tuple[str, ...] = ()
+    """The root port and the switches above it, the root first."""
+    parent: PciAddress | None = None
+    """The physical function of a vGPU."""
+    reasons: tuple[Diagnostic, ...] = ()
+    """Why it is not healthy; empty if it is."""
+    used_by: str = ""
+    """A pod as NAMESPACE/NAME, a domain or a process, for people."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the kubelet may give it to a pod."""
+        return not self.reasons
+
+
+class NodeResource(Value):
+    """An extended resource of the node."""
+
+    name: str
+    """DOMAIN/NAME, at most 63 characters."""
+    units: tuple[NodeUnit, ...]
+    consumer: Consumer = "default"
+    resets: bool = False
+    """Whether each container's devices are reset before it starts."""
+
+
+class Inventory(Value):
+    """All resources of a node at one moment."""
+
+    resources: tuple[NodeResource, ...] = ()
+    notes: tuple[Diagnostic, ...] = ()
+    """Devices that are not offered, and why."""
+
+    def resource(self, name: str) -> NodeResource | None:
+        """The resource of this name."""
+        return next((each for each in self.resources if each.name == name), None)
+
+    @property
+    def units(self) -> Iterator[NodeUnit]:
+        """The units of all resources."""
+        return (unit for resource in self.resources for unit in resource.units)
+
+
+class NodeSettings(Value):
+    """How the devices of a node become resources."""
+
+    prefix: str = DEFAULT_PREFIX
+    consumer: Consumer = "default"
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Resource names by PCI ID (`10de:2235`) or vGPU type (`A40-4Q`)."""
+    resets: bool = False
+
+
+class Answer(Value):
+    """What the kubelet passes to the container runtime for the units of one container."""
+
+    cdi_devices: tuple[str, ...] = ()
+    """Qualified names of CDI devices."""
+    environment: dict[str, str] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    """Device nodes, at the same path in the container, permissions `rw`."""
+    annotations: dict[str, str] = field(default_factory=dict)
