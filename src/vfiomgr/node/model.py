@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import field
@@ -39,10 +40,20 @@ class NodeUnit(Value):
     """The root port and the switches above it, the root first."""
     parent: PciAddress | None = None
     """The physical function of a vGPU."""
+    pci_ids: tuple[str, ...] = ()
+    """`10de:2235` of each of the addresses, to recognise a device that was exchanged."""
+    driver: str = ""
+    """The driver of the named function."""
+    type: str = ""
+    """The type of a vGPU, `NVIDIA A40-4Q`; empty for others."""
     reasons: tuple[Diagnostic, ...] = ()
     """Why it is not healthy; empty if it is."""
     used_by: str = ""
     """A pod as NAMESPACE/NAME, a domain or a process, for people."""
+    pod: str = ""
+    """The pod that the kubelet gave it to, NAMESPACE/NAME."""
+    is_open: bool = False
+    """Whether a process has one of its nodes open."""
 
     @property
     def is_healthy(self) -> bool:
@@ -78,14 +89,49 @@ class Inventory(Value):
         return (unit for resource in self.resources for unit in resource.units)
 
 
+class ResourceRule(Value):
+    """The resource of some devices, from a rule of a layout; values that are None are defaults."""
+
+    devices: frozenset[str]
+    """Addresses of functions, and names of parents of vGPUs."""
+    name: str | None = None
+    consumer: Consumer | None = None
+    resets: bool | None = None
+
+
 class NodeSettings(Value):
     """How the devices of a node become resources."""
 
     prefix: str = DEFAULT_PREFIX
     consumer: Consumer = "default"
     aliases: dict[str, str] = field(default_factory=dict)
-    """Resource names by PCI ID (`10de:2235`) or vGPU type (`A40-4Q`)."""
+    """Resource names by PCI ID (`10de:2235`), vGPU type (`A40-4Q`) or default name."""
     resets: bool = False
+    rules: tuple[ResourceRule, ...] | None = None
+    """If given, only the devices of these rules are offered."""
+
+
+class FunctionHealth(Value):
+    """Numbers of errors of a function since boot, from AER; None where it has no counters."""
+
+    address: PciAddress
+    fatal: int | None = None
+    nonfatal: int | None = None
+    correctable: int | None = None
+
+
+class HealthFacts(Value, dict=True):
+    """The numbers of errors of functions at one moment."""
+
+    functions: tuple[FunctionHealth, ...] = ()
+
+    @cached_property
+    def _by_address(self) -> dict[PciAddress, FunctionHealth]:
+        return {function.address: function for function in self.functions}
+
+    def of(self, address: PciAddress) -> FunctionHealth | None:
+        """The numbers of a function."""
+        return self._by_address.get(address)
 
 
 class Answer(Value):

@@ -27,14 +27,14 @@ def short_name(name: str, *, has_marketing_name: bool) -> str:
     With `has_marketing_name` the model is what stands in brackets at the end: that is so in pci.ids
     of GPUs and network adapters, while others have modes, revisions and code names there.
     """
-    maker, model = _split(name)
+    maker, model = maker_and_model(name)
     if maker and has_marketing_name and (found := _LAST_BRACKET.fullmatch(model)):
         model = found[2]
     is_named_twice = model.casefold().startswith(maker.casefold())
     return model if is_named_twice else f"{maker} {model}".strip()
 
 
-def _split(name: str) -> tuple[str, str]:
+def maker_and_model(name: str) -> tuple[str, str]:
     """The maker as people call it (`AMD` for `Advanced Micro Devices, Inc. [AMD/ATI]`), the model.
 
     Where no legal form shows the end of the maker's name, all of it is the model.

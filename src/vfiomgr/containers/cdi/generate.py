@@ -199,12 +199,13 @@ def _chosen(
         if offer is not None and device in offer.functions:
             found[offer.group] = offer
         else:
-            diagnostics.append(_not_ready(host, device))
+            diagnostics.append(why_not_ready(host, device))
     refuse_if_any(diagnostics, frozenset())
     return [offer for offer in every if offer.group in found]
 
 
-def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
+def why_not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
+    """The reason why a function, or its group, cannot be assigned."""
     if host.is_vendor_function(device):
         create = f"vfiomgr vgpu create --parent {device.address} --type …"
         return blocker("vgpu-missing", device, f"{device} has no vGPU", create)
@@ -241,22 +242,30 @@ def _not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
 def _form(
     host: HostSnapshot, offer: AssignableGroup, offer_request: OfferRequest
 ) -> Literal["group", "cdev"]:
-    """One kind of node per device: with both, a GPU could be assigned twice."""
-    group = host.group(offer.group)
-    has_group = group is None or group.has_node or not offer.cdevs
+    """The requested kind of node."""
     if offer_request.node == "cdev" and not offer.cdevs:
         message = f"{offer.name} has no node below {VFIO_CDEVS}"
         remedy = "use its IOMMU group: --node group (cdevs need Linux 6.6 and VFIO_DEVICE_CDEV)"
         refuse("no-cdev", offer.name, message, remedy)
-    if offer_request.node == "auto":
-        return "group" if has_group else "cdev"
-    return offer_request.node
+    return default_form(host, offer) if offer_request.node == "auto" else offer_request.node
+
+
+def default_form(host: HostSnapshot, offer: AssignableGroup) -> Literal["group", "cdev"]:
+    """One kind of node per device: with both, a GPU could be assigned twice."""
+    group = host.group(offer.group)
+    has_group = group is None or group.has_node or not offer.cdevs
+    return "group" if has_group else "cdev"
+
+
+def node_paths(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[str, ...]:
+    """The nodes that give access to a group, in one of the two forms."""
+    if form == "cdev":
+        return tuple(str(VFIO_CDEVS / name) for name in offer.cdevs)
+    return (f"/dev/vfio/{offer.group}",)
 
 
 def _nodes(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[CdiDeviceNode, ...]:
-    if form == "cdev":
-        return tuple(CdiDeviceNode(str(VFIO_CDEVS / name)) for name in offer.cdevs)
-    return (CdiDeviceNode(f"/dev/vfio/{offer.group}"),)
+    return tuple(map(CdiDeviceNode, node_paths(offer, form)))
 
 
 def _common(forms: Sequence[str], offer_request: OfferRequest) -> CdiEdits:

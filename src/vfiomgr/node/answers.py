@@ -1,0 +1,132 @@
+"""What containers receive for the devices that the kubelet chose, and the files of CDI for it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
+from vfiomgr.containers.cdi.generate import LOWEST
+from vfiomgr.containers.cdi.model import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
+from vfiomgr.containers.cdi.names import needed_version
+from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.errors import UsageError
+from vfiomgr.node.health import UNUSABLE
+from vfiomgr.node.model import Answer
+from vfiomgr.node.preferred import preferred
+from vfiomgr.paths import VFIO_CDEVS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from vfiomgr.node.model import Consumer, Inventory, NodeResource, NodeUnit
+
+__all__ = ["answer", "preferred", "specifications"]
+
+_ANNOTATION = "cdi.k8s.io/vfiomgr_"
+_LONGEST_KEY = 63
+"""Characters of the name in the key of an annotation."""
+_BY_CDI: tuple[Consumer, ...] = ("default", "kata")
+"""The consumers that receive names of CDI devices, which outlive a reboot."""
+_OPEN_IOMMU: tuple[Consumer, ...] = ("default", "container")
+_TO_UNDERSCORE = re.compile(r"[/.]")
+
+
+def answer(resource: NodeResource, ids: Sequence[str]) -> Answer:
+    """The answer for the devices of one container; the same for the same IDs in any order.
+
+    Raises:
+        UsageError: an ID is unknown.
+        Refusal: no container could open a device.
+
+    """
+    units = _units(resource, ids)
+    refuse_if_any(
+        (reason for unit in units for reason in unit.reasons if reason.rule in UNUSABLE),
+        frozenset(),
+    )
+    match resource.consumer:
+        case "default":
+            return Answer(_cdi_names(resource, units))
+        case "kata":
+            names = _cdi_names(resource, units)
+            return Answer(names, annotations={_annotation(resource.name): ",".join(names)})
+        case "kubevirt":
+            return Answer(environment=_environment(resource, units), nodes=_nodes(resource, units))
+        case "container":
+            return Answer(nodes=_nodes(resource, units))
+
+
+def specifications(inventory: Inventory) -> tuple[CdiSpecification, ...]:
+    """The CDI specifications of the resources that are given by CDI names.
+
+    Devices that no container could open are omitted: their nodes may belong to others now.
+    """
+    made = (_specification(r) for r in inventory.resources if r.consumer in _BY_CDI)
+    return tuple(specification for specification in made if specification.devices)
+
+
+def _specification(resource: NodeResource) -> CdiSpecification:
+    units = [unit for unit in resource.units if not any(r.rule in UNUSABLE for r in unit.reasons)]
+    devices = tuple(CdiDevice(unit.id, _edits(unit.nodes)) for unit in units)
+    common = _edits(_common_nodes(units, resource.consumer))
+    built = CdiSpecification("", resource.name, devices, common)
+    version = max(LOWEST, needed_version(built)) if devices else LOWEST
+    return CdiSpecification(str(version), resource.name, devices, common)
+
+
+def _units(resource: NodeResource, ids: Iterable[str]) -> list[NodeUnit]:
+    known = {unit.id: unit for unit in resource.units}
+    wanted = sorted(set(ids))
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        message = f"{resource.name} has no device {', '.join(unknown)}"
+        raise UsageError(message, "list the devices of this node with: vfiomgr node status")
+    return [known[name] for name in wanted]
+
+
+def _cdi_names(resource: NodeResource, units: Iterable[NodeUnit]) -> tuple[str, ...]:
+    return tuple(f"{resource.name}={unit.id}" for unit in units)
+
+
+def _annotation(name: str) -> str:
+    """The key for a resource, as CDI's library accepts it (ValidateAnnotationKey)."""
+    prefix, last = _ANNOTATION.rpartition("/")[::2]
+    key = f"{last}{name.rpartition('/')[2]}"
+    if len(key) > _LONGEST_KEY:
+        digest = hashlib.sha256(key.encode()).hexdigest()[:8]
+        key = f"{key[: _LONGEST_KEY - len(digest) - 1]}_{digest}"
+    return f"{prefix}/{key}"
+
+
+def _environment(resource: NodeResource, units: Sequence[NodeUnit]) -> dict[str, str]:
+    """The variables of KubeVirt, which deals the addresses out by position (pkg/util/util.go)."""
+    name = _TO_UNDERSCORE.sub("_", resource.name.upper())
+    mediated = [unit.id for unit in units if unit.kind == "mdev"]
+    functions = [unit.id for unit in units if unit.kind != "mdev"]
+    found = {"PCI_RESOURCE": functions, "MDEV_PCI_RESOURCE": mediated}
+    return {f"{before}_{name}": ",".join(ids) for before, ids in found.items() if ids}
+
+
+def _nodes(resource: NodeResource, units: Sequence[NodeUnit]) -> tuple[str, ...]:
+    """The nodes of devices, each in one form only, after those that all need."""
+    own = (path for unit in units for path in unit.nodes)
+    return tuple(dict.fromkeys((*_common_nodes(units, resource.consumer), *own)))
+
+
+def _common_nodes(units: Iterable[NodeUnit], consumer: Consumer) -> Iterator[str]:
+    """The nodes besides those of the devices.
+
+    Kata's hypervisor opens /dev/iommu on the host, and KubeVirt passes its descriptor.
+    """
+    paths = [path for unit in units for path in unit.nodes]
+    is_cdev = [path.startswith(f"{VFIO_CDEVS}/") for path in paths]
+    if not all(is_cdev):
+        yield str(CONTROL)
+    if any(is_cdev) and consumer in _OPEN_IOMMU:
+        yield IOMMU
+
+
+def _edits(paths: Iterable[str]) -> CdiEdits:
+    return CdiEdits(device_nodes=tuple(map(CdiDeviceNode, paths)))

@@ -1,0 +1,41 @@
+"""Facts about the health of functions that a snapshot does not have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.node.model import FunctionHealth, HealthFacts
+from vfiomgr.paths import pci_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciAddress
+
+_TOTAL = "TOTAL_ERR_"
+
+
+def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
+    """The error counters of functions, which the kernel keeps in memory: no device is woken.
+
+    See Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats.
+    """
+    found = (_read_function(tree, address) for address in dict.fromkeys(addresses))
+    return HealthFacts(tuple(health for health in found if health is not None))
+
+
+def _read_function(tree: HostTree, address: PciAddress) -> FunctionHealth | None:
+    fatal, nonfatal, correctable = (
+        _total(tree.read(pci_device(address) / f"aer_dev_{kind}"))
+        for kind in ("fatal", "nonfatal", "correctable")
+    )
+    if fatal is None and nonfatal is None and correctable is None:
+        return None
+    return FunctionHealth(address, fatal, nonfatal, correctable)
+
+
+def _total(text: str | None) -> int | None:
+    """The number in the last line, `TOTAL_ERR_FATAL 3` (aer_stats_dev_attr in pcie/aer.c)."""
+    name, _, number = (text or "").rstrip().rpartition("\n")[2].partition(" ")
+    return int(number) if name.startswith(_TOTAL) and number.isdecimal() else None

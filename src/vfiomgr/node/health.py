@@ -1,0 +1,278 @@
+"""Whether a device may be given to a pod, and why not: one set of rules for all who ask."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec import field
+
+from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
+from vfiomgr.node.model import HealthFacts
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.iommu import is_blocking
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.node.model import NodeUnit
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+
+_D3COLD = "D3cold"
+_POWER_CYCLE = "power-cycle the device or the host"
+_AWAKE = frozenset({"active", "error"})
+"""A function in D3cold that is awake or failed to wake up lost its power."""
+_CONTAINER = ("cri-containerd-", "crio-", "docker-")
+"""Scopes of containers by systemd's cgroup driver."""
+_SANDBOX = re.compile(r"sandbox-[0-9a-f]{16,64}")
+"""What Kata calls the guest of a pod."""
+UNUSABLE = frozenset(
+    {
+        *("device-removed", "device-exchanged", "wrong-driver", "group-not-viable"),
+        *("node-missing", "not-ready"),
+    }
+)
+"""Rules of units that no container could open: an allocation of these is refused."""
+
+
+class HealthContext(Value):
+    """What is known about devices besides the host's snapshot."""
+
+    held: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The pod of a unit, NAMESPACE/NAME, by the unit's ID."""
+    quarantine: Mapping[str, Diagnostic] = field(default_factory=lambda: MappingProxyType({}))
+    """Why a unit is withheld, by its ID."""
+    now: HealthFacts = HealthFacts()
+    before: HealthFacts = HealthFacts()
+    """Errors up to these numbers are forgiven: those when the agent started, or at a release."""
+
+
+def reasons(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> tuple[Diagnostic, ...]:
+    """Why a unit is not healthy; empty if it is."""
+    found = [reason for rule in _RULES for reason in rule(host, unit, context)]
+    quarantined = context.quarantine.get(unit.id)
+    return tuple(found) if quarantined is None else (*found, quarantined)
+
+
+def reset_failed(unit: NodeUnit, cause: str) -> Diagnostic:
+    """The reason of a device whose reset failed, for the quarantine."""
+    return blocker(
+        "reset-failed",
+        unit.id,
+        f"cannot reset {unit.id}: {cause}",
+        f"reset it with: vfiomgr reset {_function_of(unit)}; then: vfiomgr node release {unit.id}",
+        why="the next pod would find the state of the previous one",
+    )
+
+
+def quarantined(unit: NodeUnit, cause: str) -> Diagnostic:
+    """The reason of a device that is withheld for a while."""
+    return blocker(
+        "quarantined",
+        unit.id,
+        f"{unit.id} is quarantined: {cause}",
+        f"vfiomgr node release {unit.id}",
+    )
+
+
+def users_of(host: HostSnapshot, unit: NodeUnit) -> tuple[DeviceUser, ...]:
+    """The processes that have a unit open."""
+    mediated = host.vgpu(unit.id) if unit.kind == "mdev" else None
+    holders = _present(host, unit) if unit.kind != "mdev" else ()
+    nodes = [host.guest_nodes(device) for device in holders]
+    nodes += [host.guest_nodes(mediated)] if mediated is not None else []
+    return host.users_of(frozenset().union(*nodes))
+
+
+def is_outside(user: DeviceUser) -> bool:
+    """Whether a process is not in a pod, as far as the host shows."""
+    in_scope = (user.unit or "").startswith(_CONTAINER)
+    in_sandbox = user.guest is not None and _SANDBOX.fullmatch(user.guest) is not None
+    return not (user.pod or in_scope or in_sandbox)
+
+
+def _wrong_driver(
+    host: HostSnapshot, unit: NodeUnit, _context: HealthContext
+) -> Iterator[Diagnostic]:
+    for device in _present(host, unit) if unit.kind != "mdev" else ():
+        is_right = device.driver == unit.driver if unit.kind == "vendor" else device.is_on_vfio
+        if not is_right:
+            yield blocker(
+                "wrong-driver",
+                unit.id,
+                f"{device.address} is on {device.driver or 'no driver'}",
+                f"vfiomgr bind {device.address}",
+            )
+
+
+def _not_viable(
+    host: HostSnapshot, unit: NodeUnit, _context: HealthContext
+) -> Iterator[Diagnostic]:
+    own = frozenset(unit.addresses)
+    members = host.group_members(unit.group) if unit.kind != "mdev" else ()
+    foreign = (device for device in members if device.address not in own)
+    others = [d for d in foreign if is_blocking(d) or not (d.is_bridge or d.is_on_vfio)]
+    if others:
+        names = ", ".join(f"{d.address} (on {d.driver or 'no driver'})" for d in others)
+        yield blocker(
+            "group-not-viable",
+            unit.id,
+            f"IOMMU group {unit.group} also contains {names}",
+            f"vfiomgr bind {unit.addresses[0]} --with-group",
+        )
+
+
+def _no_node(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    group = host.group(unit.group)
+    if group is not None and not group.has_node and group.node in unit.nodes:
+        yield blocker(
+            "node-missing",
+            unit.id,
+            f"{group.node} does not exist",
+            "load the module vfio, or create the nodes of /dev with: udevadm trigger",
+        )
+
+
+def _silent(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    for device in _present(host, unit):
+        if not device.is_responsive:
+            yield Diagnostic(
+                "silent-device",
+                "blocker",
+                unit.id,
+                f"{device.address} does not answer: its configuration space reads as all ones",
+                (f"{pci_device(device.address)}/config",),
+                remedies=as_remedies((_POWER_CYCLE,)),
+            )
+
+
+def _errors(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> Iterator[Diagnostic]:
+    for device in _present(host, unit):
+        now, before = context.now.of(device.address), context.before.of(device.address)
+        if now is None or before is None or now.fatal is None or before.fatal is None:
+            continue
+        if now.fatal > before.fatal:
+            yield Diagnostic(
+                "fatal-errors",
+                "blocker",
+                unit.id,
+                f"{device.address} had {_counted(now.fatal - before.fatal, 'fatal PCIe error')}",
+                (f"{pci_device(device.address)}/aer_dev_fatal",),
+                remedies=as_remedies((f"vfiomgr node release {unit.id}",)),
+            )
+
+
+def _no_power(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    for device in _present(host, unit):
+        if device.power_state == _D3COLD and device.runtime_status in _AWAKE:
+            yield blocker(
+                "stuck-in-d3cold",
+                unit.id,
+                f"{device.address} does not wake up from D3cold",
+                f"power-cycle the host; then: vfiomgr bind {device.address} --no-d3cold",
+            )
+
+
+def _link_down(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    own = {device.address for device in _present(host, unit)}
+    for link in host.links or ():
+        if link.address in own and link.width is None:
+            yield blocker(
+                "link-down",
+                unit.id,
+                f"the PCIe link of {link.address} is down",
+                "reseat the device, or power-cycle the host",
+            )
+
+
+def _orphaned(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    if unit.parent is None:
+        return
+    parent = host.device_named(str(unit.parent))
+    if parent is None:
+        problem = "is gone"
+    elif parent.driver is None:
+        problem = "has no driver"
+    elif not parent.is_responsive:
+        problem = "does not answer"
+    else:
+        return
+    yield blocker(
+        "vgpu-parent-gone",
+        unit.id,
+        f"the physical function {unit.parent} {problem}",
+        "load its driver, or power-cycle the host; then create the vGPUs again",
+    )
+
+
+def _held_outside(
+    host: HostSnapshot, unit: NodeUnit, context: HealthContext
+) -> Iterator[Diagnostic]:
+    if unit.id in context.held:
+        return
+    outside = [user for user in users_of(host, unit) if is_outside(user)]
+    if outside:
+        yield blocker(
+            "held-by-guest",
+            unit.id,
+            f"{unit.id} is in use outside of Kubernetes by {', '.join(map(str, outside))}",
+            "shut the guest down, or detach the device",
+        )
+
+
+def _removed(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    if unit.kind in ("mdev", "vendor"):
+        is_there = host.vgpu(unit.id) is not None
+    else:
+        is_there = host.device_named(unit.id) is not None
+    if not is_there:
+        yield blocker(
+            "device-removed",
+            unit.id,
+            f"{unit.id} was removed from the host",
+            "add it again, or restart the agent to forget it",
+        )
+
+
+def _exchanged(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
+    for address, known in zip(unit.addresses, unit.pci_ids, strict=False):
+        device = host.device_named(str(address))
+        if device is not None and f"{device.vendor_id}:{device.device_id}" != known:
+            yield blocker(
+                "device-exchanged",
+                unit.id,
+                f"{address} is another device now ({device.vendor_id}:{device.device_id})",
+                "restart the agent to offer it as what it is",
+            )
+
+
+def _present(host: HostSnapshot, unit: NodeUnit) -> list[PciDevice]:
+    found = (host.device_named(str(address)) for address in unit.addresses)
+    return [device for device in found if device is not None]
+
+
+def _function_of(unit: NodeUnit) -> PciAddress | str:
+    return unit.addresses[0] if unit.addresses else unit.id
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+_RULES = (
+    _removed,
+    _exchanged,
+    _wrong_driver,
+    _not_viable,
+    _no_node,
+    _silent,
+    _errors,
+    _no_power,
+    _link_down,
+    _orphaned,
+    _held_outside,
+)

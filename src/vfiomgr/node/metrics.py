@@ -1,0 +1,173 @@
+"""What metrics say about devices, from the last scan: reading them touches no device.
+
+Values that are unknown have no sample, since a number such as -1 would be wrong in sums.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.node.model import HealthFacts
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.node.model import Inventory, NodeUnit
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+MetricKind = Literal["gauge", "counter", "info"]
+_TRANSFERS = 1_000_000_000
+"""Transfers per second in a GT/s."""
+_RESET_RULES = frozenset({"reset-failed"})
+
+
+class Metric(Value):
+    """A metric: its name without the suffix of its kind, and its help text."""
+
+    name: str
+    kind: MetricKind
+    help: str
+
+
+class Sample(Value):
+    """One value of a metric."""
+
+    metric: Metric
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+INFO = Metric("vfiomgr_device", "info", "A function of a device that is offered to pods.")
+READY = Metric(
+    "vfiomgr_device_ready", "gauge", "Whether a device can be given to a pod; else the reason."
+)
+VIABLE = Metric("vfiomgr_group_viable", "gauge", "Whether an IOMMU group can be assigned.")
+ALLOCATED = Metric("vfiomgr_device_allocated", "gauge", "The container that has a device.")
+OPEN = Metric("vfiomgr_device_open", "gauge", "Whether a process has the device open.")
+RESET = Metric(
+    "vfiomgr_device_reset_required", "gauge", "Whether a device is withheld until it is reset."
+)
+ERRORS = Metric("vfiomgr_aer_errors", "counter", "Errors of PCI Express since boot.")
+LANES = Metric("vfiomgr_link_lanes", "gauge", "The width of a PCIe link.")
+TRANSFERS = Metric("vfiomgr_link_transfers_per_second", "gauge", "The speed of a PCIe link.")
+VGPUS = Metric("vfiomgr_vgpus", "gauge", "vGPUs by GPU and type, active and still available.")
+METRICS = (INFO, READY, VIABLE, ALLOCATED, OPEN, RESET, ERRORS, LANES, TRANSFERS, VGPUS)
+
+
+def samples(
+    host: HostSnapshot, inventory: Inventory, health: HealthFacts | None = None
+) -> Iterator[Sample]:
+    """The samples of a host; `health` has the numbers of errors."""
+    units = list(inventory.units)
+    owned = {address for unit in units for address in unit.addresses}
+    devices = [device for device in host.devices if device.address in owned]
+    yield from map(_info, devices)
+    for resource in inventory.resources:
+        for unit in resource.units:
+            yield from _ready(unit)
+            yield from _allocated(resource.name, unit)
+            yield from _open(host, unit)
+    yield from _groups(host, units)
+    yield from _errors(devices, health or HealthFacts())
+    yield from _links(host, devices)
+    yield from _vgpus(host)
+
+
+def _sample(metric: Metric, value: float, **labels: str) -> Sample:
+    return Sample(metric, tuple(labels.items()), value)
+
+
+def _info(device: PciDevice) -> Sample:
+    known = {"iommu_group": device.iommu_group, "numa_node": device.numa_node}
+    return _sample(
+        INFO,
+        1,
+        address=str(device.address),
+        vendor=device.vendor_id,
+        device=device.device_id,
+        driver=device.driver or "",
+        **{name: "" if number is None else str(number) for name, number in known.items()},
+    )
+
+
+def _ready(unit: NodeUnit) -> Iterator[Sample]:
+    rules = dict.fromkeys(reason.rule for reason in unit.reasons)
+    for rule in rules:
+        yield _sample(READY, 0, address=unit.id, reason=rule)
+    if not rules:
+        yield _sample(READY, 1, address=unit.id, reason="")
+    is_needed = not _RESET_RULES.isdisjoint(rules)
+    yield _sample(RESET, is_needed, address=unit.id)
+
+
+def _allocated(resource: str, unit: NodeUnit) -> Iterator[Sample]:
+    """For a device that a pod has, NAMESPACE/POD or NAMESPACE/POD/CONTAINER."""
+    if unit.pod:
+        namespace, pod, container = (*unit.pod.split("/", 2), "", "")[:3]
+        yield _sample(
+            ALLOCATED,
+            1,
+            address=unit.id,
+            resource=resource,
+            namespace=namespace,
+            pod=pod,
+            container=container,
+        )
+
+
+def _open(host: HostSnapshot, unit: NodeUnit) -> Iterator[Sample]:
+    if host.users is not None:
+        yield _sample(OPEN, unit.is_open, address=unit.id)
+
+
+def _groups(host: HostSnapshot, units: Iterable[NodeUnit]) -> Iterator[Sample]:
+    numbers = {unit.group for unit in units if unit.kind != "mdev" and unit.group is not None}
+    for number in sorted(numbers):
+        if host.group(number) is not None:
+            yield _sample(VIABLE, host.is_viable(number), iommu_group=str(number))
+
+
+def _errors(devices: Iterable[PciDevice], health: HealthFacts) -> Iterator[Sample]:
+    for device in devices:
+        found = health.of(device.address)
+        for severity in ("correctable", "nonfatal", "fatal"):
+            number = getattr(found, severity, None)
+            if number is not None:
+                yield _sample(ERRORS, number, address=str(device.address), severity=severity)
+
+
+def _links(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Sample]:
+    owned = {device.address for device in devices}
+    for link in host.links or ():
+        if link.address not in owned:
+            continue
+        found = (
+            (LANES, "current", link.width, 1),
+            (LANES, "maximum", link.max_width, 1),
+            (TRANSFERS, "current", link.speed, _TRANSFERS),
+            (TRANSFERS, "maximum", link.max_speed, _TRANSFERS),
+        )
+        for metric, bound, number, unit in found:
+            if number is not None:
+                yield _sample(metric, number * unit, address=str(link.address), bound=bound)
+
+
+def _vgpus(host: HostSnapshot) -> Iterator[Sample]:
+    """Active vGPUs, and how many of each type still fit: the most that a single parent reports."""
+    gpus = {parent.name: parent.gpu for parent in host.vgpu_parents}
+    names = {(p.gpu, t.id): t.name or t.id for p in host.vgpu_parents for t in p.types}
+    active: Counter[tuple[str, str]] = Counter()
+    for vgpu in host.vgpus:
+        gpu = gpus.get(vgpu.parent, vgpu.parent)
+        active[gpu, vgpu.type_name or names.get((gpu, vgpu.type), vgpu.type)] += 1
+    free: Counter[tuple[str, str]] = Counter()
+    for parent in host.vgpu_parents:
+        for kind, available in zip(parent.types, parent.available, strict=True):
+            if available is not None:
+                free[parent.gpu, kind.name or kind.id] += available
+    for state, found in (("active", active), ("available", free)):
+        for (gpu, name), number in sorted(found.items()):
+            yield _sample(VGPUS, number, parent=gpu, type=name, state=state)

@@ -1,0 +1,159 @@
+"""Names of extended resources, by model or type, as users of NVIDIA's plugins know them.
+
+The rule for models is that of NVIDIA's kubevirt-gpu-device-plugin (getDeviceName): upper case, `/`,
+`.` and white space become `_`, the rest is removed. vGPU types keep their case and `-`.
+A name must also be the class of a CDI kind, which begins with a letter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.cdi.names import is_kind
+from vfiomgr.errors import UsageError
+from vfiomgr.pci.short_names import maker_and_model
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from vfiomgr.node.model import NodeSettings
+    from vfiomgr.pci.model import PciDevice
+
+LONGEST = 63
+"""Characters of a resource name."""
+_LONGEST_PREFIX = 40
+_DIGEST = 4
+_UNDERSCORE = re.compile(r"[/.\s]")
+_OTHERS = re.compile(r"[^A-Za-z0-9_-]")
+_SPACES = re.compile(r"\s+")
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"[a-z]([a-z0-9-]*[a-z0-9])?(\.{_LABEL})+")
+_UNNAMED = re.compile(r"(.*?)\s*\b([0-9a-f]{4}:[0-9a-f]{4})")
+"""A device that pci.ids does not have (pci/names.py)."""
+_RESERVED = "kubernetes.io"
+
+
+class DeviceKind(Value):
+    """The devices that one resource has, unless an alias joins several."""
+
+    key: str
+    """Identifies the kind on every host: `10de:2235`, or a vGPU type."""
+    name: str
+    """The name of its resource, without the domain."""
+    suffix: str
+    """Distinguishes it from another kind of the same name."""
+    aliases: tuple[str, ...] = ()
+    """The texts that name it in settings, in lower case."""
+
+
+def kind_of_model(device: PciDevice, *, quota: str | None = None) -> DeviceKind:
+    """The kind of a function: its model; of a virtual one with the IDs of a model, its quota too.
+
+    `quota` is None for a function that has its own PCI IDs.
+    """
+    pci_id = f"{device.vendor_id}:{device.device_id}"
+    name = _of_model(device)
+    if quota is None:
+        return DeviceKind(pci_id, name, device.device_id.upper(), (pci_id, name.lower()))
+    name = "_".join(filter(None, (name, "VF", quota)))
+    return DeviceKind(f"{pci_id} VF {quota}", name, device.device_id.upper(), (name.lower(),))
+
+
+def kind_of_type(type_id: str, type_name: str | None) -> DeviceKind:
+    """The kind of a vGPU: its type."""
+    known = type_name or type_id
+    name = _class_name(_SPACES.sub("_", known.strip()), "VGPU")
+    maker, short = known.rpartition(" ")[::2]
+    spoken = (known, known.removeprefix("NVIDIA ").removeprefix("GRID "), type_id, name)
+    texts = dict.fromkeys(text.lower() for text in (*spoken, short if maker else known))
+    return DeviceKind(f"vGPU {known}", name, _digest(type_id).upper(), tuple(texts))
+
+
+def name_resources(kinds: Iterable[DeviceKind], settings: NodeSettings) -> Mapping[str, str]:
+    """DOMAIN/NAME by the key of each kind; different kinds only share a name given by an alias.
+
+    Raises:
+        UsageError: the prefix or an alias is invalid.
+
+    """
+    _check_prefix(settings.prefix)
+    aliases = {key.lower(): qualified(name, settings) for key, name in settings.aliases.items()}
+    distinct = {kind.key: kind for kind in kinds}
+    found: dict[str, str] = {}
+    by_name: dict[str, list[DeviceKind]] = defaultdict(list)
+    for kind in distinct.values():
+        alias = next((aliases[text] for text in kind.aliases if text in aliases), None)
+        if alias is None:
+            by_name[_fitted(settings.prefix, kind.name)].append(kind)
+        else:
+            found[kind.key] = alias
+    taken = frozenset(found.values())
+    for name, same in by_name.items():
+        is_shared = len(same) > 1 or name in taken
+        found |= {k.key: _distinct(settings, k, same) if is_shared else name for k in same}
+    return found
+
+
+def qualified(name: str, settings: NodeSettings) -> str:
+    """The name of a resource as a user wrote it, with the domain if it has none.
+
+    Raises:
+        UsageError: it is not a valid name.
+
+    """
+    full = name if "/" in name else f"{settings.prefix}/{name}"
+    domain, _, last = full.partition("/")
+    if not is_kind(full) or len(full) > LONGEST or _OTHERS.search(last.replace(".", "")):
+        message = f"invalid resource name: {name!r}"
+        hint = f"use letters, digits, - and _, beginning with a letter, e.g. {settings.prefix}/GPU"
+        raise UsageError(message, f"{hint}, with at most {LONGEST} characters")
+    _check_prefix(domain)
+    return full
+
+
+def _check_prefix(prefix: str) -> None:
+    is_reserved = prefix == _RESERVED or prefix.endswith(f".{_RESERVED}")
+    if is_reserved or len(prefix) > _LONGEST_PREFIX or not _DOMAIN.fullmatch(prefix):
+        message = f"invalid domain of resource names: {prefix!r}"
+        why = f"a domain of your own, at most {_LONGEST_PREFIX} characters"
+        raise UsageError(message, f"use {why}, e.g. example.com")
+
+
+def _of_model(device: PciDevice) -> str:
+    """`GA102GL_A40`; with the maker if the model begins with a digit or is unknown."""
+    unnamed = _UNNAMED.fullmatch(device.name)
+    if unnamed is not None:
+        return _class_name(f"{device.vendor_id}_{device.device_id}".upper(), "PCI")
+    maker, model = maker_and_model(device.name)
+    plain = model.upper().replace("/", "_").replace("-", "")
+    return _class_name(_SPACES.sub("_", plain), maker.upper() or "PCI")
+
+
+def _class_name(text: str, before: str) -> str:
+    """A valid class of CDI; `before` precedes a name that begins with a digit."""
+    plain = _OTHERS.sub("", _UNDERSCORE.sub("_", text)).rstrip("_-").lstrip("_-")
+    if plain[:1].isalpha():
+        return plain
+    return f"{_OTHERS.sub('', _UNDERSCORE.sub('_', before))}_{plain}".rstrip("_")
+
+
+def _distinct(settings: NodeSettings, kind: DeviceKind, same: Sequence[DeviceKind]) -> str:
+    suffixes = [other.suffix for other in same]
+    last = kind.suffix if suffixes.count(kind.suffix) == 1 else _digest(kind.key).upper()
+    return _fitted(settings.prefix, kind.name, f"_{last}")
+
+
+def _fitted(prefix: str, name: str, suffix: str = "") -> str:
+    """The full name; a long one is cut, and ends with a digest of all of it."""
+    room = LONGEST - len(prefix) - 1 - len(suffix)
+    if len(name) > room:
+        name = f"{name[: room - _DIGEST - 1].rstrip('_-')}_{_digest(name)}"
+    return f"{prefix}/{name}{suffix}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]

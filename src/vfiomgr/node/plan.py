@@ -1,0 +1,322 @@
+"""The resources of a node: what is ready for guests, by model and type, and what is not offered."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.containers.cdi.generate import (
+    AssignableGroup,
+    default_form,
+    node_paths,
+    offers,
+    why_not_ready,
+)
+from vfiomgr.diagnostic import Diagnostic, blocker, finding
+from vfiomgr.node.health import HealthContext, reasons, users_of
+from vfiomgr.node.model import (
+    HealthFacts,
+    Inventory,
+    NodeResource,
+    NodeSettings,
+    NodeUnit,
+    ResourceRule,
+    UnitKind,
+)
+from vfiomgr.node.names import DeviceKind, kind_of_model, kind_of_type, name_resources, qualified
+from vfiomgr.passthrough import guards
+from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.value import Value
+from vfiomgr.vgpu.quota.capacity import function_vgpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+_NVIDIA = "10de"
+_MIB, _GIB = 1 << 20, 1 << 30
+_NONE: Mapping[str, str] = MappingProxyType({})
+_NO_QUARANTINE: Mapping[str, Diagnostic] = MappingProxyType({})
+
+
+class _Found(Value):
+    """A unit, and what its resource is named after."""
+
+    unit: NodeUnit
+    kind: DeviceKind
+
+
+def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
+    host: HostSnapshot,
+    settings: NodeSettings,
+    held: Mapping[str, str] = _NONE,
+    *,
+    quarantine: Mapping[str, Diagnostic] = _NO_QUARANTINE,
+    previous: Inventory | None = None,
+    now: HealthFacts | None = None,
+    before: HealthFacts | None = None,
+) -> Inventory:
+    """The resources of a host, by name, their units by ID, and why other devices are not offered.
+
+    `held` says which pod, NAMESPACE/NAME, has a unit. Units of `previous` that are not ready any
+    more stay, with the reason. `now` and `before` are numbers of errors: more errors than before
+    make a unit unhealthy.
+
+    Raises:
+        UsageError: the prefix or an alias of the settings is invalid.
+
+    """
+    context = HealthContext(held, quarantine, now or HealthFacts(), before or HealthFacts())
+    found = list(_units(host))
+    chosen = [each for each in found if _is_chosen(settings, each.unit)]
+    names = name_resources((each.kind for each in chosen), settings)
+    by_name: dict[str, list[NodeUnit]] = defaultdict(list)
+    for each in chosen:
+        rule = _rule_of(settings, each.unit)
+        name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
+        by_name[name].append(_judged(host, each.unit, context))
+    for name, unit in _lost(previous, {each.unit.id for each in found}):
+        judged = _judged(host, unit, context)
+        by_name[name].append(judged if judged.reasons else _withdrawn(judged))
+    resources = tuple(_resource(name, by_name[name], settings) for name in sorted(by_name))
+    left_out = [each for each in found if each not in chosen]
+    return Inventory(resources, tuple(_notes(host, found, left_out, resources)))
+
+
+def _units(host: HostSnapshot) -> Iterator[_Found]:
+    """All units that are ready, by address; mediated devices last."""
+    quotas = {vgpu.parent: vgpu for vgpu in function_vgpus(host)}
+    for offer in offers(host, with_mediated=True):
+        if offer.vgpu is not None:
+            yield _mediated(host, offer, offer.vgpu)
+        elif _is_fit(host, offer):
+            yield _group(host, offer, quotas)
+
+
+def _is_fit(host: HostSnapshot, offer: AssignableGroup) -> bool:
+    """Whether a guest can use all functions of a group that the kernel would let it have."""
+    members = host.group_members(offer.group)
+    return not any(
+        device.virtual_functions
+        or _is_without_memory(host, device)
+        or not (device.is_bridge or host.is_ready_for_guests(device))
+        for device in members
+    )
+
+
+def _is_without_memory(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether it is a virtual function of an NVIDIA GPU on a VFIO driver, which has no memory."""
+    physical = host.device_named(str(device.physical_function))
+    if physical is None or not device.is_on_vfio or device.vendor_id != _NVIDIA:
+        return False
+    return physical.is_graphics_or_accelerator
+
+
+def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu]) -> _Found:
+    functions = sorted(offer.functions, key=lambda device: str(device.address) != offer.name)
+    first = functions[0]
+    vgpu = host.vgpu(offer.name) if host.is_vendor_function(first) else quotas.get(offer.name)
+    unit = NodeUnit(
+        id=offer.name,
+        kind=_unit_kind(vgpu),
+        addresses=tuple(device.address for device in functions),
+        group=offer.group,
+        nodes=node_paths(offer, default_form(host, offer)),
+        numa_nodes=_numa_nodes(functions),
+        pcie_path=tuple(first.bridge_path.split("/")),
+        parent=None if vgpu is None else first.physical_function,
+        pci_ids=tuple(f"{device.vendor_id}:{device.device_id}" for device in functions),
+        driver=first.driver or "",
+        type=_type_name(vgpu),
+    )
+    return _Found(unit, _device_kind(host, first, vgpu))
+
+
+def _unit_kind(vgpu: Vgpu | None) -> UnitKind:
+    if vgpu is None:
+        return "function"
+    return "vendor" if vgpu.family == "vendor-vfio" else "quota"
+
+
+def _type_name(vgpu: Vgpu | None) -> str:
+    if vgpu is None:
+        return ""
+    return vgpu.type_name or ("" if vgpu.family == "sriov-vf" else vgpu.type)
+
+
+def _device_kind(host: HostSnapshot, device: PciDevice, vgpu: Vgpu | None) -> DeviceKind:
+    if vgpu is not None and vgpu.family == "vendor-vfio":
+        return _kind_of_vgpu(host, vgpu)
+    physical = host.device_named(str(device.physical_function))
+    ids = (device.vendor_id, device.device_id)
+    if physical is None or (physical.vendor_id, physical.device_id) != ids:
+        return kind_of_model(device)
+    return kind_of_model(device, quota=_memory(host, device))
+
+
+def _memory(host: HostSnapshot, device: PciDevice) -> str:
+    """The memory of a virtual function in a name: `4G`, `1536M`; empty if unknown."""
+    quotas = host.function_quotas(device)
+    memory = quotas.memory if quotas is not None else None
+    if not memory:
+        return ""
+    return f"{memory // _GIB}G" if memory % _GIB == 0 else f"{memory // _MIB}M"
+
+
+def _kind_of_vgpu(host: HostSnapshot, vgpu: Vgpu) -> DeviceKind:
+    name = vgpu.type_name or next(
+        (t.name for p in host.vgpu_parents for t in p.types if t.id == vgpu.type and t.name), None
+    )
+    return kind_of_type(vgpu.type, name)
+
+
+def _mediated(host: HostSnapshot, offer: AssignableGroup, vgpu: Vgpu) -> _Found:
+    parent = host.device_named(vgpu.parent)
+    physical = None
+    if parent is not None:
+        physical = parent.physical_function or parent.address
+    elif is_address(vgpu.parent):
+        physical = PciAddress.parse(vgpu.parent)
+    unit = NodeUnit(
+        id=vgpu.name,
+        kind="mdev",
+        addresses=(PciAddress.parse(vgpu.parent),) if is_address(vgpu.parent) else (),
+        group=offer.group,
+        nodes=node_paths(offer, default_form(host, offer)),
+        numa_nodes=_numa_nodes([parent] if parent is not None else []),
+        pcie_path=tuple(parent.bridge_path.split("/")) if parent is not None else (),
+        parent=physical,
+        driver=vgpu.driver or "",
+        type=_type_name(vgpu),
+    )
+    return _Found(unit, _kind_of_vgpu(host, vgpu))
+
+
+def _numa_nodes(functions: Iterable[PciDevice]) -> tuple[int, ...]:
+    return tuple(sorted({d.numa_node for d in functions if d.numa_node is not None}))
+
+
+def _rule_of(settings: NodeSettings, unit: NodeUnit) -> ResourceRule | None:
+    """The first rule of a layout that has a unit, by one of its functions or its parent."""
+    names = {unit.id, *map(str, unit.addresses), str(unit.parent)}
+    return next((r for r in settings.rules or () if not names.isdisjoint(r.devices)), None)
+
+
+def _is_chosen(settings: NodeSettings, unit: NodeUnit) -> bool:
+    return settings.rules is None or _rule_of(settings, unit) is not None
+
+
+def _lost(previous: Inventory | None, known: set[str]) -> Iterator[tuple[str, NodeUnit]]:
+    """The units that were offered before and are not ready now."""
+    for resource in previous.resources if previous is not None else ():
+        for unit in resource.units:
+            if unit.id not in known:
+                yield resource.name, unit
+
+
+def _judged(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> NodeUnit:
+    users = users_of(host, unit)
+    pod = context.held.get(unit.id, "")
+    return replace(
+        unit,
+        reasons=reasons(host, unit, context),
+        used_by=pod or next((user.pod or str(user) for user in users), ""),
+        pod=pod,
+        is_open=bool(users),
+    )
+
+
+def _withdrawn(unit: NodeUnit) -> NodeUnit:
+    """A unit that is not offered any more although its device has no fault."""
+    summary = f"{unit.id} cannot be assigned as before"
+    against = blocker("not-ready", unit.id, summary, "restart the agent to forget it")
+    return replace(unit, reasons=(against,))
+
+
+def _resource(name: str, units: list[NodeUnit], settings: NodeSettings) -> NodeResource:
+    """A resource with the consumer and the reset of the first rule that has one of its units."""
+    rules = [rule for unit in units if (rule := _rule_of(settings, unit)) is not None]
+    consumers = (rule.consumer for rule in rules if rule.consumer is not None)
+    resets = (rule.resets for rule in rules if rule.resets is not None)
+    return NodeResource(
+        name,
+        tuple(sorted(units, key=lambda unit: unit.id)),
+        next(consumers, settings.consumer),
+        resets=next(resets, settings.resets),
+    )
+
+
+def _notes(
+    host: HostSnapshot,
+    found: Iterable[_Found],
+    left_out: Iterable[_Found],
+    resources: Iterable[NodeResource],
+) -> Iterator[Diagnostic]:
+    """Why devices are not offered, by address, and what is special about offered ones."""
+    given = {
+        address for each in found for address in each.unit.addresses if each.unit.kind != "mdev"
+    }
+    for device in host.devices:
+        if device.address not in given:
+            yield from _why_not(host, device)
+    for each in left_out:
+        summary = f"no rule of the layout has a resource for {each.unit.id}"
+        yield _note("not-in-layout", each.unit.id, summary, "add resource: {} to its rule")
+    for resource in resources:
+        yield from _about(host, resource)
+
+
+def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Why a device is not offered: GPUs and accelerators, and all functions on VFIO drivers."""
+    if device.is_bridge or not (device.is_graphics_or_accelerator or device.is_on_vfio):
+        return
+    against = next(guards.active_virtual_functions(host, device), None)
+    against = against or next(guards.vgpu_parent(host, device), None)
+    if against is None and not device.is_on_vfio and not host.is_vendor_function(device):
+        against = next(guards.boot_display(host, device), None) or _on_host_driver(device)
+    if against is None and _is_without_memory(host, device):
+        against = _note(
+            "vgpu-function",
+            device,
+            f"{device} is a virtual function of an NVIDIA GPU, which has no memory on "
+            f"{device.driver}",
+            f"vfiomgr unbind {device.address}, then: vfiomgr vgpu create --parent "
+            f"{device.address} --type TYPE",
+        )
+    against = against or why_not_ready(host, device)
+    yield replace(against, severity="info", override=None)
+
+
+def _on_host_driver(device: PciDevice) -> Diagnostic:
+    summary = f"{device} is on {device.driver or 'no driver'}"
+    return _note("on-host-driver", device, summary, f"vfiomgr bind {device.address}")
+
+
+def _about(host: HostSnapshot, resource: NodeResource) -> Iterator[Diagnostic]:
+    if resource.consumer == "kata" and any(unit.kind == "mdev" for unit in resource.units):
+        yield _note(
+            "mediated",
+            resource.name,
+            f"Kata attaches no mediated devices, and {resource.name} has some",
+            "use virtual functions, or another consumer",
+        )
+    for unit in resource.units:
+        devices = [host.device_named(str(address)) for address in unit.addresses]
+        gpus = [d for d in devices if d is not None and d.is_graphics_or_accelerator]
+        if len(gpus) > 1:
+            yield _note(
+                "several-gpus",
+                unit.id,
+                f"IOMMU group {unit.group} has {len(gpus)} GPUs, which are offered as one device",
+                "to offer them separately, move one to a slot with its own group",
+            )
+
+
+def _note(rule: str, subject: object, summary: str, remedy: str = "") -> Diagnostic:
+    return finding(rule, "info", summary, (), "", remedy, subject=subject)
