@@ -45,6 +45,7 @@ _COMMANDS = {
     "cdi": ("vfiomgr.containers.cdi.commands", "cdi"),
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
+    "node": ("vfiomgr.node.commands", "node"),
     "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
     "explain": ("vfiomgr.cli.commands.explain", "explain"),
     "completion": ("vfiomgr.cli.commands.completion", "completion"),

@@ -50,6 +50,10 @@ class DeviceChanges:
             self._monitor.set_receive_buffer_size(_BUFFER)
         self._monitor.start()
 
+    def fileno(self) -> int:
+        """The descriptor that is readable after an event, for select."""
+        return int(self._monitor.fileno())
+
     def wait(self, seconds: float) -> bool:
         """Whether an event occurs within some seconds; returns with the first."""
         try:

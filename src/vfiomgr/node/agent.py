@@ -1,0 +1,354 @@
+"""The agent of a node: it serves the resources of the scanning process to the kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.jsonable import to_jsonable
+from vfiomgr.errors import HostError, Refusal, UsageError
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node.exposition import CONTENT_TYPE_LATEST, AgentMetrics
+from vfiomgr.node.health import reset_failed
+from vfiomgr.node.http import UNIX, HttpServer, Response, text
+from vfiomgr.node.kubelet import SOCKET, NoAnswer, pods_by_device, stamp_of
+from vfiomgr.node.model import Inventory
+from vfiomgr.node.offers import Offers
+from vfiomgr.node.quarantine import Quarantine
+from vfiomgr.node.scanning import Scanning
+from vfiomgr.node.serving import PREFIX, ServedResource
+from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.node.systemd import notify, watchdog_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from typing import Any
+
+    from vfiomgr.node.messages import Report, Settings
+    from vfiomgr.node.model import NodeUnit
+    from vfiomgr.node.settings import AgentSettings
+
+LOCK = "vfiomgr.lock"
+_AFTER_ALLOCATION = 5.0
+"""Seconds until the kubelet is asked which pod has received a device."""
+_ENDING = 5.0
+"""Seconds that another agent, which may be ending, has to release its lock."""
+_GLANCE = 0.1
+
+
+class Agent:
+    """Everything that runs beside gRPC in its process; nothing here reads devices."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        tell: Callable[[str], None],
+        load: Callable[[], Settings] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._load = load
+        self._found = self._offered = Inventory()
+        self._is_scanned = asyncio.Event()
+        self._offers = Offers(settings.debounce)
+        self._served: dict[str, ServedResource] = {}
+        self._pods: dict[tuple[str, str], str] = {}
+        self._pods_at = 0.0
+        """When the kubelet is asked again."""
+        self._has_allocated = asyncio.Event()
+        self._metrics = AgentMetrics(lambda: {n: s.is_registered for n, s in self._served.items()})
+        self._scanning = Scanning(settings.root, settings.scan, self._receive, tell)
+        self._quarantine = Quarantine(HostTree(settings.root))
+        self._quarantined: frozenset[str] = frozenset()
+        self._failure: BaseException | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopping = asyncio.Event()
+        self._pages = HttpServer(
+            {
+                "GET /metrics": self._show_metrics,
+                "GET /healthz": self._show_health,
+                "GET /readyz": self._show_readiness,
+            }
+        )
+        self._control = HttpServer(
+            {"GET /status": self._show_status, "POST /release": self._release}
+        )
+
+    async def run(self) -> None:
+        """Serve until a signal asks for the end.
+
+        Raises:
+            Refusal: another agent serves this kubelet.
+            UsageError: a directory or an address cannot be used.
+
+        """
+        os.umask(0o077)  # the sockets are for root only
+        lock = await _locked(self._settings.plugin_directory)
+        try:
+            await self._run()
+        finally:
+            os.close(lock)
+
+    async def _run(self) -> None:
+        _remove_old_sockets(self._settings.plugin_directory)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
+        os.makedirs(os.path.dirname(self._settings.control), 0o755, exist_ok=True)
+        await self._control.start(f"{UNIX}{self._settings.control}")
+        if self._settings.metrics is not None:
+            await self._pages.start(self._settings.metrics)
+        for work in (self._scanning.run(), self._tend(), self._follow_pods(), self._watch()):
+            self._start(work)
+        try:
+            await self._stopping.wait()
+        finally:
+            notify("STOPPING=1")
+            await self._stop()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the agent if a part of it failed: a part alone would look alive."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = error
+            self._stopping.set()
+
+    async def _stop(self) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(served.close() for served in self._served.values()))
+        await self._pages.stop()
+        await self._control.stop()
+        if self._failure is not None:
+            raise self._failure
+
+    # ---- what is offered
+
+    async def _receive(self, report: Report) -> None:
+        if report.inventory is None:
+            return
+        self._found = report.inventory
+        self._metrics.scanned = report.metrics
+        self._is_scanned.set()
+        await self._offer()
+
+    async def _offer(self) -> None:
+        """Serve what the last scan found, steadied; what is no longer configured ends."""
+        self._offered = self._offers.merge(
+            self._found, self._pods, self._quarantined, time.monotonic()
+        )
+        for resource in self._offered.resources:
+            served = self._served.get(resource.name)
+            if served is None:
+                self._served[resource.name] = ServedResource(
+                    resource,
+                    self._settings.plugin_directory,
+                    self._verify,
+                    self._allocated,
+                    self._tell,
+                )
+            else:
+                served.plugin.update(resource)
+        names = {resource.name for resource in self._offered.resources}
+        for name in [name for name in self._served if name not in names]:
+            self._tell(f"{name}: no longer offered")
+            await self._served.pop(name).close()
+
+    async def _tend(self) -> None:
+        """Keep the resources registered, and report devices that stay unhealthy."""
+        await self._is_scanned.wait()
+        while True:
+            await asyncio.gather(*(served.tend() for served in tuple(self._served.values())))
+            await asyncio.sleep(self._settings.tick)
+            if self._offers.wait(time.monotonic()) == 0:
+                await self._offer()
+            await self._end_quarantines()
+
+    async def _verify(self, resource: str, devices: tuple[str, ...]) -> None:
+        """Verify devices before a container starts.
+
+        Raises:
+            HostError: a device is not as it should be, or cannot be verified.
+
+        """
+        problems = await self._scanning.verify(resource, devices)
+        failed = [problem for problem in problems if problem.has_failed_reset]
+        for problem in failed:
+            unit = next((u for u in self._found.units if u.id == problem.device), None)
+            if unit is not None:
+                await self._withhold(unit, problem.message)
+        if problems:
+            message = "; ".join(problem.message for problem in problems)
+            raise HostError(message, "see vfiomgr node status on the node")
+
+    def _allocated(self, resource: str, seconds: float) -> None:
+        self._metrics.observe(resource, seconds)
+        self._pods_at = min(self._pods_at, time.monotonic() + _AFTER_ALLOCATION)
+        self._has_allocated.set()
+
+    async def _withhold(self, unit: NodeUnit, cause: str) -> None:
+        seconds = self._quarantine.add(unit.id, reset_failed(unit, cause), time.monotonic())
+        self._tell(f"{unit.id}: quarantined for {seconds:g} s: {cause}")
+        await self._share_quarantine()
+
+    async def _end_quarantines(self) -> None:
+        if self._quarantine.active(time.monotonic()).keys() != self._quarantined:
+            await self._share_quarantine()
+
+    async def _share_quarantine(self) -> None:
+        active = self._quarantine.active(time.monotonic())
+        self._quarantined = frozenset(active)
+        await self._scanning.tell(quarantine=active)
+
+    async def _reload(self) -> None:
+        """Read the settings again, and scan."""
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        if self._load is not None:
+            try:
+                await self._scanning.tell(settings=self._load())
+            except UsageError as error:
+                self._tell(f"{error.message}; the previous settings are still used")
+        else:
+            await self._scanning.scan()
+        notify("READY=1")
+
+    # ---- which pods have devices
+
+    async def _follow_pods(self) -> None:
+        """Ask the kubelet seldom which pods have devices, and soon after an allocation."""
+        while True:
+            self._pods_at = time.monotonic() + self._settings.pods_interval
+            try:
+                found = await pods_by_device(self._settings.pod_resources)
+            except NoAnswer:
+                found = self._pods  # absent, starting, or asked too often by all of its clients
+            if found != self._pods:
+                self._pods = found
+                ours = {r.name for r in self._offered.resources}
+                held = {device: pod for (name, device), pod in found.items() if name in ours}
+                await self._scanning.tell(pods=held)
+            while (left := self._pods_at - time.monotonic()) > 0:
+                self._has_allocated.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_allocated.wait(), left)
+
+    # ---- what others ask
+
+    async def _watch(self) -> None:
+        """Tell systemd that the agent is ready, and then that it works."""
+        await self._is_scanned.wait()
+        notify("READY=1")
+        seconds = watchdog_seconds()
+        while seconds is not None:
+            if self._scanning.is_alive:
+                notify("WATCHDOG=1")
+            await asyncio.sleep(seconds / 2)
+
+    async def _show_metrics(self, _body: str) -> Response:
+        return Response(self._metrics.text(), content_type=CONTENT_TYPE_LATEST)
+
+    async def _show_health(self, _body: str) -> Response:
+        if self._scanning.is_alive:
+            return text("ok")
+        return text("the scanning process does not answer", 503)
+
+    async def _show_readiness(self, _body: str) -> Response:
+        waiting = list(self._unready())
+        return text("; ".join(waiting), 503) if waiting else text("ok")
+
+    def _unready(self) -> Iterator[str]:
+        if not self._is_scanned.is_set():
+            yield self._scanning.error or "the host was not scanned yet"
+        for name, served in self._served.items():
+            if not served.is_registered:
+                yield f"the kubelet does not list {name}"
+
+    async def _show_status(self, _body: str) -> Response:
+        body = json.dumps(to_jsonable(self._status())).encode()
+        return Response(body, content_type="application/json")
+
+    def _status(self) -> NodeStatus:
+        directory = self._settings.plugin_directory
+        return NodeStatus(
+            pid=os.getpid(),
+            plugin_directory=directory,
+            has_kubelet=stamp_of(os.path.join(directory, SOCKET)) is not None,
+            resources=tuple(
+                ResourceStatus(
+                    each.name,
+                    each.consumer,
+                    each.name in self._served and self._served[each.name].is_registered,
+                    tuple(map(_device_status, each.units)),
+                )
+                for each in self._offered.resources
+            ),
+            notes=self._offered.notes,
+            error=self._scanning.error,
+        )
+
+    async def _release(self, device: str) -> Response:
+        """Return a device, and forgive its errors up to now."""
+        if all(unit.id != device for unit in self._offered.units):
+            return text(f"{device} is not offered by this agent", 404)
+        self._quarantine.release(device)
+        await self._scanning.tell(forgive=True)
+        await self._share_quarantine()
+        return text("released")
+
+
+def _device_status(unit: NodeUnit) -> DeviceStatus:
+    return DeviceStatus(
+        unit.id,
+        tuple(map(str, unit.addresses)),
+        unit.numa_nodes,
+        unit.is_healthy,
+        unit.used_by,
+        unit.reasons,
+    )
+
+
+async def _locked(directory: str) -> int:
+    """Lock the directory against other agents, which would take over each other's resources.
+
+    Raises:
+        Refusal: another agent has it.
+        UsageError: there is no such directory.
+
+    """
+    try:
+        lock = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
+        raise UsageError(message, "start the kubelet first, or pass --plugin-directory") from None
+    end = time.monotonic() + _ENDING
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        if time.monotonic() > end:
+            os.close(lock)
+            message = f"another agent serves the kubelet in {directory}"
+            raise Refusal(message, "see vfiomgr node status, and stop it first")
+        await asyncio.sleep(_GLANCE)
+
+
+def _remove_old_sockets(directory: str) -> None:
+    """Remove the sockets of agents that were killed."""
+    for name in os.listdir(directory):
+        if name.startswith(PREFIX) and name.endswith(".sock"):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(directory, name))

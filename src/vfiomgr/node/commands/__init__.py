@@ -1,0 +1,19 @@
+"""`vfiomgr node …`."""
+
+from __future__ import annotations
+
+import click
+
+from vfiomgr.cli.group import LazyGroup
+
+_COMMANDS = {
+    "run": ("vfiomgr.node.commands.run", "run"),
+    "status": ("vfiomgr.node.commands.status", "status"),
+    "release": ("vfiomgr.node.commands.status", "release"),
+}
+_OF_THE_AGENT = {"scan": ("vfiomgr.node.commands.run", "scan")}
+
+
+@click.group("node", cls=LazyGroup, table=_COMMANDS, unlisted=_OF_THE_AGENT)
+def node() -> None:
+    """Offer the devices of this node to Kubernetes pods."""

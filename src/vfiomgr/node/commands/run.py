@@ -1,0 +1,191 @@
+"""`vfiomgr node run`, and the scanning process that it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
+from vfiomgr.cli.output import note
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.errors import HostError, UsageError
+from vfiomgr.node.messages import Settings
+from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, NodeSettings
+from vfiomgr.node.names import name_resources
+from vfiomgr.node.settings import CONTROL, PLUGIN_DIRECTORY, POD_RESOURCES, AgentSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from vfiomgr.node.model import Consumer
+
+_DEFAULTS = AgentSettings(root="", plugin_directory="", pod_resources="", control="")
+
+
+def _optional(name: str) -> ModuleType:
+    """A module that needs the packages of the extra `node`.
+
+    Raises:
+        UsageError: one of them is not installed.
+
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        message = f"cannot run the agent: the Python package {missing.name} is not installed"
+        raise UsageError(message, "install vfiomgr with: pip install 'vfiomgr[node]'") from None
+
+
+def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
+    return click.option(
+        name,
+        type=Seconds(),
+        metavar="SECONDS",
+        default=default,
+        help=f"{text}  [default: {default:g}]",
+    )
+
+
+@click.command("run")
+@click.option(
+    "--resource-prefix",
+    "prefix",
+    metavar="DOMAIN",
+    default=DEFAULT_PREFIX,
+    help=f"Domain of the resource names.  [default: {DEFAULT_PREFIX}]",
+)
+@click.option(
+    "--alias",
+    "aliases",
+    metavar="DEVICES=NAME",
+    multiple=True,
+    help="Name of the resource for a PCI ID, a vGPU type or a default name.",
+)
+@click.option(
+    "--consumer",
+    type=click.Choice(CONSUMERS),
+    default="default",
+    help="Who receives the devices: `default` serves Kata and plain containers.",
+)
+@click.option(
+    "--reset", "resets", is_flag=True, help="Reset devices before a container starts with them."
+)
+@click.option(
+    "--metrics",
+    metavar="ADDRESS",
+    help="Serve /metrics, /healthz and /readyz on HOST:PORT or unix:PATH.",
+)
+@click.option(
+    "--plugin-directory",
+    metavar="DIR",
+    shell_complete=complete_directory,
+    help=f"The kubelet's directory of device plugins.  [default: {PLUGIN_DIRECTORY}]",
+)
+@click.option(
+    "--pod-resources",
+    metavar="SOCKET",
+    shell_complete=complete_file,
+    help=f"The kubelet's socket of pod resources.  [default: {POD_RESOURCES}]",
+)
+@click.option(
+    "--socket",
+    "control",
+    metavar="SOCKET",
+    shell_complete=complete_file,
+    help=f"The agent's own socket, for node status.  [default: {CONTROL}]",
+)
+@_seconds("--scan-interval", _DEFAULTS.scan.interval, "Time between scans without events.")
+@_seconds("--pods-interval", _DEFAULTS.pods_interval, "Time between questions about pods.")
+@_seconds("--debounce", _DEFAULTS.debounce, "Time until a device is reported as unhealthy.")
+@click.option(
+    "--once", is_flag=True, help="Only write the CDI specifications and the labels of the node."
+)
+@session_options("root", "verbose")
+@pass_session
+def run(
+    session: Session,
+    *,
+    prefix: str,
+    aliases: tuple[str, ...],
+    consumer: Consumer,
+    resets: bool,
+    metrics: str | None,
+    plugin_directory: str | None,
+    pod_resources: str | None,
+    control: str | None,
+    scan_interval: float,
+    pods_interval: float,
+    debounce: float,
+    once: bool,
+) -> None:
+    """Serve the devices of this node to the kubelet until interrupted.
+
+    Devices on VFIO drivers and vGPUs become extended resources, e.g. vfiomgr.io/GA102GL_A40.
+    Nothing is bound: prepare the node with `vfiomgr layout apply` or `vfiomgr bind`. SIGHUP repeats
+    the scan and reads the layout again.
+
+    \b
+    Examples:
+      vfiomgr node run
+      vfiomgr node run --metrics :9478
+      vfiomgr node run --resource-prefix example.com --alias 10de:2235=a40
+    """
+    node = NodeSettings(prefix, consumer, _named(aliases), resets)
+    name_resources((), node)  # names what is wrong before anything is served
+    scan = Settings(node, scan_interval)
+    if once:
+        _write_once(session, scan)
+        return
+    settings = AgentSettings(
+        root=session.tree.root,
+        plugin_directory=plugin_directory or session.tree.locate(PLUGIN_DIRECTORY),
+        pod_resources=pod_resources or session.tree.locate(POD_RESOURCES),
+        control=control or session.tree.locate(CONTROL),
+        metrics=metrics,
+        scan=scan,
+        debounce=debounce,
+        pods_interval=pods_interval,
+    )
+    asyncio.run(_optional("vfiomgr.node.agent").Agent(settings, note).run())
+
+
+@click.command("scan", hidden=True)
+@session_options("root")
+@pass_session
+def scan(session: Session) -> None:
+    """Scan the host for an agent, which starts this command itself."""
+    scanner = _optional("vfiomgr.node.scanner")
+    try:
+        scanner.serve(host_of(session, on_step=None), sys.stdin.fileno(), sys.stdout.fileno())
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(0)  # the agent has ended
+
+
+def _write_once(session: Session, settings: Settings) -> None:
+    """Write what containers need at boot, before a kubelet restores its pods."""
+    scanner = _optional("vfiomgr.node.scanner").Scanner(host_of(session, on_step=None))
+    scanner.settings = settings
+    report = scanner.scan()
+    if report.error:
+        message = f"cannot scan the host: {report.error}"
+        raise HostError(message)
+    for resource in report.inventory.resources:
+        note(f"{resource.name}: {len(resource.units)}")
+
+
+def _named(aliases: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for alias in aliases:
+        devices, equals, name = alias.partition("=")
+        if not (devices and equals and name):
+            message = f"not an alias: {alias!r}"
+            raise UsageError(message, "use DEVICES=NAME, e.g. 10de:2235=a40")
+        found[devices] = name
+    return found

@@ -1,0 +1,118 @@
+"""`vfiomgr node status` and `vfiomgr node release`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from vfiomgr.cli.options import complete_file, session_options
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.cli.session import Session, pass_session, session_of
+from vfiomgr.cli.table import wrapped
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.node.client import read_status
+from vfiomgr.node.client import release as release_device
+from vfiomgr.node.settings import CONTROL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
+
+_HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))
+_socket_option = click.option(
+    "--socket",
+    "control",
+    metavar="SOCKET",
+    shell_complete=complete_file,
+    help=f"The socket of the agent.  [default: {CONTROL}]",
+)
+
+
+def _complete_device(
+    context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """The unhealthy devices of the agent."""
+    try:
+        found = read_status(_socket(session_of(context), None))
+    except VfiomgrError:
+        return []
+    devices = (device for resource in found.resources for device in resource.devices)
+    names = [device.id for device in devices if not device.is_healthy]
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+@click.command("status")
+@_socket_option
+@session_options("format", "root")
+@pass_session
+def status(session: Session, *, control: str | None) -> None:
+    """Show the resources of this node, their devices and pods.
+
+    \b
+    Examples:
+      vfiomgr node status
+      vfiomgr node status --format json
+    """
+    found = read_status(_socket(session, control))
+    if session.format != "table":
+        body = {name: getattr(found, name) for name in found.__struct_fields__}
+        print_document("NodeStatus", body, session.format)
+        return
+    rows = [_cells(resource, device) for resource, device in _devices(found)]
+    if rows:
+        print_table(_HEADINGS, rows)
+    for text in _notes(found):
+        note(text)
+
+
+@click.command("release")
+@click.argument("device", metavar="ADDRESS", shell_complete=_complete_device)
+@_socket_option
+@session_options("root")
+@pass_session
+def release(session: Session, *, device: str, control: str | None) -> None:
+    """End the quarantine of a device, and forgive its errors.
+
+    ADDRESS is a device of `vfiomgr node status`; mediated devices are named by UUID.
+
+    \b
+    Examples:
+      vfiomgr node release 0000:41:00.0
+    """
+    release_device(_socket(session, control), device)
+    say(f"released {device}")
+
+
+def _socket(session: Session, control: str | None) -> str:
+    return control or session.files.locate(CONTROL)
+
+
+def _devices(found: NodeStatus) -> Iterator[tuple[ResourceStatus, DeviceStatus]]:
+    for resource in found.resources:
+        for device in resource.devices:
+            yield resource, device
+
+
+def _cells(resource: ResourceStatus, device: DeviceStatus) -> tuple[str, ...]:
+    numa = ",".join(map(str, device.numa_nodes))
+    health = "healthy" if device.is_healthy else "unhealthy"
+    return (resource.name, device.id, or_dash(numa), health, or_dash(device.used_by))
+
+
+def _notes(found: NodeStatus) -> Iterator[str]:
+    """What needs attention: errors first."""
+    if found.error:
+        yield f"cannot scan the host: {found.error}"
+    if not found.has_kubelet:
+        yield f"no kubelet found in {found.plugin_directory}"
+    for resource in found.resources:
+        if found.has_kubelet and not resource.is_registered:
+            yield f"{resource.name}: not registered with the kubelet"
+    for _, device in _devices(found):
+        for reason in device.reasons:
+            yield f"{reason.summary}; {reason.hint}" if reason.hint else reason.summary
+    if not found.resources:
+        yield "no devices are offered; bind some with: vfiomgr bind ADDRESS"

@@ -1,0 +1,123 @@
+"""A small HTTP server for metrics, health and the agent's own commands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    Page = Callable[[str], Awaitable["Response"]]
+    """Answers a request; the text is its body."""
+
+UNIX = "unix:"
+_DEADLINE = 10.0
+"""Seconds for a request to arrive."""
+_LONGEST = 1 << 16
+_LENGTH = "content-length"
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 409: "Conflict", 503: "Unavailable"}
+
+
+class Response(Value):
+    """The answer to a request."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/plain; charset=utf-8"
+
+
+def text(words: str, status: int = 200) -> Response:
+    """A line of text."""
+    return Response(f"{words}\n".encode(), status)
+
+
+class HttpServer:
+    """Serves pages by method and path: `GET /metrics`."""
+
+    def __init__(self, pages: Mapping[str, Page]) -> None:
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._path = ""
+
+    async def start(self, address: str) -> None:
+        """Listen on HOST:PORT, :PORT, or unix:PATH, which only its owner can open.
+
+        Raises:
+            UsageError: the address is not valid, or is in use.
+
+        """
+        try:
+            if address.startswith(UNIX):
+                self._path = address.removeprefix(UNIX)
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path)
+                self._server = await asyncio.start_unix_server(self._serve, self._path)
+                os.chmod(self._path, 0o600)
+            else:
+                host, port = parse_address(address)
+                self._server = await asyncio.start_server(self._serve, host or None, port)
+        except OSError as error:
+            message = f"cannot listen on {address}: {error.strerror or error}"
+            raise UsageError(message, "choose another address") from None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        assert self._server is not None  # noqa: S101 - it was started
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Stop listening, and remove a socket."""
+        if self._server is not None:
+            self._server.close()
+            if self._path:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            response = await self._answer(reader)
+            reason = _REASONS.get(response.status, "")
+            head = (
+                f"HTTP/1.1 {response.status} {reason}\r\nContent-Type: {response.content_type}\r\n"
+                f"Content-Length: {len(response.body)}\r\nConnection: close\r\n\r\n"
+            )
+            writer.write(head.encode() + response.body)
+            await writer.drain()
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+            return  # the client is gone, slow, or does not speak HTTP
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> Response:
+        async with asyncio.timeout(_DEADLINE):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            fields = dict(line.lower().split(":", 1) for line in head[1:] if ":" in line)
+            length = fields.get(_LENGTH, "0").strip()
+            if not length.isdecimal() or int(length) > _LONGEST:
+                return text("the request is too long", 400)
+            body = (await reader.readexactly(int(length))).decode(errors="replace")
+        method, _, target = head[0].partition(" ")
+        path = target.partition(" ")[0].partition("?")[0]
+        page = self._pages.get(f"{method} {path}")
+        return text("not found", 404) if page is None else await page(body)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """The host and port of HOST:PORT, [IPv6]:PORT or :PORT; without a host all addresses are meant.
+
+    Raises:
+        UsageError: it is not of one of these forms.
+
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) >= 1 << 16:
+        message = f"not an address: {address!r}"
+        raise UsageError(message, "use HOST:PORT, :PORT or unix:PATH")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,81 @@
+"""What the agent and its scanning process send to each other: one JSON document per line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from msgspec import field
+
+from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
+from vfiomgr.node.model import Inventory, NodeSettings
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from vfiomgr.value import Value as AnyValue
+
+_T = TypeVar("_T", bound=Value)
+
+
+class Settings(Value):
+    """How to scan."""
+
+    node: NodeSettings = NodeSettings()
+    interval: float = 60.0
+    """Seconds between scans without events."""
+
+
+class Question(Value):
+    """A request to the scanning process; each part is optional, and a scan follows."""
+
+    settings: Settings | None = None
+    pods: dict[str, str] | None = None
+    """The pod that has each device."""
+    quarantine: dict[str, Diagnostic] | None = None
+    previous: Inventory | None = None
+    """The last inventory of the process before, for a new one."""
+    forgive: bool = False
+    """Whether errors up to now are forgiven."""
+    verify: tuple[str, ...] = ()
+    """The devices of a container that is about to start."""
+    resource: str = ""
+    """Of the devices to verify."""
+    number: int = 0
+    """Of a verification; the report has the same."""
+
+
+class Problem(Value):
+    """Why a container must not start with a device."""
+
+    device: str
+    message: str
+    has_failed_reset: bool = False
+
+
+class Report(Value):
+    """The result of a scan, or of a verification."""
+
+    inventory: Inventory | None = None
+    seconds: float = 0.0
+    """The duration of the scan."""
+    metrics: str = ""
+    number: int = 0
+    problems: tuple[Problem, ...] = field(default=())
+    error: str = ""
+    """Why a scan failed."""
+
+
+def write(message: AnyValue) -> bytes:
+    """A message as a line."""
+    return msgspec.json.encode(to_jsonable(message)) + b"\n"
+
+
+def read(kind: type[_T], line: bytes) -> _T:
+    """Read a line.
+
+    Raises:
+        ValueError: it is not such a message.
+
+    """
+    return from_jsonable(kind, msgspec.json.decode(line))

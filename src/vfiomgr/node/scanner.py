@@ -1,0 +1,200 @@
+"""The scanning process: it reads and changes the host, next to the agent that serves gRPC.
+
+A fork beside the threads of gRPC can deadlock (https://github.com/grpc/grpc/issues/17093), and
+resets fork. Questions come from the standard input, and reports go to the standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.containers.cdi.document import render_specification
+from vfiomgr.containers.cdi.model import DYNAMIC, own_file
+from vfiomgr.diagnostic import diagnostics_of
+from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.host.udev import DeviceChanges
+from vfiomgr.node.answers import specifications
+from vfiomgr.node.exposition import render
+from vfiomgr.node.facts import read_health
+from vfiomgr.node.labels import labels
+from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
+from vfiomgr.node.metrics import samples
+from vfiomgr.node.plan import inventory
+from vfiomgr.paths import HostPath
+from vfiomgr.snapshot.scan import scan
+from vfiomgr.snapshot.users import read_holders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.library import Host
+    from vfiomgr.node.model import HealthFacts, Inventory, NodeUnit
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+QUIET = 0.25
+"""Seconds without an event before a scan."""
+STORM = 3.0
+"""Seconds of continuous events after which the host is scanned anyway."""
+FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
+_LABELS = "vfiomgr"
+_BYTES = 1 << 16
+
+
+class Scanner:
+    """The state of the scanning process."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.settings = Settings()
+        self._pods: dict[str, str] = {}
+        self._quarantine: dict[str, Diagnostic] = {}
+        self._previous: Inventory | None = None
+        self._before: HealthFacts | None = None
+        """Errors until this process started, or until a device was released."""
+
+    def answer(self, question: Question) -> Report:
+        """Take over what a question says, scan, and verify what it names."""
+        if question.settings is not None:
+            self.settings = question.settings
+        if question.pods is not None:
+            self._pods = question.pods
+        if question.quarantine is not None:
+            self._quarantine = question.quarantine
+        if question.previous is not None:
+            self._previous = question.previous
+        if question.forgive:
+            self._before = None
+        return self.scan(question)
+
+    def scan(self, question: Question | None = None) -> Report:
+        """Scan the host, write the CDI specifications, and report; an error is reported too."""
+        begun = time.monotonic()
+        asked = question or Question()
+        try:
+            seen = read_host(self._host)
+            now = read_health(self._host.tree, (device.address for device in seen.devices))
+            found = self._inventory(seen, now)
+            write_specifications(self._host, found)
+            write_labels(self._host, labels(found, seen))
+            problems = tuple(self._problems(asked, seen, found))
+            metrics = render(samples(seen, found, now))
+        except (VfiomgrError, OSError) as error:
+            return Report(number=asked.number, error=str(error))
+        seconds = round(time.monotonic() - begun, 4)
+        return Report(found, seconds, metrics, asked.number, problems)
+
+    def _inventory(self, seen: HostSnapshot, now: HealthFacts) -> Inventory:
+        if self._before is None:
+            self._before = now
+        self._previous = inventory(
+            seen,
+            self.settings.node,
+            self._pods,
+            quarantine=self._quarantine,
+            previous=self._previous,
+            now=now,
+            before=self._before,
+        )
+        return self._previous
+
+    def _problems(
+        self, question: Question, seen: HostSnapshot, found: Inventory
+    ) -> Iterator[Problem]:
+        """Why a container must not start with the devices of a question."""
+        resource = found.resource(question.resource)
+        units = {unit.id: unit for unit in resource.units} if resource else {}
+        for device in question.verify:
+            unit = units.get(device)
+            if unit is None:
+                yield Problem(device, f"{device} is no longer a device of {question.resource}")
+            elif unit.reasons:
+                yield Problem(device, "; ".join(each.summary for each in unit.reasons))
+            elif resource is not None and resource.resets:
+                yield from self._reset(unit, seen)
+
+    def _reset(self, unit: NodeUnit, seen: HostSnapshot) -> Iterator[Problem]:
+        """Reset a device, unless a guest has it already: Kata starts its guest before containers.
+
+        VFIO itself resets a function that is opened or closed (vfio_pci_core_enable, _disable).
+        """
+        if unit.kind != "function" or any(user.node in unit.nodes for user in seen.users or ()):
+            return
+        for address in unit.addresses:
+            try:
+                self._host.reset(address)
+            except Refusal as refusal:
+                reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
+                yield Problem(unit.id, f"cannot reset {address}: {reasons}")
+            except VfiomgrError as error:
+                yield Problem(unit.id, error.message, has_failed_reset=True)
+
+
+def read_host(host: Host) -> HostSnapshot:
+    """The facts for an inventory: no device is opened or woken, and no program is run."""
+    seen = scan(host.tree, host.machine, with_claims=False, with_links=True)
+    holders: tuple[PciDevice | Vgpu, ...] = (*seen.devices, *seen.vgpus)
+    nodes = {node for holder in holders for node in seen.guest_nodes(holder)}
+    return replace(seen, users=read_holders(host.tree, nodes))
+
+
+def write_specifications(host: Host, found: Inventory) -> None:
+    """Write the CDI specifications that have changed, before the kubelet learns of the devices.
+
+    One without devices is left alone until the next boot: no name in it is offered, and a
+    pod may still have one of its devices.
+    """
+    for specification in specifications(found):
+        file, text = own_file(DYNAMIC, specification.kind), render_specification(specification)
+        if host.tree.read_text(file) != text:
+            host.tree.make_directory(DYNAMIC)
+            host.tree.replace(file, text.encode(), durable=False)
+
+
+def write_labels(host: Host, lines: tuple[str, ...]) -> None:
+    """Write the labels of the node, if Node Feature Discovery has its directory there."""
+    text = "".join(f"{line}\n" for line in lines)
+    if host.tree.exists(FEATURES) and host.tree.read_text(FEATURES / _LABELS) != text:
+        host.tree.replace(FEATURES / _LABELS, text.encode(), durable=False)
+
+
+def serve(host: Host, source: int, sink: int) -> None:
+    """Answer questions, and report after events and from time to time, until `source` ends."""
+    scanner = Scanner(host)
+    changes = DeviceChanges(host.tree) if host.tree.is_machine else None
+    watched = [source, *(() if changes is None else (changes.fileno(),))]
+    rest = b""
+    due = 0.0
+    while True:
+        ready, _, _ = select.select(watched, [], [], max(0.0, due - time.monotonic()))
+        if source in ready:
+            data = os.read(source, _BYTES)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            reports = [scanner.answer(read(Question, line)) for line in lines]
+        else:
+            _await_quiet(changes if ready else None)
+            reports = [scanner.scan()]
+        for report in reports:
+            _write_all(sink, write(report))
+        due = time.monotonic() + scanner.settings.interval
+
+
+def _await_quiet(changes: DeviceChanges | None) -> None:
+    """Wait for the end of a burst of events."""
+    end = time.monotonic() + STORM
+    while changes is not None and changes.wait(QUIET) and time.monotonic() < end:
+        pass
+
+
+def _write_all(sink: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(sink, data) :]

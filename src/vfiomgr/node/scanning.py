@@ -1,0 +1,147 @@
+"""The agent's side of the scanning process: it is started, asked, and started again if it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.errors import HostError
+from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Receive = Callable[[Report], Awaitable[None]]
+
+_LONGEST_LINE = 1 << 26
+"""Bytes; a report has about 500 for each device."""
+_VERIFY_DEADLINE = 25.0
+"""Seconds; the kubelet gives up after 30 (PreStartContainer)."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_STUCK = 120.0
+"""Seconds without a report, in addition to two intervals, after which the process is replaced."""
+
+
+class Scanning:
+    """Runs the scanning process; `receive` gets each of its inventories."""
+
+    def __init__(
+        self, root: str, settings: Settings, receive: Receive, tell: Callable[[str], None]
+    ) -> None:
+        self._command = (
+            *(sys.executable, *(("-I",) if sys.flags.isolated else ()), "-m", "vfiomgr"),
+            *("--root", root, "node", "scan"),
+        )
+        self._settings = settings
+        self._receive = receive
+        self._tell = tell
+        self._state = Question(settings=settings)
+        """What a new process must know."""
+        self._process: asyncio.subprocess.Process | None = None
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
+        self.reported_at = time.monotonic()
+        self.error = ""
+        """Why the last scan failed; empty if it did not."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether scans are reported as often as they should be."""
+        return time.monotonic() < self.reported_at + 2 * self._settings.interval + _STUCK
+
+    async def run(self) -> None:
+        """Keep a process running until the task is cancelled."""
+        pause = _FIRST_PAUSE
+        while True:
+            begun = time.monotonic()
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LONGEST_LINE,
+            )
+            try:
+                await self._follow(self._process)
+            finally:
+                await self._end(self._process)
+            self._fail(f"the scanning process ended with {self._process.returncode}")
+            pause = _FIRST_PAUSE if time.monotonic() > begun + _STUCK else pause * 2
+            await asyncio.sleep(min(pause, _LONGEST_PAUSE))
+
+    async def tell(self, **facts: object) -> None:
+        """Change what the process knows, by the fields of a question; a scan follows."""
+        if "forgive" not in facts:
+            self._state = replace(self._state, **facts)
+        await self._send(Question(**facts))  # type: ignore[arg-type]
+
+    async def scan(self) -> None:
+        """Have the host scanned now."""
+        await self._send(Question())
+
+    async def verify(self, resource: str, devices: tuple[str, ...]) -> tuple[Problem, ...]:
+        """The problems of devices that a container is about to get.
+
+        Raises:
+            HostError: the scanning process does not answer.
+
+        """
+        number = next(self._numbers)
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting[number] = waiting
+        await self._send(Question(verify=devices, resource=resource, number=number))
+        try:
+            return await asyncio.wait_for(waiting, _VERIFY_DEADLINE)
+        except TimeoutError:
+            message = "cannot verify the devices: the scan does not end"
+            raise HostError(message, "see dmesg, and vfiomgr node status") from None
+        finally:
+            del self._waiting[number]
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None  # noqa: S101 - it was asked for
+        await self._send(self._state)
+        while line := await self._next_line(process.stdout):
+            report = read(Report, line)
+            self.reported_at = time.monotonic()
+            self._fail(report.error)
+            if report.inventory is not None:
+                self._state = replace(self._state, previous=report.inventory)
+                await self._receive(report)
+            waiting = self._waiting.get(report.number)
+            if waiting is not None and not waiting.done():
+                if report.error:
+                    waiting.set_exception(HostError(report.error))
+                else:
+                    waiting.set_result(report.problems)
+
+    def _fail(self, error: str) -> None:
+        """Report an error once."""
+        if error and error != self.error:
+            self._tell(f"cannot scan the host: {error}")
+        self.error = error
+
+    async def _next_line(self, source: asyncio.StreamReader) -> bytes:
+        """The next report; nothing if the process ended or is stuck in the kernel."""
+        try:
+            return await asyncio.wait_for(source.readline(), 2 * self._settings.interval + _STUCK)
+        except TimeoutError:
+            return b""
+
+    async def _send(self, question: Question) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        with suppress(ConnectionError):  # its end is noticed by its reader
+            self._process.stdin.write(write(question))
+            await self._process.stdin.drain()
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), 1)

@@ -1,0 +1,311 @@
+"""The agent as a process of its own, on a host of files, with a kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.fakes.kubelet import Kubelet
+from tests.unit.node.stories import gpu_node, tell
+from vfiomgr.diagnostic import blocker
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node.quarantine import Quarantine
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+
+NAME = "vfiomgr.io/GA102GL_A40"
+GPUS = ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0")
+SPECIFICATION = "run/cdi/vfiomgr-vfiomgr.io_GA102GL__A40.json"
+
+
+class Running:
+    """A host, its kubelet, and an agent that runs."""
+
+    def __init__(self, place: Path, kernel: FakeKernel) -> None:
+        self.place = place
+        self.kernel = kernel
+        self.directory = place / "p"
+        self.directory.mkdir()
+        self.kubelet = Kubelet(self.directory)
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def command(self, *arguments: str) -> tuple[int | None, str, str]:
+        """Run another command of vfiomgr on the host."""
+        made = await self._start(*arguments)
+        output, error = await made.communicate()
+        return made.returncode, output.decode(), error.decode()
+
+    async def start(self, *options: str, **environment: str) -> None:
+        """Start the agent."""
+        self.process = await self.agent(*options, **environment)
+
+    async def agent(self, *options: str, **environment: str) -> asyncio.subprocess.Process:
+        """An agent for the kubelet."""
+        places = (f"--plugin-directory={self.directory}", "--scan-interval=0.3", "--debounce=0.2")
+        pods = (f"--pod-resources={self.kubelet.pod_resources}", "--pods-interval=0.3")
+        return await self._start("node", "run", *places, *pods, *options, **environment)
+
+    async def _start(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vfiomgr", "--root", self.kernel.root, *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **environment},
+        )
+
+    async def status(self) -> Mapping[str, Any]:
+        """What `node status` prints."""
+        status, output, error = await self.command("node", "status", "--format", "json")
+        assert status == 0, error
+        document: Mapping[str, Any] = json.loads(output)
+        return document
+
+    async def until_used_by(self, device: str, pod: str) -> None:
+        """Wait until the agent knows the pod of a device."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            (resource,) = (await self.status())["resources"]
+            if {d["id"]: d["used_by"] for d in resource["devices"]}[device] == pod:
+                return
+        raise AssertionError(pod)
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """A page of the agent's HTTP server."""
+        reader, writer = await asyncio.open_unix_connection(str(self.place / "m"))
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), body
+
+    def unbind(self, address: str) -> None:
+        """Take a GPU from its VFIO driver."""
+        self.kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), address)
+
+    def bind(self, address: str) -> None:
+        """Return it."""
+        self.kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/bind"), address)
+
+    async def stop(self) -> tuple[int | None, str]:
+        """End the agent as systemd and the kubelet do."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        _, error = await self.process.communicate()
+        status, self.process = self.process.returncode, None
+        return status, error.decode()
+
+
+@asynccontextmanager
+async def running(place: Path) -> AsyncIterator[Running]:
+    """A host and a kubelet; what is left of the agent is killed at the end."""
+    made = Running(place, gpu_node(place))
+    await made.kubelet.start()
+    try:
+        yield made
+    finally:
+        if made.process is not None:
+            made.process.kill()
+            await made.process.communicate()
+        await made.kubelet.stop()
+
+
+def test_devices_of_a_host_become_those_of_pods(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 2)
+            text = (place / "host" / SPECIFICATION).read_text()
+            named = [f"{NAME}={d['name']}" for d in json.loads(text)["devices"]]
+            assert named == [f"{NAME}={gpu}" for gpu in GPUS]
+            assert {d.name for d in container.answer.cdi_devices} < set(named)
+
+            (free,) = set(GPUS) - set(container.ids)
+            node.unbind(free)
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            node.bind(free)
+            await node.kubelet.until_capacity(NAME, 3, 3)
+
+            await node.kubelet.restart()
+            assert node.kubelet.capacity(NAME) == (0, 0)
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            await node.kubelet.restart_containers("default/cuda")
+
+            await node.until_used_by(container.ids[0], "default/cuda/c0")
+            lists = len(node.kubelet.endpoints[NAME].lists)
+            status, error = await node.stop()
+            assert status == 0, error
+            await node.kubelet.until_capacity(NAME, 3, 0)
+            assert len(node.kubelet.endpoints[NAME].lists) == lists
+            assert sorted(os.listdir(node.directory)) == ["kubelet.sock", "vfiomgr.lock"]
+
+    tell(story())
+
+
+def test_a_container_does_not_start_with_a_gpu_that_left_its_driver(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start("--scan-interval=60")
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            node.unbind(container.ids[0])
+            with pytest.raises(Exception, match=f"{container.ids[0]} is on no driver"):
+                await node.kubelet.restart_containers("default/cuda")
+
+    tell(story())
+
+
+def test_a_second_agent_is_refused_and_leaves_the_first_alone(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            second = await node.agent()
+            _, error = await second.communicate()
+            assert second.returncode == 4
+            assert b"another agent serves the kubelet in" in error
+            assert len(node.kubelet.registrations) == 1
+            assert node.kubelet.capacity(NAME) == (3, 3)
+
+    tell(story())
+
+
+def test_an_agent_replaces_one_that_was_killed(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert node.process is not None
+            node.process.kill()
+            await node.process.communicate()
+            await node.kubelet.until_capacity(NAME, 3, 0)
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            sockets = [n for n in os.listdir(node.directory) if n.endswith(".sock")]
+            assert len(sockets) == 2  # the kubelet's, and that of the living agent
+
+    tell(story())
+
+
+def test_the_scanning_process_is_replaced_and_the_devices_stay(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            node.unbind(GPUS[0])
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            assert node.process is not None
+            (child,) = children(node.process.pid)
+            os.kill(child, signal.SIGKILL)
+            await node.kubelet.until(
+                lambda: children(node.process.pid) not in ([], [child])  # type: ignore[union-attr]
+            )
+            node.unbind(GPUS[1])
+            await node.kubelet.until_capacity(NAME, 3, 1)
+            assert len(node.kubelet.registrations) == 1
+
+    tell(story())
+
+
+def test_systemd_and_probes_learn_the_state(place: Path) -> None:
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.bind(str(place / "n"))
+            notified.setblocking(False)  # noqa: FBT003 - sockets have it so
+            async with running(place) as node:
+                await node.kubelet.stop()
+                os.unlink(node.kubelet.socket)
+                await node.start(
+                    f"--metrics=unix:{place / 'm'}",
+                    NOTIFY_SOCKET=str(place / "n"),
+                    WATCHDOG_USEC="200000",
+                )
+                loop = asyncio.get_running_loop()
+                assert await loop.sock_recv(notified, 100) == b"READY=1"
+                assert await loop.sock_recv(notified, 100) == b"WATCHDOG=1"
+                assert await node.page("/healthz") == (200, "ok\n")
+                assert await node.page("/readyz") == (503, f"the kubelet does not list {NAME}\n")
+                await node.kubelet.start()
+                await node.kubelet.until_capacity(NAME, 3, 3)
+                assert await node.page("/readyz") == (200, "ok\n")
+                await node.kubelet.admit("default/cuda", NAME, 1)
+                _, text = await node.page("/metrics")
+                assert node.process is not None
+                node.process.send_signal(signal.SIGHUP)
+                while not (state := await loop.sock_recv(notified, 100)).startswith(b"RELOADING"):
+                    assert state == b"WATCHDOG=1"
+        samples = {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+            for sample in family.samples
+        }
+        assert samples["vfiomgr_kubelet_registered", NAME] == 1
+        assert samples["vfiomgr_allocate_seconds_count", NAME] == 1
+        assert samples["vfiomgr_device_ready", GPUS[0], ""] == 1
+
+    tell(story())
+
+
+def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            reason = blocker("reset-failed", GPUS[0], f"cannot reset {GPUS[0]}", "reset it")
+            tree = HostTree(node.kernel.root)
+            Quarantine(tree).add(GPUS[0], reason, time.monotonic())
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            (resource,) = (await node.status())["resources"]
+            first = resource["devices"][0]
+            assert (first["id"], first["is_healthy"]) == (GPUS[0], False)
+            assert [each["rule"] for each in first["reasons"]] == ["reset-failed"]
+            status, _, error = await node.command("node", "release", "0000:09:00.0")
+            assert status == 2
+            assert "0000:09:00.0 is not offered by this agent" in error
+            status, output, _ = await node.command("node", "release", GPUS[0])
+            assert (status, output) == (0, f"released {GPUS[0]}\n")
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert Quarantine(tree).active(time.monotonic()) == {}
+
+    tell(story())
+
+
+def test_without_an_agent_its_commands_say_so(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            status, _, error = await node.command("node", "status")
+            assert status == 1
+            assert "no agent answers on" in error
+            assert "vfiomgr node run" in error
+
+    tell(story())
+
+
+def test_at_boot_the_specifications_are_written_without_a_kubelet(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            status, _, error = await node.command("node", "run", "--once")
+            assert (status, error) == (0, f"{NAME}: 3\n")
+            assert (place / "host" / SPECIFICATION).exists()
+            assert os.listdir(node.directory) == ["kubelet.sock"]
+
+    tell(story())
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process started."""
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(each) for each in file.read().split()]

@@ -1,0 +1,77 @@
+"""Which changes of health the kubelet is told, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.unit.node.stories import NAME, resource, with_unhealthy
+from vfiomgr.node.model import Inventory, NodeResource
+from vfiomgr.node.offers import Offers
+
+if TYPE_CHECKING:
+    from vfiomgr.node.offers import Key
+
+TWO = resource(2)
+FIRST, SECOND = (unit.id for unit in TWO.units)
+SICK = with_unhealthy(TWO, FIRST)
+
+
+def health(
+    offers: Offers,
+    found: NodeResource,
+    now: float,
+    pods: dict[Key, str] | None = None,
+    quarantine: tuple[str, ...] = (),
+) -> list[bool]:
+    offered = offers.merge(Inventory((found,)), pods or {}, quarantine, now)
+    return [unit.is_healthy for unit in offered.units]
+
+
+def test_a_device_is_reported_after_it_was_unhealthy_for_a_while() -> None:
+    offers = Offers(10)
+    assert health(offers, TWO, 0) == [True, True]
+    assert offers.wait(0) is None
+    assert health(offers, SICK, 5) == [True, True]
+    assert offers.wait(7) == 8
+    assert health(offers, SICK, 14.9) == [True, True]
+    assert health(offers, SICK, 15) == [False, True]
+    assert offers.wait(15) is None
+    assert health(offers, TWO, 16) == [True, True]
+
+
+def test_a_reset_of_a_second_is_never_seen() -> None:
+    offers = Offers(10)
+    health(offers, TWO, 0)
+    health(offers, SICK, 5)
+    health(offers, TWO, 6)
+    assert offers.wait(6) is None
+    assert health(offers, SICK, 15) == [True, True]
+    assert offers.wait(15) == 10
+
+
+def test_a_device_that_was_never_healthy_is_not_offered_as_such() -> None:
+    assert health(Offers(10), SICK, 0) == [False, True]
+
+
+def test_a_quarantine_is_reported_at_once() -> None:
+    offers = Offers(10)
+    health(offers, TWO, 0)
+    assert health(offers, SICK, 1, quarantine=(FIRST,)) == [False, True]
+
+
+def test_reasons_of_a_device_that_is_still_offered_are_not_shown() -> None:
+    offers = Offers(10)
+    health(offers, TWO, 0)
+    offered = offers.merge(Inventory((SICK,)), {}, (), 1)
+    assert next(offered.units).reasons == ()
+
+
+def test_a_device_that_a_pod_has_by_another_name_is_not_given_again() -> None:
+    offers = Offers(10)
+    health(offers, TWO, 0)
+    renamed = NodeResource("example.com/GPU", TWO.units)
+    offered = offers.merge(Inventory((renamed,)), {(NAME, FIRST): "default/cuda/c0"}, (), 1)
+    first, second = offered.units
+    assert [reason.rule for reason in first.reasons] == ["other-resource"]
+    assert second.is_healthy
+    assert health(offers, renamed, 2) == [True, True]

@@ -1,0 +1,238 @@
+"""The scanning process on a kernel that reacts: inventories, CDI files, verification, resets."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.node.stories import gpu_node
+from vfiomgr.diagnostic import blocker
+from vfiomgr.errors import HostError, Refusal
+from vfiomgr.library import Host
+from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
+from vfiomgr.node.model import Inventory, NodeSettings
+from vfiomgr.node.scanner import FEATURES, Scanner
+from vfiomgr.paths import HostPath
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+
+NAME = "vfiomgr.io/GA102GL_A40"
+GPUS = ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0")
+CDI = HostPath("/run/cdi/vfiomgr-vfiomgr.io_GA102GL__A40.json")
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> FakeKernel:
+    return gpu_node(tmp_path)
+
+
+@pytest.fixture
+def scanner(kernel: FakeKernel) -> Scanner:
+    return Scanner(Host(kernel))
+
+
+def found(report: Report) -> Inventory:
+    assert report.error == ""
+    assert report.inventory is not None
+    return report.inventory
+
+
+def reasons(report: Report) -> dict[str, list[str]]:
+    return {unit.id: [reason.rule for reason in unit.reasons] for unit in found(report).units}
+
+
+def specification(kernel: FakeKernel) -> dict[str, Any]:
+    text = kernel.read_text(CDI)
+    assert text is not None
+    return {d["name"]: d["containerEdits"] for d in json.loads(text)["devices"]}
+
+
+def asking(*ids: str, resource: str = NAME) -> Question:
+    return Question(verify=ids, resource=resource, number=7)
+
+
+def unbind(kernel: FakeKernel, address: str, driver: str) -> None:
+    kernel.write(HostPath(f"/sys/bus/pci/drivers/{driver}/unbind"), address)
+
+
+def test_bound_gpus_are_a_resource_with_a_specification(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    report = scanner.scan()
+    assert [resource.name for resource in found(report).resources] == [NAME]
+    assert reasons(report) == {gpu: [] for gpu in GPUS}
+    nodes = {gpu: [{"path": f"/dev/vfio/{n}"}] for n, gpu in enumerate(GPUS, 11)}
+    assert specification(kernel) == {gpu: {"deviceNodes": nodes[gpu]} for gpu in GPUS}
+    assert kernel.status(CDI).st_mode & 0o777 == 0o644  # type: ignore[union-attr]
+    assert 'vfiomgr_device_ready{address="0000:01:00.0",reason=""} 1.0' in report.metrics
+    assert "# EOF" not in report.metrics
+
+
+def test_an_unchanged_specification_is_not_written_again(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    scanner.scan()
+    before = kernel.modified(CDI)
+    scanner.scan()
+    assert kernel.modified(CDI) == before
+
+
+def test_a_gpu_that_leaves_its_driver_is_unhealthy_and_not_dropped(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    scanner.scan()
+    unbind(kernel, GPUS[1], "vfio-pci")
+    report = scanner.scan()
+    assert list(reasons(report)) == list(GPUS)
+    assert "wrong-driver" in reasons(report)[GPUS[1]]
+    assert list(specification(kernel)) == [GPUS[0], GPUS[2]]
+
+
+def test_a_new_process_knows_what_the_last_one_offered(kernel: FakeKernel) -> None:
+    report = Scanner(Host(kernel)).scan()
+    unbind(kernel, GPUS[1], "vfio-pci")
+    assert list(reasons(Scanner(Host(kernel)).scan())) == [GPUS[0], GPUS[2]]
+    again = Scanner(Host(kernel)).answer(Question(previous=report.inventory))
+    assert list(reasons(again)) == list(GPUS)
+
+
+def test_settings_apply_from_the_next_scan_on(scanner: Scanner) -> None:
+    scanner.scan()
+    settings = Settings(NodeSettings(prefix="example.com", aliases={"10de:2235": "a40"}))
+    resources = found(scanner.answer(Question(settings=settings))).resources
+    assert [(r.name, [u.id for u in r.units]) for r in resources] == [
+        ("example.com/a40", list(GPUS))
+    ]
+
+
+def test_pods_and_quarantine_are_joined(scanner: Scanner) -> None:
+    reason = blocker("reset-failed", GPUS[0], "cannot reset it", "power-cycle it")
+    pods = {GPUS[2]: "default/cuda/c0"}
+    report = scanner.answer(Question(pods=pods, quarantine={GPUS[0]: reason}))
+    assert reasons(report)[GPUS[0]] == ["reset-failed"]
+    assert [unit.used_by for unit in found(report).units] == ["", "", "default/cuda/c0"]
+    expected = f'vfiomgr_device_allocated{{address="{GPUS[2]}",container="c0",namespace="default"'
+    assert expected in report.metrics
+    assert reasons(scanner.answer(Question(quarantine={})))[GPUS[0]] == []
+
+
+def test_errors_before_the_start_and_before_a_release_are_forgiven(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    path = HostPath(f"/sys/bus/pci/devices/{GPUS[0]}/aer_dev_fatal")
+    kernel.replace(path, b"Undefined 0\nTOTAL_ERR_FATAL 1\n")
+    assert reasons(scanner.scan())[GPUS[0]] == []
+    kernel.replace(path, b"Undefined 0\nTOTAL_ERR_FATAL 2\n")
+    assert reasons(scanner.scan())[GPUS[0]] == ["fatal-errors"]
+    assert reasons(scanner.answer(Question(forgive=True)))[GPUS[0]] == []
+    assert reasons(scanner.scan())[GPUS[0]] == []
+
+
+def test_devices_are_verified_by_a_scan_of_now(kernel: FakeKernel, scanner: Scanner) -> None:
+    scanner.scan()
+    report = scanner.answer(asking(GPUS[0], GPUS[1]))
+    assert (report.number, report.problems) == (7, ())
+    unbind(kernel, GPUS[1], "vfio-pci")
+    (problem,) = scanner.answer(asking(GPUS[0], GPUS[1])).problems
+    assert problem.device == GPUS[1]
+    assert f"{GPUS[1]} is on no driver" in problem.message
+    (problem,) = scanner.answer(asking("0000:09:00.0")).problems
+    assert problem.message == f"0000:09:00.0 is no longer a device of {NAME}"
+    (problem,) = scanner.answer(asking(GPUS[0], resource="example.com/GPU")).problems
+    assert not problem.has_failed_reset
+
+
+class Resets:
+    """What a host does when a device is to be reset."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.addresses: list[str] = []
+
+    def __call__(self, address: object) -> None:
+        """Reset it, or fail."""
+        self.addresses.append(str(address))
+        if self.error is not None:
+            raise self.error
+
+
+def with_resets(scanner: Scanner, resets: Resets, monkeypatch: pytest.MonkeyPatch) -> Scanner:
+    monkeypatch.setattr(scanner._host, "reset", resets)
+    scanner.settings = replace(scanner.settings, node=NodeSettings(resets=True))
+    return scanner
+
+
+def test_devices_are_reset_where_the_resource_says_so(
+    scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets = Resets()
+    monkeypatch.setattr(scanner._host, "reset", resets)
+    scanner.answer(asking(GPUS[0]))
+    assert resets.addresses == []
+    with_resets(scanner, resets, monkeypatch)
+    assert scanner.answer(asking(GPUS[0], GPUS[2])).problems == ()
+    assert resets.addresses == [GPUS[0], GPUS[2]]
+
+
+def test_a_device_that_a_guest_has_already_is_not_reset(
+    kernel: FakeKernel, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kata starts the guest with its devices before the containers of the pod."""
+    resets = Resets()
+    with_resets(scanner, resets, monkeypatch)
+    kernel.guest_opens(11)
+    scanner.answer(Question(pods={GPUS[0]: "default/cuda/c0"}))
+    assert scanner.answer(asking(GPUS[0], GPUS[1])).problems == ()
+    assert resets.addresses == [GPUS[1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "failed"),
+    [(HostError("cannot reset it: timeout"), True), (Refusal("it has no reset"), False)],
+)
+def test_only_a_reset_that_failed_leads_to_quarantine(
+    error: Exception, *, failed: bool, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_resets(scanner, Resets(error), monkeypatch)
+    (problem,) = scanner.answer(asking(GPUS[0])).problems
+    assert problem.has_failed_reset is failed
+    assert str(error) in problem.message
+
+
+def test_labels_are_written_for_node_feature_discovery(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    scanner.scan()
+    assert not kernel.exists(FEATURES)
+    kernel.make_directory(FEATURES)
+    scanner.scan()
+    text = kernel.read_text(FEATURES / "vfiomgr")
+    assert text is not None
+    assert "vfiomgr.io/model.GA102GL_A40=3\n" in text
+
+
+def test_an_error_of_a_scan_is_reported(scanner: Scanner) -> None:
+    scanner.settings = Settings(NodeSettings(prefix="kubernetes.io"))
+    report = scanner.answer(asking(GPUS[0]))
+    assert report.inventory is None
+    assert "invalid domain" in report.error
+    assert report.number == 7
+
+
+def test_messages_survive_the_pipe(scanner: Scanner) -> None:
+    report = replace(
+        scanner.scan(), number=3, problems=(Problem("x", "it is gone", has_failed_reset=True),)
+    )
+    line = write(report)
+    assert line.count(b"\n") == 1
+    assert read(Report, line) == report
+    question = Question(Settings(), {"a": "b"}, {"a": blocker("x", "a", "why")}, report.inventory)
+    assert read(Question, write(question)) == question
+    with pytest.raises(ValueError, match="truncated"):
+        read(Report, b"{")
