@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.value import Value
+from vfiomgr.vgpu.capacity import gpus, rooms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.capacity import Gpu
+    from vfiomgr.vgpu.model import Vgpu
 
 MetricKind = Literal["gauge", "counter", "info"]
 _TRANSFERS = 1_000_000_000
@@ -156,18 +159,15 @@ def _links(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Sample]
 
 
 def _vgpus(host: HostSnapshot) -> Iterator[Sample]:
-    """Active vGPUs, and how many of each type still fit: the most that a single parent reports."""
-    gpus = {parent.name: parent.gpu for parent in host.vgpu_parents}
-    names = {(p.gpu, t.id): t.name or t.id for p in host.vgpu_parents for t in p.types}
-    active: Counter[tuple[str, str]] = Counter()
-    for vgpu in host.vgpus:
-        gpu = gpus.get(vgpu.parent, vgpu.parent)
-        active[gpu, vgpu.type_name or names.get((gpu, vgpu.type), vgpu.type)] += 1
-    free: Counter[tuple[str, str]] = Counter()
-    for parent in host.vgpu_parents:
-        for kind, available in zip(parent.types, parent.available, strict=True):
-            if available is not None:
-                free[parent.gpu, kind.name or kind.id] += available
-    for state, found in (("active", active), ("available", free)):
-        for (gpu, name), number in sorted(found.items()):
-            yield _sample(VGPUS, number, parent=gpu, type=name, state=state)
+    """The vGPUs of each GPU by type, and how many more have room."""
+    for gpu in gpus(host):
+        active = Counter(_type_of(gpu, vgpu) for vgpu in gpu.instances)
+        free = {room.type.name or room.type.id: room.more for room in rooms(gpu)}
+        for state, found in (("active", active), ("available", free)):
+            for name, number in sorted(found.items()):
+                yield _sample(VGPUS, number, parent=gpu.name, type=name, state=state)
+
+
+def _type_of(gpu: Gpu, vgpu: Vgpu) -> str:
+    known = (kind.name for kind in gpu.types if kind.id == vgpu.type)
+    return vgpu.type_name or next(filter(None, known), vgpu.type)

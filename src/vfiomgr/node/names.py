@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.names import is_kind
@@ -19,6 +19,7 @@ from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from vfiomgr.node.model import NodeSettings
     from vfiomgr.pci.model import PciDevice
@@ -82,20 +83,41 @@ def name_resources(kinds: Iterable[DeviceKind], settings: NodeSettings) -> Mappi
     """
     _check_prefix(settings.prefix)
     aliases = {key.lower(): qualified(name, settings) for key, name in settings.aliases.items()}
-    distinct = {kind.key: kind for kind in kinds}
     found: dict[str, str] = {}
-    by_name: dict[str, list[DeviceKind]] = defaultdict(list)
-    for kind in distinct.values():
+    plain: list[DeviceKind] = []
+    for kind in {kind.key: kind for kind in kinds}.values():
         alias = next((aliases[text] for text in kind.aliases if text in aliases), None)
         if alias is None:
-            by_name[_fitted(settings.prefix, kind.name)].append(kind)
+            plain.append(kind)
         else:
             found[kind.key] = alias
-    taken = frozenset(found.values())
-    for name, same in by_name.items():
-        is_shared = len(same) > 1 or name in taken
-        found |= {k.key: _distinct(settings, k, same) if is_shared else name for k in same}
+    return found | _distinct(plain, settings.prefix, frozenset(found.values()))
+
+
+def _distinct(kinds: Sequence[DeviceKind], prefix: str, taken: AbstractSet[str]) -> dict[str, str]:
+    """Names for kinds: kinds of the same name have their IDs in it, or else digests."""
+    found: dict[str, str] = {}
+    open_kinds = list(kinds)
+    for suffix_of in (_no_suffix, _id_suffix, _digest_suffix):
+        names = {k.key: _fitted(prefix, k.name, suffix_of(k)) for k in open_kinds}
+        counts = Counter(names.values())
+        used = {*taken, *found.values()}
+        unique = {key for key, name in names.items() if counts[name] == 1 and name not in used}
+        found |= {key: names[key] for key in unique}
+        open_kinds = [kind for kind in open_kinds if kind.key not in unique]
     return found
+
+
+def _no_suffix(_kind: DeviceKind) -> str:
+    return ""
+
+
+def _id_suffix(kind: DeviceKind) -> str:
+    return f"_{kind.suffix}"
+
+
+def _digest_suffix(kind: DeviceKind) -> str:
+    return f"_{_digest(kind.key, 2 * _DIGEST).upper()}"
 
 
 def qualified(name: str, settings: NodeSettings) -> str:
@@ -134,17 +156,11 @@ def _of_model(device: PciDevice) -> str:
 
 
 def _class_name(text: str, before: str) -> str:
-    """A valid class of CDI; `before` precedes a name that begins with a digit."""
+    """A valid class of CDI; `before` precedes a name that is a letter or begins with none."""
     plain = _OTHERS.sub("", _UNDERSCORE.sub("_", text)).rstrip("_-").lstrip("_-")
-    if plain[:1].isalpha():
+    if plain[:1].isalpha() and len(plain) > 1:
         return plain
     return f"{_OTHERS.sub('', _UNDERSCORE.sub('_', before))}_{plain}".rstrip("_")
-
-
-def _distinct(settings: NodeSettings, kind: DeviceKind, same: Sequence[DeviceKind]) -> str:
-    suffixes = [other.suffix for other in same]
-    last = kind.suffix if suffixes.count(kind.suffix) == 1 else _digest(kind.key).upper()
-    return _fitted(settings.prefix, kind.name, f"_{last}")
 
 
 def _fitted(prefix: str, name: str, suffix: str = "") -> str:
@@ -155,5 +171,5 @@ def _fitted(prefix: str, name: str, suffix: str = "") -> str:
     return f"{prefix}/{name}{suffix}"
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+def _digest(text: str, length: int = _DIGEST) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:length]

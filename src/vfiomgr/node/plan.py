@@ -34,6 +34,7 @@ from vfiomgr.vgpu.quota.capacity import function_vgpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -74,18 +75,20 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     """
     context = HealthContext(held, quarantine, now or HealthFacts(), before or HealthFacts())
     found = list(_units(host))
-    chosen = [each for each in found if _is_chosen(settings, each.unit)]
+    lost = list(_lost(previous, {each.unit.id for each in found}))
+    taken = {address for _, unit in lost if unit.kind != "mdev" for address in unit.addresses}
+    chosen = [e for e in found if _is_chosen(settings, e.unit) and not _is_part(e.unit, taken)]
     names = name_resources((each.kind for each in chosen), settings)
     by_name: dict[str, list[NodeUnit]] = defaultdict(list)
     for each in chosen:
         rule = _rule_of(settings, each.unit)
         name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
         by_name[name].append(_judged(host, each.unit, context))
-    for name, unit in _lost(previous, {each.unit.id for each in found}):
+    for name, unit in lost:
         judged = _judged(host, unit, context)
         by_name[name].append(judged if judged.reasons else _withdrawn(judged))
     resources = tuple(_resource(name, by_name[name], settings) for name in sorted(by_name))
-    left_out = [each for each in found if each not in chosen]
+    left_out = [each for each in found if not _is_chosen(settings, each.unit)]
     return Inventory(resources, tuple(_notes(host, found, left_out, resources)))
 
 
@@ -218,6 +221,11 @@ def _lost(previous: Inventory | None, known: set[str]) -> Iterator[tuple[str, No
         for unit in resource.units:
             if unit.id not in known:
                 yield resource.name, unit
+
+
+def _is_part(unit: NodeUnit, taken: AbstractSet[PciAddress]) -> bool:
+    """Whether it has a function of a unit that was lost, and that a pod may still have."""
+    return unit.kind != "mdev" and not taken.isdisjoint(unit.addresses)
 
 
 def _judged(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> NodeUnit:

@@ -1,0 +1,220 @@
+"""Each reason why a device is not healthy, and where it must be silent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
+from vfiomgr.cli.commands.explain import all_rules
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node import health
+from vfiomgr.node.facts import read_health
+from vfiomgr.node.model import FunctionHealth, HealthFacts
+from vfiomgr.node.plan import inventory
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.links import PciLink
+from vfiomgr.snapshot.model import DeviceUser
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.node.model import Inventory
+    from vfiomgr.snapshot.model import HostSnapshot
+
+ID = "0000:41:00.0"
+LINK = PciLink(A40.address, 16.0, 16, 16.0, 16)
+QEMU = DeviceUser("/dev/vfio/41", 4711, "qemu-system-x86", "machine-qemu-3-win.scope", guest="win")
+
+
+def after(host: HostSnapshot, **facts: Any) -> Inventory:
+    """The inventory of a host that was healthy before."""
+    previous = inventory(node_of(A40, AUDIO), SETTINGS)
+    return inventory(host, SETTINGS, previous=previous, **facts)
+
+
+def summaries(made: Inventory) -> list[str]:
+    """The texts of all reasons."""
+    return [reason.summary for unit in made.units for reason in unit.reasons]
+
+
+def fatal(number: int | None) -> HealthFacts:
+    """So many fatal errors of the GPU."""
+    return HealthFacts((FunctionHealth(A40.address, number, 0, 7),))
+
+
+def test_a_device_without_faults_is_healthy() -> None:
+    host = replace(node_of(A40, AUDIO), links=(LINK,))
+    (unit,) = inventory(host, SETTINGS).units
+    assert unit.is_healthy
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"driver": "nvidia"}, "wrong-driver"),
+        ({"driver": None}, "wrong-driver"),
+        ({"is_responsive": False}, "silent-device"),
+        ({"power_state": "D3cold", "runtime_status": "active"}, "stuck-in-d3cold"),
+        ({"power_state": "D3cold", "runtime_status": "error"}, "stuck-in-d3cold"),
+        ({"device_id": "20b5"}, "device-exchanged"),
+    ],
+)
+def test_the_state_of_each_function_counts(changes: dict[str, Any], rule: str) -> None:
+    expected = {ID: [rule]}
+    is_other = "device_id" in changes
+    assert rules(after(node_of(replace(A40, **changes), AUDIO))) == ({} if is_other else expected)
+    assert rules(after(node_of(A40, replace(AUDIO, **changes)))) == ({} if is_other else expected)
+
+
+def test_a_function_that_sleeps_is_healthy() -> None:
+    host = node_of(replace(A40, power_state="D3cold", runtime_status="suspended"), AUDIO)
+    assert rules(after(host)) == {}
+
+
+def test_the_remedy_of_a_wrong_driver_is_a_bind() -> None:
+    (unit,) = after(node_of(replace(A40, driver="nvidia"), AUDIO)).units
+    (reason,) = unit.reasons
+    assert (reason.summary, reason.remedy) == (f"{ID} is on nvidia", f"vfiomgr bind {ID}")
+
+
+def test_a_missing_node_is_a_reason() -> None:
+    host = node_of(A40, AUDIO)
+    host = replace(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
+    assert summaries(after(host)) == ["/dev/vfio/41 does not exist"]
+
+
+def test_another_device_at_the_address_is_a_reason_while_it_is_not_ready() -> None:
+    host = node_of(replace(A40, device_id="20b5", driver="nvidia"), AUDIO)
+    assert rules(after(host)) == {ID: ["device-exchanged", "wrong-driver"]}
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "is_reason"),
+    [(3, 2, True), (2, 2, False), (0, None, False), (None, 0, False), (1, 4, False)],
+)
+def test_fatal_errors_since_the_start_are_a_reason(
+    now: int | None, before: int | None, *, is_reason: bool
+) -> None:
+    made = after(node_of(A40, AUDIO), now=fatal(now), before=fatal(before))
+    assert rules(made) == ({ID: ["fatal-errors"]} if is_reason else {})
+
+
+def test_errors_of_a_function_that_was_not_counted_before_are_forgiven() -> None:
+    assert rules(after(node_of(A40, AUDIO), now=fatal(3))) == {}
+
+
+def test_a_link_that_is_down_is_a_reason() -> None:
+    host = replace(node_of(A40, AUDIO), links=(replace(LINK, width=None, speed=None),))
+    assert summaries(after(host)) == [f"the PCIe link of {ID} is down"]
+    slow = replace(node_of(A40, AUDIO), links=(replace(LINK, width=1, speed=2.5),))
+    assert rules(after(slow)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [({"driver": None}, "has no driver"), ({"is_responsive": False}, "does not answer")],
+)
+@pytest.mark.parametrize("uuid", [None, UUID])
+def test_a_vgpu_needs_its_physical_function(
+    uuid: str | None, changes: dict[str, Any], problem: str
+) -> None:
+    host = vgpu_node(uuid=uuid)
+    gpu, *functions = host.devices
+    broken = replace(host, devices=(replace(gpu, **changes), *functions))
+    made = inventory(broken, SETTINGS, previous=inventory(host, SETTINGS))
+    assert f"the physical function {ID} {problem}" in summaries(made)
+
+
+@pytest.mark.parametrize("uuid", [None, UUID])
+def test_a_vgpu_that_lost_its_gpu_is_gone(uuid: str | None) -> None:
+    host = vgpu_node(uuid=uuid)
+    gone = replace(host, devices=(), vgpus=(), vgpu_parents=(), groups=())
+    made = inventory(gone, SETTINGS, previous=inventory(host, SETTINGS))
+    (found,) = rules(made).values()
+    assert found == ["device-removed", "vgpu-parent-gone"]
+
+
+def test_a_virtual_function_that_lost_its_type_is_gone() -> None:
+    host = vgpu_node()
+    made = inventory(replace(host, vgpus=()), SETTINGS, previous=inventory(host, SETTINGS))
+    assert rules(made) == {"0000:41:00.4": ["device-removed"]}
+
+
+def test_a_guest_outside_of_kubernetes_is_a_reason_with_its_name() -> None:
+    host = replace(node_of(A40, AUDIO), users=(QEMU,))
+    (unit,) = inventory(host, SETTINGS).units
+    assert [reason.rule for reason in unit.reasons] == ["held-by-guest"]
+    assert unit.reasons[0].summary == (
+        f"{ID} is in use outside of Kubernetes by "
+        "guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)"
+    )
+    assert unit.used_by == "guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)"
+    assert unit.is_open
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pod": "lab/train"},
+        {"guest": f"sandbox-{'ab' * 32}"},
+        {"unit": "cri-containerd-0a1b.scope"},
+        {"unit": "crio-0a1b.scope"},
+    ],
+)
+def test_a_process_of_a_pod_is_no_reason(changes: dict[str, str]) -> None:
+    host = replace(node_of(A40, AUDIO), users=(replace(QEMU, **changes),))
+    (unit,) = inventory(host, SETTINGS).units
+    assert unit.is_healthy
+    assert unit.is_open
+
+
+def test_a_process_that_has_the_device_of_a_pod_is_no_reason() -> None:
+    host = replace(node_of(A40, AUDIO), users=(QEMU,))
+    (unit,) = inventory(host, SETTINGS, {ID: "lab/train"}).units
+    assert (unit.reasons, unit.used_by) == ((), "lab/train")
+
+
+def test_a_process_of_another_device_is_no_reason() -> None:
+    host = replace(node_of(A40, AUDIO), users=(replace(QEMU, node="/dev/vfio/42"),))
+    assert rules(inventory(host, SETTINGS)) == {}
+
+
+@pytest.mark.parametrize("node", ["/dev/vfio/60", "/dev/vfio/50"])
+def test_the_nodes_of_a_mediated_device_are_its_own(node: str) -> None:
+    host = replace(vgpu_node(uuid=UUID), users=(replace(QEMU, node=node),))
+    expected = {UUID: ["held-by-guest"]} if node == "/dev/vfio/60" else {}
+    assert rules(inventory(host, SETTINGS)) == expected
+
+
+def test_a_quarantine_is_a_reason_until_it_ends() -> None:
+    (unit,) = inventory(node_of(A40, AUDIO), SETTINGS).units
+    failed = health.reset_failed(unit, "the device did not answer")
+    crashed = health.quarantined(unit, "its last sandbox crashed; released at 12:00")
+    for reason in (failed, crashed):
+        made = after(node_of(A40, AUDIO), quarantine={ID: reason})
+        assert summaries(made) == [reason.summary]
+    assert f"vfiomgr node release {ID}" in failed.remedy
+    assert rules(after(node_of(A40, AUDIO), quarantine={"0000:01:00.0": failed})) == {}
+
+
+def test_all_rules_are_explained() -> None:
+    (unit,) = inventory(node_of(A40, AUDIO), SETTINGS).units
+    known = {rule.name for rule in all_rules() if rule.section.startswith("Kubernetes node")}
+    assert known >= health.UNUSABLE
+    assert {health.reset_failed(unit, "").rule, health.quarantined(unit, "").rule} <= known
+    assert {"fatal-errors", "link-down", "silent-device", "stuck-in-d3cold"} <= known
+    assert {"vgpu-parent-gone", "held-by-guest"} <= known
+
+
+def test_error_counters_are_read_from_their_last_line(tmp_path: Path) -> None:
+    directory = tmp_path / pci_device(A40.address).lstrip("/")
+    directory.mkdir(parents=True)
+    (directory / "aer_dev_fatal").write_text("Undefined 0\nDLP 2\nTOTAL_ERR_FATAL 2\n")
+    (directory / "aer_dev_correctable").write_text("RxErr 9\nTOTAL_ERR_COR 9\n")
+    (directory / "aer_dev_nonfatal").write_text("TOTAL_ERR_NONFATAL many\n")
+    found = read_health(HostTree(tmp_path), (A40.address, AUDIO.address, A40.address))
+    assert found.functions == (FunctionHealth(A40.address, 2, None, 9),)
+    assert found.of(AUDIO.address) is None
