@@ -80,7 +80,7 @@ def samples(
 
 
 def _sample(metric: Metric, value: float, **labels: str) -> Sample:
-    return Sample(metric, tuple(labels.items()), value)
+    return Sample(metric, tuple(labels.items()), float(value))
 
 
 def _info(device: PciDevice) -> Sample:

@@ -53,9 +53,10 @@ def preferred(
 class _Part:
     """A part of the tree; parts with a single child are left out."""
 
-    def __init__(self, level: _Level, name: str) -> None:
+    def __init__(self, level: _Level, path: tuple[str, ...]) -> None:
         self.level = level
-        self.name = name
+        self.path = path
+        """The names of the parts above it, and its own."""
         self.children: list[_Part] = []
         self.units: frozenset[str] = frozenset()
 
@@ -66,7 +67,7 @@ class _Part:
 
 
 def _tree(units: Iterable[NodeUnit]) -> _Part:
-    root = _Part(_Level.HOST, "")
+    root = _Part(_Level.HOST, ())
     made: dict[tuple[str, ...], _Part] = {(): root}
     for unit in units:
         path: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ def _tree(units: Iterable[NodeUnit]) -> _Part:
             path = (*path, name)
             part = made.get(path)
             if part is None:
-                part = made[path] = _Part(level, name)
+                part = made[path] = _Part(level, path)
                 parent.children.append(part)
             parent = part
     return _compressed(root)
@@ -93,10 +94,10 @@ def _path(unit: NodeUnit) -> Iterator[tuple[_Level, str]]:
 
 def _compressed(part: _Part) -> _Part:
     """The part without single children; the one that remains is the closest."""
-    part.children = sorted(map(_compressed, part.children), key=lambda child: child.name)
+    part.children = sorted(map(_compressed, part.children), key=lambda child: child.path)
     if len(part.children) == 1:
         return part.children[0]
-    own = [part.name] if part.level is _Level.UNIT else []
+    own = [part.path[-1]] if part.level is _Level.UNIT else []
     part.units = frozenset(own).union(*(child.units for child in part.children))
     return part
 
@@ -121,7 +122,7 @@ def _rooms(tree: _Part, free: frozenset[str]) -> dict[_Part, int]:
     rooms: dict[_Part, int] = {}
     for part in tree.parts:
         if part.level is _Level.UNIT:
-            rooms[part] = int(part.name in free)
+            rooms[part] = int(part.path[-1] in free)
         else:
             rooms[part] = sum(rooms[child] for child in part.children)
     return rooms
@@ -139,7 +140,7 @@ def _closest(tree: _Part, rooms: dict[_Part, int], required: frozenset[str], siz
         here = ((part.level, _strain(part, rooms)), *above)
         deeper = [child for child in part.children if _fits(child, rooms, required, size)]
         stack += [(child, here) for child in deeper]
-        key = (part.level, _by_level(part, here), part.name)
+        key = (part.level, _by_level(part, here), part.path)
         if not deeper and (best is None or key < best):
             best, found = key, part
     return found
@@ -181,9 +182,9 @@ def _shares(
     while (missing := size - sum(rooms[child] for child in used)) > 0:
         enough = [child for child in others if rooms[child] >= missing]
         if enough:
-            child = min(enough, key=lambda child: (_strain(child, rooms), child.name))
+            child = min(enough, key=lambda child: (_strain(child, rooms), child.path))
         else:
-            child = max(others, key=lambda child: (rooms[child], child.name))
+            child = min(others, key=lambda child: (-rooms[child], child.path))
         others.remove(child)
         used.append(child)
     left = size - sum(needed[child] for child in used)

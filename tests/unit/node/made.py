@@ -15,7 +15,7 @@ from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
     from vfiomgr.node.model import Inventory
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Family
 
@@ -103,7 +103,7 @@ def notes(host: HostSnapshot, settings: NodeSettings = SETTINGS) -> list[tuple[s
 
 
 def unit(
-    name: str, path: str = "", node: int | None = 0, parent: PciDevice | None = None
+    name: str, path: str = "", node: int | None = 0, parent: PciAddress | None = None
 ) -> NodeUnit:
     """A unit at a place: `path` has the root complex and the bridges, separated by `/`."""
     return NodeUnit(
@@ -114,7 +114,7 @@ def unit(
         nodes=(),
         numa_nodes=() if node is None else (node,),
         pcie_path=tuple(path.split("/")) if path else (),
-        parent=None if parent is None else parent.address,
+        parent=parent,
     )
 
 

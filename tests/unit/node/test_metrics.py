@@ -1,0 +1,160 @@
+"""The samples of metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
+from tests.unit.vgpus import a40_type, vgpu_host
+from vfiomgr.node import health
+from vfiomgr.node.metrics import METRICS, Metric, samples
+from vfiomgr.node.model import FunctionHealth, HealthFacts
+from vfiomgr.node.plan import inventory
+from vfiomgr.pci.links import PciLink
+from vfiomgr.snapshot.model import DeviceUser
+
+if TYPE_CHECKING:
+    from vfiomgr.node.metrics import Sample
+    from vfiomgr.node.model import Inventory
+    from vfiomgr.snapshot.model import HostSnapshot
+
+ID = "0000:41:00.0"
+HOST = node_of(A40, AUDIO, at(A40, 7))
+
+
+def values(
+    name: str,
+    host: HostSnapshot = HOST,
+    made: Inventory | None = None,
+    facts: HealthFacts | None = None,
+) -> list[tuple[dict[str, str], float]]:
+    """The labels and values of all samples of a metric."""
+    found: list[Sample] = list(samples(host, made or inventory(host, SETTINGS), facts))
+    return [(dict(s.labels), s.value) for s in found if s.metric.name == f"vfiomgr_{name}"]
+
+
+def test_each_function_is_described() -> None:
+    assert values("device")[1] == (
+        {
+            "address": ID,
+            "vendor": "10de",
+            "device": "2235",
+            "driver": "vfio-pci",
+            "iommu_group": "41",
+            "numa_node": "0",
+        },
+        1,
+    )
+    assert len(values("device")) == 3
+    unknown = node_of(replace(A40, numa_node=None))
+    assert values("device", unknown)[0][0]["numa_node"] == ""
+
+
+def test_a_device_is_ready_or_has_its_reasons() -> None:
+    unit = inventory(HOST, SETTINGS).units
+    reason = health.reset_failed(next(unit), "it did not answer")
+    made = inventory(
+        node_of(replace(A40, is_responsive=False), AUDIO, at(A40, 7)),
+        SETTINGS,
+        quarantine={ID: reason},
+    )
+    assert values("device_ready", made=made) == [
+        ({"address": "0000:07:00.0", "reason": ""}, 1),
+        ({"address": ID, "reason": "silent-device"}, 0),
+        ({"address": ID, "reason": "reset-failed"}, 0),
+    ]
+    assert values("device_reset_required", made=made) == [
+        ({"address": "0000:07:00.0"}, 0),
+        ({"address": ID}, 1),
+    ]
+
+
+@pytest.mark.parametrize(("pod", "container"), [("lab/train", ""), ("lab/train/main", "main")])
+def test_the_pod_of_a_device_is_a_label(pod: str, container: str) -> None:
+    made = inventory(HOST, SETTINGS, {ID: pod})
+    assert values("device_allocated", made=made) == [
+        (
+            {
+                "address": ID,
+                "resource": A40_NAME,
+                "namespace": "lab",
+                "pod": "train",
+                "container": container,
+            },
+            1,
+        )
+    ]
+
+
+def test_open_devices_are_known_where_processes_were_read() -> None:
+    user = DeviceUser("/dev/vfio/41", 7, "qemu")
+    assert values("device_open", replace(HOST, users=(user,))) == [
+        ({"address": "0000:07:00.0"}, 0),
+        ({"address": ID}, 1),
+    ]
+    assert values("device_open", replace(HOST, users=None)) == []
+
+
+def test_groups_are_viable_or_not() -> None:
+    spoilt = node_of(A40, replace(AUDIO, driver="snd_hda_intel", vfio_device=None), at(A40, 7))
+    made = inventory(spoilt, SETTINGS, previous=inventory(HOST, SETTINGS))
+    assert values("group_viable", spoilt, made) == [
+        ({"iommu_group": "7"}, 1),
+        ({"iommu_group": "41"}, 0),
+    ]
+
+
+def test_errors_that_are_unknown_have_no_sample() -> None:
+    facts = HealthFacts((FunctionHealth(A40.address, 1, None, 30),))
+    assert values("aer_errors", facts=facts) == [
+        ({"address": ID, "severity": "correctable"}, 30),
+        ({"address": ID, "severity": "fatal"}, 1),
+    ]
+    assert values("aer_errors") == []
+
+
+def test_links_have_their_width_and_speed() -> None:
+    links = (
+        PciLink(A40.address, 2.5, 8, 16.0, 16),
+        PciLink(at(A40, 9).address, 2.5, 8, 16.0, 16),
+        PciLink(at(A40, 7).address, None, None, 16.0, 16),
+    )
+    host = replace(HOST, links=links)
+    assert values("link_lanes", host) == [
+        ({"address": ID, "bound": "current"}, 8),
+        ({"address": ID, "bound": "maximum"}, 16),
+        ({"address": "0000:07:00.0", "bound": "maximum"}, 16),
+    ]
+    assert values("link_transfers_per_second", host)[0] == (
+        {"address": ID, "bound": "current"},
+        2.5e9,
+    )
+
+
+def test_vgpus_are_counted_by_gpu_and_type() -> None:
+    host = vgpu_host((a40_type(4), a40_type(4)), functions=8)
+    found = {(d["parent"], d["type"], d["state"]): v for d, v in values("vgpus", host)}
+    assert found["0000:01:00.0", "NVIDIA A40-4Q", "active"] == 2
+    assert found["0000:01:00.0", "NVIDIA A40-4Q", "available"] == 6
+    assert found["0000:01:00.0", "NVIDIA A40-8Q", "available"] == 0
+
+
+def test_every_metric_is_listed_once_and_has_help() -> None:
+    facts = HealthFacts((FunctionHealth(A40.address, 1, 2, 3),))
+    host = replace(vgpu_node(uuid=UUID), users=())
+    made = inventory(host, SETTINGS, {UUID: "lab/train"})
+    found: set[Metric] = {sample.metric for sample in samples(host, made, facts)}
+    assert found <= set(METRICS)
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    assert all(metric.help.endswith(".") for metric in METRICS)
+
+
+def test_samples_of_one_metric_have_the_same_labels() -> None:
+    host = replace(HOST, users=(), links=(PciLink(A40.address, 2.5, 8, 16.0, 16),))
+    names: dict[str, set[tuple[str, ...]]] = {}
+    for sample in samples(host, inventory(host, SETTINGS, {ID: "lab/train"})):
+        names.setdefault(sample.metric.name, set()).add(tuple(key for key, _ in sample.labels))
+    assert all(len(found) == 1 for found in names.values())
