@@ -34,6 +34,11 @@ def finding_document(found: Diagnostic) -> dict[str, object]:
     }
 
 
+def diagnostic_document(found: Diagnostic) -> dict[str, object]:
+    """A finding in the JSON contract, with its subject."""
+    return {**finding_document(found), "subject": found.subject, "override": found.override}
+
+
 def print_error_document(error: VfiomgrError, output: Format) -> None:
     """Print an error as a document on stderr; a refusal includes its diagnostics."""
     found = error.diagnostics if isinstance(error, Refusal) else ()
@@ -42,10 +47,7 @@ def print_error_document(error: VfiomgrError, output: Format) -> None:
         "details": error.details,
         "remedy": error.hint or None,
         "exit_status": error.exit_code,
-        "diagnostics": [
-            {**finding_document(one), "subject": one.subject, "override": one.override}
-            for one in found
-        ],
+        "diagnostics": list(map(diagnostic_document, found)),
     }
     print_document("Error", body, output, err=True)
 

@@ -76,6 +76,9 @@ _SAMPLES = {
     "--runtime-config": "/etc/containerd/config.toml",
     "--containerd-version": "2.1",
     "--match": "A40",
+    "--plugin-directory": "/var/lib/kubelet/device-plugins",
+    "--pod-resources": "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
+    "--socket": "/run/vfiomgr/node.sock",
 }
 """Sample values for options that have none in an example or in the option itself."""
 

@@ -12,12 +12,16 @@ _WATCHED = "WATCHDOG_PID"
 
 
 def notify(state: str) -> None:
-    """Send a state such as `READY=1`; no effect if systemd does not wait for one."""
+    """Send a state such as `READY=1`; no effect if systemd does not wait for one.
+
+    It is dropped if systemd does not read: the agent must not wait for it.
+    """
     name = os.environ.get(_SOCKET, "")
     if not name.startswith(("/", "@")):
         return
     address = f"\0{name[1:]}" if name.startswith("@") else name
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)  # noqa: FBT003 - sockets have it so
         sender.sendto(state.encode(), address)
 
 

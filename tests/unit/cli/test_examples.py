@@ -42,7 +42,7 @@ OF_A_PERSON = {
     "export",
 }
 """What stands in an example besides vfiomgr, and is not run."""
-ENDLESS = {"layout watch", "persist watch"}
+ENDLESS = {"layout watch", "node run", "persist watch"}
 """Commands that run until they are ended: their arguments alone are read."""
 USAGE = 2
 _ADDRESS = re.compile(r"\b(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
@@ -53,7 +53,7 @@ _ABSENT = re.compile(
     r"|\S+ \(Device \S+\) does not support vGPUs in its current state"
     r"|\S+ is not one of the boards that share an ID|\S+ has no vGPU type |cannot look up "
     r"|missing options: --parent and --type|vGPU definition not found|active vGPU not found"
-    r"|--jsonfile \S+: No such file)"
+    r"|--jsonfile \S+: No such file|no agent answers on )"
 )
 """The made host lacks what the example is about: its words are understood."""
 _SHELL = ("", "sh", "bash", "console")

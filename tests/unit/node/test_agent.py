@@ -234,9 +234,12 @@ def test_systemd_and_probes_learn_the_state(place: Path) -> None:
                     NOTIFY_SOCKET=str(place / "n"),
                     WATCHDOG_USEC="200000",
                 )
-                loop = asyncio.get_running_loop()
-                assert await loop.sock_recv(notified, 100) == b"READY=1"
-                assert await loop.sock_recv(notified, 100) == b"WATCHDOG=1"
+                states: list[bytes] = []
+                asyncio.get_running_loop().add_reader(
+                    notified, lambda: states.append(notified.recv(100))
+                )
+                await node.kubelet.until(lambda: len(states) > 1)
+                assert states[:2] == [b"READY=1", b"WATCHDOG=1"]
                 assert await node.page("/healthz") == (200, "ok\n")
                 assert await node.page("/readyz") == (503, f"the kubelet does not list {NAME}\n")
                 await node.kubelet.start()
@@ -246,8 +249,10 @@ def test_systemd_and_probes_learn_the_state(place: Path) -> None:
                 _, text = await node.page("/metrics")
                 assert node.process is not None
                 node.process.send_signal(signal.SIGHUP)
-                while not (state := await loop.sock_recv(notified, 100)).startswith(b"RELOADING"):
-                    assert state == b"WATCHDOG=1"
+                await node.kubelet.until(lambda: states.count(b"READY=1") == 2)
+                assert any(s.startswith(b"RELOADING=1\nMONOTONIC_USEC=") for s in states)
+                await node.stop()
+                assert b"STOPPING=1" in states
         samples = {
             (sample.name, *sample.labels.values()): sample.value
             for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
@@ -270,8 +275,8 @@ def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> Non
             await node.kubelet.until_capacity(NAME, 3, 2)
             (resource,) = (await node.status())["resources"]
             first = resource["devices"][0]
-            assert (first["id"], first["is_healthy"]) == (GPUS[0], False)
-            assert [each["rule"] for each in first["reasons"]] == ["reset-failed"]
+            assert (first["id"], first["healthy"]) == (GPUS[0], False)
+            assert [each["id"] for each in first["reasons"]] == ["reset-failed"]
             status, _, error = await node.command("node", "release", "0000:09:00.0")
             assert status == 2
             assert "0000:09:00.0 is not offered by this agent" in error

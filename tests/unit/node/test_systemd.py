@@ -26,6 +26,17 @@ def test_a_state_is_sent(
         assert receiver.recv(100) == b"READY=1"
 
 
+def test_a_systemd_that_does_not_read_is_not_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(f"{place}/n")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"{place}/n")
+        for _ in range(2000):  # more than a queue has room for (net.unix.max_dgram_qlen)
+            notify("WATCHDOG=1")
+        assert receiver.recv(100) == b"WATCHDOG=1"
+
+
 @pytest.mark.parametrize("name", ["", "relative", "/none/such"])
 def test_without_systemd_nothing_happens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", name)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from vfiomgr.cli.findings import diagnostic_document
 from vfiomgr.cli.options import complete_file, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session, session_of
@@ -58,8 +59,7 @@ def status(session: Session, *, control: str | None) -> None:
     """
     found = read_status(_socket(session, control))
     if session.format != "table":
-        body = {name: getattr(found, name) for name in found.__struct_fields__}
-        print_document("NodeStatus", body, session.format)
+        print_document("NodeStatus", _document(found), session.format)
         return
     rows = [_cells(resource, device) for resource, device in _devices(found)]
     if rows:
@@ -84,6 +84,36 @@ def release(session: Session, *, device: str, control: str | None) -> None:
     """
     release_device(_socket(session, control), device)
     say(f"released {device}")
+
+
+def _document(found: NodeStatus) -> dict[str, object]:
+    return {
+        "pid": found.pid,
+        "plugin_directory": found.plugin_directory,
+        "has_kubelet": found.has_kubelet,
+        "error": found.error or None,
+        "resources": [
+            {
+                "name": resource.name,
+                "consumer": resource.consumer,
+                "registered": resource.is_registered,
+                "devices": [_device_document(device) for device in resource.devices],
+            }
+            for resource in found.resources
+        ],
+        "not_offered": list(map(diagnostic_document, found.notes)),
+    }
+
+
+def _device_document(device: DeviceStatus) -> dict[str, object]:
+    return {
+        "id": device.id,
+        "addresses": device.addresses,
+        "numa_nodes": device.numa_nodes,
+        "healthy": device.is_healthy,
+        "used_by": device.used_by or None,
+        "reasons": list(map(diagnostic_document, device.reasons)),
+    }
 
 
 def _socket(session: Session, control: str | None) -> str:
