@@ -8,7 +8,7 @@ Attribute docstrings are the descriptions of the JSON schema.
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,7 @@ from vfiomgr.layout.values import (
     Numbers,
     Owner,
     Parameter,
+    ResourceName,
     Text,
     Uuid,
     is_hex,
@@ -158,7 +159,25 @@ class HostRule(_Rule):
     state: Literal["host"]
 
 
-class PassthroughRule(_Rule):
+class _OfferedRule(_Rule):
+    """Devices that pods of Kubernetes can request."""
+
+    resource: ResourceName | None = None
+    """The extended resource: auto for one by model or type, NAME or DOMAIN/NAME."""
+    consumer: Literal["default", "kata", "kubevirt", "container"] | None = None
+    """Who receives the devices of the resource; by default Kata and containers, by CDI."""
+    reset: bool | None = None
+    """Whether devices of the resource are reset before each container."""
+
+    @model_validator(mode="after")
+    def _is_offered(self) -> Self:
+        given = [name for name in ("consumer", "reset") if getattr(self, name) is not None]
+        if given and self.resource is None:
+            refuse_value(f"{given[0]} requires a resource", "add resource: auto, or remove the key")
+        return self
+
+
+class PassthroughRule(_OfferedRule):
     """Undivided devices for guests, each with the other functions of its slot."""
 
     state: Literal["passthrough"]
@@ -176,7 +195,7 @@ class PassthroughRule(_Rule):
     """Include foreign members of the IOMMU groups."""
 
 
-class SriovRule(_Rule):
+class SriovRule(_OfferedRule):
     """Physical functions with virtual ones."""
 
     state: Literal["sriov"]
@@ -191,7 +210,8 @@ class SriovRule(_Rule):
 
     @model_validator(mode="after")
     def _belongs(self) -> SriovRule:
-        given = [name for name in ("driver", "owner") if getattr(self, name) is not None]
+        keys = ("driver", "owner", "resource")
+        given = [name for name in keys if getattr(self, name) is not None]
         if given and self.functions != "passthrough":
             refuse_value(
                 f"{given[0]} requires functions: passthrough",
@@ -252,7 +272,7 @@ class VgpuRequest(_Document):
         return ", ".join(parts)
 
 
-class VgpuRule(_Rule):
+class VgpuRule(_OfferedRule):
     """GPUs that are divided into vGPUs, and the vGPUs."""
 
     state: Literal["vgpu"]

@@ -19,6 +19,8 @@ def layout_schema() -> dict[str, Any]:
     parts = schema["$defs"]
     parts["VgpuRequest"] |= _vgpu_request_rules()
     parts["SriovRule"] |= _sriov_rules()
+    for rule in ("PassthroughRule", "SriovRule", "VgpuRule"):
+        parts[rule]["dependentRequired"] = {"consumer": ["resource"], "reset": ["resource"]}
     parts["Selector"] = _selector(parts["Selector"])
     for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):
         parts[rule]["properties"]["allow"] = _allow(parts[rule]["properties"]["allow"])
@@ -67,7 +69,7 @@ def _vgpu_request_rules() -> dict[str, Any]:
 
 def _sriov_rules() -> dict[str, Any]:
     is_guests = {"properties": {"functions": {"const": "passthrough"}}, "required": ["functions"]}
-    given = {"anyOf": [{"required": ["driver"]}, {"required": ["owner"]}]}
+    given = {"anyOf": [{"required": [key]} for key in ("driver", "owner", "resource")]}
     return {"if": given, "then": is_guests}
 
 

@@ -151,4 +151,10 @@ Uuid = Annotated[
         {"type": "string", "pattern": _UUID.format(digit="[0-9a-fA-F]")}, mode="validation"
     ),
 ]
+ResourceName = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([a-z0-9-]+(\.[a-z0-9-]+)+/)?[A-Za-z][A-Za-z0-9_-]*[A-Za-z0-9]$", max_length=63
+    ),
+]
 Owner = Annotated[str, StringConstraints(pattern=r"^[^:\s]+(:[^:\s]+)?$", strip_whitespace=True)]

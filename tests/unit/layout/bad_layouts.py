@@ -509,4 +509,39 @@ BAD = (
             "from 1, e.g. count: 4"
         ),
     ),
+    # resources
+    Bad(
+        "a consumer of no resource",
+        rules("{select: all, state: passthrough, consumer: kata}"),
+        f"5:9: {_RULE}: consumer requires a resource; add resource: auto, or remove the key",
+    ),
+    Bad(
+        "a reset of no resource",
+        rules("{select: all, state: vgpu, reset: true}"),
+        f"5:9: {_RULE}: reset requires a resource; add resource: auto, or remove the key",
+    ),
+    Bad(
+        "a resource of functions of no guest",
+        rules("{select: all, state: sriov, count: 4, resource: auto}"),
+        f"5:9: {_RULE}: resource requires functions: passthrough; add functions: passthrough, or "
+        "remove the key",
+    ),
+    Bad(
+        "a resource of the host",
+        rules("{select: all, state: host, resource: auto}"),
+        f"5:36: {_RULE}: unknown key 'resource' here; resource belongs to state: passthrough or "
+        "sriov or vgpu, but this rule has host",
+    ),
+    Bad(
+        "a resource with spaces",
+        rules("{select: all, state: passthrough, resource: my gpu}"),
+        f'5:53: {_RULE}: resource cannot be "my gpu"; use auto, NAME or DOMAIN/NAME, e.g. '
+        "resource: training",
+    ),
+    Bad(
+        "an unknown consumer",
+        rules("{select: all, state: passthrough, resource: auto, consumer: katta}"),
+        f'5:69: {_RULE}: consumer is "katta"; did you mean kata? use default, kata, kubevirt or '
+        "container",
+    ),
 )

@@ -60,6 +60,18 @@ _SELECTORS = st.just("all") | _CRITERIA | st.builds(lambda p: {"parent": p}, _so
 _ALLOW = _some(st.sampled_from([a for a in OVERRIDES if a not in UNKNOWABLE]))
 _COMMON = {"at_least": st.integers(0, 9), "allow": _ALLOW}
 _TRUTH = st.booleans()
+_RESOURCES = st.sampled_from(["auto", "gpu", "example.com/GA102GL_A40", "on"])
+_CONSUMERS = st.sampled_from(["default", "kata", "kubevirt", "container"])
+_OFFERED: st.SearchStrategy[dict[str, Any]] = st.just({}) | _part(
+    {"resource": _RESOURCES}, {"consumer": _CONSUMERS, "reset": _TRUTH}
+)
+
+
+def _offered(rule: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """A rule whose devices may be a resource of Kubernetes."""
+    return st.builds(lambda keys, more: keys | more, rule, _OFFERED)
+
+
 _REQUESTS = _part(
     {"type": TEXTS, "per_gpu": _COUNTS},
     {"parameters": st.dictionaries(TEXTS, TEXTS, min_size=1, max_size=3)},
@@ -70,37 +82,43 @@ _REQUESTS = _part(
 _UUIDS = st.uuids().map(str).map(lambda u: {"type": "A", "count": 1, "uuids": [u]})
 RULES = st.one_of(
     _part({"select": _SELECTORS, "state": st.just("host")}, _COMMON),
-    _part(
-        {"select": _SELECTORS, "state": st.just("passthrough")},
-        {
-            **_COMMON,
-            "driver": TEXTS,
-            "reset_method": st.sampled_from(RESET_METHODS),
-            "d3cold": st.just(value=False),
-            "owner": _OWNERS,
-            "only": _TRUTH,
-            "with_group": _TRUTH,
-        },
+    _offered(
+        _part(
+            {"select": _SELECTORS, "state": st.just("passthrough")},
+            {
+                **_COMMON,
+                "driver": TEXTS,
+                "reset_method": st.sampled_from(RESET_METHODS),
+                "d3cold": st.just(value=False),
+                "owner": _OWNERS,
+                "only": _TRUTH,
+                "with_group": _TRUTH,
+            },
+        )
     ),
-    _part(
-        {
-            "select": _SELECTORS,
-            "state": st.just("sriov"),
-            "count": st.integers(0, 64) | st.just("max"),
-            "functions": st.just("passthrough"),
-        },
-        {**_COMMON, "driver": TEXTS, "owner": _OWNERS},
+    _offered(
+        _part(
+            {
+                "select": _SELECTORS,
+                "state": st.just("sriov"),
+                "count": st.integers(0, 64) | st.just("max"),
+                "functions": st.just("passthrough"),
+            },
+            {**_COMMON, "driver": TEXTS, "owner": _OWNERS},
+        )
     ),
-    _part(
-        {"select": _SELECTORS, "state": st.just("vgpu")},
-        {
-            **_COMMON,
-            "vgpus": st.lists(_REQUESTS | _UUIDS, max_size=3),
-            "strategy": st.sampled_from(["pack", "spread"]),
-            "heterogeneous": _TRUTH,
-            "mig": _TRUTH,
-            "functions": _COUNTS,
-        },
+    _offered(
+        _part(
+            {"select": _SELECTORS, "state": st.just("vgpu")},
+            {
+                **_COMMON,
+                "vgpus": st.lists(_REQUESTS | _UUIDS, max_size=3),
+                "strategy": st.sampled_from(["pack", "spread"]),
+                "heterogeneous": _TRUTH,
+                "mig": _TRUTH,
+                "functions": _COUNTS,
+            },
+        )
     ),
 )
 _LAYOUTS = _part({"devices": st.lists(RULES, max_size=1)}, {"description": TEXTS})

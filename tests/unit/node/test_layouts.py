@@ -1,0 +1,87 @@
+"""Resources that a layout declares."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.node.made import A40, A40_NAME, UUID, at, node_of, notes, offered, vgpu_node
+from vfiomgr.layout.document import choose_layout, read_layouts
+from vfiomgr.layout.model import Layout, PassthroughRule
+from vfiomgr.node.layouts import resource_rules
+from vfiomgr.node.model import CONSUMERS, NodeSettings, ResourceRule
+from vfiomgr.node.plan import inventory
+
+HOST = node_of(A40, at(A40, 7), at(A40, 9))
+
+
+def layout(*rules: str) -> Layout:
+    """A layout with these rules."""
+    text = "".join(f"      - {rule}\n" for rule in rules)
+    file = read_layouts(f"version: vfiomgr/v1\nlayouts:\n  node:\n    devices:\n{text}", "x.yaml")
+    return choose_layout(file, None)[1]
+
+
+def test_a_layout_without_resources_leaves_the_default() -> None:
+    assert resource_rules(HOST, layout("{select: all, state: passthrough}")) is None
+
+
+def test_only_devices_of_rules_with_a_resource_are_offered() -> None:
+    rules = resource_rules(
+        HOST,
+        layout(
+            "{select: {address: '0000:07:00.0'}, state: passthrough}",
+            "{select: {address: '0000:09:00.0'}, state: passthrough, resource: auto}",
+            "{select: all, state: passthrough, resource: train, consumer: kata, reset: true}",
+        ),
+    )
+    assert rules == (
+        ResourceRule(frozenset({"0000:09:00.0"})),
+        ResourceRule(frozenset({"0000:41:00.0"}), "train", "kata", resets=True),
+    )
+    settings = NodeSettings(rules=rules)
+    assert offered(HOST, settings) == {
+        A40_NAME: ["0000:09:00.0"],
+        "vfiomgr.io/train": ["0000:41:00.0"],
+    }
+    assert ("not-in-layout", "0000:07:00.0") in notes(HOST, settings)
+    consumers = {r.name: (r.consumer, r.resets) for r in inventory(HOST, settings).resources}
+    assert consumers == {A40_NAME: ("default", False), "vfiomgr.io/train": ("kata", True)}
+
+
+@pytest.mark.parametrize("uuid", [None, UUID])
+def test_a_rule_for_vgpus_offers_those_of_its_gpus(uuid: str | None) -> None:
+    host = vgpu_node(uuid=uuid)
+    rules = resource_rules(
+        host, layout("{select: {id: '10de:2235'}, state: vgpu, resource: auto, consumer: kubevirt}")
+    )
+    assert list(offered(host, NodeSettings(rules=rules))) == ["vfiomgr.io/NVIDIA_A40-4Q"]
+
+
+def test_a_rule_for_virtual_functions_offers_them_and_not_the_physical_one() -> None:
+    physical, virtual = at(A40, 7), at(A40, 9)
+    physical = replace(
+        physical,
+        driver="igb",
+        vfio_device=None,
+        vendor_id="8086",
+        virtual_functions=(virtual.address,),
+    )
+    virtual = replace(virtual, vendor_id="8086", physical_function=physical.address)
+    host = node_of(physical, virtual, at(A40, 11))
+    rules = resource_rules(
+        host,
+        layout(
+            "{select: {address: '0000:07:00.0'}, state: sriov, count: 1, functions: passthrough, "
+            "resource: nic}"
+        ),
+    )
+    assert rules == (ResourceRule(frozenset({"0000:09:00.0"}), "nic"),)
+    assert offered(host, NodeSettings(rules=rules)) == {"vfiomgr.io/nic": ["0000:09:00.0"]}
+
+
+def test_the_consumers_of_layouts_are_those_of_the_agent() -> None:
+    known = PassthroughRule.model_fields["consumer"].annotation
+    assert set(get_args(get_args(known)[0])) == set(CONSUMERS)
