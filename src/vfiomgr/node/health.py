@@ -89,10 +89,14 @@ def users_of(host: HostSnapshot, unit: NodeUnit) -> tuple[DeviceUser, ...]:
 
 
 def is_outside(user: DeviceUser) -> bool:
-    """Whether a process is not in a pod, as far as the host shows."""
+    """Whether a process is not in a pod, as far as the host shows.
+
+    With the kubelet's own cgroups instead of systemd's, the process of a container has no unit.
+    """
     in_scope = (user.unit or "").startswith(_CONTAINER)
     in_sandbox = user.guest is not None and _SANDBOX.fullmatch(user.guest) is not None
-    return not (user.pod or in_scope or in_sandbox)
+    is_unknown = user.unit is None and user.guest is None
+    return not (user.pod or in_scope or in_sandbox or is_unknown)
 
 
 def _wrong_driver(

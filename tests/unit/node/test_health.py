@@ -162,9 +162,10 @@ def test_a_guest_outside_of_kubernetes_is_a_reason_with_its_name() -> None:
         {"guest": f"sandbox-{'ab' * 32}"},
         {"unit": "cri-containerd-0a1b.scope"},
         {"unit": "crio-0a1b.scope"},
+        {"unit": None, "guest": None},
     ],
 )
-def test_a_process_of_a_pod_is_no_reason(changes: dict[str, str]) -> None:
+def test_a_process_of_a_pod_is_no_reason(changes: dict[str, str | None]) -> None:
     host = replace(node_of(A40, AUDIO), users=(replace(QEMU, **changes),))
     (unit,) = inventory(host, SETTINGS).units
     assert unit.is_healthy

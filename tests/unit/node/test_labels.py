@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node.handlers import kata_handlers
 from vfiomgr.node.labels import labels
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.iommu import IommuState
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _LINE = re.compile(r"[a-z0-9.]+/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?=[A-Za-z0-9]+")
 
@@ -58,3 +64,18 @@ def test_a_long_name_is_a_valid_label() -> None:
     for line in labels(inventory(host, settings), host, ["x" * 57 + "--y"]):
         assert _LINE.fullmatch(line)
         assert len(line.partition("/")[2].partition("=")[0]) <= 63
+
+
+def test_the_handlers_of_kata_are_those_of_the_container_runtime(tmp_path: Path) -> None:
+    assert kata_handlers(HostTree(tmp_path)) == ()
+    directory = tmp_path / "etc/containerd"
+    directory.mkdir(parents=True)
+    table = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{}]\nruntime_type = '{}'\n"
+    entries = (
+        ("runc", "io.containerd.runc.v2"),
+        ("kata-vfio", "io.containerd.kata-vfio.v2"),
+        ("kata", "io.containerd.kata.v2"),
+    )
+    text = "version = 3\n" + "".join(table.format(*entry) for entry in entries)
+    (directory / "config.toml").write_text(text)
+    assert kata_handlers(HostTree(tmp_path)) == ("kata", "kata-vfio")
