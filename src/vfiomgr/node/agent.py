@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
-    from vfiomgr.node.messages import Report, Settings
+    from vfiomgr.node.messages import Report
     from vfiomgr.node.model import NodeUnit
     from vfiomgr.node.settings import AgentSettings
 
@@ -49,11 +49,9 @@ class Agent:
         self,
         settings: AgentSettings,
         tell: Callable[[str], None],
-        load: Callable[[], Settings] | None = None,
     ) -> None:
         self._settings = settings
         self._tell = tell
-        self._load = load
         self._found = self._offered = Inventory()
         self._is_scanned = asyncio.Event()
         self._offers = Offers(settings.debounce)
@@ -215,15 +213,9 @@ class Agent:
         await self._scanning.tell(quarantine=active)
 
     async def _reload(self) -> None:
-        """Read the settings again, and scan."""
+        """Scan now; each scan reads the layout again."""
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        if self._load is not None:
-            try:
-                await self._scanning.tell(settings=self._load())
-            except UsageError as error:
-                self._tell(f"{error.message}; the previous settings are still used")
-        else:
-            await self._scanning.scan()
+        await self._scanning.scan()
         notify("READY=1")
 
     # ---- which pods have devices

@@ -22,8 +22,10 @@ class Settings(Value):
     """How to scan."""
 
     node: NodeSettings = NodeSettings()
-    interval: float = 60.0
+    interval: float = 120.0
     """Seconds between scans without events."""
+    layout: str | None = None
+    """A layout in the node's file, if it is not the installed one."""
 
 
 class Question(Value):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -21,11 +22,13 @@ from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import specifications
 from vfiomgr.node.exposition import render
 from vfiomgr.node.facts import read_health
+from vfiomgr.node.handlers import kata_handlers
 from vfiomgr.node.labels import labels
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import samples
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.users import read_holders
 
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.library import Host
-    from vfiomgr.node.model import HealthFacts, Inventory, NodeUnit
+    from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
@@ -83,10 +86,13 @@ class Scanner:
             now = read_health(self._host.tree, (device.address for device in seen.devices))
             found = self._inventory(seen, now)
             write_specifications(self._host, found)
-            write_labels(self._host, labels(found, seen))
+            write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
             problems = tuple(self._problems(asked, seen, found))
             metrics = render(samples(seen, found, now))
-        except (VfiomgrError, OSError) as error:
+        except VfiomgrError as error:
+            text = "; ".join((error.message, *error.details))
+            return Report(number=asked.number, error=text)
+        except OSError as error:
             return Report(number=asked.number, error=str(error))
         seconds = round(time.monotonic() - begun, 4)
         return Report(found, seconds, metrics, asked.number, problems)
@@ -96,7 +102,7 @@ class Scanner:
             self._before = now
         self._previous = inventory(
             seen,
-            self.settings.node,
+            self._node_settings(seen),
             self._pods,
             quarantine=self._quarantine,
             previous=self._previous,
@@ -104,6 +110,14 @@ class Scanner:
             before=self._before,
         )
         return self._previous
+
+    def _node_settings(self, seen: HostSnapshot) -> NodeSettings:
+        """The settings, with the resources of the node's layout if it has any."""
+        if not self._host.tree.exists(FILE):
+            return self.settings.node
+        installed = import_module("vfiomgr.node.installed")  # pydantic has twice its memory
+        rules = installed.installed_rules(self._host.tree, seen, self.settings.layout)
+        return replace(self.settings.node, rules=rules)
 
     def _problems(
         self, question: Question, seen: HostSnapshot, found: Inventory

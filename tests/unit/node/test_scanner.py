@@ -16,6 +16,7 @@ from vfiomgr.node.messages import Problem, Question, Report, Settings, read, wri
 from vfiomgr.node.model import Inventory, NodeSettings
 from vfiomgr.node.scanner import FEATURES, Scanner
 from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +110,31 @@ def test_settings_apply_from_the_next_scan_on(scanner: Scanner) -> None:
     assert [(r.name, [u.id for u in r.units]) for r in resources] == [
         ("example.com/a40", list(GPUS))
     ]
+
+
+LAYOUT = """\
+version: vfiomgr/v1
+layouts:
+  node:
+    devices:
+      - {select: {address: "0000:02:00.0"}, state: passthrough, resource: training}
+"""
+
+
+def test_the_layout_of_the_node_says_what_is_offered(kernel: FakeKernel, scanner: Scanner) -> None:
+    scanner.scan()
+    kernel.make_directory(HostPath(FILE.parent))
+    kernel.replace(FILE, LAYOUT.encode())
+    resources = found(scanner.scan()).resources
+    assert {r.name: [u.id for u in r.units if u.is_healthy] for r in resources} == {
+        "vfiomgr.io/training": [GPUS[1]]
+    }
+    kernel.replace(FILE, LAYOUT.replace("state: passthrough", "state: none").encode())
+    report = scanner.scan()
+    assert report.inventory is None
+    assert "layout.yaml" in report.error
+    kernel.remove(FILE)
+    assert [resource.name for resource in found(scanner.scan()).resources] == [NAME]
 
 
 def test_pods_and_quarantine_are_joined(scanner: Scanner) -> None:

@@ -13,12 +13,14 @@ import click
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.errors import HostError, UsageError
+from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.node.messages import Settings
 from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, NodeSettings
 from vfiomgr.node.names import name_resources
 from vfiomgr.node.settings import CONTROL, PLUGIN_DIRECTORY, POD_RESOURCES, AgentSettings
+from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +55,15 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
     )
 
 
+def _complete_layout(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    """The layouts of the node."""
+    node = click.Context(context.command)
+    node.params["file"] = session_of(context).files.locate(FILE)
+    return complete_layout(node, parameter, incomplete)
+
+
 @click.command("run")
 @click.option(
     "--resource-prefix",
@@ -76,6 +87,12 @@ def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:
 )
 @click.option(
     "--reset", "resets", is_flag=True, help="Reset devices before a container starts with them."
+)
+@click.option(
+    "--layout",
+    metavar="NAME",
+    shell_complete=_complete_layout,
+    help=f"Name of the layout in {FILE} whose resources are offered.  [default: installed]",
 )
 @click.option(
     "--metrics",
@@ -116,6 +133,7 @@ def run(
     aliases: tuple[str, ...],
     consumer: Consumer,
     resets: bool,
+    layout: str | None,
     metrics: str | None,
     plugin_directory: str | None,
     pod_resources: str | None,
@@ -128,8 +146,8 @@ def run(
     """Serve the devices of this node to the kubelet until interrupted.
 
     Devices on VFIO drivers and vGPUs become extended resources, e.g. vfiomgr.io/GA102GL_A40.
-    Nothing is bound: prepare the node with `vfiomgr layout apply` or `vfiomgr bind`. SIGHUP repeats
-    the scan and reads the layout again.
+    Nothing is bound: prepare the node with `vfiomgr layout apply` or `vfiomgr bind`. If rules of
+    the installed layout have a resource, only their devices are offered. SIGHUP repeats the scan.
 
     \b
     Examples:
@@ -139,7 +157,7 @@ def run(
     """
     node = NodeSettings(prefix, consumer, _named(aliases), resets)
     name_resources((), node)  # names what is wrong before anything is served
-    scan = Settings(node, scan_interval)
+    scan = Settings(node, scan_interval, layout)
     if once:
         _write_once(session, scan)
         return
