@@ -229,7 +229,8 @@ class Kubelet:
             options.append(("grpc.default_authority", self._authority))  # type: ignore[arg-type]
         channel = grpc.aio.insecure_channel(f"unix:{path}", options=options)
         try:
-            await asyncio.wait_for(channel.channel_ready(), self._dial)
+            async with asyncio.timeout(self._dial):
+                await channel.channel_ready()
         except TimeoutError:
             await channel.close(None)
             text = f"failed to dial device plugin with socketPath {path}"

@@ -127,7 +127,7 @@ class Agent:
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=_ENDING)
         await asyncio.gather(*(served.close() for served in self._served.values()))
         await self._pages.stop()
         await self._control.stop()
@@ -236,7 +236,8 @@ class Agent:
             while (left := self._pods_at - time.monotonic()) > 0:
                 self._has_allocated.clear()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._has_allocated.wait(), left)
+                    async with asyncio.timeout(left):
+                        await self._has_allocated.wait()
 
     # ---- what others ask
 

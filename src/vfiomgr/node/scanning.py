@@ -96,7 +96,8 @@ class Scanning:
         self._waiting[number] = waiting
         await self._send(Question(verify=devices, resource=resource, number=number))
         try:
-            return await asyncio.wait_for(waiting, _VERIFY_DEADLINE)
+            async with asyncio.timeout(_VERIFY_DEADLINE):
+                return await waiting
         except TimeoutError:
             message = "cannot verify the devices: the scan does not end"
             raise HostError(message, "see dmesg, and vfiomgr node status") from None
@@ -129,7 +130,8 @@ class Scanning:
     async def _next_line(self, source: asyncio.StreamReader) -> bytes:
         """The next report; nothing if the process ended or is stuck in the kernel."""
         try:
-            return await asyncio.wait_for(source.readline(), 2 * self._settings.interval + _STUCK)
+            async with asyncio.timeout(2 * self._settings.interval + _STUCK):
+                return await source.readline()
         except TimeoutError:
             return b""
 
@@ -144,4 +146,5 @@ class Scanning:
         with suppress(ProcessLookupError):
             process.kill()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), 1)
+            async with asyncio.timeout(1):
+                await process.wait()

@@ -27,14 +27,19 @@ NAME = "vfiomgr.io/A40"
 
 
 def tell(story: Coroutine[Any, Any, None]) -> None:
-    """Run a story to its end, within a minute.
+    """Run a story to its end, within two minutes; where it stands then is printed.
 
     The servers of gRPC end in the loop that they began in, when nothing refers to them.
     """
 
     async def within() -> None:
+        told = asyncio.create_task(story)
         try:
-            await asyncio.wait_for(story, 60)
+            await asyncio.wait({told}, timeout=120)
+            if not told.done():
+                told.print_stack()
+                told.cancel()
+            await told
         finally:
             gc.collect()
             await asyncio.sleep(0)
