@@ -16,7 +16,7 @@ from vfiomgr.containers.cdi.generate import (
     why_not_ready,
 )
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
-from vfiomgr.node.health import HealthContext, reasons, users_of
+from vfiomgr.node.health import UNUSABLE, HealthContext, reasons, users_of
 from vfiomgr.node.model import (
     HealthFacts,
     Inventory,
@@ -75,8 +75,8 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     """
     context = HealthContext(held, quarantine, now or HealthFacts(), before or HealthFacts())
     found = list(_units(host))
-    lost = list(_lost(previous, {each.unit.id for each in found}))
-    taken = {address for _, unit in lost if unit.kind != "mdev" for address in unit.addresses}
+    lost = _lost(previous, found)
+    taken = _functions_of(unit for _, unit in lost)
     chosen = [e for e in found if _is_chosen(settings, e.unit) and not _is_part(e.unit, taken)]
     names = name_resources((each.kind for each in chosen), settings)
     by_name: dict[str, list[NodeUnit]] = defaultdict(list)
@@ -85,8 +85,7 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
         name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
         by_name[name].append(_judged(host, each.unit, context))
     for name, unit in lost:
-        judged = _judged(host, unit, context)
-        by_name[name].append(judged if judged.reasons else _withdrawn(judged))
+        by_name[name].append(_withdrawn(_judged(host, unit, context)))
     resources = tuple(_resource(name, by_name[name], settings) for name in sorted(by_name))
     left_out = [each for each in found if not _is_chosen(settings, each.unit)]
     return Inventory(resources, tuple(_notes(host, found, left_out, resources)))
@@ -215,12 +214,27 @@ def _is_chosen(settings: NodeSettings, unit: NodeUnit) -> bool:
     return settings.rules is None or _rule_of(settings, unit) is not None
 
 
-def _lost(previous: Inventory | None, known: set[str]) -> Iterator[tuple[str, NodeUnit]]:
-    """The units that were offered before and are not ready now."""
-    for resource in previous.resources if previous is not None else ():
-        for unit in resource.units:
-            if unit.id not in known:
-                yield resource.name, unit
+def _lost(previous: Inventory | None, found: Iterable[_Found]) -> list[tuple[str, NodeUnit]]:
+    """The units that were offered before and are not ready in the same form now.
+
+    A pod may still have one: a unit that has become a part of another takes that one with it.
+    """
+    now = {each.unit.id: each.unit for each in found}
+    resources = previous.resources if previous is not None else ()
+    kept = [(resource.name, unit) for resource in resources for unit in resource.units]
+    lost = [(name, unit) for name, unit in kept if unit.id not in now]
+    more = lost
+    while more:
+        gone = {unit.id for _, unit in lost}
+        taken = _functions_of(unit for _, unit in lost)
+        kept = [(name, unit) for name, unit in kept if unit.id not in gone]
+        more = [(name, unit) for name, unit in kept if _is_part(now[unit.id], taken)]
+        lost = [*lost, *more]
+    return lost
+
+
+def _functions_of(units: Iterable[NodeUnit]) -> frozenset[PciAddress]:
+    return frozenset(a for unit in units if unit.kind != "mdev" for a in unit.addresses)
 
 
 def _is_part(unit: NodeUnit, taken: AbstractSet[PciAddress]) -> bool:
@@ -241,10 +255,12 @@ def _judged(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> NodeU
 
 
 def _withdrawn(unit: NodeUnit) -> NodeUnit:
-    """A unit that is not offered any more although its device has no fault."""
+    """A lost unit, with a reason that it cannot be opened: its nodes may be others' now."""
+    if any(reason.rule in UNUSABLE for reason in unit.reasons):
+        return unit
     summary = f"{unit.id} cannot be assigned as before"
     against = blocker("not-ready", unit.id, summary, "restart the agent to forget it")
-    return replace(unit, reasons=(against,))
+    return replace(unit, reasons=(*unit.reasons, against))
 
 
 def _resource(name: str, units: list[NodeUnit], settings: NodeSettings) -> NodeResource:

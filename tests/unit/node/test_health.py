@@ -218,4 +218,7 @@ def test_error_counters_are_read_from_their_last_line(tmp_path: Path) -> None:
     (directory / "aer_dev_nonfatal").write_text("TOTAL_ERR_NONFATAL many\n")
     found = read_health(HostTree(tmp_path), (A40.address, AUDIO.address, A40.address))
     assert found.functions == (FunctionHealth(A40.address, 2, None, 9),)
+    (directory / "aer_dev_fatal").write_text("TOTAL_ERR_FATAL 2\nDLP 5\n")
+    found = read_health(HostTree(tmp_path), (A40.address,))
+    assert found.functions == (FunctionHealth(A40.address, None, None, 9),)
     assert found.of(AUDIO.address) is None

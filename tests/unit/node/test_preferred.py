@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import timeit
+from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -232,7 +234,6 @@ def test_a_thousand_devices_take_no_time(size: int) -> None:
     ]
     resource = resource_of(*units)
     free = [one.id for one in units]
-    begin = time.process_time()
-    chosen = preferred(resource, free, free[:1], size)
-    assert time.process_time() - begin < 0.15, "50 ms on a free machine"
-    assert len(chosen) == size
+    assert len(preferred(resource, free, free[:1], size)) == size
+    question = partial(preferred, resource, free, free[:1], size)
+    assert min(timeit.repeat(question, number=1, repeat=4, timer=time.process_time)) < 0.1
