@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.generate import (
     AssignableGroup,
     default_form,
@@ -33,7 +34,7 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu.quota.capacity import function_vgpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciDevice
@@ -280,7 +281,7 @@ def _notes(
     host: HostSnapshot,
     found: Iterable[_Found],
     left_out: Iterable[_Found],
-    resources: Iterable[NodeResource],
+    resources: Sequence[NodeResource],
 ) -> Iterator[Diagnostic]:
     """Why devices are not offered, by address, and what is special about offered ones."""
     given = {
@@ -294,6 +295,29 @@ def _notes(
         yield _note("not-in-layout", each.unit.id, summary, "add resource: {} to its rule")
     for resource in resources:
         yield from _about(host, resource)
+    yield from _elsewhere(host, resources)
+
+
+def _elsewhere(host: HostSnapshot, resources: Iterable[NodeResource]) -> Iterator[Diagnostic]:
+    """Devices that another program has in CDI too, and may offer to the kubelet."""
+    owners: dict[str, str] = {}
+    for file in host.cdi_files:
+        if not file.is_own:
+            for device in read_file(file).devices:
+                owners |= {node.on_host: file.path for node in device.edits.device_nodes}
+    for resource in resources if owners else ():
+        for unit in resource.units:
+            others = dict.fromkeys(owners[path] for path in unit.nodes if path in owners)
+            for path in others:
+                yield replace(
+                    _note(
+                        "twice-published",
+                        unit.id,
+                        f"{unit.id} is also a CDI device of another program: {path}",
+                        "stop one of the two agents: with both, pods may receive a device twice",
+                    ),
+                    severity="warning",
+                )
 
 
 def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

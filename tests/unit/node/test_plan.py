@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +24,7 @@ from tests.unit.node.made import (
     units_by_name,
     vgpu_node,
 )
+from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.errors import UsageError
 from vfiomgr.node.model import NodeSettings, ResourceRule
 from vfiomgr.node.plan import inventory
@@ -190,6 +192,26 @@ def test_kata_with_mediated_devices_is_noted() -> None:
     settings = NodeSettings(consumer="kata")
     assert ("mediated", A40_TYPE) in notes(vgpu_node(uuid=UUID), settings)
     assert ("mediated", A40_TYPE) not in notes(vgpu_node(), settings)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/var/run/cdi/nvidia.com-pgpu.yaml", [("twice-published", "0000:41:00.0")]),
+        ("/run/cdi/vfiomgr-vfiomgr.io_GA102GL__A40.json", []),
+    ],
+)
+def test_a_device_of_another_program_is_noted(path: str, expected: list[tuple[str, str]]) -> None:
+    node = {"deviceNodes": [{"path": "/dev/vfio/41"}]}
+    text = json.dumps(
+        {
+            "cdiVersion": "0.5.0",
+            "kind": "nvidia.com/pgpu",
+            "devices": [{"name": "41", "containerEdits": node}],
+        }
+    )
+    files = (CdiFile(path, text), CdiFile("/etc/cdi/x.json", None, "cannot open it"))
+    assert notes(replace(node_of(A40, at(A40, 7)), cdi_files=files)) == expected
 
 
 def test_the_pod_that_has_a_unit_is_named() -> None:
