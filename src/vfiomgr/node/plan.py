@@ -66,9 +66,9 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
 ) -> Inventory:
     """The resources of a host, by name, their units by ID, and why other devices are not offered.
 
-    `held` says which pod, NAMESPACE/NAME, has a unit. Units of `previous` that are not ready any
-    more stay, with the reason. `now` and `before` are numbers of errors: more errors than before
-    make a unit unhealthy.
+    `held` says which pod, NAMESPACE/NAME, has a unit; until the pod ends, the unit stays in its
+    resource of `previous`. Units of `previous` that are not ready any more stay, with the reason.
+    `now` and `before` are numbers of errors: more errors than before make a unit unhealthy.
 
     Raises:
         UsageError: the prefix or an alias of the settings is invalid.
@@ -78,17 +78,24 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     found = list(_units(host))
     lost = _lost(previous, found)
     taken = _functions_of(unit for _, unit in lost)
-    chosen = [e for e in found if _is_chosen(settings, e.unit) and not _is_part(e.unit, taken)]
+    kept = _held_names(previous, held)
+    chosen = [
+        each
+        for each in found
+        if (_is_chosen(settings, each.unit) or each.unit.id in kept)
+        and not _is_part(each.unit, taken)
+    ]
     names = name_resources((each.kind for each in chosen), settings)
     by_name: dict[str, list[NodeUnit]] = defaultdict(list)
     for each in chosen:
         rule = _rule_of(settings, each.unit)
         name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
+        name = kept.get(each.unit.id, name)
         by_name[name].append(_judged(host, each.unit, context))
     for name, unit in lost:
         by_name[name].append(_withdrawn(_judged(host, unit, context)))
     resources = tuple(_resource(name, by_name[name], settings) for name in sorted(by_name))
-    left_out = [each for each in found if not _is_chosen(settings, each.unit)]
+    left_out = [e for e in found if e.unit.id not in kept and not _is_chosen(settings, e.unit)]
     return Inventory(resources, tuple(_notes(host, found, left_out, resources)))
 
 
@@ -232,6 +239,12 @@ def _lost(previous: Inventory | None, found: Iterable[_Found]) -> list[tuple[str
         more = [(name, unit) for name, unit in kept if _is_part(now[unit.id], taken)]
         lost = [*lost, *more]
     return lost
+
+
+def _held_names(previous: Inventory | None, held: Mapping[str, str]) -> dict[str, str]:
+    """The resources of units that pods have; under another name they could be given again."""
+    resources = previous.resources if previous is not None else ()
+    return {unit.id: r.name for r in resources for unit in r.units if unit.id in held}
 
 
 def _functions_of(units: Iterable[NodeUnit]) -> frozenset[PciAddress]:

@@ -306,3 +306,33 @@ def test_a_vgpu_with_another_type_changes_its_resource() -> None:
 def test_devices_that_a_new_layout_leaves_out_are_dropped() -> None:
     before = inventory(node_of(A40), SETTINGS)
     assert inventory(node_of(A40), NodeSettings(rules=()), previous=before).resources == ()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        NodeSettings(aliases={"10de:2235": "gpu"}),
+        NodeSettings(rules=()),
+        NodeSettings(rules=(ResourceRule(frozenset({"0000:41:00.0"}), "gpu"),)),
+    ],
+)
+def test_a_device_of_a_pod_keeps_its_resource_until_the_pod_ends(settings: NodeSettings) -> None:
+    host, held = node_of(A40), {"0000:41:00.0": "lab/train"}
+    before = inventory(host, SETTINGS, held)
+    after = inventory(host, settings, held, previous=before)
+    assert units_by_name(after) == {A40_NAME: ["0000:41:00.0"]}
+    assert after.notes == ()
+    ended = inventory(host, settings, previous=after)
+    assert units_by_name(ended) == offered(host, settings)
+    assert A40_NAME not in units_by_name(ended)
+
+
+def test_a_second_model_of_the_same_name_does_not_rename_the_device_of_a_pod() -> None:
+    held = {"0000:41:00.0": "lab/train"}
+    before = inventory(node_of(A40), SETTINGS, held)
+    twin = replace(at(A40, 7), device_id="2236")
+    after = inventory(node_of(A40, twin), SETTINGS, held, previous=before)
+    assert units_by_name(after) == {
+        A40_NAME: ["0000:41:00.0"],
+        f"{A40_NAME}_2236": ["0000:07:00.0"],
+    }
