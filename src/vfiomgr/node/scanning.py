@@ -92,7 +92,7 @@ class Scanning:
 
         """
         number = next(self._numbers)
-        waiting = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[tuple[Problem, ...]] = asyncio.Future()
         self._waiting[number] = waiting
         await self._send(Question(verify=devices, resource=resource, number=number))
         try:

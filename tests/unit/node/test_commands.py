@@ -1,0 +1,96 @@
+"""The commands of `vfiomgr node`, as far as they need no agent that runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from vfiomgr.diagnostic import blocker
+from vfiomgr.node.commands import run as run_module
+from vfiomgr.node.commands import status as status_module
+from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
+
+if TYPE_CHECKING:
+    from tests.unit.conftest import Run
+
+NAME = "vfiomgr.io/GA102GL_A40"
+GPU = "0000:41:00.0"
+REASON = blocker("wrong-driver", GPU, f"{GPU} is on nvidia", f"vfiomgr bind {GPU}")
+DEVICES = (
+    DeviceStatus(GPU, (GPU, "0000:41:00.1"), (), is_healthy=False, used_by="", reasons=(REASON,)),
+    DeviceStatus("0000:81:00.0", ("0000:81:00.0",), (0, 1), True, "default/cuda/c0"),  # noqa: FBT003
+)
+RESOURCE = ResourceStatus(NAME, "default", is_registered=False, devices=DEVICES)
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, found: NodeStatus) -> None:
+    """Have an agent answer this."""
+    monkeypatch.setattr(status_module, "read_status", lambda _: found)
+
+
+def test_status_is_a_table_with_reasons_below(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown(monkeypatch, NodeStatus(7, "/p", has_kubelet=True, resources=(RESOURCE,)))
+    answer = run("node", "status")
+    assert answer.stdout.splitlines() == [
+        "RESOURCE                DEVICE        NUMA  HEALTH     USED BY",
+        f"{NAME}  {GPU}  -     unhealthy  -",
+        f"{NAME}  0000:81:00.0  0,1   healthy    default/cuda/c0",
+    ]
+    assert answer.stderr.splitlines() == [
+        f"{NAME}: not registered with the kubelet",
+        f"{GPU} is on nvidia; vfiomgr bind {GPU}",
+    ]
+
+
+def test_status_says_what_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown(monkeypatch, NodeStatus(7, "/p", has_kubelet=False, error="no sys"))
+    answer = run("node", "status")
+    assert answer.stdout == ""
+    assert answer.stderr.splitlines() == [
+        "cannot scan the host: no sys",
+        "no kubelet found in /p",
+        "no devices are offered; bind some with: vfiomgr bind ADDRESS",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--alias", "10de:2235"), "not an alias: '10de:2235'"),
+        (("--alias", "10de:2235=/"), "invalid resource name"),
+        (("--resource-prefix", "kubernetes.io"), "invalid domain of resource names"),
+    ],
+)
+def test_wrong_names_are_refused_at_the_start(
+    arguments: tuple[str, ...], message: str, run: Run
+) -> None:
+    answer = run("node", "run", *arguments)
+    assert answer.status == 2
+    assert message in answer.stderr
+
+
+def test_without_its_libraries_the_agent_names_the_extra(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(_name: str) -> None:
+        text = "No module named 'grpc'"
+        raise ModuleNotFoundError(text, name="grpc")
+
+    monkeypatch.setattr(run_module, "import_module", missing)
+    answer = run("node", "run")
+    assert answer.status == 2
+    assert "the Python package grpc is not installed" in answer.stderr
+    assert "pip install 'vfiomgr[node]'" in answer.stderr
+
+
+def test_other_commands_do_not_import_the_libraries_of_the_agent() -> None:
+    code = (
+        "import sys; from vfiomgr.cli.main import cli; import click; c = click.Context(cli); "
+        "cli.get_command(c, 'list'); cli.get_command(c, 'node').get_command(c, 'run'); "
+        "print(sorted({'grpc', 'google.protobuf', 'prometheus_client'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
