@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tools.package.wheels import CHECKOUT, PYTHONS, unpack
 from tools.reference.__main__ import write_manual
 from vfiomgr.cli.main import cli
+from vfiomgr.node import units
 from vfiomgr.persistence import installed_layout
 
 if TYPE_CHECKING:
@@ -123,12 +124,16 @@ def _write_completions(tree: Path) -> None:
 
 
 def _units() -> dict[str, str]:
-    """Units for a layout in /etc/vfiomgr that another program put there; enabled by nobody."""
+    """Units of the node agent, and for a layout in /etc/vfiomgr that another program put there.
+
+    They are disabled.
+    """
     texts = {
         installed_layout.BOOT.name: installed_layout.render_boot(_PROGRAM, None),
         installed_layout.WATCH.name: installed_layout.render_watch(_PROGRAM, None),
     }
-    return {name: _enableable(text) for name, text in texts.items()}
+    agent = {name: render(_PROGRAM) for name, render in units.RENDERERS.items()}
+    return {name: _enableable(text) for name, text in texts.items()} | agent
 
 
 def _enableable(text: str) -> str:

@@ -24,7 +24,9 @@ from vfiomgr.kata.facts import installation_of, kata_release
 from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.model import (
     DROP_IN,
-    POD_RESOURCES,
+    KUBELET_ROOT,
+    KUBELET_ROOTS,
+    POD_RESOURCES_SOCKET,
     KataHypervisor,
     KataPlan,
     KataRequest,
@@ -49,11 +51,6 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 _FIRMWARE = HostPath("/opt/kata/share/ovmf/OVMF.fd")
-_KUBELETS = (
-    POD_RESOURCES,
-    HostPath("/var/lib/k0s/kubelet/pod-resources/kubelet.sock"),
-    HostPath("/var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock"),
-)
 
 
 class KataConfiguration(Value):
@@ -211,9 +208,9 @@ def _setup(host: HostSource) -> KataSetup:
     if host.snapshot is not None:
         return KataSetup()
     tree = host.tree
-    kubelets = (path for path in _KUBELETS if tree.exists(path.parent.parent))
+    kubelets = (root for root in KUBELET_ROOTS.values() if tree.exists(root))
     return KataSetup(
-        pod_resources=next(kubelets, POD_RESOURCES),
+        pod_resources=next(kubelets, KUBELET_ROOT) / POD_RESOURCES_SOCKET,
         firmware=_FIRMWARE if tree.exists(_FIRMWARE) else None,
     )
 

@@ -153,7 +153,17 @@ class KataInstallation(Value):
 Plug = Literal["cold", "hot"]
 """Before the guest starts, or when a container with the device starts."""
 KeyValue = str | int | bool | tuple[str, ...]
-POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
+KUBELET_ROOT = HostPath("/var/lib/kubelet")
+KUBELET_ROOTS = {
+    "kubeadm": KUBELET_ROOT,
+    "k3s": KUBELET_ROOT,
+    "rke2": KUBELET_ROOT,
+    "k0s": HostPath("/var/lib/k0s/kubelet"),
+    "microk8s": HostPath("/var/snap/microk8s/common/var/lib/kubelet"),
+}
+"""The --root-dir of the kubelet, by distribution."""
+POD_RESOURCES_SOCKET = "pod-resources/kubelet.sock"
+POD_RESOURCES = KUBELET_ROOT / POD_RESOURCES_SOCKET
 DROP_IN = "50-vfiomgr.toml"
 
 

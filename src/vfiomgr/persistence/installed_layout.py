@@ -33,7 +33,7 @@ _BEFORE = (
     "vfiomgr-vgpu.service display-manager.service libvirtd.service virtqemud.service "
     "virtnodedevd.service kubelet.service containerd.service crio.service docker.service"
 )
-_SETTLE = 60
+SETTLE = 60
 """Seconds for udev to settle at boot; the probe of a driver may take some."""
 _BARE = re.compile(r"[A-Za-z0-9._+@:/-]+")
 
@@ -130,7 +130,7 @@ Before={_BEFORE}
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStartPre=-udevadm settle --timeout={_SETTLE}
+ExecStartPre=-udevadm settle --timeout={SETTLE}
 ExecStart={require_plain(program)} {boot_command(name, allow)}
 {SANDBOX}"""
 

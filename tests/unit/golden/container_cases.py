@@ -139,6 +139,15 @@ KATA_SCENARIOS = (
 )
 CONTAINER_SCENARIOS = (
     Scenario(
+        "node manifests",
+        """
+        node manifests --image registry.example/vfiomgr-node:1 --namespace gpu --node-selector a=b
+        node manifests --unit vfiomgr-node.service
+        node manifests --unit vfiomgr-node-cdi.service
+        node manifests --layout node
+        """,
+    ),
+    Scenario(
         "cdi generate",
         f"""
         cdi generate 02:00.0

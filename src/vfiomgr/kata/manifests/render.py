@@ -27,53 +27,53 @@ _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 def runtime_class(request: RuntimeClassRequest) -> Object:
     """A RuntimeClass (node.k8s.io/v1)."""
-    document = _template("runtimeclass")
-    document["metadata"]["name"] = _text(request.name)
-    document["handler"] = _text(request.handler)
+    document = template("runtimeclass")
+    document["metadata"]["name"] = quoted(request.name)
+    document["handler"] = quoted(request.handler)
     fixed = document["overhead"]["podFixed"]
-    fixed["memory"] = _text(f"{request.overhead_mib}Mi")
-    fixed["cpu"] = _text(str(request.overhead_cpus))
+    fixed["memory"] = quoted(f"{request.overhead_mib}Mi")
+    fixed["cpu"] = quoted(str(request.overhead_cpus))
     fixed.yaml_add_eol_comment(f"default_memory is {request.default_memory_mib}", "memory")
     selector = document["scheduling"]["nodeSelector"]
     if not request.node_selector:
         del document["scheduling"]
         return document
     selector.clear()
-    selector.update({_text(key): _text(value) for key, value in request.node_selector})
+    selector.update({quoted(key): quoted(value) for key, value in request.node_selector})
     return document
 
 
 def workload(request: PodRequest) -> Object:
     """A Pod, or a Deployment of it."""
-    document = _template(request.kind.lower())
-    document["metadata"]["name"] = _text(request.name)
+    document = template(request.kind.lower())
+    document["metadata"]["name"] = quoted(request.name)
     if request.namespace is not None:
-        document["metadata"]["namespace"] = _text(request.namespace)
+        document["metadata"]["namespace"] = quoted(request.namespace)
     if request.kind == "Deployment":
         spec = document["spec"]["template"]["spec"]
-        document["spec"]["selector"]["matchLabels"][_LABEL] = _text(request.name)
-        document["spec"]["template"]["metadata"]["labels"][_LABEL] = _text(request.name)
+        document["spec"]["selector"]["matchLabels"][_LABEL] = quoted(request.name)
+        document["spec"]["template"]["metadata"]["labels"][_LABEL] = quoted(request.name)
     else:
         spec = document["spec"]
-    spec["runtimeClassName"] = _text(request.runtime_class)
+    spec["runtimeClassName"] = quoted(request.runtime_class)
     _fill(spec["containers"][0], request)
     return document
 
 
 def _fill(container: Object, request: PodRequest) -> None:
-    container["image"] = _text(request.image)
+    container["image"] = quoted(request.image)
     if request.command:
         from ruamel.yaml.comments import CommentedSeq  # noqa: PLC0415 - slow
 
-        command = CommentedSeq(map(_text, request.command))
+        command = CommentedSeq(map(quoted, request.command))
         command.fa.set_flow_style()
         container["command"] = command
     else:
         del container["command"]
     limits = container["resources"]["limits"]
-    limits["memory"] = _text(mebibytes(request.memory_mib))
-    limits["cpu"] = _text(str(request.cpus))
-    limits.update({_text(item.name): _text(str(item.count)) for item in request.resources})
+    limits["memory"] = quoted(mebibytes(request.memory_mib))
+    limits["cpu"] = quoted(str(request.cpus))
+    limits.update({quoted(item.name): quoted(str(item.count)) for item in request.resources})
 
 
 def as_yaml(objects: Iterable[Object]) -> str:
@@ -101,7 +101,8 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - as YAML has it
     return str(value) if isinstance(value, str) else value
 
 
-def _template(name: str) -> Object:
+def template(name: str) -> Object:
+    """A document of kata/, without `.yaml`, with its comments."""
     with open(f"{resource_directory('kata')}/{name}.yaml", encoding="utf-8") as file:
         return _yaml().load(file)
 
@@ -117,11 +118,11 @@ def _yaml() -> YAML:
     return yaml
 
 
-def _text(text: str) -> str:
-    """The text, quoted if YAML 1.1 could take it for a number or a boolean."""
+def quoted(text: str) -> str:
+    """A text, quoted if YAML 1.1 could take it for a number or a boolean."""
     from ruamel.yaml.scalarstring import DoubleQuotedScalarString  # noqa: PLC0415 - slow
 
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
-    quoted: str = DoubleQuotedScalarString(text)
-    return quoted
+    scalar: str = DoubleQuotedScalarString(text)
+    return scalar

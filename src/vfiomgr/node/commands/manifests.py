@@ -1,0 +1,169 @@
+"""`vfiomgr node manifests`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.options import READING, complete_directory, complete_file, session_options
+from vfiomgr.cli.output import note, print_text
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.named_file import source_of, text_of
+from vfiomgr.kata.manifests.commands import print_objects
+from vfiomgr.kata.model import KUBELET_ROOT
+from vfiomgr.layout.commands.changes import complete_layout
+from vfiomgr.layout.document import choose_layout, read_layouts
+from vfiomgr.node.distribution import DISTRIBUTIONS, found_kubelet_root, named_kubelet_root
+from vfiomgr.node.manifests import NAMESPACE, NodeLayout, manifest_request
+from vfiomgr.node.manifests import manifests as manifests_of
+from vfiomgr.node.units import RENDERERS
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.program import own_program
+from vfiomgr.usage import forbid_alone, forbid_together
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SELINUX = HostPath("/sys/fs/selinux/enforce")
+
+
+@click.command("manifests")
+@click.option(
+    "--distribution",
+    type=click.Choice(DISTRIBUTIONS),
+    help="Use the kubelet's paths in this distribution.  [default: as on this host]",
+)
+@click.option(
+    "--kubelet-root",
+    metavar="DIR",
+    shell_complete=complete_directory,
+    help="Use this --root-dir of the kubelet.",
+)
+@click.option(
+    "--image", metavar="IMAGE", help="Run this image.  [default: localhost/vfiomgr-node:VERSION]"
+)
+@click.option(
+    "--namespace", default=NAMESPACE, show_default=True, metavar="NAME", help="Set the namespace."
+)
+@click.option(
+    "--node-selector",
+    "selectors",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Select the prepared nodes by label.  [default: all Linux nodes]",
+)
+@click.option(
+    "--selinux", is_flag=True, help="Use SELinux's type for device plugins, on nodes with SELinux."
+)
+@click.option(
+    "--with-layout",
+    "file",
+    metavar="FILE",
+    shell_complete=complete_file,
+    help="Add privileged pods that apply the layout in FILE to the nodes.",
+)
+@click.option(
+    "--layout",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_layout,
+    help="Name of the layout, if FILE has several.",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(tuple(RENDERERS)),
+    help="Print this systemd unit instead, for an agent without a container.",
+)
+@session_options(*READING)
+@pass_session
+def manifests(
+    session: Session,
+    *,
+    distribution: str | None,
+    kubelet_root: str | None,
+    image: str | None,
+    namespace: str,
+    selectors: tuple[str, ...],
+    selinux: bool,
+    file: str | None,
+    name: str | None,
+    unit: str | None,
+) -> None:
+    """Print the Kubernetes objects that run the agent on nodes.
+
+    The pods of the agent are unprivileged and need no rights in the Kubernetes API. They offer the
+    devices that are ready; a layout prepares them, either installed on the nodes (vfiomgr layout
+    install) or applied by separate pods (--with-layout).
+
+    \b
+    Examples:
+      vfiomgr node manifests | kubectl apply -f -
+      vfiomgr node manifests --distribution k0s --node-selector gpu=vfio
+      vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
+      vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
+      vfiomgr node manifests --unit vfiomgr-node-cdi.service
+    """
+    if unit is not None:
+        _forbid_objects(click.get_current_context().params)
+        print_text(RENDERERS[unit](_program()))
+        return
+    if distribution is not None and kubelet_root is not None:
+        forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
+    layout = _layout(file, name)
+    wanted = manifest_request(
+        image=image,
+        namespace=namespace,
+        kubelet_root=named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session),
+        selectors=selectors,
+        selinux=selinux,
+        layout=layout,
+    )
+    if not selinux and session.snapshot is None and session.files.exists(_SELINUX):
+        note("SELinux is in use: pass --selinux if the agent cannot create its socket")
+    print_objects(manifests_of(wanted), session.format)
+
+
+def _forbid_objects(parameters: Mapping[str, object]) -> None:
+    """Reject options for objects where a unit is printed."""
+    options = {"file": "--with-layout", "name": "--layout", "selectors": "--node-selector"}
+    for name in ("distribution", "kubelet_root", "image", "selectors", "selinux", "file", "name"):
+        if parameters[name]:
+            option = options.get(name, f"--{name.replace('_', '-')}")
+            forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")
+
+
+def _program() -> str:
+    """The command of this vfiomgr.
+
+    Raises:
+        Refusal: it is not installed, or users other than root could replace it.
+
+    """
+    program = own_program()
+    if program is None:
+        message = "cannot write a systemd unit: vfiomgr is not installed as a command"
+        refuse(
+            "program-not-installed", "", message, "install vfiomgr in /opt/vfiomgr (see README.md)"
+        )
+    return program
+
+
+def _own_kubelet_root(session: Session) -> HostPath:
+    """The kubelet's directory on the host, or else the usual one."""
+    root = None if session.snapshot is not None else found_kubelet_root(session.files)
+    if root is None:
+        note(f"kubelet not found; assuming {KUBELET_ROOT} (set --distribution or --kubelet-root)")
+    return root or KUBELET_ROOT
+
+
+def _layout(file: str | None, name: str | None) -> NodeLayout | None:
+    """The layout to apply, which is checked here rather than on each node."""
+    if file is None:
+        if name is not None:
+            forbid_alone("--layout", "--with-layout", "it chooses a layout of the file")
+        return None
+    text = text_of(file, "a layout file")
+    choose_layout(read_layouts(text, source_of(file)), name)
+    return NodeLayout(text, name)

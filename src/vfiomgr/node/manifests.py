@@ -1,0 +1,159 @@
+"""Kubernetes objects that run the agent on prepared nodes, rendered from kata/node-agent."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr import __version__
+from vfiomgr.errors import UsageError
+from vfiomgr.kata.manifests.model import parse_selector, require_image, require_label
+from vfiomgr.kata.manifests.render import quoted, template
+from vfiomgr.kata.model import KUBELET_ROOT
+from vfiomgr.node.distribution import POD_RESOURCES
+from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.kata.manifests.render import Object
+
+NAMESPACE = "vfiomgr"
+IMAGE = f"localhost/vfiomgr-node:{__version__}"
+"""The name that packaging/Containerfile is built with."""
+LAYOUT = "vfiomgr-layout"
+"""The ConfigMap with the layout, and the DaemonSet that applies it."""
+SELINUX_TYPE = "container_device_plugin_t"
+"""The type of container-selinux that may create sockets in the kubelet's directory."""
+
+_BASE, _PREPARATION = "node-agent/base", "node-agent/layout"
+_DIGEST = "vfiomgr.io/layout"
+_MOST_BYTES = 1 << 20
+"""Of a ConfigMap (MaxSecretSize in pkg/apis/core/types.go)."""
+
+
+class NodeLayout(Value):
+    """A layout that privileged pods apply to the nodes."""
+
+    text: str
+    name: str | None = None
+    """The name of the layout, if the text has several."""
+
+
+class ManifestRequest(Value):
+    """How the agent is deployed."""
+
+    image: str = IMAGE
+    namespace: str = NAMESPACE
+    kubelet_root: HostPath = KUBELET_ROOT
+    node_selector: tuple[tuple[str, str], ...] = ()
+    """Labels of the prepared nodes."""
+    selinux: bool = False
+    layout: NodeLayout | None = None
+
+
+def manifest_request(  # noqa: PLR0913 - an option is an argument
+    *,
+    image: str | None,
+    namespace: str,
+    kubelet_root: HostPath,
+    selectors: tuple[str, ...],
+    selinux: bool,
+    layout: NodeLayout | None,
+) -> ManifestRequest:
+    """The request of a user.
+
+    Raises:
+        UsageError: Kubernetes would refuse a value.
+
+    """
+    if layout is not None and len(layout.text.encode()) >= _MOST_BYTES:
+        message = "--with-layout: a ConfigMap cannot hold a layout of 1 MiB or more"
+        raise UsageError(message, "install it on the nodes: vfiomgr layout install FILE")
+    return ManifestRequest(
+        image=IMAGE if image is None else require_image("--image", image),
+        namespace=require_label("--namespace", namespace),
+        kubelet_root=kubelet_root,
+        node_selector=tuple(parse_selector("--node-selector", text) for text in selectors),
+        selinux=selinux,
+        layout=layout,
+    )
+
+
+def manifests(request: ManifestRequest) -> tuple[Object, ...]:
+    """The objects in the order in which they are created."""
+    return tuple(_placed(one, request.namespace) for one in _objects(request))
+
+
+def _objects(request: ManifestRequest) -> Iterator[Object]:
+    yield template(f"{_BASE}/namespace")
+    yield template(f"{_BASE}/serviceaccount")
+    if request.layout is not None:
+        yield _layout_map(request.layout)
+        yield _layout_pods(request, request.layout)
+    yield _agent_pods(request)
+
+
+def _placed(document: Object, namespace: str) -> Object:
+    """The object in its namespace, or the namespace itself."""
+    key = "name" if document["kind"] == "Namespace" else "namespace"
+    document["metadata"][key] = quoted(namespace)
+    return document
+
+
+def _agent_pods(request: ManifestRequest) -> Object:
+    document = template(f"{_BASE}/daemonset")
+    spec = _filled(document, request)
+    if request.selinux:
+        spec["securityContext"]["seLinuxOptions"] = {"type": SELINUX_TYPE}
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    volumes["pod-resources"]["hostPath"]["path"] = quoted(request.kubelet_root / POD_RESOURCES)
+    if request.layout is not None:
+        del volumes["layout"]["hostPath"]
+        volumes["layout"]["configMap"] = {"name": LAYOUT}
+    return document
+
+
+def _layout_pods(request: ManifestRequest, layout: NodeLayout) -> Object:
+    document = template(f"{_PREPARATION}/daemonset")
+    spec = _filled(document, request)
+    if layout.name is not None:
+        for container in (*spec["initContainers"], *spec["containers"]):
+            container["args"] += ["--layout", quoted(layout.name)]
+    # A changed layout is applied by new pods.
+    annotations = {_DIGEST: quoted(sha256(layout.text.encode()).hexdigest())}
+    document["spec"]["template"]["metadata"]["annotations"] = annotations
+    return document
+
+
+def _filled(document: Object, request: ManifestRequest) -> Any:  # noqa: ANN401 - as YAML has it
+    """Fill in what all pods have in common; return their specification."""
+    spec = document["spec"]["template"]["spec"]
+    selector = ((quoted(key), quoted(value)) for key, value in request.node_selector)
+    spec["nodeSelector"].update(selector)
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        container["image"] = quoted(request.image)
+    return spec
+
+
+def _layout_map(layout: NodeLayout) -> Object:
+    """The layout as a file for pods."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": LAYOUT},
+        "data": {"layout.yaml": _block(layout.text)},
+    }
+
+
+def _block(text: str) -> str:
+    """A text as a block of lines; quoted if YAML has no such block for its characters."""
+    from ruamel.yaml.scalarstring import (  # noqa: PLC0415 - slow
+        DoubleQuotedScalarString,
+        LiteralScalarString,
+    )
+
+    is_plain = all(map(str.isprintable, text.split("\n")))
+    scalar: str = LiteralScalarString(text) if is_plain else DoubleQuotedScalarString(text)
+    return scalar

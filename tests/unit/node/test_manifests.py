@@ -1,0 +1,438 @@
+"""The objects that run the agent: kustomize, Helm and `node manifests` give the same ones."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import helm_python
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kubernetes_validate import utils
+from ruamel.yaml import YAML
+
+from tests.unit.golden.transcripts import PROGRAM, as_installed
+from tests.unit.node.pod_security import containers, violations
+from tests.unit.runtimes import put
+from vfiomgr import __version__
+from vfiomgr.errors import UsageError
+from vfiomgr.kata.manifests.render import as_json, as_yaml
+from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
+from vfiomgr.layout.document import read_layouts
+from vfiomgr.node import manifests as manifests_module
+from vfiomgr.node.distribution import DISTRIBUTIONS
+from vfiomgr.node.manifests import IMAGE, ManifestRequest, NodeLayout, manifest_request, manifests
+from vfiomgr.node.units import render_cdi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
+
+SOURCES = Path(__file__).parents[3] / "kata/node-agent"
+NEWEST = utils.all_versions()[-3:]
+LAYOUT = NodeLayout((SOURCES / "layout/layout.yaml").read_text(), "node")
+LABELS = ("helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+"""What Helm adds to the labels of its objects."""
+READ_ONLY = {"pod-resources", "layout", "sys", "vfio"}
+WRITABLE = {"device-plugins", "cdi", "state", "features", "tmp"}
+K0S = KUBELET_ROOTS["k0s"]
+REQUESTS = {
+    "default": (ManifestRequest(), {}),
+    "k0s": (
+        ManifestRequest(kubelet_root=K0S, node_selector=(("gpu", "on"),), selinux=True),
+        {"kubeletRoot": str(K0S), "nodeSelector": {"gpu": "on"}, "selinux": True},
+    ),
+    "layout": (
+        ManifestRequest(image="registry.example/agent:2", namespace="gpu", layout=LAYOUT),
+        {
+            "image": {"repository": "registry.example/agent", "tag": "2"},
+            "layout": LAYOUT.text,
+            "layoutName": LAYOUT.name,
+        },
+    ),
+}
+each_request = pytest.mark.parametrize(
+    ("request_", "values"), REQUESTS.values(), ids=list(REQUESTS)
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def remembered_schemas() -> Any:
+    """Schemas of some megabytes, which are read once instead of for each object."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        patch.setattr(utils, "all_versions", cache(utils.all_versions))
+        yield
+
+
+def plain(request: ManifestRequest) -> list[Any]:
+    """The objects as Kubernetes reads them."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)
+    text = as_yaml(manifests(request))
+    objects = list(yaml.load_all(text))
+    assert json.loads(json.dumps(as_json(manifests(request))))["items"] == objects
+    return objects
+
+
+def named(objects: list[Any]) -> dict[tuple[str, str], Any]:
+    """The objects by kind and name."""
+    return {(each["kind"], each["metadata"]["name"]): each for each in objects}
+
+
+def pods(objects: list[Any]) -> dict[str, Any]:
+    """The specifications of the pods by the names of their DaemonSets."""
+    found = (each for each in objects if each["kind"] == "DaemonSet")
+    return {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in found}
+
+
+def rendered(values: dict[str, Any], namespace: str) -> list[Any]:
+    """What Helm itself makes of the chart, without the labels that it adds."""
+    yaml = YAML(typ="safe", pure=True)
+    with helm_python.Chart.load(SOURCES / "chart") as chart:
+        texts = chart.render(values, name="vfiomgr", namespace=namespace)
+    objects = [one for text in texts.values() for one in yaml.load_all(text) if one]
+    for one in objects:
+        labels = one["metadata"]["labels"]
+        assert [labels.pop(label) for label in LABELS][1:] == ["vfiomgr", "Helm"]
+        if not labels:
+            del one["metadata"]["labels"]
+    return objects
+
+
+@each_request
+def test_kubernetes_accepts_what_is_printed(
+    request_: ManifestRequest, values: dict[str, Any]
+) -> None:
+    helm = rendered(values, request_.namespace)
+    for document in (*plain(request_), *helm):
+        for version in NEWEST:
+            utils.validate(document, version, strict=True)
+
+
+def test_the_schemas_refuse_what_is_misspelt() -> None:
+    document = plain(ManifestRequest())[-1]
+    context = document["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    context["priviledged"] = context.pop("privileged")
+    for version in NEWEST:
+        with pytest.raises(utils.ValidationError):
+            utils.validate(document, version, strict=True)
+
+
+def test_the_base_of_kustomize_is_what_is_printed_by_default() -> None:
+    yaml = YAML(typ="safe", pure=True)
+    base = yaml.load((SOURCES / "base/kustomization.yaml").read_text())
+    texts = [(SOURCES / "base" / name).read_text() for name in base["resources"]]
+    assert as_yaml(manifests(ManifestRequest())) == "---\n".join(texts)
+    files = {path.name for path in (SOURCES / "base").iterdir()}
+    assert files == {*base["resources"], "kustomization.yaml"}
+    assert base["namespace"] == ManifestRequest().namespace
+
+
+def test_the_overlay_of_kustomize_applies_a_valid_layout() -> None:
+    yaml = YAML(typ="safe", pure=True)
+    overlay = yaml.load((SOURCES / "layout/kustomization.yaml").read_text())
+    assert overlay["resources"] == ["../base", "daemonset.yaml"]
+    (generator,) = overlay["configMapGenerator"]
+    assert generator == {"name": "vfiomgr-layout", "files": ["layout.yaml"]}
+    assert list(read_layouts(LAYOUT.text, "layout.yaml").layouts) == [LAYOUT.name]
+    (patch,) = overlay["patches"]
+    (volume,) = yaml.load(patch["patch"])["spec"]["template"]["spec"]["volumes"]
+    with_layout = pods(plain(ManifestRequest(layout=LAYOUT)))["vfiomgr-node"]
+    assert volume.pop("hostPath") is None
+    assert volume in with_layout["volumes"]
+
+
+@each_request
+def test_helm_renders_the_same_objects(request_: ManifestRequest, values: dict[str, Any]) -> None:
+    ours = named(plain(request_))
+    del ours["Namespace", request_.namespace]
+    found = named(rendered(values, request_.namespace))
+    for one in found.values():
+        if request_.node_selector and one["kind"] == "DaemonSet":
+            selector = one["spec"]["template"]["spec"]["nodeSelector"]
+            assert selector.pop("kubernetes.io/os") == "linux"
+            selector["kubernetes.io/os"] = "linux"
+    assert found == ours
+
+
+def test_helm_finds_nothing_wrong_with_the_chart() -> None:
+    report = helm_python.lint(SOURCES / "chart", strict=True)
+    assert report["total_charts_linted"] == 1
+    assert report["errors"] == []
+    assert {message["severity"] for message in report["messages"]} <= {1}
+
+
+def test_helm_refuses_values_that_the_chart_does_not_have() -> None:
+    with pytest.raises(helm_python.HelmValuesError, match="'kubeletroot' not allowed"):
+        rendered({"kubeletroot": "/var/lib/k0s/kubelet"}, "gpu")
+    with pytest.raises(helm_python.HelmValuesError, match="kubeletRoot"):
+        rendered({"kubeletRoot": "kubelet"}, "gpu")
+
+
+def test_all_have_the_version_of_vfiomgr() -> None:
+    chart = YAML(typ="safe", pure=True).load((SOURCES / "chart/Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    assert IMAGE.endswith(f":{__version__}")
+    images = {
+        one["image"] for spec in pods(plain(ManifestRequest())).values() for one in containers(spec)
+    }
+    assert images == {IMAGE}
+    text = (SOURCES / "layout/daemonset.yaml").read_text()
+    assert text.count("image:") == text.count(f'image: "{IMAGE}"') == 2
+
+
+@each_request
+def test_the_agent_is_baseline_except_for_its_paths(
+    request_: ManifestRequest, values: dict[str, Any]
+) -> None:
+    allowed = {"hostPathVolumes"} | ({"seLinuxOptions"} if request_.selinux else set())
+    for objects in (plain(request_), rendered(values, request_.namespace)):
+        agent = pods(objects)["vfiomgr-node"]
+        assert violations(agent) == allowed
+
+
+def test_only_the_pods_of_a_layout_are_privileged() -> None:
+    found = pods(plain(ManifestRequest(layout=LAYOUT)))
+    preparation = found["vfiomgr-layout"]
+    assert violations(preparation) == {"hostPathVolumes", "hostNamespaces", "privileged"}
+    assert [each["name"] for each in containers(preparation)] == ["apply", "watch"]
+    del preparation["initContainers"]
+    assert violations(preparation) == {"hostPathVolumes", "hostNamespaces"}
+    assert violations(found["vfiomgr-node"]) == {"hostPathVolumes"}
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        (lambda pod: pod.update(hostPID=True), "hostNamespaces"),
+        (lambda pod: pod["securityContext"]["seccompProfile"].update(type="Unconfined"),
+         "seccompProfile"),
+        (lambda pod: pod["securityContext"].update(sysctls=[{"name": "kernel.msgmax"}]), "sysctls"),
+        (lambda pod: context(pod).update(privileged=True), "privileged"),
+        (lambda pod: context(pod).update(procMount="Unmasked"), "procMount"),
+        (lambda pod: context(pod)["capabilities"].update(add=["SYS_ADMIN"]),
+         "capabilities_baseline"),
+        (lambda pod: context(pod).update(appArmorProfile={"type": "Unconfined"}),
+         "appArmorProfile"),
+        (lambda pod: context(pod).update(windowsOptions={"hostProcess": True}),
+         "windowsHostProcess"),
+        (lambda pod: pod["containers"][0]["ports"][0].update(hostPort=9478), "hostPorts"),
+        (lambda pod: pod["containers"][0]["livenessProbe"]["httpGet"].update(host="10.0.0.1"),
+         "hostProbesAndHostLifecycle"),
+    ],
+)  # fmt: skip
+def test_what_is_not_baseline_is_found(change: Callable[[Any], None], rule: str) -> None:
+    pod = pods(plain(ManifestRequest()))["vfiomgr-node"]
+    change(pod)
+    assert violations(pod) == {"hostPathVolumes", rule}
+
+
+def context(pod: Any) -> Any:
+    return pod["containers"][0]["securityContext"]
+
+
+def test_the_agent_is_hardened_beyond_baseline() -> None:
+    pod = pods(plain(ManifestRequest()))["vfiomgr-node"]
+    (agent,) = containers(pod)
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["priorityClassName"] == "system-node-critical"
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert agent["securityContext"] == {
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    mounts = {mount["name"]: mount.get("readOnly", False) for mount in agent["volumeMounts"]}
+    assert mounts == dict.fromkeys(READ_ONLY, True) | dict.fromkeys(WRITABLE, False)
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+
+
+def test_one_agent_at_a_time_serves_a_node() -> None:
+    found = named(plain(ManifestRequest()))["DaemonSet", "vfiomgr-node"]
+    assert found["spec"]["updateStrategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0},
+    }
+
+
+def test_the_probes_ask_the_port_of_the_metrics() -> None:
+    (agent,) = pods(plain(ManifestRequest()))["vfiomgr-node"]["containers"]
+    (port,) = agent["ports"]
+    assert agent["args"] == ["node", "run", "--metrics", f"0.0.0.0:{port['containerPort']}"]
+    probes = {name: agent[name]["httpGet"] for name in ("livenessProbe", "readinessProbe")}
+    assert probes == {
+        "livenessProbe": {"path": "/healthz", "port": port["name"]},
+        "readinessProbe": {"path": "/readyz", "port": port["name"]},
+    }
+    (other,) = pods(rendered({"port": 9999, "args": ["--consumer", "kata"]}, "gpu"))[
+        "vfiomgr-node"
+    ]["containers"]
+    assert other["args"] == ["node", "run", "--metrics", "0.0.0.0:9999", "--consumer", "kata"]
+    assert other["ports"][0]["containerPort"] == 9999
+
+
+def test_a_cluster_without_node_feature_discovery_gets_no_directory_for_it() -> None:
+    pod = pods(rendered({"nfd": False}, "gpu"))["vfiomgr-node"]
+    names = {volume["name"] for volume in pod["volumes"]}
+    mounts = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert names == mounts == (READ_ONLY | WRITABLE) - {"features"}
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+@example("# \r\n\t\x85")
+@example(" \n a\n\n")
+def test_a_layout_arrives_as_it_is(text: str) -> None:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)
+    layout_map = manifests_module._layout_map(NodeLayout(text))
+    assert yaml.load(as_yaml([layout_map]))["data"] == {"layout.yaml": text}
+
+
+def test_a_changed_layout_is_applied_by_new_pods() -> None:
+    def digest(text: str) -> object:
+        objects = named(plain(ManifestRequest(layout=NodeLayout(text))))
+        pod = objects["DaemonSet", "vfiomgr-layout"]["spec"]["template"]
+        return pod["metadata"]["annotations"]["vfiomgr.io/layout"]
+
+    assert digest("a") == digest("a") != digest("b")
+
+
+def test_a_layout_larger_than_a_config_map_is_refused() -> None:
+    with pytest.raises(UsageError, match="a ConfigMap cannot hold a layout of 1 MiB or more"):
+        manifest_request(
+            image=None,
+            namespace="gpu",
+            kubelet_root=KUBELET_ROOT,
+            selectors=(),
+            selinux=False,
+            layout=NodeLayout("é" * (1 << 19)),
+        )
+
+
+# ---- the command
+
+
+def root_in(text: str) -> str:
+    """Where the pods find the kubelet's socket for pod resources."""
+    objects = list(YAML(typ="safe", pure=True).load_all(text))
+    volumes = {each["name"]: each for each in pods(objects)["vfiomgr-node"]["volumes"]}
+    assert volumes["device-plugins"]["hostPath"]["path"] == "/var/lib/kubelet/device-plugins"
+    path: str = volumes["pod-resources"]["hostPath"]["path"]
+    return path.removesuffix("/pod-resources")
+
+
+def with_kubelet(kernel: FakeKernel, root: str) -> None:
+    put(kernel, f"{root}/pod-resources/kubelet.sock", "")
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+def test_the_paths_of_each_distribution_are_found_on_the_host(
+    run: Run, kernel: FakeKernel, distribution: str
+) -> None:
+    root = KUBELET_ROOTS[distribution]
+    with_kubelet(kernel, root)
+    answer = run("node", "manifests")
+    assert (answer.status, answer.stderr, root_in(answer.stdout)) == (0, "", root)
+    other = run("node", "manifests", "--distribution", "k0s").stdout
+    assert root_in(other) == "/var/lib/k0s/kubelet"
+
+
+def test_without_a_kubelet_the_usual_path_is_assumed(run: Run) -> None:
+    answer = run("node", "manifests")
+    assert root_in(answer.stdout) == "/var/lib/kubelet"
+    assert answer.stderr == (
+        "kubelet not found; assuming /var/lib/kubelet (set --distribution or --kubelet-root)\n"
+    )
+    assert run("node", "manifests", "--distribution", "kubeadm").stderr == ""
+
+
+def test_microk8s_links_the_usual_path_to_its_own(run: Run, kernel: FakeKernel) -> None:
+    with_kubelet(kernel, KUBELET_ROOTS["microk8s"])
+    kernel.sysfs.link("/var/lib/kubelet", KUBELET_ROOTS["microk8s"])
+    assert root_in(run("node", "manifests").stdout) == KUBELET_ROOTS["microk8s"]
+
+
+def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) -> None:
+    with_kubelet(kernel, KUBELET_ROOT)
+    with_kubelet(kernel, K0S)
+    answer = run("node", "manifests")
+    assert answer.status == 2
+    assert answer.stderr == (
+        "vfiomgr: error: several kubelets found: /var/lib/kubelet, /var/lib/k0s/kubelet\n"
+        "  remedy: pass --distribution or --kubelet-root\n"
+    )
+    assert root_in(run("node", "manifests", "--kubelet-root", "/data/kubelet/").stdout) == (
+        "/data/kubelet"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--kubelet-root kubelet", "--kubelet-root: 'kubelet' is not an absolute path"),
+        ("--kubelet-root /a/../b", "--kubelet-root: '/a/../b' is not an absolute path"),
+        ("--kubelet-root /", "--kubelet-root: '/' is not an absolute path"),
+        ("--kubelet-root /a --distribution k3s", "--distribution and --kubelet-root contradict"),
+        ("--namespace A", "--namespace 'A' is not a valid Kubernetes name"),
+        ("--node-selector a", "--node-selector 'a' is not a node label"),
+        ("--image ''", "--image '' is not an image name"),
+        ("--layout a", "--layout does nothing without --with-layout"),
+        ("--with-layout none.yaml", "cannot read a layout file none.yaml"),
+        ("--unit vfiomgr-node.service --image a", "--unit and --image contradict each other"),
+        ("--unit vfiomgr-node.service --node-selector a=b", "--unit and --node-selector contra"),
+    ],
+)
+def test_wrong_options_are_refused(run: Run, options: str, message: str) -> None:
+    answer = run("node", "manifests", *(word.strip("'") for word in options.split()))
+    assert (answer.status, answer.stdout) == (2, "")
+    assert message in answer.stderr
+
+
+def test_a_layout_is_checked_before_it_reaches_a_node(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "layout.yaml"
+    file.write_text(LAYOUT.text.replace("passthrough", "passthru"))
+    answer = run("node", "manifests", "--with-layout", str(file))
+    assert (answer.status, answer.stdout) == (65, "")
+    assert "passthru" in answer.stderr
+    file.write_text(LAYOUT.text)
+    answer = run("node", "manifests", "--with-layout", str(file), "--format", "json")
+    objects = json.loads(answer.stdout)["items"]
+    assert named(objects)["ConfigMap", "vfiomgr-layout"]["data"]["layout.yaml"] == LAYOUT.text
+
+
+def test_selinux_on_the_host_is_noted(run: Run, kernel: FakeKernel) -> None:
+    with_kubelet(kernel, KUBELET_ROOT)
+    put(kernel, "/sys/fs/selinux/enforce", "1")
+    note = "SELinux is in use: pass --selinux if the agent cannot create its socket\n"
+    assert run("node", "manifests").stderr == note
+    answer = run("node", "manifests", "--selinux")
+    assert answer.stderr == ""
+    assert "type: container_device_plugin_t" in answer.stdout
+
+
+def test_a_unit_needs_a_program_that_is_installed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unit = ("node", "manifests", "--unit", "vfiomgr-node.service")
+    answer = run(*unit)
+    assert (answer.status, answer.stdout) == (4, "")
+    assert "vfiomgr is not installed as a command" in answer.stderr
+    as_installed(monkeypatch)
+    answer = run(*unit)
+    assert (answer.status, answer.stderr) == (0, "")
+    assert f"ExecStart={PROGRAM} -I -m vfiomgr node run " in answer.stdout
+
+
+def test_the_specifications_are_written_before_any_kubelet_starts() -> None:
+    unit = render_cdi("/usr/bin/vfiomgr")
+    before = next(line for line in unit.splitlines() if line.startswith("Before="))
+    for kubelet in ("kubelet", "k3s-agent", "rke2-agent", "k0sworker"):
+        assert f"{kubelet}.service" in before
+    assert "ExecStart=/usr/bin/vfiomgr node run --once\n" in unit
