@@ -12,6 +12,7 @@ from vfiomgr.kata.manifests.render import quoted, template
 from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.node.distribution import POD_RESOURCES
 from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, render_record
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -138,13 +139,12 @@ def _filled(document: Object, request: ManifestRequest) -> Any:  # noqa: ANN401 
 
 
 def _layout_map(layout: NodeLayout) -> Object:
-    """The layout as a file for pods."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": LAYOUT},
-        "data": {"layout.yaml": _block(layout.text)},
-    }
+    """The layout as files for pods, as `layout install` writes them on a host."""
+    files = {FILE.name: _block(layout.text)}
+    if layout.name is not None:
+        files[RECORD.name] = _block(render_record(InstalledLayout(layout.name)))
+    metadata = {"name": LAYOUT}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
 
 
 def _block(text: str) -> str:

@@ -26,6 +26,7 @@ from vfiomgr.node import manifests as manifests_module
 from vfiomgr.node.distribution import DISTRIBUTIONS
 from vfiomgr.node.manifests import IMAGE, ManifestRequest, NodeLayout, manifest_request, manifests
 from vfiomgr.node.units import render_cdi
+from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, parse_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,6 +294,18 @@ def test_a_layout_arrives_as_it_is(text: str) -> None:
     yaml.version = (1, 1)
     layout_map = manifests_module._layout_map(NodeLayout(text))
     assert yaml.load(as_yaml([layout_map]))["data"] == {"layout.yaml": text}
+
+
+def test_the_agent_knows_which_layout_of_the_file_was_chosen() -> None:
+    objects = plain(ManifestRequest(layout=NodeLayout(LAYOUT.text, 'a ä"b')))
+    record = named(objects)["ConfigMap", "vfiomgr-layout"]["data"][RECORD.name]
+    assert parse_record(record) == InstalledLayout('a ä"b')
+    found = pods(objects)
+    for mount in found["vfiomgr-node"]["containers"][0]["volumeMounts"]:
+        if mount["name"] == "layout":
+            assert mount["mountPath"] == FILE.parent
+    unnamed = named(plain(ManifestRequest(layout=NodeLayout(LAYOUT.text))))
+    assert list(unnamed["ConfigMap", "vfiomgr-layout"]["data"]) == [FILE.name]
 
 
 def test_a_changed_layout_is_applied_by_new_pods() -> None:
