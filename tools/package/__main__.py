@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tools.package.debian import build_deb
 from tools.package.rpm import build_rpm
-from tools.package.tree import HOME, libraries, make_tree
+from tools.package.tree import HOME, libraries, make_tree, packaged_units
 from tools.package.wheels import CHECKOUT, PYTHONS, REQUIREMENTS, download, own_architecture
 from vfiomgr import __version__
 
@@ -22,9 +22,9 @@ _COMPILE = (
 )
 _CLEAN = f"find /{HOME} -name __pycache__ -prune -exec rm -r {{}} +"
 """Whatever Python made them: a later one of the system, too, when root ran vfiomgr."""
-_STOP = """\
+_STOP = f"""\
 if [ -d /run/systemd/system ]; then
-    systemctl disable --now vfiomgr-watch.service vfiomgr-layout.service
+    systemctl disable --now {" ".join(reversed(packaged_units()))}
 fi
 for file in /etc/udev/rules.d/05-vfiomgr-*.rules /etc/systemd/system/vfiomgr-*.service; do
     if [ -e "$file" ]; then

@@ -74,7 +74,7 @@ def make_tree(tree: Path, wheels: list[Path]) -> None:
     shutil.copy(SOURCES / "vfiomgr", command)
     _write_documents(tree)
     _write_completions(tree)
-    for name, text in _units().items():
+    for name, text in packaged_units().items():
         _write(tree / _UNITS / name, text)
     set_modes(tree)
 
@@ -123,7 +123,7 @@ def _write_completions(tree: Path) -> None:
         _write(tree / path, said.stdout)
 
 
-def _units() -> dict[str, str]:
+def packaged_units() -> dict[str, str]:
     """Units of the node agent, and for a layout in /etc/vfiomgr that another program put there.
 
     They are disabled.
