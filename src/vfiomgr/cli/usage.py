@@ -75,6 +75,7 @@ _SAMPLES = {
     "--libvirt-version": "10.0",
     "--runtime-config": "/etc/containerd/config.toml",
     "--containerd-version": "2.1",
+    "--layout": "gpu-node",
     "--match": "A40",
     "--plugin-directory": "/var/lib/kubelet/device-plugins",
     "--pod-resources": "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",

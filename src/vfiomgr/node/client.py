@@ -62,7 +62,8 @@ def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, str]:
         what = "asking the agent"
         raise NeedsRoot(what) from None
     except (OSError, http.client.HTTPException) as error:
-        message = f"no agent answers on {path}: {error}"
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        message = f"no agent answers on {path}: {reason}"
         raise HostError(message, "start it with: vfiomgr node run") from None
     finally:
         connection.close()

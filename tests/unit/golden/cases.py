@@ -17,6 +17,8 @@ from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
 from tests.unit.layout.test_watch_command import Ending
+from vfiomgr.diagnostic import Diagnostic, as_remedies
+from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.requests import Bind
 from vfiomgr.paths import STATE
@@ -107,7 +109,37 @@ def end_at_once(place: Place) -> None:
     place.patch.setattr("vfiomgr.layout.commands.watch.DeviceChanges", Ending())
 
 
+def with_agent(place: Place) -> None:
+    """An agent answers, with a device that a pod has and one that is quarantined."""
+    cause = Diagnostic(
+        "quarantined",
+        "blocker",
+        "0000:42:00.0",
+        "0000:42:00.0 is quarantined: the reset failed",
+        remedies=as_remedies(("vfiomgr node release 0000:42:00.0",)),
+    )
+    devices = (
+        DeviceStatus(
+            "0000:41:00.0", ("0000:41:00.0",), (0,), used_by="gpu/train-0/main", is_healthy=True
+        ),
+        DeviceStatus(
+            "0000:42:00.0", ("0000:42:00.0",), (), used_by="", is_healthy=False, reasons=(cause,)
+        ),
+    )
+    resource = ResourceStatus(
+        "vfiomgr.io/GA102GL_A40", "default", is_registered=True, devices=devices
+    )
+    status = NodeStatus(
+        4242, "/var/lib/kubelet/device-plugins", has_kubelet=True, resources=(resource,)
+    )
+    place.patch.setattr("vfiomgr.node.commands.status.read_status", lambda _: status)
+
+
 HOST_SCENARIOS = (
+    Scenario("node run", ".bind 02:00.0\nnode run --once\nnode run --alias 10de"),
+    Scenario("node status", "node status", prepare=with_agent),
+    Scenario("node status", "node status", case="no-agent"),
+    Scenario("node release", "node release 02:00.0"),
     Scenario("completion", "completion fish", is_document=True),
     Scenario("completion", "completion ksh", case="unknown-shell"),
     Scenario("help", "help\nhelp bind\nhelp layout apply", is_document=True),
