@@ -43,11 +43,9 @@ class DevicePlugin:
     def update(self, resource: NodeResource) -> None:
         """Set the devices, and send them to the kubelet if its list changes."""
         self._resource = resource
-        now = listed(resource)
-        if now != self._listed:
-            self._listed = now
-            changed, self._changed = self._changed, asyncio.Event()
-            changed.set()
+        self._listed = listed(resource)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The methods, for a server."""
