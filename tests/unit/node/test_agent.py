@@ -288,6 +288,21 @@ def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> Non
     tell(story())
 
 
+def test_a_release_forgives_the_errors_of_a_device(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
+            node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            assert (await node.command("node", "release", GPUS[1]))[0] == 0
+            await node.kubelet.until_capacity(NAME, 3, 3)
+
+    tell(story())
+
+
 def test_without_an_agent_its_commands_say_so(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
