@@ -153,6 +153,7 @@ def run(
     Examples:
       vfiomgr node run
       vfiomgr node run --metrics :9478
+      vfiomgr node run --layout kata-node
       vfiomgr node run --resource-prefix example.com --alias 10de:2235=a40
     """
     node = NodeSettings(prefix, consumer, _named(aliases), resets)
