@@ -41,7 +41,8 @@ def test_status_is_a_table_with_reasons_below(run: Run, monkeypatch: pytest.Monk
     ]
     assert answer.stderr.splitlines() == [
         f"{NAME}: not registered with the kubelet",
-        f"{GPU} is on nvidia; vfiomgr bind {GPU}",
+        f"{GPU} is on nvidia",
+        f"  remedy: vfiomgr bind {GPU}",
     ]
 
 

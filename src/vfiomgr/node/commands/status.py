@@ -143,6 +143,8 @@ def _notes(found: NodeStatus) -> Iterator[str]:
             yield f"{resource.name}: not registered with the kubelet"
     for _, device in _devices(found):
         for reason in device.reasons:
-            yield f"{reason.summary}; {reason.hint}" if reason.hint else reason.summary
+            yield reason.summary
+            if reason.hint:
+                yield f"  remedy: {reason.hint}"
     if not found.resources:
         yield "no devices are offered; bind some with: vfiomgr bind ADDRESS"
