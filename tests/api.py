@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vfiomgr.check.plan import check
-from vfiomgr.definitions import restore_apply
+from vfiomgr.definitions import named
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.host.tree import HostTree
@@ -16,12 +16,11 @@ from vfiomgr.snapshot import scan as snapshot_scan
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vfiomgr.definitions.named import Restored
     from vfiomgr.definitions.requests import RestoreVgpus
-    from vfiomgr.definitions.restore_apply import Restored
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff
-    from vfiomgr.engine.request import Request
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Request, Step
     from vfiomgr.engine.transaction import Options
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout.requests import ApplyLayout
@@ -98,4 +97,4 @@ def restore(
     request: RestoreVgpus, *, tree: HostTree, **options: Unpack[Options]
 ) -> tuple[Restored, ...]:
     with host_at(tree, **options).changing() as work:
-        return restore_apply.restore(request, work)
+        return named.restore_vgpus(request, work)

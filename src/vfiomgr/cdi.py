@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi import check as judge
-from vfiomgr.containers.cdi import listing
-from vfiomgr.containers.cdi.consumers import ANY, consumers_named
+from vfiomgr.containers.cdi import devices as cdi_devices
+from vfiomgr.containers.cdi.devices import kind_notes, nothing_ready, specification_of
 from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.facts import read_cdi_files
-from vfiomgr.containers.cdi.generate import kind_notes, nothing_ready, specification_of
+from vfiomgr.containers.cdi.grammar import ANY, consumers_named, is_called
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -23,18 +23,16 @@ from vfiomgr.containers.cdi.model import (
     Lifetime,
     OfferRequest,
 )
-from vfiomgr.containers.cdi.names import is_called
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
-from vfiomgr.documents.named_file import STANDARD_INPUT, text_of
-from vfiomgr.errors import UsageError
+from vfiomgr.documents.files import STANDARD_INPUT, text_of
+from vfiomgr.errors import UsageError, require_choice
 from vfiomgr.paths import MACHINE, HostPath
-from vfiomgr.usage import require_choice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.containers.cdi.check import CdiReport
-    from vfiomgr.containers.cdi.listing import CdiEntry
+    from vfiomgr.containers.cdi.devices import CdiEntry
     from vfiomgr.containers.cdi.model import CdiSpecification, Naming, NodeForm
     from vfiomgr.engine.run import Outcome
     from vfiomgr.library import Host
@@ -180,7 +178,7 @@ def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ..
     seen = host.scan_or_image()
     nodes = _present_nodes(host, seen, seen.cdi_files) or {}
     unreadable = (file.path for file in seen.cdi_files if not is_readable(read_file(file)))
-    return tuple(listing.entries(seen, nodes)), tuple(unreadable)
+    return tuple(cdi_devices.entries(seen, nodes)), tuple(unreadable)
 
 
 def _present_nodes(

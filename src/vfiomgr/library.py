@@ -23,8 +23,8 @@ from vfiomgr import layout as layouts
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.engine import recovery, registry
 from vfiomgr.engine.journal import survey
-from vfiomgr.engine.lost_state import unusable
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.journal_files import unusable
+from vfiomgr.engine.plan import Request
 from vfiomgr.engine.transaction import (
     ApplyContext,
     Options,
@@ -32,16 +32,15 @@ from vfiomgr.engine.transaction import (
     prepared,
     slots_with_serials,
 )
-from vfiomgr.errors import NeedsRoot
+from vfiomgr.errors import NeedsRoot, chosen
 from vfiomgr.host.tree import HostTree
-from vfiomgr.layout.applied import reversion
-from vfiomgr.passthrough import requests as passthrough_requests
+from vfiomgr.layout.revert import reversion
+from vfiomgr.passthrough import steps
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.topology.build import build as build_topology
-from vfiomgr.usage import chosen
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOutcome, created, removed
 
 if TYPE_CHECKING:
@@ -50,15 +49,14 @@ if TYPE_CHECKING:
     from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff, Survey
-    from vfiomgr.engine.plan import Plan
+    from vfiomgr.engine.plan import Plan, Step
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.engine.step import Step
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout import requests as layout_requests
     from vfiomgr.passthrough.named import BindOptions, UnbindOptions
+    from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.pci.reset_capabilities import ResetMethod
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.topology.model import Topology
     from vfiomgr.vgpu.model import Vgpu
@@ -440,6 +438,6 @@ def _not_checked(host: HostSnapshot, request: Request) -> Iterator[str]:
             yield "mounts in other namespaces and disks in exclusive use: requires root"
     if host.host_uses is None:
         yield "mounted file systems and the default route: no /proc on this host"
-    driver = request.driver if isinstance(request, passthrough_requests.Bind) else None
+    driver = request.driver if isinstance(request, steps.Bind) else None
     if driver is not None and host.vfio_modules is None:
         yield f"whether driver {driver} exists: no module lists on this host"

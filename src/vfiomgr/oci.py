@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.facts import read_cdi_files
+from vfiomgr.containers.cdi.grammar import is_device_name, is_kind
 from vfiomgr.containers.cdi.model import generating
-from vfiomgr.containers.cdi.names import is_device_name, is_kind
 from vfiomgr.containers.oci import edit, plan
 from vfiomgr.containers.oci.facts import read_node
 from vfiomgr.containers.oci.model import Injection

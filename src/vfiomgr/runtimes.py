@@ -14,8 +14,8 @@ from vfiomgr.engine.transaction import ApplyContext, scan_for
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.functions import config_space
 from tests.fakes.sysfs import Sysfs, first_line, reject, unsigned
-from vfiomgr.pci.reset_capabilities import CONFIG_SIZE
+from vfiomgr.pci.capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from tests.fakes.functions import Functions

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import tomlkit
 
 from tests.fakes.programs import Said
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

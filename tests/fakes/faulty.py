@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError, ProgramFailed
-from vfiomgr.host.accounts import ROOT_ONLY, NodeAccess
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.host.tree import HostTree, ProgramAnswer, write_failed
 from vfiomgr.paths import VFIO_NODES, HostPath
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from tests.fakes.disks import number_of
 from tests.fakes.sysfs import READ_ONLY, WRITE_ONLY, Sysfs
 from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES, HostPath
+from vfiomgr.pci.capabilities import CONFIG_SIZE
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.reset_capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

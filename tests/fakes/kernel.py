@@ -34,7 +34,7 @@ from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.reset_capabilities import CONFIG_SIZE
+from vfiomgr.pci.capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -23,7 +23,7 @@ from vfiomgr.containers.runtimes.values import without_zeros
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from pathlib import Path

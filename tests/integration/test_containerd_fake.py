@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.containerd import CRI, IMAGES, RUNTIME, Containerd
 from tests.integration.programs import ask
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from pathlib import Path

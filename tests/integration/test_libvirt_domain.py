@@ -23,8 +23,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import FORMATS, parse_disk
 from vfiomgr.libvirt.xml import render
-from vfiomgr.units import GIB, MIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, MIB, Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 

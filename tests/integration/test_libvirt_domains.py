@@ -18,10 +18,10 @@ from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.commands.hook import read_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.version import Version
+from vfiomgr.sriov.steps import SetVirtualFunctions
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

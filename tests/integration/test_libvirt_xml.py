@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
-from vfiomgr.libvirt.hostdev import NO_ROM
+from vfiomgr.libvirt.model import NO_ROM
 from vfiomgr.vgpu.guest_device import HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 

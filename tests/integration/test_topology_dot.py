@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import dgx, vgpu_server
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.dot import render_dot
-from vfiomgr.topology.view import rows, view
+from vfiomgr.topology.model import rows, view
+from vfiomgr.topology.render import render_dot
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -16,11 +16,10 @@ from tests.unit.topology.hosts import dgx, vgpu_server
 from tests.unit.topology.test_hostile import MARKUP
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.html import render_html
-from vfiomgr.topology.render.svg import render_svg
-from vfiomgr.topology.view import rows, view
+from vfiomgr.topology.model import rows, view
+from vfiomgr.topology.render import render_html, render_svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,20 +20,20 @@ from tests import api
 from tests.lab.topology import EVERY_MOMENT_VARIABLE, current
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.worker import WorkerPool
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, pci_device
+from vfiomgr.pci.drivers import read_origins
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import read_origins
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tests.lab.topology import Topology
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
     from vfiomgr.engine.worker import Result
-    from vfiomgr.pci.original_state import DriverState
+    from vfiomgr.pci.drivers import DriverState
 
 Moment = Literal["before", "during", "after"]
 MOMENTS: tuple[Moment, ...] = ("before", "during", "after")

@@ -19,7 +19,7 @@ from typing import NoReturn, TypedDict
 
 import vfiomgr
 from vfiomgr.cli.main import main
-from vfiomgr.host.trust import weakness
+from vfiomgr.host.owners import weakness
 from vfiomgr.persistence import program
 
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))

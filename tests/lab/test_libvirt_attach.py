@@ -22,7 +22,7 @@ from vfiomgr.libvirt.hook.model import GUESTS
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

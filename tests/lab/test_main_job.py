@@ -19,11 +19,10 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.run import run
 from vfiomgr.errors import RolledBack
 from vfiomgr.host.tree import HostTree
-from vfiomgr.passthrough.requests import Bind
-from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.passthrough.steps import Bind, ChangeDriver
+from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_device
 from vfiomgr.pci.names import Names
-from vfiomgr.pci.original_state import DriverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

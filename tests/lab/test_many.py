@@ -14,7 +14,7 @@ from tests import api
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress

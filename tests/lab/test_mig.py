@@ -16,7 +16,7 @@ from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import MARKS
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

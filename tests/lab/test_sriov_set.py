@@ -10,12 +10,11 @@ import pytest
 from tests import api
 from tests.lab.command import document, vfiomgr
 from vfiomgr.errors import Refusal, RolledBack
-from vfiomgr.passthrough.requests import Bind, Reset, Unbind
+from vfiomgr.passthrough.steps import Bind, Reset, Unbind
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.sriov.steps import SetVfCount
+from vfiomgr.sriov.steps import SetVfCount, SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

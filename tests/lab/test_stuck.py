@@ -18,7 +18,7 @@ from tests import api
 from tests.lab import nested
 from tests.lab.command import document, vfiomgr
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
 

@@ -16,7 +16,7 @@ from tests.lab.deaths import TREE, dies, moments
 from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import Capacity, gpus, rooms
 from vfiomgr.vgpu.model import MARKS
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition, render_gpu_definition
-from vfiomgr.definitions.model.kept import DefinitionFacts, MdevctlRule
-from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import (
+    DefinitionFacts,
+    FunctionDefinition,
+    GpuDefinition,
+    MdevctlRule,
+    VgpuDefinition,
+    render_definition,
+    render_gpu_definition,
+)
+from vfiomgr.documents.files import TextFile
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 

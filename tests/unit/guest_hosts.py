@@ -11,8 +11,7 @@ from vfiomgr.libvirt.build.model import DomainRequest
 from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.pci.model import Bar
 from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode
-from vfiomgr.units import GIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.guest_device import DeviceRequest
 
 if TYPE_CHECKING:

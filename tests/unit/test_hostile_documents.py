@@ -18,14 +18,12 @@ from vfiomgr.containers.runtimes import model as runtimes_model
 from vfiomgr.containers.runtimes import text as runtime_text
 from vfiomgr.containers.runtimes.handlers import imports_of, read_containerd, read_crio
 from vfiomgr.containers.runtimes.model import Setting
-from vfiomgr.definitions.model.gpu import parse_gpu_definition
-from vfiomgr.definitions.model.vgpu import parse_definition, read_configuration
+from vfiomgr.definitions.model import parse_definition, parse_gpu_definition, read_configuration
+from vfiomgr.documents.files import TextFile, text_of
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.documents.named_file import text_of
 from vfiomgr.documents.parsed import Malformed, parse_json, parse_toml
 from vfiomgr.documents.reader import read_values
-from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.kata.explain.pod import read_objects
 from vfiomgr.kata.settings import read_settings, require_tables
@@ -36,7 +34,7 @@ from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.model import parse_rule
-from vfiomgr.snapshot.document import read_snapshot
+from vfiomgr.snapshot.source import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable

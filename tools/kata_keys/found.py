@@ -14,7 +14,7 @@ class Form:
     """How a release reads the value of a key."""
 
     type: str
-    """As in `vfiomgr.kata.keys.KeyType`."""
+    """As in `vfiomgr.kata.model.KeyType`."""
     range: str = ""
     """Of an integer: `u32`, `i8`; empty where all 64 bits of TOML's own are taken."""
     unit: str = ""

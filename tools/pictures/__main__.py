@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from tests import api
 from tests.fakes.servers import dgx, vgpu_server
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.html import render_html
-from vfiomgr.topology.render.svg import render_svg
-from vfiomgr.topology.view import view
+from vfiomgr.topology.model import view
+from vfiomgr.topology.render import render_html, render_svg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

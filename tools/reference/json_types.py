@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vfiomgr.engine.request import Request
-from vfiomgr.engine.step import Step
+from vfiomgr.engine.plan import Request, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
-from vfiomgr.cli.commands.explain import all_rules
+from vfiomgr.cli.commands.help import all_rules
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rules.md"
 _HEAD = """\

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.findings import counted, print_findings, report_document
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.options import READING, LazyGroup, session_options
+from vfiomgr.cli.output import counted, note, print_document, print_findings, report_document, say
 from vfiomgr.cli.session import session_of
 
 if TYPE_CHECKING:

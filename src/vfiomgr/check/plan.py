@@ -9,16 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import Report
-from vfiomgr.check.rules import (
-    amd_resets,
-    devices,
-    drivers,
-    groups,
-    identifiers,
-    limits,
-    modules,
-    platform,
-)
+from vfiomgr.check.rules import devices, drivers, platform
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.snapshot.model import UNIDENTIFIED
@@ -34,10 +25,10 @@ if TYPE_CHECKING:
 _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
     devices.none,
     devices.silence,
-    groups.without_group,
-    groups.shared_with_gpu,
-    groups.acs_override,
-    groups.unisolated_slots,
+    drivers.without_group,
+    drivers.shared_with_gpu,
+    drivers.acs_override,
+    drivers.unisolated_slots,
     devices.twins,
     devices.no_reset,
     devices.weak_reset,
@@ -47,21 +38,21 @@ _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
 _OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Diagnostic]], ...] = (
     platform.interrupt_remapping,
     platform.no_iommu_mode,
-    modules.vfio_pci,
-    modules.iommu_backend,
-    modules.driver_override,
+    platform.vfio_pci,
+    platform.iommu_backend,
+    platform.driver_override,
     drivers.nouveau,
-    identifiers.taken_by_identifiers,
-    identifiers.lost_race,
-    identifiers.left_out,
-    amd_resets.reset_trouble,
-    amd_resets.lost_by_reset,
-    amd_resets.oops_at_unbind,
+    drivers.taken_by_identifiers,
+    drivers.lost_race,
+    drivers.left_out,
+    devices.reset_trouble,
+    devices.lost_by_reset,
+    devices.oops_at_unbind,
     devices.firmware_framebuffer,
     drivers.host_drivers,
-    modules.iommufd,
-    modules.container_node,
-    limits.memlock,
+    platform.iommufd,
+    platform.container_node,
+    platform.memlock,
     platform.lockdown,
     platform.secure_boot,
     devices.d3cold,

@@ -19,11 +19,11 @@ from vfiomgr.cli.session import session_of
 from vfiomgr.definitions.facts import read_definitions
 from vfiomgr.errors import UsageError, VfiomgrError
 from vfiomgr.paths import MACHINE, MDEV_DEVICES, PCI_DEVICES, HostPath
+from vfiomgr.pci.drivers import PLAIN, read_variants
 from vfiomgr.pci.facts import identifiers_of
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, is_address
 from vfiomgr.pci.names import Names
-from vfiomgr.pci.vfio_drivers import PLAIN, read_variants
-from vfiomgr.vgpu.facts.vendor import EMPTY, read_current
+from vfiomgr.vgpu.facts import EMPTY, read_current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

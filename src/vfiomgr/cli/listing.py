@@ -17,10 +17,9 @@ from vfiomgr.cli.completion import (
 from vfiomgr.cli.options import WholeNumber
 from vfiomgr.cli.output import print_table, say
 from vfiomgr.cli.session import session_of
-from vfiomgr.errors import UsageError
-from vfiomgr.pci.classes import DEVICE_KINDS
+from vfiomgr.errors import UsageError, forbid_together
+from vfiomgr.pci.names import DEVICE_KINDS
 from vfiomgr.snapshot.model import DeviceState
-from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

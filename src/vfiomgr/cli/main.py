@@ -15,10 +15,8 @@ import vfiomgr.capabilities  # makes them known
 import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
-from vfiomgr.cli.findings import print_error_document
-from vfiomgr.cli.group import FormerTable, LazyGroup
-from vfiomgr.cli.options import Options, session_options
-from vfiomgr.cli.output import note, note_text, print_error
+from vfiomgr.cli.options import FormerTable, LazyGroup, Options, session_options
+from vfiomgr.cli.output import note, note_text, print_error, print_error_document
 from vfiomgr.cli.usage import explained
 from vfiomgr.errors import VfiomgrError
 
@@ -47,8 +45,8 @@ _COMMANDS = {
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "node": ("vfiomgr.node.commands", "node"),
     "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
-    "explain": ("vfiomgr.cli.commands.explain", "explain"),
-    "completion": ("vfiomgr.cli.commands.completion", "completion"),
+    "explain": ("vfiomgr.cli.commands.help", "explain"),
+    "completion": ("vfiomgr.cli.commands.help", "completion"),
 }
 _FORMER: FormerTable = {
     "help": ("vfiomgr.cli.commands.help", "help_"),

@@ -1,9 +1,11 @@
-"""The shared options of the commands, and the value types of options and arguments."""
+"""What commands are made of: shared options, types of values, and groups with lazy imports."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -12,7 +14,8 @@ from click.shell_completion import CompletionItem
 from vfiomgr.paths import MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
 
 _DAY = 86400
 
@@ -210,3 +213,167 @@ def session_options(*names: str, from_environment: bool = False) -> Callable[[An
 def _variables(name: str) -> str | list[str]:
     variable = f"VFIOMGR_{name.upper()}"
     return [variable, "VFIOMGR_DEADLINE"] if name == "timeout" else variable
+
+
+_WIDTH = 100
+"""Characters of a short help: shells cut it at the end of the line."""
+Table = dict[str, tuple[str, str]]
+"""The module and the attribute of each command."""
+FormerTable = dict[str, tuple[str, str] | str]
+"""The same, or the present words of a command that is now written differently."""
+
+
+class FormerCommand(click.Command):
+    """A former command (before 1.0): all that follows it is read by a present one.
+
+    `present` is the command with the options that mean the same, e.g. `vgpu list --libvirt`, and
+    in capitals an argument that only the former command requires.
+    """
+
+    def __init__(self, name: str, present: str) -> None:
+        super().__init__(name, hidden=True)
+        words = present.split()
+        self._options = [word for word in words if word.startswith("-")]
+        self._words = words
+        self._path = [word for word in words if word.islower() and not word.startswith("-")]
+
+    def make_context(
+        self,
+        info_name: str | None,  # noqa: ARG002 - the present command is named
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's own
+    ) -> click.Context:
+        """The context of the present command."""
+        assert parent is not None  # noqa: S101 - a group has found it
+        above, command = self._present(parent)
+        words = [*self._options, *args]
+        context = command.make_context(self._path[-1], words, above, **extra)
+        _require(context, self._words)
+        return context
+
+    def get_help(self, ctx: click.Context) -> str:
+        """The help of the present command."""
+        above, command = self._present(ctx)
+        return command.get_help(click.Context(command, info_name=self._path[-1], parent=above))
+
+    def _present(self, context: click.Context) -> tuple[click.Context, click.Command]:
+        """The present command, and the context of its group."""
+        found = context.find_root()
+        for word in self._path[:-1]:
+            found = click.Context(_below(found, word), info_name=word, parent=found)
+        return found, _below(found, self._path[-1])
+
+
+def present_command(context: click.Context, *path: str) -> click.Command:
+    """Another command, whose module is imported only now."""
+    found = context.find_root()
+    for word in path[:-1]:
+        found = click.Context(_below(found, word), info_name=word, parent=found)
+    return _below(found, path[-1])
+
+
+class FormerGroup(click.Command):
+    """A command that was a group: each of its former commands stands for options.
+
+    In capitals are arguments that the former command requires, as for a `FormerCommand`.
+    """
+
+    def __init__(self, *arguments: Any, former: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self._former = dict(former)
+
+    def had(self, name: str) -> bool:
+        """Whether it had this command."""
+        return name in self._former
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments, of which the first may be a former command."""
+        meaning = self._former.get(args[0]) if args else None
+        if meaning is None:
+            return super().parse_args(ctx, args)
+        words = meaning.split()
+        left = super().parse_args(ctx, [*filter(str.islower, words), *args[1:]])
+        _require(ctx, words)
+        return left
+
+
+def _require(context: click.Context, words: Iterable[str]) -> None:
+    """Require the arguments whose names are in capitals."""
+    names = {word.lower() for word in words if word.isupper()}
+    for parameter in context.command.params:
+        is_missing = parameter.name in names and not context.params[parameter.name]
+        if is_missing and not context.resilient_parsing:
+            raise click.MissingParameter(ctx=context, param=parameter)
+
+
+def _below(context: click.Context, name: str) -> click.Command:
+    group = context.command
+    assert isinstance(group, click.Group)  # noqa: S101 - the tables are ours
+    command = group.get_command(context, name)
+    assert command is not None, name  # noqa: S101 - the tables are ours
+    return command
+
+
+class LazyGroup(click.Group):
+    """Finds its commands in a table; those in `unlisted` work but are not shown.
+
+    Unlisted commands are former names (before 1.0) and commands that only services and hooks run.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401 - click's own
+        table: Mapping[str, tuple[str, str]],
+        unlisted: Mapping[str, tuple[str, str] | str] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self._table = dict(table)
+        self._unlisted = dict(unlisted or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order of the table, the basic ones first."""
+        return [*self._table, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command with this name."""
+        place = self._table.get(cmd_name) or self._unlisted.get(cmd_name)
+        if place is None:
+            return super().get_command(ctx, cmd_name)
+        if isinstance(place, str):
+            return FormerCommand(cmd_name, place)
+        module, attribute = place
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
+        _refer_to_top(command)
+        return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """Its commands by name, then its options.
+
+        A module is imported for the help of a command, so only where a shell shows it.
+        """
+        hidden = {name for name, command in self.commands.items() if command.hidden}
+        commands = [
+            CompletionItem(name, describe=partial(self._short_help, ctx, name))
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete) and name not in hidden
+        ]
+        return commands + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        command = self.get_command(ctx, name)
+        return "" if command is None else command.get_short_help_str(_WIDTH)
+
+
+_EPILOG = "Options of all commands (--root, --snapshot, -v, --debug): see vfiomgr --help"
+
+
+def _refer_to_top(command: click.Command) -> None:
+    """Refer to the top-level help for shared options, in the help of all commands below."""
+    if not isinstance(command, click.Group):
+        command.epilog = command.epilog or _EPILOG
+        return
+    for below in command.commands.values():
+        _refer_to_top(below)

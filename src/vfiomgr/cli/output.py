@@ -1,29 +1,76 @@
-"""Data on stdout as table, JSON or YAML; everything else on stderr.
+"""Data on stdout as table, JSON or YAML; everything else, errors and findings, on stderr.
 
-All output passes through here. What is for people is escaped (cli/printable.py), newlines within
-a value too; a document that a program reads escapes by the rules of its format.
+All output passes through here. What is for people is escaped (documents/printable.py),
+newlines within a value too; a document that a program reads escapes by the rules of its format.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import textwrap
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from vfiomgr.cli.pager import page
 from vfiomgr.cli.table import Column, lines_of
+from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.printable import printable
+from vfiomgr.errors import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from vfiomgr.check.model import Report
     from vfiomgr.cli.options import Format
+    from vfiomgr.diagnostic import Diagnostic, Severity
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+_PAGER = "less"
+_LESS = "FRX"
+"""Of less: end where all fits on one screen, show colours, leave the text on the screen."""
+_NOT_RUN = (126, 127)
+"""What a shell answers where it cannot run a command."""
+
+
+def page(text: str) -> bool:
+    """Show a text in the pager of the user; False where there is none, and nothing was shown.
+
+    VFIOMGR_PAGER takes precedence over PAGER. A shell runs it, as git's. `cat` or an empty value
+    disables it. Quitting the pager early is no error.
+    """
+    command = _command()
+    if command in ("", "cat"):
+        return False
+    import signal  # noqa: PLC0415 - slow, and only a long table on a terminal needs it
+    import subprocess  # noqa: PLC0415
+
+    variables = {"LESS": _LESS, "LV": "-c", **os.environ}
+    pager = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.PIPE, env=variables)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+    try:
+        with suppress(BrokenPipeError):
+            pager.communicate(text.encode(sys.stdout.encoding, "backslashreplace"))
+        return pager.wait() not in _NOT_RUN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _command() -> str:
+    """The command line of the pager; empty where none is wanted, or none is there."""
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return ""
+    for name in ("VFIOMGR_PAGER", "PAGER"):
+        if name in os.environ:
+            return os.environ[name].strip()
+    import shutil  # noqa: PLC0415 - slow, and only a long table on a terminal needs it
+
+    return _PAGER if shutil.which(_PAGER) else ""
 
 
 class Marked(NamedTuple):
@@ -199,3 +246,88 @@ def unknown_users(what: str, *, is_live: bool) -> str:
 def group_cell(host: HostSnapshot, device: PciDevice) -> str:
     """The IOMMU group of a function as a cell; a recording need not show groups at all."""
     return or_dash(device.iommu_group) if host.iommu.is_known else "unknown"
+
+
+_COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}
+
+
+def finding_document(found: Diagnostic) -> dict[str, object]:
+    """A finding in the JSON contract."""
+    return {
+        "id": found.rule,
+        "severity": found.severity,
+        "title": found.summary,
+        "evidence": found.evidence,
+        "why": found.why,
+        "remedy": found.remedy,
+    }
+
+
+def diagnostic_document(found: Diagnostic) -> dict[str, object]:
+    """A finding in the JSON contract, with its subject."""
+    return {**finding_document(found), "subject": found.subject, "override": found.override}
+
+
+def print_error_document(error: VfiomgrError, output: Format) -> None:
+    """Print an error as a document on stderr; a refusal includes its diagnostics."""
+    found = error.diagnostics if isinstance(error, Refusal) else ()
+    body = {
+        "message": error.message,
+        "details": error.details,
+        "remedy": error.hint or None,
+        "exit_status": error.exit_code,
+        "diagnostics": list(map(diagnostic_document, found)),
+    }
+    print_document("Error", body, output, err=True)
+
+
+def report_document(report: Report) -> dict[str, object]:
+    """A report in the JSON contract."""
+    return {
+        "items": [finding_document(found) for found in report.findings],
+        "not_checked": report.not_checked,
+        "summary": {severity: report.count(severity) for severity in SEVERITIES},
+    }
+
+
+def print_findings(report: Report, *, every: bool) -> None:
+    """Print the findings with evidence, reason, remedy and rule; with `every`, passed ones too."""
+    for found in report.findings:
+        if every or found.severity != "ok":
+            colour = _COLOURS[found.severity]
+            say(Marked(found.severity, colour, f": {found.summary}"))
+            for label, text in _lines(found):
+                _print_line(label, text)
+
+
+def counted(report: Report, severity: Severity) -> str:
+    """`2 blockers`."""
+    count = report.count(severity)
+    return f"{count} {severity}{'' if count == 1 else 's'}"
+
+
+def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
+    yield from (("evidence", text) for text in found.evidence)
+    yield "why", found.why
+    if found.remedies:
+        yield "remedy", found.remedy
+    yield "rule", found.rule
+
+
+def _print_line(label: str, text: str) -> None:
+    """Print one line of a finding: wrapped on a terminal, unwrapped in a pipe (for grep)."""
+    import shutil  # noqa: PLC0415 - slow, and few need it
+
+    head = f"  {label.ljust(8)}  "
+    if not sys.stdout.isatty():
+        say(head + text)
+        return
+    wrapped = textwrap.wrap(
+        printable(text),
+        width=max(shutil.get_terminal_size().columns, len(head) * 3),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    say(*wrapped)

@@ -21,10 +21,8 @@ from vfiomgr.persistence.steps import ReplaceFile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.definitions.model.gpu import GpuDefinition
-    from vfiomgr.definitions.model.kept import DefinitionFacts
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.engine.step import Step
+    from vfiomgr.definitions.model import DefinitionFacts, GpuDefinition, VgpuDefinition
+    from vfiomgr.engine.plan import Step
     from vfiomgr.snapshot.model import HostSnapshot
 
 _BY_HAND = "run `vfiomgr vgpu restore --boot` at boot, after the drivers are loaded"

@@ -24,7 +24,7 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import cut, wrapped
-from vfiomgr.definitions.model.vgpu import Configuration, read_configuration
+from vfiomgr.definitions.model import Configuration, read_configuration
 from vfiomgr.definitions.named import name_to_define
 from vfiomgr.definitions.named import restore as restore_vgpus
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
@@ -37,17 +37,15 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.commands.nodedev import define_mdev, start_mdev, stop_mdev, undefine_mdev
 from vfiomgr.persistence.program import own_program
-from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.commands.active import users_of
-from vfiomgr.vgpu.model import describe_type
+from vfiomgr.vgpu.model import PARAMETERS, describe_type
 from vfiomgr.vgpu.named import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.definitions.restore_apply import Restored
+    from vfiomgr.definitions.model import FunctionDefinition, GpuDefinition, VgpuDefinition
+    from vfiomgr.definitions.named import Restored
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
     from vfiomgr.snapshot.model import HostSnapshot

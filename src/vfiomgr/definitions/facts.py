@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
-from vfiomgr.definitions import service
-from vfiomgr.definitions.model import gpu
-from vfiomgr.definitions.model.kept import DefinitionFacts, MdevctlRule, VgpuAttribute
-from vfiomgr.definitions.model.vgpu import DIRECTORY
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions import model, service
+from vfiomgr.definitions.model import MDEVCTL_DIRECTORY, DefinitionFacts, MdevctlRule, VgpuAttribute
+from vfiomgr.documents.files import TextFile
 from vfiomgr.host.text import exists, settings_of, text_of
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.model import PARAMETERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -26,7 +24,10 @@ if TYPE_CHECKING:
 
 _SCRIPTS = "scripts.d"
 """A directory beside the parents, with programs that mdevctl calls."""
-_CALLOUTS = (DIRECTORY / "scripts.d/callouts", HostPath("/usr/lib/mdevctl/scripts.d/callouts"))
+_CALLOUTS = (
+    MDEVCTL_DIRECTORY / "scripts.d/callouts",
+    HostPath("/usr/lib/mdevctl/scripts.d/callouts"),
+)
 _RULES = tuple(
     HostPath(f"{place}/udev/rules.d/60-mdevctl.rules")
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
@@ -49,8 +50,10 @@ def read_definitions(tree: HostTree, vgpus: Iterable[Vgpu]) -> DefinitionFacts:
 
 
 def _definition_files(tree: HostTree) -> Iterator[HostPath]:
-    parents = [DIRECTORY / name for name in tree.children(DIRECTORY) if name != _SCRIPTS]
-    for directory in (*parents, gpu.DIRECTORY):
+    parents = [
+        MDEVCTL_DIRECTORY / name for name in tree.children(MDEVCTL_DIRECTORY) if name != _SCRIPTS
+    ]
+    for directory in (*parents, model.GPU_DIRECTORY):
         for name in tree.children(directory):
             if not name.startswith(".") and _is_file(tree, directory / name):
                 yield directory / name

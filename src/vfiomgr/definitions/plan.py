@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.definitions.boot import exchange
-from vfiomgr.definitions.model.gpu import (
+from vfiomgr.definitions.model import (
     VERSION,
     FunctionDefinition,
     GpuDefinition,
-    gpu_file,
-    render_gpu_definition,
-)
-from vfiomgr.definitions.model.vgpu import (
     VgpuDefinition,
     check_attribute,
     definition_file,
+    gpu_file,
     is_name,
     render_definition,
+    render_gpu_definition,
 )
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
 from vfiomgr.diagnostic import blocker, refusal
@@ -30,15 +28,14 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.persistence.installed_layout import BOOT
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import by_number, gpus
-from vfiomgr.vgpu.model import types_called
+from vfiomgr.vgpu.model import PARAMETERS, types_called
 from vfiomgr.vgpu.placement import guess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.definitions.model.vgpu import Attributes
+    from vfiomgr.definitions.model import Attributes
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu

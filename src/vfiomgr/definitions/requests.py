@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vfiomgr.definitions.model.vgpu import Attributes
+from vfiomgr.definitions.model import Attributes
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Checkpoint, Request
+from vfiomgr.engine.plan import Checkpoint, Request
 from vfiomgr.value import Value
 
 

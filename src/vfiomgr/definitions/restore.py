@@ -21,11 +21,11 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import VfiomgrError
-from vfiomgr.gpu import mode
-from vfiomgr.gpu.mode import gpu_locks
+from vfiomgr.gpu import plan as gpu_plan
+from vfiomgr.gpu.plan import gpu_locks
 from vfiomgr.gpu.requests import GpuModeCheckpoint, SetGpuMode
 from vfiomgr.sriov import plan as sriov_plan
-from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
+from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig import sriov_manage
@@ -34,7 +34,7 @@ from vfiomgr.vgpu.projection import with_functions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.definitions.model.gpu import GpuDefinition
+    from vfiomgr.definitions.model import GpuDefinition
     from vfiomgr.definitions.start import Target
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -126,7 +126,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     if all(host.device_named(name) is not None for name in needed):
         change = _change_of_modes(host, definition)
         if change is not None:
-            return mode.plan_mode(host, change)
+            return gpu_plan.plan_mode(host, change)
         return _divided(host, device, definition, Plan(f"prepare {device}", ()))
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions other than those defined"
@@ -146,7 +146,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
     change = _change_of_modes(host, definition)
     if change is not None and change.mig:
         change = replace(change, heterogeneous=None)
-        return mode.plan_mode(host, change, GpuModeCheckpoint(count))
+        return gpu_plan.plan_mode(host, change, GpuModeCheckpoint(count))
     wanted = SetVirtualFunctions(device.address, count, autoprobe=True)
     modes = FunctionsCheckpoint(heterogeneous=definition.heterogeneous)
     functions = sriov_plan.plan_set(host, wanted, modes)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.definitions.model.vgpu import Attributes, differing
+from vfiomgr.definitions.model import Attributes, differing
 from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
 from vfiomgr.diagnostic import blocker, refusal
@@ -20,18 +20,16 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu import plan as vgpu_plan
-from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import gpus, room
+from vfiomgr.vgpu.mig.sriov_manage import creation_of
 from vfiomgr.vgpu.mig.steps import SetGpuInstances
-from vfiomgr.vgpu.missing_functions import creation_of
-from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
-from vfiomgr.vgpu.steps import SetVgpuAttribute
+from vfiomgr.vgpu.model import PARAMETERS
+from vfiomgr.vgpu.steps import CreateCheckpoint, CreateVgpu, RemoveVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.definitions.model.gpu import FunctionDefinition
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
     from vfiomgr.paths import HostPath
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType

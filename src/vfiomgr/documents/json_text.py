@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Position
-from vfiomgr.documents.located import Located
-from vfiomgr.documents.parsed import Malformed, parse_json
+from vfiomgr.documents.parsed import Located, Malformed, parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.value import Value
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, Position, flaw, in_document
 from vfiomgr.documents.json_text import read_json
-from vfiomgr.documents.located import Located, Path
 from vfiomgr.documents.parsed import (
     TOO_LARGE,
+    Located,
     Malformed,
+    Path,
     is_sane,
     parse_json,
     require_sane,

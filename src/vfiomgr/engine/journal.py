@@ -17,19 +17,23 @@ from errno import ENOSPC
 from typing import TYPE_CHECKING, Any, Self
 
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.engine.journal_files import DIRECTORY, foreign_names, names, next_name, place_of
-from vfiomgr.engine.journal_records import (
+from vfiomgr.engine.journal_files import (
+    DIRECTORY,
     PLANS,
     all_of,
     decode,
     encode,
+    foreign_names,
     is_plan,
     last_record,
+    names,
     names_planned_steps,
+    next_name,
+    place_of,
 )
 from vfiomgr.engine.registry import step_kinds
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.host.own_files import MOST_BYTES, NotARecord, open_own, read_own
+from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own, read_own
 from vfiomgr.host.tree import sync_directory
 from vfiomgr.value import Value
 
@@ -37,8 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import BinaryIO
 
-    from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.request import Checkpoint, Request
+    from vfiomgr.engine.plan import Checkpoint, Plan, Request
     from vfiomgr.host.tree import HostTree
 
 _ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})

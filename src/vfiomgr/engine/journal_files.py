@@ -1,4 +1,11 @@
-"""The files of the journal: their names, which give the order, and other files in the directory.
+"""The files of the journal and their lines, also those of earlier versions; unreadable ones.
+
+Journals of earlier versions had an `intent` instead of the request, which also contained the fields
+of its checkpoint.
+
+A record ends with `"crc32"`: the checksum of its text without that key. Journals of earlier
+versions have none. A last line without its newline was never written completely, so nobody acted
+on it; any other damaged line was acted upon, and is lost.
 
 A run takes the next number while it locks the directory. The highest number is also kept beside
 the directory, so that no number is used twice, even if somebody removes journals.
@@ -7,20 +14,239 @@ the directory, so that no number is used twice, even if somebody removes journal
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import stat
 import warnings
+import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.host.tree import sync_directory
 from vfiomgr.paths import STATE
+from vfiomgr.pci import drivers
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from vfiomgr.engine.journal import Damaged, Survey
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.errors import Refusal
     from vfiomgr.host.tree import HostTree
+
+
+_KINDS = {
+    "divide-gpu": "set-mig-instances",
+    "forget-origin": "drop-original-state",
+    "remember-origin": "save-original-state",
+}
+_FIELDS = {"install-layout": {"wish": "apply"}, "write-cdi": {"wish": "offer"}}
+_CHECKPOINTS = {
+    "apply-layout": {"begun": "begun", "before": "functions"},
+    "change-quotas": {"priority_after": "priority"},
+    "create-vgpu": {"places": "places"},
+    "reset": {"methods_after": "methods"},
+    "restore-vgpus": {"begun": "missing"},
+    "set-gpu-mode": {"functions_after": "functions"},
+    "set-virtual-functions": {
+        "autoprobe_after": "autoprobe",
+        "heterogeneous_after": "heterogeneous",
+        "instances_after": "instances",
+        "priority_after": "priority",
+    },
+    "start-vgpu": {"begun": "missing"},
+    "switch-gpu": {
+        "vgpus": "vgpus",
+        "autoprobe_after": "autoprobe",
+        "instances_after": "instances",
+    },
+}
+"""For each kind of request, the fields that are now in the checkpoint, with their names there."""
+
+
+def current(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of a journal, or a saved plan, with the names of this version."""
+    record = dict(record)
+    if isinstance(request := record.pop("intent", None), dict):
+        record["request"] = _renamed(request)
+        record["checkpoint"] = _checkpoint(request)
+    elif isinstance(request := record.get("request"), dict):
+        names = _FIELDS.get(str(request.get("kind")), {})
+        record["request"] = {names.get(name, name): value for name, value in request.items()}
+    if isinstance(steps := record.get("steps"), list):
+        record["steps"] = [_renamed(step) for step in steps]
+    return record
+
+
+def _renamed(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    """A step or request, including nested ones, with the present names and without a checkpoint."""
+    if isinstance(value, list):
+        return [_renamed(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    if not isinstance(kind, str):
+        return {name: _renamed(item) for name, item in value.items()}
+    names, moved = _FIELDS.get(kind, {}), _CHECKPOINTS.get(kind, {})
+    renamed = {names.get(n, n): _renamed(item) for n, item in value.items() if n not in moved}
+    return {**renamed, "kind": _KINDS.get(kind, kind)}
+
+
+def _checkpoint(request: dict[str, Any]) -> dict[str, Any] | None:
+    """The checkpoint contained in an old request; None if requests of its kind have none."""
+    names = _CHECKPOINTS.get(str(request.get("kind")), {})
+    return {names[name]: request[name] for name in names if name in request} if names else None
+
+
+_SUMMED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
+PLANS = frozenset({"plan", "more"})
+"""Events whose records contain steps."""
+_ABOUT_STEPS = frozenset({"begin", "undo-done"})
+_LISTS = ("locks", "steps", "descriptions", "subjects")
+_PER_STEP = _LISTS[1:]
+
+
+class Contents(Value):
+    """What a journal contains."""
+
+    records: list[dict[str, Any]]
+    """All intact records."""
+    length: int
+    """Bytes of complete lines; the rest was never written completely."""
+    damage: str = ""
+    """A description of the damage; empty if there is none."""
+
+
+def encode(record: Mapping[str, object]) -> bytes:
+    """One record as a line."""
+    text = json.dumps(record).encode()
+    return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
+
+
+def decode(data: bytes) -> Contents:
+    """The records of a journal."""
+    length = data.rfind(b"\n") + 1
+    lines = [line for line in data[:length].split(b"\n") if line.strip()]
+    is_summed = bool(lines) and _SUMMED.fullmatch(lines[0]) is not None
+    records: list[dict[str, Any]] = []
+    damage = ""
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(_read_line(line, is_summed=is_summed))
+        except ValueError as error:
+            # Earlier versions completed a torn line with a newline and went on behind it.
+            was_torn = not is_summed and number > 1 and isinstance(error, json.JSONDecodeError)
+            damage = damage or ("" if was_torn else f"record {number} {error}")
+    return Contents(records, length, damage or _misshapen(records))
+
+
+def last_record(tail: bytes) -> dict[str, Any] | None:
+    """The last record of a journal, from its last bytes; None if it is damaged."""
+    lines = [line for line in tail[: tail.rfind(b"\n") + 1].split(b"\n") if line.strip()]
+    if not lines:
+        return None
+    try:
+        return _parse(lines[-1], is_summed=b'"crc32"' in lines[-1])
+    except ValueError:
+        return None
+
+
+def _read_line(line: bytes, *, is_summed: bool) -> dict[str, Any]:
+    """One record, with the names of this version.
+
+    Raises:
+        ValueError: as in `_parse`, or it is nested too deeply.
+
+    """
+    try:
+        return current(_parse(line, is_summed=is_summed))
+    except RecursionError:
+        message = "is nested too deeply"
+        raise ValueError(message) from None
+
+
+def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:
+    """One record.
+
+    Raises:
+        JSONDecodeError: it is not JSON.
+        ValueError: its text was changed, or it is not a record.
+
+    """
+    if is_summed:
+        found = _SUMMED.fullmatch(line)
+        if found is None or zlib.crc32(found[1] + b"}") != int(found[2], 16):
+            message = "does not match its checksum"
+            raise ValueError(message)
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("event"), str):
+        message = "is not a record of vfiomgr"
+        raise ValueError(message)  # noqa: TRY004 - a wrong text, not a wrong argument
+    return record
+
+
+def _misshapen(records: Sequence[dict[str, Any]]) -> str:
+    """Why intact records are not a journal; empty if they are."""
+    for number, record in enumerate(records, 1):
+        is_first = number == 1
+        if is_first != (record["event"] == "plan"):
+            return f"record {number} is {'not ' if is_first else ''}a plan"
+        if record["event"] in PLANS and not is_plan(record):
+            return f"record {number} is not a plan of vfiomgr"
+    if records and not _is_head(records[0]):
+        return "record 1 is not a plan of vfiomgr"
+    return "" if names_planned_steps(records) else "a record is about a step that is not planned"
+
+
+def names_planned_steps(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether each record refers to a step that was planned before; the plans are intact."""
+    steps = 0
+    for record in records:
+        if record["event"] in PLANS:
+            steps += len(record["steps"])
+        elif ("step" in record or record["event"] in _ABOUT_STEPS) and not _is_number(
+            record.get("step"), steps
+        ):
+            return False
+    return True
+
+
+def is_plan(record: Mapping[str, Any]) -> bool:
+    """Whether a record has all fields of a plan."""
+    if not all(isinstance(record.get(key), list) for key in _LISTS):
+        return False
+    described = {len(record[key]) for key in _PER_STEP}
+    texts = (*record["locks"], *record["descriptions"], *filter(None, record["subjects"]))
+    return (
+        len(described) == 1
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(step, dict) and "kind" in step for step in record["steps"])
+    )
+
+
+def _is_head(plan: Mapping[str, Any]) -> bool:
+    return (
+        isinstance(plan.get("summary"), str)
+        and isinstance(plan.get("boot_id"), str | None)
+        and isinstance(plan.get("request"), dict)
+        and bool(plan["descriptions"])
+    )
+
+
+def _is_number(value: object, limit: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
+
+
+def all_of(records: Iterable[Mapping[str, Any]], what: str) -> list[Any]:
+    """The values of all plans of a run, concatenated."""
+    return [one for record in records for one in record.get(what, ())]
+
 
 DIRECTORY = STATE / "journal"
 LAST = STATE / "journal.last"
@@ -122,3 +348,50 @@ def _read(text: bytes) -> int:
     if len(number) != _DIGITS or not number.isdigit() or int(number) >= _MOST_RUNS:
         return 0
     return int(number)
+
+
+def unusable(left: Survey) -> Iterator[str]:
+    """The ignored and damaged files in the journal's directory."""
+    for name in left.foreign:
+        yield f"ignoring {DIRECTORY / name}: not a journal of vfiomgr"
+    for journal in left.damaged:
+        about = f" (about {', '.join(sorted(journal.subjects))})" if journal.subjects else ""
+        yield f"cannot read {DIRECTORY / journal.name}{about}: {journal.why}"
+
+
+def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
+    """Refuse to change devices whose original state may be in an unreadable record.
+
+    Raises:
+        Refusal: a device may be concerned; the record is named.
+
+    """
+    if plan.is_empty:
+        return
+    touched = {*plan.resolves, *filter(None, (step.subject for step in plan.steps))}
+    for journal in left.damaged:
+        if _may_be_about(journal, touched, set(plan.locks)):
+            raise _refusal(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)
+    for address, why in drivers.unreadable_origins(tree).items():
+        if address in touched:
+            raise _refusal([address], drivers.origin_file(address), why)
+
+
+def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
+    if journal.subjects is None or journal.locks is None:
+        return True
+    return not (journal.subjects.isdisjoint(touched) and journal.locks.isdisjoint(locks))
+
+
+def _refusal(devices: list[str], file: str, why: str) -> Refusal:
+    of = ", ".join(devices) or "devices (which ones is not known)"
+    return refusal(
+        [
+            blocker(
+                "journal-unreadable",
+                file,
+                f"{file} cannot be read and may contain the original state of {of}: {why}",
+                f"check the devices, then move the file away: mv {file} /root/",
+            )
+        ]
+    )

@@ -6,10 +6,10 @@ import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
+from vfiomgr.engine.plan import Step
 from vfiomgr.engine.registry import performs
-from vfiomgr.engine.step import Step
 from vfiomgr.errors import HostError
-from vfiomgr.pci import vfio_drivers
+from vfiomgr.pci import drivers
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def load_module(tree: HostTree, step: LoadModule) -> None:
     if not tree.exists(paths.PCI_DRIVERS / step.driver):
         tree.load_module(step.module)
     if not tree.exists(paths.PCI_DRIVERS / step.driver):
-        brought = vfio_drivers.driver_of_module(tree, step.module)
+        brought = drivers.driver_of_module(tree, step.module)
         other = f" but {brought}" if brought else ""
         message = (
             f"the module {step.module} is loaded but does not provide the driver "

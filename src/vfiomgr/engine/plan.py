@@ -1,16 +1,207 @@
-"""A plan: the steps from the current state of the host to the requested one."""
+"""A change as values: its request, its steps, and the plan, which orders them.
+
+A capability derives its requests from `Request` and says in its module `plan` how they are planned
+(`vfiomgr.engine.registry`); the engine itself knows no kind of request.
+
+A capability derives its steps from `Step` and says in its module `apply` how they are performed
+(`vfiomgr.engine.registry`); the engine itself knows no kind of step.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from msgspec.structs import replace
 
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.printable import printable
-from vfiomgr.engine.step import Step
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+
+class Checkpoint(Value):
+    """Facts from before a run that are needed to finish it.
+
+    A capability derives its own checkpoint next to the request that needs one, and finds it in a
+    function with `resolves` (`vfiomgr.engine.registry`). The journal stores it with the plan.
+    """
+
+    def resumed(self, _begun: Iterable[str]) -> Self:
+        """The checkpoint for an interrupted run that had begun to change the devices `begun`."""
+        return self
+
+    def completed(self, found: Self) -> Self:
+        """The checkpoint, with its unknown values (None) filled from the present host."""
+        unknown = (name for name in self.__struct_fields__ if getattr(self, name) is None)
+        return replace(self, **{name: getattr(found, name) for name in unknown})
+
+
+class Request:
+    """The desired state of the host, and which facts that decision needs.
+
+    Requests are values (`vfiomgr.value`) of a `kind`, which identifies them in journals. They
+    contain only what a user asks for.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    checkpoint: ClassVar[type[Checkpoint] | None] = None
+    """The class of its checkpoint, if finishing an interrupted request needs one."""
+
+    is_about_files: ClassVar[bool] = False
+    """Whether it only changes files, so that a root without a kernel is sufficient."""
+    needs_gpu_modes: ClassVar[bool] = False
+    """Whether nvidia-smi is asked how GPUs divide their memory."""
+    deferred_types: ClassVar[dict[str, str]] = {}
+    """Types of its fields that its module does not import, with their modules."""
+
+    def __init_subclass__(cls) -> None:
+        """Register the kind, by which journals are read."""
+        if "kind" in cls.__dict__:
+            REQUEST_KINDS[cls.kind] = cls
+
+    from_document: ClassVar[Any]
+    """Reads a request of any kind; set by the registry."""
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The PCI functions that it names."""
+        return ()
+
+    @property
+    def needs_resets(self) -> bool:
+        """Whether the reset capabilities of functions are read."""
+        return False
+
+    @property
+    def needs_serials(self) -> bool:
+        """Whether the serial numbers of all functions are read, not only of the named ones."""
+        return False
+
+    @property
+    def only_paths(self) -> tuple[str, ...] | None:
+        """The files that it concerns, if it needs no other fact of the host; otherwise None."""
+        return None
+
+
+REQUEST_KINDS: dict[str, type[Request]] = {}
+"""Classes of the imported modules by kind; for all: `vfiomgr.engine.registry`."""
+
+
+Topic = tuple[object, ...]
+DEADLINE = 60.0
+"""Seconds for one step; a GPU's driver may need many to release a device or to start."""
+
+
+class Step:
+    """A change of the host, as data; repeating it leads to the same state.
+
+    Steps are values (`vfiomgr.value`) of a `kind`, which identifies them in journals.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    deadline: ClassVar[float | None] = None
+    """Time limit in seconds if it waits for programs; None for the default deadline."""
+    outlasts_reboot: ClassVar[bool] = False
+    """Whether its effect outlasts a reboot."""
+    is_record: ClassVar[bool] = False
+    """Whether it only changes files of vfiomgr, so that no child process is needed."""
+    is_setting: ClassVar[bool] = False
+    """Whether it changes what a later step of the same plan restores."""
+    is_program: ClassVar[bool] = False
+    """Whether a program that exceeds the deadline is left running."""
+    is_harmless: ClassVar[bool] = False
+    """Whether it may differ from a reviewed plan."""
+    needs_all_undone: ClassVar[bool] = False
+    """Whether it is skipped during a rollback if a step undone before it failed."""
+    needs_udev: ClassVar[bool] = False
+    """Whether udev rules decide when it is done."""
+    affects: ClassVar[str] = ""
+    """What it changes, if steps of several kinds change the same; otherwise its kind."""
+
+    from_document: ClassVar[Any]
+    """Reads a step of any kind; set by the registry."""
+
+    def __init_subclass__(cls) -> None:
+        """Register the kind, by which journals are read."""
+        if "kind" in cls.__dict__:
+            STEP_KINDS[cls.kind] = cls
+
+    @property
+    def subject(self) -> str | None:
+        """The function or vGPU that it concerns; None for neither."""
+        device: DeviceIdentity | None = getattr(self, "device", None)
+        return None if device is None else str(device.address)
+
+    @property
+    def topic(self) -> Topic:
+        """What it changes: two steps with the same topic set states of the same thing."""
+        return (self.affects or self.kind, self.subject)
+
+    def describe(self) -> str:
+        """One line for people."""
+        raise NotImplementedError
+
+    def commands(self) -> tuple[str, ...]:
+        """The equivalent shell commands; empty for records of vfiomgr itself."""
+        raise NotImplementedError
+
+    def inverse(self) -> Step | None:
+        """The step back to the previous state; None if nothing needs to be undone."""
+        raise NotImplementedError
+
+    @classmethod
+    def is_restored_later(
+        cls, _own: Mapping[str, Any], _later: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Whether one of the `later` steps of a journal restores what this one changed."""
+        return cls.is_setting
+
+    # What `vfiomgr.engine.undo` asks of a step that an interrupted operation had begun.
+
+    @property
+    def tied_to(self) -> DeviceIdentity | None:
+        """The device that must still be the same one, or the step cannot be undone."""
+        return None
+
+    @property
+    def recreates_below(self) -> str | None:
+        """The bridge below which undoing it recreates virtual functions."""
+        return None
+
+    def is_effective_after_reboot(self, _device: PciDevice) -> bool:
+        """Whether, after a reboot, its device still is where the step put it."""
+        return False
+
+    def is_moved_by_undo(self, _device: PciDevice) -> bool:
+        """Whether undoing it moves its device from its present driver."""
+        return False
+
+    def made_vgpu(self, _host: HostSnapshot) -> Vgpu | None:
+        """The vGPU that it created and that undoing it removes."""
+        return None
+
+    def functions_removed_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
+        """The virtual functions that undoing it removes."""
+        return []
+
+    def functions_reduced_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
+        """The virtual functions that lose memory by undoing it."""
+        return []
+
+
+STEP_KINDS: dict[str, type[Step]] = {}
+"""Classes of the imported modules by kind; for all: `vfiomgr.engine.registry`."""
+
 
 FIRST = 0
 """The group whose steps come before all others."""
@@ -100,3 +291,46 @@ def joined(summary: str, plans: Sequence[Plan]) -> Plan:
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
+
+
+class Schedule:
+    """The remaining steps, by group."""
+
+    def __init__(self, plan: Plan, first: int = 0) -> None:
+        """`first` is the number of the plan's first step, if other plans came before."""
+        self._group_of = dict(
+            enumerate(plan.parallel_groups or (0,) * len(plan.steps), start=first)
+        )
+        self._left: dict[int, deque[int]] = {}
+        for step, group in self._group_of.items():
+            self._left.setdefault(group, deque()).append(step)
+        self._busy: set[int] = set()
+
+    @property
+    def width(self) -> int:
+        """The maximum number of steps that run in parallel."""
+        return max(1, len(self._left.keys() - {FIRST, LAST}))
+
+    def ready(self) -> list[int]:
+        """The steps that may begin now."""
+        under_way = {group for group, steps in self._left.items() if steps} | self._busy
+        between = under_way - {FIRST, LAST}
+        groups = (
+            [FIRST] if FIRST in under_way else [group for group in self._left if group in between]
+        )
+        groups = groups or [LAST]
+        return [
+            self._left[group][0]
+            for group in groups
+            if group not in self._busy and self._left.get(group)
+        ]
+
+    def begin(self, step: int) -> None:
+        """Mark a step as running."""
+        group = self._group_of[step]
+        self._left[group].popleft()
+        self._busy.add(group)
+
+    def finish(self, step: int) -> None:
+        """Mark a step as finished; the next one of its group may begin."""
+        self._busy.discard(self._group_of[step])

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import DEADLINE, Plan, Schedule, Step
 from vfiomgr.engine.registry import perform, verify
-from vfiomgr.engine.scheduler import Schedule
-from vfiomgr.engine.step import DEADLINE, Step
 from vfiomgr.engine.worker import Result, WorkerPool
 from vfiomgr.errors import RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
-from vfiomgr.host import stuck, udev
+from vfiomgr.host import bounded, udev
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import is_address
@@ -294,7 +292,7 @@ class _Run:
             told.append(f"{step.describe()} (PID {pid})")
             name = step.subject
             if name is not None:
-                stuck.mark(self._tree, name, pid, step.describe())
+                bounded.mark(self._tree, name, pid, step.describe())
                 devices.append(name)
             elif step.is_program:
                 return _late(step)

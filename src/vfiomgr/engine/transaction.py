@@ -7,16 +7,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.journal import Journal, runs_so_far, supersede, survey
-from vfiomgr.engine.locks import hold
-from vfiomgr.engine.lost_state import refuse_lost_state, unusable
-from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.privileges import require_file_rights, require_rights
+from vfiomgr.engine.journal_files import refuse_lost_state, unusable
+from vfiomgr.engine.locks import hold, require_file_rights, require_rights
+from vfiomgr.engine.plan import DEADLINE, Plan, Step
 from vfiomgr.engine.registry import follow_change, plan, refuse_obsolete, resolve
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
-from vfiomgr.engine.step import DEADLINE, Step
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.host.tree import HostTree
@@ -31,7 +29,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.request import Checkpoint, Request
+    from vfiomgr.engine.plan import Checkpoint, Request
 
 
 def scan_for(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.step import Step  # noqa: TC004
+    from vfiomgr.engine.plan import Step  # noqa: TC004
     from vfiomgr.pci.model import DeviceIdentity, PciDevice  # noqa: TC004
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu  # noqa: TC004

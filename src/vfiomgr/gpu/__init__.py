@@ -1,5 +1,5 @@
 """GPUs: modes, MIG instances, and the switch between host, passthrough and vGPUs.
 
-`mode` and `partitioning` change how a GPU is partitioned; `switch` moves it between the host, one
-guest and vGPUs. They depend on `sriov`, because they also remove and create virtual functions.
+`plan` changes how a GPU is partitioned; `switch` moves it between the host, one guest and vGPUs.
+They depend on `sriov`, because they also remove and create virtual functions.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Checkpoint, Request
+from vfiomgr.engine.plan import Checkpoint, Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace

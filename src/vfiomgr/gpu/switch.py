@@ -14,26 +14,26 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.gpu import mode as gpu_mode
+from vfiomgr.gpu import plan
 from vfiomgr.gpu.requests import SetGpuMode, SwitchCheckpoint, SwitchGpu
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough.readiness_hints import how_to_bind
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov import plan as sriov_plan
-from vfiomgr.sriov.requests import FunctionsCheckpoint, SetVirtualFunctions
+from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import MARKS
-from vfiomgr.vgpu.requests import RemoveVgpu
+from vfiomgr.vgpu.steps import RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
@@ -117,7 +117,7 @@ def resolve(
     """Record the state of the host before the switch."""
     device = host.device(request.address)
     found = SwitchCheckpoint(
-        vgpus=tuple(v.name for v in gpu_mode.vgpus_on(host, device) if host.is_own(v)),
+        vgpus=tuple(v.name for v in plan.vgpus_on(host, device) if host.is_own(v)),
         autoprobe=device.sriov_drivers_autoprobe,
     )
     if request.to == "vgpu":
@@ -158,7 +158,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
         return  # the GPU itself is the vGPU parent
     if mixed:
         mode = course.host.gpu_mode(device)
-        refuse_if_any(gpu_mode.unmixable(device, mode), frozenset())
+        refuse_if_any(plan.unmixable(device, mode), frozenset())
     if wanted != device.sriov_numvfs:
         _remove_vgpus(course)
         _set_functions(course, wanted or 0, heterogeneous=mixed)
@@ -168,7 +168,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
         course.add(Plan("", steps), course.host)
     if mixed is not None and device.driver == _NVIDIA and not (mixed and _shows_sizes(course)):
         change = SetGpuMode(device.address, heterogeneous=mixed)
-        course.add(gpu_mode.plan_mode(course.host, change), course.host)
+        course.add(plan.plan_mode(course.host, change), course.host)
 
 
 def _shows_sizes(course: _SwitchPlan) -> bool:
@@ -203,7 +203,7 @@ def _clear(course: _SwitchPlan) -> None:
 
 
 def _remove_vgpus(course: _SwitchPlan) -> None:
-    here = gpu_mode.vgpus_on(course.host, course.device)
+    here = plan.vgpus_on(course.host, course.device)
     refuse_if_any(
         [
             *_foreign(course.host, course.device, here),

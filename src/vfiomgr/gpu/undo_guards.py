@@ -1,9 +1,10 @@
-"""Safety checks before an operation that unbinds NVIDIA GPUs is undone."""
+"""Safety checks before an operation on functions, vGPUs or NVIDIA GPUs is undone."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.registry import guards_undo
 from vfiomgr.passthrough import guards
 from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
@@ -11,9 +12,33 @@ from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.undo import UndoScope
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+@guards_undo
+def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
+    """Refuse to undo steps on functions and vGPUs that are in use."""
+    yield from guards.undoing(host, scope.leaving)
+    for vgpu in scope.made:
+        yield from guards.held_by_guest(host, vgpu)
+    for function in scope.reduced:
+        yield from guards.held_by_guest(host, function)
+
+
+@guards_undo
+def other_vgpus(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
+    """Refuse to remove virtual functions with newer vGPUs, which the undo cannot restore."""
+    parents = (*scope.removed, *scope.reduced)
+    there = [vgpu for device in parents for vgpu in host.vgpus_of(str(device.address))]
+    names = [vgpu.name for vgpu in there if vgpu not in scope.made]
+    if names:
+        yield blocker(
+            "newer-vgpus",
+            ", ".join(names),
+            f"removing virtual functions would also remove newer vGPUs: {', '.join(names)}",
+            f"remove these vGPUs first: vfiomgr vgpu remove {' '.join(names)}",
+        )
 
 
 @guards_undo

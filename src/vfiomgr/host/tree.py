@@ -9,8 +9,8 @@ from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
-from vfiomgr.host.accounts import NodeAccess
 from vfiomgr.host.inside import Inside
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 

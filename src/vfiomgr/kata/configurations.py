@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, get_args
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refusal
-from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.kata.config import render
+from vfiomgr.errors import Refusal, UsageError, forbid_together, require_choice
+from vfiomgr.kata.config import bases
 from vfiomgr.kata.config.bases import (
     Base,
     found_base,
@@ -21,7 +21,6 @@ from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_togeth
 from vfiomgr.kata.config.plan import plan_config
 from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.facts import installation_of, kata_release
-from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.model import (
     DROP_IN,
     KUBELET_ROOT,
@@ -34,13 +33,13 @@ from vfiomgr.kata.model import (
     Plug,
     RuntimeName,
     guest_mebibytes,
+    key_table,
 )
 from vfiomgr.kata.settings import parse
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
-from vfiomgr.usage import forbid_together, require_choice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -223,10 +222,10 @@ def _rendered(host: HostSource, plan: KataPlan, whole: Base | None, *, is_verbos
 
     """
     if whole is None:
-        text = render.render_drop_in(plan)
+        text = bases.render_drop_in(plan)
     else:
         file = whole.file
-        text = render.render_whole(file.text, file.resolved, whole.drop_ins, plan)
+        text = bases.render_whole(file.text, file.resolved, whole.drop_ins, plan)
     source = whole.file.path if whole is not None else DROP_IN
     document = parse(text, source)
     findings = check_keys(
@@ -256,7 +255,7 @@ def _tell_of_configured(host: HostSource, base: Base, plan: KataPlan, *, is_verb
             host, path, findings if is_verbose else tuple(refused), is_verbose=is_verbose
         )
     source = f"{base.file.resolved} with its drop-ins and this one"
-    document = with_drop_in(base, render.render_drop_in(plan))
+    document = with_drop_in(base, bases.render_drop_in(plan))
     together = check_together(document, plan.release, table, source=source)
     _tell_of_findings(host, source, together, is_verbose=is_verbose)
 

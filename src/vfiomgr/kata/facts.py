@@ -16,7 +16,7 @@ from vfiomgr.kata.model import (
     search_path,
 )
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

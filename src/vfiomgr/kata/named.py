@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.containers.cdi.devices import offers as ready_groups
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.generate import offers as ready_groups
+from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, generating
-from vfiomgr.containers.cdi.names import is_kind
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.errors import InvalidDocument, UsageError, forbid_together
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.explain import facts as gather
@@ -40,7 +40,6 @@ from vfiomgr.kata.settings import read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.units import mebibytes
-from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Layouts: the state of a host as a document; planned, applied, asserted, exported, reverted.
 
-`schema` and `document` read the file, `select` assigns each device to the first rule that selects
-it, and `compare` splits the host into parts that can be changed separately: `functions`, `sriov`,
-`vgpus`; `groups` finds conflicts of rules about one IOMMU group. What concerns functions that do
+`document` reads the file into a `model`, `parts` assigns each device to the first rule that selects
+it, and `compare` splits the host into parts that can be changed separately: `functions`, `vgpus`;
+`groups` finds conflicts of rules about one IOMMU group. What concerns functions that do
 not exist yet is planned once they do. `boot` installs a layout for every boot, `watch` keeps it.
 """
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.public import importing
 
 if TYPE_CHECKING:
-    from vfiomgr.layout.apply import apply_parts, watch_layout
     from vfiomgr.layout.named import ApplyLayout
+    from vfiomgr.layout.watch import apply_parts, watch_layout
 
 __all__ = ["ApplyLayout", "apply_parts", "watch_layout"]
 
 if not TYPE_CHECKING:
     __getattr__ = importing(
-        __name__, {"ApplyLayout": "named", "apply_parts": "apply", "watch_layout": "apply"}
+        __name__, {"ApplyLayout": "named", "apply_parts": "watch", "watch_layout": "watch"}
     )

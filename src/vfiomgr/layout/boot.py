@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout.compare import binds, compare
@@ -44,8 +44,8 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.step import Step
-    from vfiomgr.passthrough.requests import Bind
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.passthrough.steps import Bind
     from vfiomgr.snapshot.model import HostSnapshot
 
 LOCK = "layout"

@@ -1,5 +1,8 @@
 """Compares a layout with a host: the differences, and the plan that resolves them.
 
+A layout is planned by the planners of `bind`, `unbind`, `vgpu` and `sriov`, whose remedies name the
+options of these commands. In a layout, the keys of its rules are named instead.
+
 The devices of each rule are compared in parts that can be changed separately: the functions of one
 slot or IOMMU group, a physical function with its virtual ones, the GPUs that share a rule's vGPUs.
 A part in the desired state has no steps, even if it is in use. What concerns functions that do not
@@ -8,6 +11,8 @@ exist yet is planned once they do; `deferred` of the parts describes it.
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
@@ -15,13 +20,19 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.layout import functions, groups, sriov, vgpus
+from vfiomgr.layout import functions, groups, vgpus
 from vfiomgr.layout.groups import in_parallel_groups
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
-from vfiomgr.layout.parts import Change, Difference, RuleContext, counted
+from vfiomgr.layout.parts import (
+    Change,
+    Difference,
+    RuleContext,
+    RuleMatch,
+    counted,
+    moving_together,
+    select,
+)
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
-from vfiomgr.layout.select import RuleMatch, moving_together, select
-from vfiomgr.layout.terms import in_terms_of
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
 from vfiomgr.value import Value
@@ -31,9 +42,73 @@ from vfiomgr.vgpu.model import MARKS, mark_file, mark_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.passthrough.requests import Bind
+    from vfiomgr.diagnostic import Option, OptionName
+    from vfiomgr.layout.model import Rule
+    from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+_KEYS: dict[OptionName, str] = {
+    "allow": "set allow: {}",
+    "not-driver": "remove driver",
+    "heterogeneous": "with heterogeneous: true",
+    "not-heterogeneous": "remove heterogeneous: true",
+    "sizes": "set heterogeneous: true",
+    "not-uuid": "remove it from uuids",
+    "type": "type: {}",
+}
+_KEYS_OF_PASSTHROUGH: dict[OptionName, str] = {
+    "only": "exclude it with only: true",
+    "not-only": "remove only: true",
+    "with-group": "set with_group: true to include them",
+}
+_KEYS_OF_OTHERS: dict[OptionName, str] = {
+    "with-group": "select them in a passthrough rule too",
+}
+"""Rules of these states have none of these keys."""
+_IN_PASSING = (
+    (
+        re.compile(r"--with-group unbinds them too\b"),
+        "a host rule that selects them unbinds them too",
+    ),
+    (re.compile(r"to leave it: --function-only\b"), "to leave it: only: true"),
+    (re.compile(r"\bvfiomgr vgpu mode \S+ --mig\b"), "set mig: true"),
+    (re.compile(r"\bvfiomgr vgpu mode \S+ --no-mig\b"), "set mig: false"),
+)
+"""Options in notes and in the reasons why GPUs have no room, which are one text."""
+
+
+def in_terms_of(rule: Rule, part: Change) -> Change:
+    """A part of a rule, with its texts in the words of the layout."""
+    notes = tuple(say(note) for note in part.plan.notes)
+    return replace(
+        part,
+        diagnostics=tuple(_translated(rule, one) for one in part.diagnostics),
+        plan=replace(part.plan, notes=notes),
+    )
+
+
+def _translated(rule: Rule, diagnostic: Diagnostic) -> Diagnostic:
+    found = diagnostic.in_words(partial(words, rule))
+    remedies = tuple(replace(one, text=say(one.text), then=say(one.then)) for one in found.remedies)
+    return replace(found, summary=say(found.summary), remedies=remedies)
+
+
+def words(rule: Rule, option: Option) -> str | None:
+    """The key of a rule for an option; None if a rule of its state has no such key."""
+    if (option.name, option.value) == ("allow", "in-use"):  # no file can know it
+        return "apply with --allow in-use"
+    own = _KEYS_OF_PASSTHROUGH if rule.state == "passthrough" else _KEYS_OF_OTHERS
+    key = own.get(option.name) or _KEYS.get(option.name)
+    return None if key is None else key.format(option.value)
+
+
+def say(text: str) -> str:
+    """A text with the keys of a rule for the options that it mentions."""
+    for pattern, key in _IN_PASSING:
+        text = pattern.sub(key, text)
+    return text
 
 
 class Comparison(Value):
@@ -132,12 +207,12 @@ def compare(
     ]
     clashes = groups.clashes(host, request, claims, held)
     parts = groups.judged(host, found, clashes)
-    pending = sriov.numbers(parts)
-    waiting = [c for c in claims if sriov.is_awaited(host, c, pending)]
+    pending = functions.numbers(parts)
+    waiting = [c for c in claims if functions.is_awaited(host, c, pending)]
     diagnostics = [*selection.diagnostics]
     diagnostics += [short for short in selection.shortages if short[0] not in waiting]
     for claim in waiting:
-        shortage = sriov.shortage(claim, claims, pending)
+        shortage = functions.shortage(claim, claims, pending)
         diagnostics += [(claim, shortage)] if shortage is not None else []
     parts = tuple(part for part in parts if _divider(host, part) not in pending)
     return Comparison(
@@ -214,7 +289,7 @@ def _parts(case: RuleContext) -> Iterator[Change]:
                 yield functions.to_host(case, batch)
         case SriovRule() as rule:
             for device in case.claim.devices:
-                yield from sriov.parts(case, rule, device)
+                yield from functions.parts(case, rule, device)
         case VgpuRule() as rule:
             if case.claim.devices or case.claim.parents:
                 yield from vgpus.parts(case, rule)

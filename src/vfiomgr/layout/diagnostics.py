@@ -23,16 +23,16 @@ from vfiomgr.layout.model import (
     VgpuRule,
 )
 from vfiomgr.layout.values import WrongValue
-from vfiomgr.pci.classes import LAYOUT_CLASSES
+from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, PciAddress
-from vfiomgr.pci.reset_capabilities import RESET_METHODS
+from vfiomgr.pci.names import LAYOUT_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pydantic import BaseModel
 
-    from vfiomgr.documents.located import Located
+    from vfiomgr.documents.parsed import Located
     from vfiomgr.layout.model import Rule
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.host.accounts import ROOT_ONLY
+from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.layout.model import Layout
 from vfiomgr.paths import vfio_group_node
-from vfiomgr.pci.reset_capabilities import RESET_METHODS
-from vfiomgr.pci.vfio_drivers import PLAIN
-from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.pci.capabilities import RESET_METHODS
+from vfiomgr.pci.drivers import PLAIN
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.model import types_called
+from vfiomgr.vgpu.model import PARAMETERS, types_called
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST, Plan
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
-from vfiomgr.layout.select import RuleMatch
+from vfiomgr.layout.parts import RuleMatch
 from vfiomgr.passthrough.plan import components
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
@@ -27,8 +27,8 @@ from vfiomgr.vgpu.mig.steps import (
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.engine.step import Step
-    from vfiomgr.host.accounts import NodeAccess
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.layout.parts import Change
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.pci.model import PciAddress

@@ -27,12 +27,12 @@ from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.vgpu_device_manager import layouts_of
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.model import DRIVERCTL
-from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.model import PARAMETERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.layout.identifiers import Boards
     from vfiomgr.layout.model import Rule

@@ -1,19 +1,26 @@
-"""The request to apply a layout from a file."""
+"""Requests to apply a layout: from its file, or as a plan that was saved for review."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.documents.named_file import source_of, text_of
-from vfiomgr.host.accounts import find_owner
+from vfiomgr.documents.files import source_of, text_of
+from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable
+from vfiomgr.engine.journal_files import current
+from vfiomgr.engine.plan import Request, Step
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.host.owners import find_owner
 from vfiomgr.layout import requests
 from vfiomgr.layout.document import choose_layout, read_layouts
+from vfiomgr.layout.requests import ApplyLayout as LayoutRequest
 from vfiomgr.paths import MACHINE_ID
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from vfiomgr.host.tree import HostTree
     from vfiomgr.layout.model import Layout
     from vfiomgr.snapshot.source import HostSource
@@ -71,3 +78,61 @@ def layout_request(
     # The identifier itself is confidential (machine-id(5)).
     seed = sha256(f"vfiomgr {machine}".encode()).hexdigest() if machine else ""
     return requests.ApplyLayout(name, layout, owners, seed, allow)
+
+
+KIND = "LayoutPlan"
+_FOR_PEOPLE = frozenset({"description", "commands"})
+_REMEDY = "create a new one: vfiomgr plan FILE --output PLAN"
+
+
+class ReviewedPlan(Value):
+    """A request and the steps that were planned for it."""
+
+    request: LayoutRequest
+    steps: tuple[Step, ...]
+
+
+class _Written(Value):
+    """The content of the document, for any request."""
+
+    request: Request
+    steps: tuple[Step, ...]
+
+
+def is_plan(document: object) -> bool:
+    """Whether a document is a saved plan and not a layout file."""
+    return isinstance(document, dict) and document.get("kind") == KIND
+
+
+def read_plan(document: Mapping[str, Any], source: str) -> ReviewedPlan:
+    """Read a plan written by `vfiomgr plan --output`.
+
+    Raises:
+        InvalidDocument: another version wrote it, or it is damaged.
+
+    """
+    if document.get("api_version") != API_VERSION:
+        message = (
+            f"{source}: unsupported api_version {document.get('api_version')!r}, expected "
+            f"{API_VERSION!r}"
+        )
+        raise InvalidDocument(message, _REMEDY)
+    document = current(dict(document))
+    told = document.get("steps")
+    steps = [_inert(step) for step in told] if isinstance(told, list) else told
+    try:
+        plan = from_jsonable(_Written, {"request": document.get("request"), "steps": steps})
+    except Misfit as error:
+        message = f"{source}: not a plan of this version: {error}"
+        raise InvalidDocument(message, _REMEDY) from None
+    if not isinstance(plan.request, LayoutRequest):
+        message = f"{source}: a plan of {plan.request.kind}, not of a layout"
+        raise InvalidDocument(message, _REMEDY)
+    return ReviewedPlan(plan.request, plan.steps)
+
+
+def _inert(step: object) -> object:
+    """A step without its descriptions for people."""
+    if not isinstance(step, dict):
+        return step
+    return {key: value for key, value in step.items() if key not in _FOR_PEOPLE}

@@ -1,29 +1,236 @@
-"""A part of a layout that can be changed separately: its differences, and how to resolve them."""
+"""Assigns devices to the rules of a layout, and splits it into parts that change separately."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, diagnostics_of
+from msgspec.structs import replace
+
+from vfiomgr.diagnostic import Diagnostic, blocker, diagnostics_of
 from vfiomgr.engine.plan import Plan
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.gpu.mode import vgpus_on
+from vfiomgr.gpu.plan import vgpus_on
 from vfiomgr.gpu.requests import SwitchCheckpoint
+from vfiomgr.layout.model import HostRule, PassthroughRule, Rule, SriovRule, VgpuRule
 from vfiomgr.layout.requests import ApplyLayout, LayoutCheckpoint
-from vfiomgr.layout.select import RuleMatch
+from vfiomgr.passthrough.plan import components
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.diagnostic import Override
-    from vfiomgr.host.accounts import NodeOwner
+    from vfiomgr.host.owners import NodeOwner
+    from vfiomgr.layout.model import Layout, Selector
     from vfiomgr.layout.requests import FunctionBefore
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.mig.model import InstancePlace
+
+
+class RuleMatch(Value):
+    """A rule and its devices."""
+
+    number: int
+    """Its position in the layout, from 1."""
+    rule: Rule
+    devices: tuple[PciDevice, ...]
+    parents: tuple[str, ...] = ()
+    """Parents of vGPUs that are not PCI functions."""
+    rest: tuple[PciDevice, ...] = ()
+    """Other functions of the slots, which return to the host with them."""
+
+    @property
+    def label(self) -> str:
+        """`rule 2 (class 0302)`."""
+        return f"rule {self.number} ({self.rule.select})"
+
+
+class Selection(Value):
+    """The devices of all rules, and reasons against the entire layout."""
+
+    claims: tuple[RuleMatch, ...]
+    diagnostics: tuple[tuple[RuleMatch, Diagnostic], ...]
+    shortages: tuple[tuple[RuleMatch, Diagnostic], ...]
+    """Rules with fewer devices than required, of those present now."""
+
+
+def select(host: HostSnapshot, layout: Layout) -> Selection:
+    """Assign each device to the first rule that selects it, with the rest of its slot."""
+    taken: dict[PciAddress, RuleMatch] = {}
+    taken_parents: set[str] = set()
+    claims: list[RuleMatch] = []
+    diagnostics: list[tuple[RuleMatch, Diagnostic]] = []
+    shortages: list[tuple[RuleMatch, Diagnostic]] = []
+    for number, rule in enumerate(layout.devices, start=1):
+        matching = tuple(d for d in _matching(host, rule.select) if d.address not in taken)
+        parents = tuple(p for p in _parents(host, rule.select) if p not in taken_parents)
+        taken_parents.update(parents)
+        claim = RuleMatch(number, rule, matching, parents)
+        companions = _companions(host, claim)
+        against = (*_unfit(claim), *_conflicts(claim, companions, taken))
+        diagnostics += [(claim, diagnostic) for diagnostic in against]
+        shortages += [(claim, diagnostic) for diagnostic in _too_few(host, claim, taken)]
+        taken |= dict.fromkeys((d.address for d in (*matching, *companions)), claim)
+        taken |= dict.fromkeys(_disposed_of(claim), claim)
+        claims.append(claim)
+    given_back = (_with_rest(host, claim, taken) for claim in claims)
+    return Selection(tuple(given_back), tuple(diagnostics), tuple(shortages))
+
+
+def _disposed_of(claim: RuleMatch) -> Iterator[PciAddress]:
+    """The virtual functions whose user is set by a rule about their physical functions."""
+    if isinstance(claim.rule, SriovRule) and claim.rule.functions != "any":
+        for device in claim.devices:
+            yield from device.virtual_functions
+
+
+def _with_rest(
+    host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
+) -> RuleMatch:
+    """A claim of the host with the rest of its slots, unless other rules select them."""
+    if not isinstance(claim.rule, HostRule):
+        return claim
+    rest = (d for d in _slots(host, claim) if d not in claim.devices and d.address not in taken)
+    return replace(claim, rest=tuple(rest))
+
+
+def _slots(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
+    """All functions in the slots of a claim's devices."""
+    found = {other.address: other for device in claim.devices for other in host.slot(device)}
+    return list(found.values())
+
+
+def _matching(host: HostSnapshot, selector: Selector) -> Iterator[PciDevice]:
+    return (device for device in host.devices if _is_selected(device, selector))
+
+
+def _is_selected(device: PciDevice, selector: Selector) -> bool:
+    """Whether all criteria match; bridges, displays and virtual functions require an address."""
+    if selector.parent:
+        return False
+    if not selector.address:
+        if device.is_bridge or device.is_boot_display:
+            return False
+        if device.physical_function is not None and not selector.physical_function:
+            return False
+    identifiers = (f"{device.vendor_id}:{device.device_id}", f"{device.vendor_id}:*")
+    return (
+        (not selector.address or device.address in selector.address)
+        and (not selector.id or any(one in selector.id for one in identifiers))
+        and (not selector.classes or device.class_code.startswith(selector.class_prefixes))
+        and (not selector.name or selector.fits_name(device.name))
+        and (not selector.numa_node or device.numa_node in selector.numa_node)
+        and (not selector.serial or device.serial in selector.serial)
+        and (
+            not selector.physical_function or device.physical_function in selector.physical_function
+        )
+        and (not selector.all or device.is_graphics_or_accelerator)
+    )
+
+
+def _parents(host: HostSnapshot, selector: Selector) -> Iterator[str]:
+    """Parents of vGPUs by name, including the kernel's sample devices."""
+    names = (parent.name for parent in host.vgpu_parents if host.device_named(parent.name) is None)
+    return (name for name in dict.fromkeys(names) if name in selector.parent)
+
+
+def _companions(host: HostSnapshot, claim: RuleMatch) -> list[PciDevice]:
+    """The other functions of slots that are passed through."""
+    rule = claim.rule
+    if not isinstance(rule, PassthroughRule) or rule.only:
+        return []
+    return [other for other in _slots(host, claim) if other not in claim.devices]
+
+
+def _conflicts(
+    claim: RuleMatch, companions: Iterable[PciDevice], taken: dict[PciAddress, RuleMatch]
+) -> Iterator[Diagnostic]:
+    """Functions of one slot in two rules with different states."""
+    for device in companions:
+        other = taken.get(device.address)
+        if other is not None and other.rule.state != claim.rule.state:
+            yield blocker(
+                "layout-slot-split",
+                device,
+                f"{device} is {other.rule.state} in {other.label}, but "
+                f"{claim.label} includes it as {claim.rule.state} with its slot",
+                "give the functions of one slot one state, or set only: true",
+            )
+
+
+def _too_few(
+    host: HostSnapshot, claim: RuleMatch, taken: dict[PciAddress, RuleMatch]
+) -> Iterator[Diagnostic]:
+    found = len(claim.devices) + len(claim.parents)
+    wanted = claim.rule.at_least
+    if found >= wanted:
+        return
+    names = [*map(str, claim.devices), *claim.parents]
+    there = f": {', '.join(names)}" if names else ""
+    yield blocker(
+        "layout-too-few",
+        claim.label,
+        f"{claim.label} requires at least {wanted} {'device' if wanted == 1 else 'devices'}, but "
+        f"this host has {found or 'none'}{there}",
+        _remedy_for_few(host, claim.rule.select, taken),
+    )
+
+
+def _remedy_for_few(
+    host: HostSnapshot, selector: Selector, taken: dict[PciAddress, RuleMatch]
+) -> str:
+    lost = [
+        f"{d.address} belongs to {taken[d.address].label}"
+        for d in _matching(host, selector)
+        if d.address in taken
+    ]
+    if lost:
+        return (
+            f"{'; '.join(lost)}: a device belongs to the first rule that selects it, with its slot"
+        )
+    hidden = [
+        str(d)
+        for d in host.devices
+        if not selector.address and d.is_boot_display and _is_selected_otherwise(d, selector)
+    ]
+    if hidden:
+        return f"{', '.join(hidden)} is the console's display: only address selects it"
+    return (
+        "look for the missing device with vfiomgr list --all, or set at_least: 0 if it is optional"
+    )
+
+
+def _is_selected_otherwise(device: PciDevice, selector: Selector) -> bool:
+    """Whether a device would be selected if it were not the console's display."""
+    named = selector.model_copy(update={"address": (device.address,)})
+    return _is_selected(device, named)
+
+
+def _unfit(claim: RuleMatch) -> Iterator[Diagnostic]:
+    """Rules with parents that are not PCI functions, in another state than vgpu."""
+    if claim.rule.select.parent and not isinstance(claim.rule, VgpuRule):
+        yield blocker(
+            "layout-not-pci",
+            claim.label,
+            f"{claim.label} selects {' and '.join(claim.rule.select.parent)} by parent, which "
+            f"are not PCI functions and cannot be {claim.rule.state}",
+            "select PCI functions by address, id or class; parent requires state: vgpu",
+        )
+
+
+def moving_together(devices: Iterable[PciDevice]) -> list[list[PciDevice]]:
+    """Functions in batches: those of one slot and those of one IOMMU group move together."""
+    return components(devices, _bonds)
+
+
+def _bonds(device: PciDevice) -> Iterator[tuple[str, object]]:
+    if device.iommu_group is not None:
+        yield "group", device.iommu_group
+    if device.physical_function is None:
+        yield "slot", device.address.slot
+
 
 _EMPTY = Plan("", ())
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.request import Checkpoint, Request
-from vfiomgr.engine.step import Step
-from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.host.owners import NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import InstancePlace

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
 
-from vfiomgr.pci.classes import LAYOUT_CLASSES
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.pci.names import LAYOUT_CLASSES
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from vfiomgr.layout.parts import Difference
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.value import Value
-from vfiomgr.vgpu.attributes import PARAMETERS
 from vfiomgr.vgpu.capacity import Gpu
+from vfiomgr.vgpu.model import PARAMETERS
 from vfiomgr.vgpu.placement import serving
-from vfiomgr.vgpu.requests import CreateVgpu
-from vfiomgr.vgpu.steps import SetVgpuAttribute
+from vfiomgr.vgpu.steps import CreateVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vfiomgr.definitions.start import together
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.engine.plan import Plan
-from vfiomgr.gpu import mode as gpu_mode
+from vfiomgr.gpu import plan as gpu_plan
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
 from vfiomgr.layout import vgpu_shares
@@ -22,8 +22,7 @@ from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus
 from vfiomgr.vgpu.model import Vgpu, VgpuParent
 from vfiomgr.vgpu.placement import find_parents
-from vfiomgr.vgpu.requests import RemoveVgpu
-from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
+from vfiomgr.vgpu.steps import CreateMdev, RemoveVgpu, SetVgpuType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -68,7 +67,7 @@ def _made_ready(case: RuleContext, rule: VgpuRule, device: PciDevice, name: str)
         mode = case.host.gpu_mode(device)
         is_other = mode is None or mode.mig is not rule.mig
         if rule.mig is not None and is_other and not device.is_on_vfio:
-            return gpu_mode.plan_mode(case.host, SetGpuMode(address, mig=rule.mig))
+            return gpu_plan.plan_mode(case.host, SetGpuMode(address, mig=rule.mig))
         functions = rule.functions
         if functions is None and device.sriov_numvfs and not device.is_on_vfio:
             functions = device.sriov_numvfs

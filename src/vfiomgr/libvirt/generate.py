@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, require_whole
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
@@ -14,15 +14,14 @@ from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough import readiness_hints
 from vfiomgr.passthrough.guards import taking
-from vfiomgr.usage import require_whole
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from vfiomgr.libvirt.build.model import GuestPlan
-    from vfiomgr.libvirt.hostdev import GuestHostdev
+    from vfiomgr.libvirt.model import GuestHostdev
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource

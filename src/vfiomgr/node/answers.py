@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
-from vfiomgr.containers.cdi.generate import LOWEST
+from vfiomgr.containers.cdi.devices import LOWEST
+from vfiomgr.containers.cdi.grammar import needed_version
 from vfiomgr.containers.cdi.model import CdiDevice, CdiDeviceNode, CdiEdits, CdiSpecification
-from vfiomgr.containers.cdi.names import needed_version
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.node.health import UNUSABLE

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.layout.model import HostRule, SriovRule
-from vfiomgr.layout.select import select
+from vfiomgr.layout.parts import select
 from vfiomgr.node.model import ResourceRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.layout.model import Layout
-    from vfiomgr.layout.select import RuleMatch
+    from vfiomgr.layout.parts import RuleMatch
     from vfiomgr.snapshot.model import HostSnapshot
 
 _AUTO = "auto"

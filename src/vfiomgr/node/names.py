@@ -12,9 +12,9 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.names import is_kind
+from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.errors import UsageError
-from vfiomgr.pci.short_names import maker_and_model
+from vfiomgr.pci.names import maker_and_model
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

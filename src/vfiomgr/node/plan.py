@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.generate import (
+from vfiomgr.containers.cdi.devices import (
     AssignableGroup,
     default_form,
     node_paths,
     offers,
     why_not_ready,
 )
+from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
 from vfiomgr.node.health import UNUSABLE, HealthContext, reasons, users_of
 from vfiomgr.node.model import (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
-from vfiomgr.host.own_files import NotARecord, read_own
+from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
 

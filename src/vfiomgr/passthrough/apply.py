@@ -1,50 +1,265 @@
 """Perform steps on functions, and verify the result.
 
+new_id makes a driver bind every free function with the same PCI IDs (new_id_store in
+drivers/pci/pci-driver.c), until remove_id. Therefore the IDs are removed immediately, and identical
+functions that the driver also bound are unbound again.
+
 Each action reaches the state that its step names from any state of the host. If it is repeated, or
 continued after an interruption, it does only what is missing.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from errno import EEXIST, EINVAL, ENODEV, ENOENT
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs, verifies
-from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
-from vfiomgr.errors import HostError
-from vfiomgr.passthrough.by_id import NODE_DEADLINE, bind_by_id, let_udev_finish, withdraw
-from vfiomgr.passthrough.reset_apply import loosen, tighten
+from vfiomgr.engine.verified_write import becomes_true, explained, explaining, require_same_device
+from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.host import udev
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     ChangeDriver,
     DropOriginalState,
     ReleaseDriver,
+    RequireAnswer,
+    ResetFunction,
     SaveOriginalState,
+    SetResetMethod,
     probe_file,
 )
+from vfiomgr.paths import pci_device
+from vfiomgr.pci import drivers
 from vfiomgr.pci import facts as pci_facts
-from vfiomgr.pci import original_state
-from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.pci.capabilities import kept_by_reset, read_config, slot_with_power
+from vfiomgr.pci.facts import read_identity
+from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.errno_hints import Operation
+    from collections.abc import Iterator
+
+    from vfiomgr.engine.verified_write import Operation
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.pci.model import PciAddress
-    from vfiomgr.pci.original_state import DriverState
+    from vfiomgr.paths import HostPath
+    from vfiomgr.pci.drivers import DriverState
+    from vfiomgr.pci.model import DeviceIdentity
+
+
+def bind_by_id(tree: HostTree, device: DeviceIdentity, target: DriverState) -> None:
+    """Bind an unbound function to a driver; a VFIO driver gets the PCI IDs for that moment.
+
+    Raises:
+        WriteFailed: with the cause and the remedy.
+
+    """
+    driver = target.driver or ""
+    if not is_vfio_driver(driver):
+        _bind(tree, device, driver)
+        return
+    free_twins = [twin for twin in _twins(tree, device) if _driver(tree, twin) is None]
+    with _lent(tree, device, driver):
+        if _driver(tree, device.address) is None:
+            _bind(tree, device, driver)
+        for twin in free_twins:
+            if _driver(tree, twin) == driver:
+                tree.write(paths.PCI_DRIVERS / driver / "unbind", str(twin))
+
+
+def withdraw(tree: HostTree, device: DeviceIdentity, driver: str) -> None:
+    """Remove PCI IDs that an interrupted run may have left with a driver."""
+    try:
+        tree.write(paths.PCI_DRIVERS / driver / "remove_id", _identifiers(device))
+    except WriteFailed as error:
+        if error.errno not in (ENODEV, ENOENT):
+            raise
+
+
+@contextmanager
+def _lent(tree: HostTree, device: DeviceIdentity, driver: str) -> Iterator[None]:
+    try:
+        tree.write(paths.PCI_DRIVERS / driver / "new_id", _identifiers(device))
+    except WriteFailed as error:
+        if error.errno != EEXIST:  # the driver lists them itself, or somebody lent them before
+            raise explained(error, "new-id", f"{device.address} to {driver}") from error
+        yield
+        return
+    try:
+        yield
+    finally:
+        withdraw(tree, device, driver)
+
+
+def _bind(tree: HostTree, device: DeviceIdentity, driver: str) -> None:
+    with explaining("bind", f"{device.address} to {driver}"):
+        tree.write(paths.PCI_DRIVERS / driver / "bind", str(device.address))
+
+
+def _identifiers(device: DeviceIdentity) -> str:
+    """Vendor, device, subsystem vendor and subsystem device: the narrowest match for new_id."""
+    return f"{device.vendor_id} {device.device_id} {device.subsystem_id.replace(':', ' ')}"
+
+
+def _twins(tree: HostTree, device: DeviceIdentity) -> Iterator[PciAddress]:
+    """The other functions with the same vendor and device."""
+    wanted = (device.vendor_id, device.device_id)
+    for name in filter(is_address, tree.children(paths.PCI_DEVICES)):
+        address = PciAddress.parse(name)
+        found = read_identity(tree, address)
+        if found and address != device.address and (found.vendor_id, found.device_id) == wanted:
+            yield address
+
+
+def _driver(tree: HostTree, address: PciAddress) -> str | None:
+    return tree.link_name(paths.pci_device(address) / "driver")
+
+
+NODE_DEADLINE = 10.0
+"""Seconds. devtmpfs creates the node immediately; udev may take longer."""
+UDEV_DEADLINE = 5.0
+"""Seconds for udevd to apply its rules to a new node."""
+
+
+def let_udev_finish(tree: HostTree, node: HostPath) -> None:
+    """Wait for the owner and mode of a node; guests that run as root do not need them."""
+    if not tree.exists(node) or udev.is_settled(tree, node):
+        return
+    if udev.rules_give_access(tree):
+        becomes_true(lambda: udev.is_settled(tree, node), UDEV_DEADLINE)
+
+
+def tighten(tree: HostTree, address: PciAddress, target: DriverState) -> None:
+    """Forbid D3cold before a driver binds: vfio-pci lets idle functions sleep immediately."""
+    if target.d3cold_allowed is False:
+        _set_d3cold_allowed(tree, address, allowed=False)
+
+
+def loosen(tree: HostTree, address: PciAddress, target: DriverState) -> None:
+    """Allow D3cold after the driver is unbound, and set the reset method."""
+    if target.d3cold_allowed:
+        _set_d3cold_allowed(tree, address, allowed=True)
+    if target.reset_method is not None:
+        set_method(tree, address, target.reset_method)
+
+
+def set_method(tree: HostTree, address: PciAddress, methods: str) -> None:
+    """Write `methods`, e.g. `flr bus`, to reset_method of a function.
+
+    reset_method_store (drivers/pci/pci-sysfs.c) probes each method, and refuses `bus` if the
+    function has neighbours, even if its original list contains `bus`. Such a `bus` has no effect,
+    so the list is written without it.
+
+    Raises:
+        HostError: the kernel stored another list.
+
+    """
+    if _methods(tree, address) == methods:
+        return
+    target = pci_device(address) / "reset_method"
+    without_bus = " ".join(name for name in methods.split() if name != "bus")
+    with explaining("reset-method", f"{address} to {methods}"):
+        try:
+            tree.write(target, methods)
+        except WriteFailed as error:
+            if error.errno != EINVAL or without_bus in ("", methods):
+                raise
+            tree.write(target, without_bus)
+    found = _methods(tree, address)
+    if found not in (methods, without_bus):
+        message = (
+            f"cannot set reset_method of {address} to {methods}: the kernel reports "
+            f"{found or 'an empty list'}"
+        )
+        raise HostError(message, "check dmesg; another program may have changed it")
+
+
+def _methods(tree: HostTree, address: PciAddress) -> str | None:
+    return pci_facts.read_driver_state(tree, address, with_pins=True).reset_method
+
+
+def _set_d3cold_allowed(tree: HostTree, address: PciAddress, *, allowed: bool) -> None:
+    if pci_facts.read_driver_state(tree, address, with_pins=True).d3cold_allowed is allowed:
+        return
+    with explaining("d3cold", str(address)):
+        tree.write(pci_device(address) / "d3cold_allowed", str(int(allowed)))
+    if pci_facts.read_driver_state(tree, address, with_pins=True).d3cold_allowed is not allowed:
+        message = f"cannot set d3cold_allowed of {address}: the kernel did not change the value"
+        raise HostError(message, "check dmesg")
+
+
+@performs(SetResetMethod)
+def set_reset_method(tree: HostTree, step: SetResetMethod) -> None:
+    """Set the reset methods that the step names."""
+    require_same_device(tree, step.device)
+    set_method(tree, step.device.address, step.after)
+
+
+@performs(ResetFunction)
+def reset_function(tree: HostTree, step: ResetFunction) -> None:
+    """Reset a function; check that it answers, and that BARs and command register are restored.
+
+    Raises:
+        HostError: the function fell off the bus, or its registers were not restored.
+
+    """
+    address = step.device.address
+    require_same_device(tree, step.device)
+    _require_answer(tree, address)
+    kept = step.kept or kept_by_reset(read_config(tree, address))
+    try:
+        with explaining("reset", str(address)):
+            tree.write(pci_device(address) / "reset", "1")
+    except WriteFailed:
+        _require_unharmed(tree, address, kept)  # damage explains the failure better
+        raise
+    _require_unharmed(tree, address, kept)
+
+
+@performs(RequireAnswer)
+def require_answer(tree: HostTree, step: RequireAnswer) -> None:
+    """Check that the function is on the bus with its registers unchanged."""
+    _require_unharmed(tree, step.device.address, step.kept)
+
+
+def _require_unharmed(tree: HostTree, address: PciAddress, kept: str | None) -> None:
+    _require_answer(tree, address)
+    if kept not in (None, kept_by_reset(read_config(tree, address))):
+        message = f"{address} has a different command register or BARs after the reset"
+        raise HostError(message, _ways_back(tree, address))
+
+
+def _require_answer(tree: HostTree, address: PciAddress) -> None:
+    if not pci_facts.answers(tree, address):
+        message = f"{address} fell off the bus: its configuration space reads as all ones"
+        raise HostError(message, _ways_back(tree, address))
+
+
+def _ways_back(tree: HostTree, address: PciAddress) -> str:
+    """Return the ways to recover a function, the least disruptive first."""
+    directory = pci_device(address)
+    ways = [f"remove and rescan it: echo 1 > {directory}/remove; echo 1 > /sys/bus/pci/rescan"]
+    power = slot_with_power(tree, address)
+    if power is not None:
+        ways.append(f"power-cycle its slot: echo 0 > {power}; echo 1 > {power}")
+    ways.append("power the host off and on (a reboot may not cut the device's power)")
+    methods = pci_facts.read_driver_state(tree, address, with_pins=True).reset_method
+    used = methods.split()[0] if methods else "this one"
+    return f"{'; or '.join(ways)}; then use another --method than {used}"
 
 
 @performs(SaveOriginalState)
 def save_record(tree: HostTree, step: SaveOriginalState) -> None:
     """Write the record of a function."""
-    original_state.write_origin(tree, step.origin)
+    drivers.write_origin(tree, step.origin)
 
 
 @performs(DropOriginalState)
 def drop_record(tree: HostTree, step: DropOriginalState) -> None:
     """Remove the record of a function."""
-    original_state.remove_origin(tree, step.origin)
+    drivers.remove_origin(tree, step.origin)
 
 
 @verifies(ChangeDriver)

@@ -13,13 +13,12 @@ from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
+from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.reset_capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.persistence.commands import forget_only as remove_rules
 from vfiomgr.persistence.commands import import_driverctl
-from vfiomgr.usage import forbid_alone
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome

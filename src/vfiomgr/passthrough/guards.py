@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
 from vfiomgr.passthrough.iommu_hints import iommu_remedy
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
+from vfiomgr.pci.drivers import best_variant
 from vfiomgr.pci.iommu import blockers
-from vfiomgr.pci.vfio_drivers import best_variant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from vfiomgr.passthrough.requests import Bind
+    from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
     from vfiomgr.vgpu.model import Vgpu

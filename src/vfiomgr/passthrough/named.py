@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from vfiomgr.diagnostic import OVERRIDES
-from vfiomgr.errors import UsageError
-from vfiomgr.host.accounts import find_owner
-from vfiomgr.passthrough import requests
+from vfiomgr.errors import UsageError, chosen, forbid_alone, forbid_together, require_choice
+from vfiomgr.host.owners import find_owner
+from vfiomgr.passthrough import steps as passthrough_steps
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
 from vfiomgr.paths import pci_device, vfio_group_node
+from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
-from vfiomgr.pci.reset_capabilities import RESET_METHODS
 from vfiomgr.persistence.model import rule_file
 from vfiomgr.persistence.program import program_for_units
-from vfiomgr.usage import chosen, forbid_alone, forbid_together, require_choice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.pci.reset_capabilities import ResetMethod
+    from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.snapshot.source import HostSource
 
 
@@ -58,7 +57,7 @@ class Bind:
         self.devices = devices
         self.options = options
 
-    def request(self, host: HostSource) -> requests.Bind:
+    def request(self, host: HostSource) -> passthrough_steps.Bind:
         """Build the request for a host.
 
         Raises:
@@ -78,7 +77,7 @@ class Bind:
         addresses = _addresses(host, self.devices)
         owner = said.get("owner")
         tree = host.tree if owner is not None and host.snapshot is None else None
-        return requests.Bind(
+        return passthrough_steps.Bind(
             addresses,
             driver=said.get("driver"),
             only=only,
@@ -115,7 +114,7 @@ class Unbind:
         self.devices = devices
         self.options = options
 
-    def request(self, host: HostSource) -> requests.Unbind:
+    def request(self, host: HostSource) -> passthrough_steps.Unbind:
         """Build the request for a host.
 
         Raises:
@@ -129,7 +128,7 @@ class Unbind:
         if update and not forget:
             forbid_alone("--update-initramfs", "--forget", "no udev rule changes")
         allow = chosen("--allow", said.get("allow", ()), ("in-use",))
-        return requests.Unbind(
+        return passthrough_steps.Unbind(
             _addresses(host, self.devices),
             only=only,
             with_group=with_group,
@@ -152,7 +151,7 @@ class Reset:
         self.method: ResetMethod | None = method
         self.allow = chosen("--allow", allow, OVERRIDES)
 
-    def request(self, host: HostSource) -> requests.Reset:
+    def request(self, host: HostSource) -> passthrough_steps.Reset:
         """Build the request for a host.
 
         Raises:
@@ -161,7 +160,7 @@ class Reset:
         """
         require_choice("--method", self.method, RESET_METHODS)
         address = host.address(self.device)
-        return requests.Reset(address, self.method, self.allow)
+        return passthrough_steps.Reset(address, self.method, self.allow)
 
 
 class FunctionState(Value):

@@ -15,23 +15,23 @@ from vfiomgr.engine.plan import FIRST, LAST, Plan
 from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough import guards, reset
-from vfiomgr.passthrough.requests import Bind, Unbind
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
+    Bind,
     ChangeDriver,
     DropOriginalState,
     ReleaseDriver,
     SaveOriginalState,
+    Unbind,
 )
+from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant
 from vfiomgr.pci.model import is_vfio_driver
-from vfiomgr.pci.original_state import DriverState, OriginalState
-from vfiomgr.pci.vfio_drivers import PLAIN, best_variant
 from vfiomgr.persistence import plan as persistence_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import diagnostics_of
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.plan import plan_bind
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

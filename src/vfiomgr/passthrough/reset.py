@@ -11,18 +11,23 @@ from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
-from vfiomgr.passthrough.requests import Reset, ResetCheckpoint
-from vfiomgr.passthrough.steps import ChangeDriver, ResetFunction, SetResetMethod
-from vfiomgr.pci.original_state import DriverState
-from vfiomgr.pci.reset_capabilities import COMMON_RESETS, RESET_METHODS
+from vfiomgr.passthrough.steps import (
+    ChangeDriver,
+    Reset,
+    ResetCheckpoint,
+    ResetFunction,
+    SetResetMethod,
+)
+from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS
+from vfiomgr.pci.drivers import DriverState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.engine.step import Step
-    from vfiomgr.passthrough.requests import Bind
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.passthrough.steps import Bind
+    from vfiomgr.pci.capabilities import Offer, ResetMethod
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.pci.reset_capabilities import Offer, ResetMethod
     from vfiomgr.snapshot.model import HostSnapshot
 
 

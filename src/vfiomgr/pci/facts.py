@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.errors import HostError
-from vfiomgr.host import bounded, stuck
+from vfiomgr.host import bounded
+from vfiomgr.pci.capabilities import read_serial
+from vfiomgr.pci.drivers import DriverState
+from vfiomgr.pci.host_use import nodes_of
 from vfiomgr.pci.model import UNKNOWN_CALL, Bar, DeviceIdentity, PciAddress, PciDevice, is_address
-from vfiomgr.pci.nodes import nodes_of
-from vfiomgr.pci.original_state import DriverState
-from vfiomgr.pci.vpd import read_serial
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -353,7 +353,7 @@ def _read_locked(tree: HostTree, addresses: Iterable[str]) -> dict[str, Locked]:
     """
     if not tree.can_hang:
         return {}
-    marked = stuck.read_marks(tree)
+    marked = bounded.read_marks(tree)
     asked = {
         name: [paths.PCI_DEVICES / name / attribute for attribute in _UNDER_LOCK]
         for name in addresses

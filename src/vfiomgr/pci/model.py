@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from msgspec.structs import replace
 
 from vfiomgr.errors import UsageError
-from vfiomgr.pci.short_names import short_name
+from vfiomgr.pci.names import short_name
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, READING, session_options
+from vfiomgr.cli.options import CHANGING, READING, LazyGroup, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import UsageError
 from vfiomgr.passthrough.watch import watch_machine
 from vfiomgr.persistence.named import persisted
 from vfiomgr.persistence.program import program_for_units
-from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
+from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
     from vfiomgr.persistence.named import PersistedFunction
 
 _HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")

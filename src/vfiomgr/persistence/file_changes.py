@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.persistence.requests import ChangeFiles
-from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.persistence.steps import ChangeFiles, ReplaceFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.persistence.requests import FileChange
+    from vfiomgr.persistence.steps import FileChange
     from vfiomgr.snapshot.model import HostSnapshot
 
 

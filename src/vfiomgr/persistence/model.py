@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.files import TextFile
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import VfiomgrError
-from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
@@ -339,7 +339,7 @@ _REAL_TIME = """\
 CapabilityBoundingSet=CAP_SYS_NICE
 RestrictRealtime=no
 """
-"""Additional rights for the listeners (host/hotplug.py), which race with the kernel."""
+"""Additional rights for the listeners (passthrough/watch.py), which race with the kernel."""
 
 
 def render_unit(program: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.host.owners import NodeOwner
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.persistence.plan import of_layout
 from vfiomgr.value import Value

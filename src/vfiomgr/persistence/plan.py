@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.load_module import LoadModule
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
-from vfiomgr.engine.step import Step
-from vfiomgr.host.accounts import ROOT_ONLY
+from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence.installed_layout import RECORD, parse_record
@@ -25,15 +24,20 @@ from vfiomgr.persistence.model import (
     render_unit,
     rule_file,
 )
-from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
-from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.persistence.steps import (
+    ForgetPersisted,
+    ImportDriverctl,
+    RebuildInitramfs,
+    ReplaceFile,
+    SetNodeAccess,
+)
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.host.accounts import NodeAccess, NodeOwner
-    from vfiomgr.passthrough.requests import Bind, Unbind
+    from vfiomgr.host.owners import NodeAccess, NodeOwner
+    from vfiomgr.passthrough.steps import Bind, Unbind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.persistence.installed_layout import InstalledLayout, WrittenRule
     from vfiomgr.persistence.model import DriverctlOverride

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import vfiomgr
 from vfiomgr.diagnostic import refuse
+from vfiomgr.host.owners import weakness
 from vfiomgr.host.tree import HostTree
-from vfiomgr.host.trust import weakness
 from vfiomgr.persistence.facts import has_systemd
 from vfiomgr.persistence.model import require_plain
 

@@ -9,18 +9,16 @@ from msgspec import field
 
 from vfiomgr.check.model import Readiness
 from vfiomgr.containers.cdi.model import CdiFile
-from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import DefinitionFacts, DefinitionProblem
+from vfiomgr.documents.files import TextFile
 from vfiomgr.errors import UnknownDevice, UsageError
-from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
+from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
+from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
-from vfiomgr.pci.links import PciLink
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in, is_address
 from vfiomgr.pci.numa import HostTopology
-from vfiomgr.pci.original_state import OriginalState
-from vfiomgr.pci.reset_capabilities import ResetCapabilities
-from vfiomgr.pci.vfio_drivers import VfioVariant
 from vfiomgr.persistence.model import (
     DRIVERCTL,
     RULES,
@@ -38,7 +36,7 @@ from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.vgpu.model import VgpuType
 
 UNIDENTIFIED = "no modalias, and no vendor, device and class"

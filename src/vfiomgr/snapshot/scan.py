@@ -5,16 +5,97 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, HostPath
-from vfiomgr.pci import display, iommu, original_state
+from msgspec.structs import replace
+
+from vfiomgr.check.facts import read_readiness
+from vfiomgr.containers.cdi import facts as cdi_facts
+from vfiomgr.definitions import facts as definitions_facts
+from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
+from vfiomgr.pci import capabilities, drivers, host_use, iommu, numa
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.names import Names
-from vfiomgr.snapshot.extra_facts import with_surroundings
+from vfiomgr.persistence import facts as persistence_facts
+from vfiomgr.snapshot import users
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
-from vfiomgr.vgpu.facts import mdev, vendor
+from vfiomgr.snapshot.uses import facts as uses_facts
+from vfiomgr.vgpu import facts as vgpu_facts
+from vfiomgr.vgpu.mig import facts as mig_facts
+from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
+    from vfiomgr.check.model import Readiness
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.model import HostUse
+
+
+def with_surroundings(  # noqa: PLR0913 - each is a question of its own
+    host: HostSnapshot,
+    tree: HostTree,
+    *,
+    with_users: bool,
+    with_readiness: bool,
+    with_resets: bool,
+    with_gpu_modes: bool,
+    with_claims: bool,
+    with_links: bool,
+) -> HostSnapshot:
+    """The devices of a host, with the further facts requested from `vfiomgr.snapshot.scan.scan`."""
+    host = _with_gpu_modes(host, tree) if with_gpu_modes else host
+    return replace(
+        host,
+        host_uses=_host_uses(host, tree, with_users=with_users, with_claims=with_claims),
+        users=users.read_users(tree) if with_users else None,
+        variants=drivers.read_variants(tree) if with_users else (),
+        vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,
+        readiness=_readiness(host, tree) if with_readiness else None,
+        reset_capabilities=(
+            capabilities.read_reset_capabilities(tree, host.devices) if with_resets else None
+        ),
+        links=capabilities.read_links(tree, host.devices) if with_links else None,
+        files=persistence_facts.read_files(tree),
+        nodes=persistence_facts.read_nodes(tree),
+        initramfs=persistence_facts.read_initramfs(tree),
+        has_systemd=persistence_facts.has_systemd(tree),
+        vgpu_marks=vgpu_facts.read_marks(tree),
+        made_functions=vgpu_facts.read_made(tree, host.vgpus),
+        wedged=vgpu_facts.read_wedged(tree),
+        has_sriov_manage=tree.exists(SRIOV_MANAGE),
+        definitions=definitions_facts.read_definitions(tree, host.vgpus),
+        quotas=quota_facts.read_quotas(tree, host.devices),
+        topology=numa.read_topology(tree),
+        cdi_files=cdi_facts.read_cdi_files(tree),
+    )
+
+
+def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
+    log = mig_facts.read_log(tree, host.devices)
+    modes = mig_facts.parse_modes(log)
+    divided = frozenset(mode.gpu for mode in modes if mode.mig)
+    parents, vgpus = mig_facts.with_known_types(
+        tree, host.devices, host.vgpu_parents, host.vgpus, divided
+    )
+    return replace(
+        host,
+        gpu_modes=mig_facts.with_memory(modes, parents),
+        gpu_partitions=mig_facts.read_partitions(tree, host.devices, divided, log),
+        vgpu_parents=parents,
+        vgpus=mig_facts.with_places(tree, vgpus, parents, divided),
+    )
+
+
+def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:
+    return read_readiness(tree, host.kernel_release, host.devices)
+
+
+def _host_uses(
+    host: HostSnapshot, tree: HostTree, *, with_users: bool, with_claims: bool
+) -> tuple[HostUse, ...] | None:
+    if not with_users:
+        return uses_facts.read_host_uses(tree)
+    found = uses_facts.read_all_uses(tree, host.devices, with_claims=with_claims)
+    if found is None:
+        return None
+    return (*found, *vgpu_facts.persistence_uses(tree, host.devices))
 
 
 def scan(  # noqa: PLR0913 - each is a question of its own, with a default
@@ -70,12 +151,12 @@ def scan_devices(
     """
     groups = iommu.read_groups(tree)
     found, unidentified = pci_facts.read_devices(tree, Names(tree, machine), serials_of, only)
-    devices = display.mark_displays(tree, found)
+    devices = host_use.mark_displays(tree, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)
-    mdev_parents, mdevs = mdev.read_mdevs(tree, devices)
-    vendor_parents, vendor_vgpus = vendor.read_vendor_vgpus(tree, devices)
+    mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, devices)
+    vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, devices)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),
@@ -89,7 +170,7 @@ def scan_devices(
         groups=groups,
         vgpu_parents=(*mdev_parents, *vendor_parents),
         vgpus=(*mdevs, *vendor_vgpus),
-        origins=original_state.read_origins(tree),
+        origins=drivers.read_origins(tree),
         host_uses=None,
         vfio=iommu.read_vfio_state(tree),
         pci_unidentified=unidentified,

@@ -1,4 +1,4 @@
-"""The source of facts about a host: a tree as it is now, or a snapshot."""
+"""The source of facts about a host: a tree as it is now, or a snapshot from a document."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import codecs
 import os
 import shlex
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.reader import misfit_in, read_values
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, identifiers_in, is_address
-from vfiomgr.snapshot.document import CREATE, REMEDY, read_snapshot
+from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
 
@@ -24,8 +26,51 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
+
+
+KIND = "HostSnapshot"
+CREATE = "vfiomgr snapshot > host.json"
+REMEDY = f"create a new one on that host with: {CREATE}"
+_NEWER = f"upgrade vfiomgr if a newer version created it, or {REMEDY}"
+
+
+def write_snapshot(snapshot: HostSnapshot) -> str:
+    """The snapshot as a JSON document."""
+    import json  # noqa: PLC0415 - `list` needs none
+
+    document = {"api_version": API_VERSION, "kind": KIND, **to_jsonable(snapshot)}
+    return json.dumps(document, indent=2) + "\n"
+
+
+def read_snapshot(text: str, source: str) -> HostSnapshot:
+    """Read what `write_snapshot` wrote, as JSON or YAML; `source` names the document in errors.
+
+    Raises:
+        InvalidDocument: not JSON or YAML, another kind of document, or wrong fields.
+
+    """
+    if not text.strip():
+        message = f"{source}: the file is empty"
+        raise InvalidDocument(message, REMEDY)
+    document = read_values(text, source, REMEDY)
+    if not isinstance(document, dict) or document.pop("kind", None) != KIND:
+        message = f"{source}: not a document of kind {KIND}"
+        raise InvalidDocument(message, REMEDY)
+    version = document.pop("api_version", None)
+    if version != API_VERSION:
+        message = f"{source}: unsupported api_version {version!r}, expected {API_VERSION!r}"
+        raise InvalidDocument(message, _NEWER)
+    return _validated(document, text, source)
+
+
+def _validated(document: dict[str, Any], text: str, source: str) -> HostSnapshot:
+    try:
+        return from_jsonable(HostSnapshot, document)
+    except Misfit as error:
+        message = f"{source}:{misfit_in(error, text)}"
+        raise InvalidDocument(message, _NEWER) from None
+
 
 _NVIDIA = "10de"
 _LONGEST_SNAPSHOT = 512 << 20
@@ -140,7 +185,7 @@ class HostSource:
 
         For names of vGPUs and of absent functions, the entire host is scanned, since only that can
         explain them. NVIDIA's virtual functions are judged by their siblings on the driver
-        (host/vendor_vgpu.py).
+        (vgpu/facts.py).
         """
         if self.snapshot is not None:
             return self._loaded

@@ -1,4 +1,4 @@
-"""Users of a device: processes that have its nodes open or mapped, and their units.
+"""Users of a device: processes that have its nodes open or mapped, their units and pods.
 
 Not visible: packet sockets, which the kernel removes with their interface (packet_notifier), and
 module reference counts, which are not per device (/sys/module/MODULE/refcnt).
@@ -7,6 +7,7 @@ module reference counts, which are not per device (/sys/module/MODULE/refcnt).
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from functools import partial
 from itertools import pairwise
@@ -16,9 +17,7 @@ from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser
-from vfiomgr.snapshot.pods import pod_of
-from vfiomgr.snapshot.uses.below import functions_below
-from vfiomgr.snapshot.uses.mounts import remote_places
+from vfiomgr.snapshot.uses.disks import functions_below, remote_places
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -27,6 +26,45 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
 
+
+_SANDBOX = re.compile(r"sandbox-([0-9a-f]{12,64})")
+"""What Kata has QEMU call its guest: see buildName in virtcontainers/qemu.go."""
+_BUNDLES = (
+    "/run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/config.json",
+    "/run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io/{}/config.json",
+    "/run/containers/storage/overlay-containers/{}/userdata/config.json",
+)
+"""The OCI configuration of a sandbox: of containerd, of the one in k3s and RKE2, of CRI-O."""
+_ANNOTATIONS = (
+    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name"),
+    ("io.kubernetes.cri-o.Namespace", "io.kubernetes.cri-o.KubeName"),
+)
+"""Where namespace and name of the pod are in it (containerd's and CRI-O's pkg/annotations)."""
+
+
+def pod_of(tree: HostTree, guest: str | None) -> str | None:
+    """The pod of a guest, `namespace/name`; None of other guests, and where no file tells."""
+    found = _SANDBOX.fullmatch(guest or "")
+    if found is None:
+        return None
+    texts = (tree.read_text(HostPath(bundle.format(found[1]))) for bundle in _BUNDLES)
+    return next((pod for text in texts if text and (pod := _pod_in(text))), None)
+
+
+def _pod_in(text: str) -> str | None:
+    import json  # noqa: PLC0415 - few hosts have pods
+
+    try:
+        annotations = json.loads(text)["annotations"]
+        for namespace, name in _ANNOTATIONS:
+            if name in annotations:
+                return f"{annotations[namespace]}/{annotations[name]}"
+    except (ValueError, LookupError, TypeError):
+        return None  # not what a runtime writes
+    return None
+
+
+if TYPE_CHECKING:
     Disks = Mapping[str, tuple[PciAddress, ...]]
 
 _PROC = HostPath("/proc")

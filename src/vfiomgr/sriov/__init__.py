@@ -1,5 +1,5 @@
 """Virtual functions: their number, and their quotas of a GPU.
 
 Quotas of plain virtual functions are set together with their number, because the driver drops them
-with the functions. `nvidia_apply` runs NVIDIA's sriov-manage, which also initializes the functions.
+with the functions. NVIDIA's sriov-manage, which `apply` runs too, also initializes the functions.
 """

@@ -1,20 +1,31 @@
-"""Perform steps on virtual functions and quotas, and verify the result."""
+"""Perform steps on virtual functions and quotas, also by NVIDIA's sriov-manage.
+
+It unbinds the GPU, sets sriov_numvfs, and binds the GPU again. If it is interrupted, the GPU stays
+on pci-pf-stub or without driver, and a second call does nothing.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.registry import performs
-from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
-from vfiomgr.errors import HostError
-from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.engine.verified_write import (
+    becomes_true,
+    explaining,
+    require_runnable,
+    require_same_device,
+)
+from vfiomgr.errors import HostError, ProgramFailed
+from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, HostPath, pci_device
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVfCount
+from vfiomgr.vgpu.mig.steps import RunSriovManage, sriov_manage_command
 from vfiomgr.vgpu.quota.model import is_met
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.errno_hints import Operation
+    from vfiomgr.engine.verified_write import Operation
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.sriov.steps import QuotaChange
@@ -129,3 +140,103 @@ def await_groups(tree: HostTree, functions: tuple[PciAddress, ...]) -> None:
         names = ", ".join(map(str, missing()))
         message = f"virtual functions without an IOMMU group: {names}"
         raise HostError(message, "check dmesg for messages about the IOMMU")
+
+
+ATTEMPTS = 5
+PAUSE = 1.0
+"""Seconds between attempts; monitors (NVML, DCGM) keep a GPU open for less time."""
+_BUSY = "cannot obtain unbindlock"
+_DRIVER = "nvidia"
+_QUIET = (
+    "stop the processes that vfiomgr show lists, e.g.: systemctl stop nvidia-dcgm "
+    "nvidia-dcgm-exporter nvidia-persistenced"
+)
+
+
+@performs(RunSriovManage)
+def run_sriov_manage(tree: HostTree, step: RunSriovManage) -> None:
+    """Create all virtual functions, each on its driver, or remove them.
+
+    Raises:
+        HostError: the program failed, or its result is incomplete.
+
+    """
+    require_same_device(tree, step.device)
+    address = step.device.address
+    present = virtual_function_count(tree, address)
+    wanted = _wanted(tree, step)
+    if present and wanted and (present != wanted or _driverless(tree, address)):
+        _call(tree, step, is_on=False)
+        present = virtual_function_count(tree, address)
+    if present != wanted:
+        _call(tree, step, is_on=bool(step.after))
+    _bring_back(tree, address)
+    _verify(tree, step)
+
+
+def _wanted(tree: HostTree, step: RunSriovManage) -> int:
+    """The number to create: at most what the current driver of the GPU allows.
+
+    A driver may allow fewer than the device supports (pci_sriov_set_totalvfs in drivers/pci/iov.c),
+    which is visible only while it is bound.
+    """
+    most = tree.read(pci_device(step.device.address) / "sriov_totalvfs") or ""
+    return min(step.after, int(most)) if most.isdecimal() else step.after
+
+
+def _call(tree: HostTree, step: RunSriovManage, *, is_on: bool) -> None:
+    """Run the program, with some retries while the GPU is in use."""
+    require_runnable(tree, SRIOV_MANAGE)
+    command = sriov_manage_command(step.device, is_on=is_on)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            tree.call(*command, limit=None)  # whoever runs the step has a deadline
+        except ProgramFailed as error:
+            if _BUSY not in error.said.lower():
+                raise _explained(error) from error
+            if attempt == ATTEMPTS:
+                message = f"{step.device.address} is in use: {error.message}"
+                raise HostError(message, _QUIET) from error
+            time.sleep(PAUSE)
+        else:
+            return
+
+
+def _explained(error: ProgramFailed) -> HostError:
+    remedy = (
+        "check dmesg (NVRM), that NVIDIA's vGPU host driver is loaded, and that SR-IOV is enabled "
+        "in the firmware setup"
+    )
+    return HostError(error.message, remedy)
+
+
+def _bring_back(tree: HostTree, address: PciAddress) -> None:
+    """Bind the GPU to its driver if the program did not."""
+    link = pci_device(address) / "driver"
+    driver = tree.link_name(link)
+    if driver == _DRIVER:
+        return
+    if driver is not None:
+        with explaining("unbind", str(address)):
+            tree.write(link / "unbind", str(address))
+    with explaining("bind", f"{address} to {_DRIVER}"):
+        tree.write(PCI_DRIVERS / _DRIVER / "bind", str(address))
+
+
+def _verify(tree: HostTree, step: RunSriovManage) -> None:
+    address = step.device.address
+    count, wanted = virtual_function_count(tree, address), _wanted(tree, step)
+    if count != wanted:
+        message = f"cannot create {wanted} virtual functions of {address}: it has {count}"
+        raise HostError(message, "check dmesg (NVRM) for messages of the driver")
+    if group_number(tree, pci_device(address)) is not None:
+        await_groups(tree, pci_facts.read_virtual_functions(tree, address))
+    lost = _driverless(tree, address)
+    if lost:
+        message = f"virtual functions without a driver after sriov-manage: {', '.join(lost)}"
+        raise HostError(message, "check dmesg (NVRM) for messages of the driver")
+
+
+def _driverless(tree: HostTree, address: PciAddress) -> list[str]:
+    functions = pci_facts.read_virtual_functions(tree, address)
+    return [str(vf) for vf in functions if tree.link_name(pci_device(vf) / "driver") is None]

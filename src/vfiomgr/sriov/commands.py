@@ -8,17 +8,14 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_sriov
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
+from vfiomgr.cli.options import CHANGING, READING, LazyGroup, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut, wrapped
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.passthrough.named import virtual_functions
-from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
-from vfiomgr.sriov.steps import SetQuotas, SetVfCount
+from vfiomgr.sriov.steps import ChangeQuotas, SetQuotas, SetVfCount, SetVirtualFunctions
 from vfiomgr.units import mebibytes
-from vfiomgr.usage import forbid_alone, forbid_together
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 

@@ -12,28 +12,29 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
-from vfiomgr.pci.original_state import DriverState
+from vfiomgr.pci.drivers import DriverState
 from vfiomgr.sriov import quota_plan
 from vfiomgr.sriov.quota_plan import Provision
-from vfiomgr.sriov.requests import (
+from vfiomgr.sriov.steps import (
     ChangeQuotas,
     FunctionsCheckpoint,
     QuotasCheckpoint,
+    SetAutoprobe,
+    SetVfCount,
     SetVirtualFunctions,
 )
-from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.mig.model import counted
 from vfiomgr.vgpu.mig.sriov_manage import DRIVER, makes_by_program, persistence_before
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous
 from vfiomgr.vgpu.projection import without_instances
-from vfiomgr.vgpu.quota import refusals
+from vfiomgr.vgpu.quota import capacity
 from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -247,8 +248,8 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
             f"{device} supports at most {device.sriov_totalvfs} virtual functions, not {count}",
             "request fewer; the device's firmware settings may raise the limit",
         )
-    elif device.driver == refusals.GIM and count != device.sriov_numvfs:
-        yield refusals.fixed_at_load(device, "creates virtual functions")
+    elif device.driver == capacity.GIM and count != device.sriov_numvfs:
+        yield capacity.fixed_at_load(device, "creates virtual functions")
     elif makes_by_program(host, device) and count not in (
         *(0, device.sriov_totalvfs),
         device.sriov_numvfs,
@@ -276,7 +277,7 @@ def _unshareable(
             "leave out the quotas; existing quotas are removed with the functions",
         )
         return
-    yield from refusals.impossible(host, device, request.share)
+    yield from capacity.impossible(host, device, request.share)
     if device.sriov_numvfs != request.count:
         yield from quota_plan.unaffordable(host, device, request.count, request.share)
 

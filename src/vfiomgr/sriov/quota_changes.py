@@ -20,7 +20,7 @@ from vfiomgr.vgpu.quota.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas, VfQuota
 

@@ -6,23 +6,21 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans, resolves
-from vfiomgr.engine.step import Step
 from vfiomgr.passthrough import guards
 from vfiomgr.sriov import quota_changes
-from vfiomgr.sriov.requests import ChangeQuotas, QuotasCheckpoint
-from vfiomgr.sriov.steps import SetQuotas
+from vfiomgr.sriov.steps import ChangeQuotas, QuotasCheckpoint, SetQuotas
 from vfiomgr.value import Value
+from vfiomgr.vgpu.quota.capacity import impossible, incomplete, too_much
 from vfiomgr.vgpu.quota.model import AUTO, PHYSICAL_PRIORITY, in_bytes, is_met, is_of_memory
-from vfiomgr.vgpu.quota.refusals import impossible, incomplete, too_much
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.sriov.requests import SetVirtualFunctions
+    from vfiomgr.sriov.steps import SetVirtualFunctions
     from vfiomgr.vgpu.quota.model import GpuQuotas, VfQuota
 
 

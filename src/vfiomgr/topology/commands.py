@@ -16,11 +16,8 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.dot import render_dot
-from vfiomgr.topology.render.html import render_html
-from vfiomgr.topology.render.svg import render_svg
-from vfiomgr.topology.render.text import ASCII, BOXES, render_text
-from vfiomgr.topology.view import view
+from vfiomgr.topology.model import view
+from vfiomgr.topology.render import ASCII, BOXES, render_dot, render_html, render_svg, render_text
 
 if TYPE_CHECKING:
     from vfiomgr.topology.model import Topology

@@ -10,10 +10,10 @@ from vfiomgr import paths
 from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
 from vfiomgr.errors import HostError, WriteFailed
-from vfiomgr.passthrough.by_id import NODE_DEADLINE, let_udev_finish
+from vfiomgr.passthrough.apply import NODE_DEADLINE, let_udev_finish
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.attributes import is_same_text
-from vfiomgr.vgpu.facts import marks, mdev, vendor
+from vfiomgr.vgpu import facts
+from vfiomgr.vgpu.model import is_same_text
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
@@ -62,12 +62,12 @@ def _target(tree: HostTree, step: SetVgpuAttribute) -> HostPath:
 @performs(CreateMdev)
 def create_mdev(tree: HostTree, step: CreateMdev) -> None:
     """Create a mediated device."""
-    vgpu = mdev.read_mdev(tree, step.uuid)
+    vgpu = facts.read_mdev(tree, step.uuid)
     if vgpu is None:
-        target = paths.HostPath(step.parent_path) / mdev.TYPES / step.type_id / "create"
+        target = paths.HostPath(step.parent_path) / facts.TYPES / step.type_id / "create"
         with explaining("mdev-create", f"vGPU {step.uuid} on {step.parent}"):
             tree.write(target, step.uuid)
-        vgpu = mdev.read_mdev(tree, step.uuid)
+        vgpu = facts.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
         found = "not found" if vgpu is None else f"it is a {vgpu.type} on {vgpu.parent}"
         message = f"cannot create {step.type_id} vGPU {step.uuid} on {step.parent}: {found}"
@@ -85,7 +85,7 @@ def create_mdev(tree: HostTree, step: CreateMdev) -> None:
 def remove_mdev(tree: HostTree, step: RemoveMdev) -> None:
     """Remove a mediated device."""
     target = paths.MDEV_DEVICES / step.uuid
-    vgpu = mdev.read_mdev(tree, step.uuid)
+    vgpu = facts.read_mdev(tree, step.uuid)
     if vgpu is None or (vgpu.parent, vgpu.type) != (step.parent, step.type_id):
         return  # already removed, or another vGPU with the same UUID
     with explaining("mdev-remove", f"vGPU {step.uuid} on {step.parent}"):
@@ -100,16 +100,16 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
     """Set the vGPU type of a function, unless it is set: the driver rejects a second write."""
     require_same_device(tree, step.device)
     directory = paths.pci_device(step.device.address)
-    current = vendor.read_current(tree, directory)
+    current = facts.read_current(tree, directory)
     if current is None:
-        message = f"{step.device.address} has no {vendor.CURRENT}: it lost its driver"
+        message = f"{step.device.address} has no {facts.CURRENT}: it lost its driver"
         raise HostError(message, "create the virtual functions again; check dmesg")
     if int(current) not in (step.before, step.after):
         message = f"{step.device.address} has changed to a vGPU of type {current}"
         raise HostError(message, "run the command again; list the vGPUs with: vfiomgr vgpu list")
     if int(current) != step.after:
         _write_type(tree, step)
-    found = vendor.read_current(tree, directory)
+    found = facts.read_current(tree, directory)
     if found != str(step.after):
         message = (
             f"cannot set the vGPU type of {step.device.address} to {step.after}: "
@@ -117,26 +117,26 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
         )
         raise HostError(message, "check dmesg for messages of the driver")
     if step.after:
-        vendor.unmark(tree, step.device.address)
+        facts.unmark(tree, step.device.address)
     else:
-        marks.disclaim(tree, step.device.address)
+        facts.disclaim(tree, step.device.address)
 
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:
     """Write the type; mark a function that rejects a type which its driver offers."""
     directory = paths.pci_device(step.device.address)
     if step.after:
-        marks.claim(tree, step.device.address, step.after)
+        facts.claim(tree, step.device.address, step.after)
     try:
         with explaining("vgpu-type", str(step.device.address)):
-            tree.write(directory / vendor.DIRECTORY / vendor.CURRENT, str(step.after))
+            tree.write(directory / facts.DIRECTORY / facts.CURRENT, str(step.after))
     except WriteFailed as error:
         if step.after:
-            marks.disclaim(tree, step.device.address)
-        offered = {kind.id for kind in vendor.creatable_types(tree, directory)}
+            facts.disclaim(tree, step.device.address)
+        offered = {kind.id for kind in facts.creatable_types(tree, directory)}
         if error.errno in (EIO, EINVAL) and str(step.after) in offered:
             with suppress(OSError):  # a full /run must not hide the driver's error
-                vendor.mark(tree, step.device.address, f"rejected type {step.after}")
+                facts.mark(tree, step.device.address, f"rejected type {step.after}")
             error.hint += (
                 "; vfiomgr uses another virtual function next time: vfiomgr vgpu list --types"
             )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.capacity import seats
 from vfiomgr.vgpu.mig.model import GpuPartition, counted
-from vfiomgr.vgpu.mig.placement import more_of
+from vfiomgr.vgpu.mig.placement import more_of, seats
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
 
 if TYPE_CHECKING:

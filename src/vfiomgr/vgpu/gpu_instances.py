@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.engine.plan import Plan
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.mig.capacity import lacking, occupants
 from vfiomgr.vgpu.mig.model import InstancePlace, counted
-from vfiomgr.vgpu.mig.placement import lay_out
+from vfiomgr.vgpu.mig.placement import lacking, lay_out, occupants
 from vfiomgr.vgpu.mig.steps import SetGpuInstances
 from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.errors import Refusal
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot

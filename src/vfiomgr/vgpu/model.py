@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
 
 
+PARAMETERS = "nvidia/vgpu_params"
+"""NVIDIA's attribute for all settings of a vGPU; each write replaces all of them."""
+
+
+def is_same_text(one: str, other: str) -> bool:
+    """Whether two attribute values are equal, ignoring white space."""
+    return "".join(one.split()) == "".join(other.split())
+
+
 Family = Literal["mdev", "vendor-vfio", "sriov-vf"]
 """How vGPUs are created and assigned, probed on the host.
 

@@ -6,11 +6,10 @@ import uuid as uuids
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from vfiomgr.engine.run import Outcome
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, chosen, require_choice, require_whole
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import mebibytes
-from vfiomgr.usage import chosen, require_choice, require_whole
-from vfiomgr.vgpu import requests
+from vfiomgr.vgpu import steps as vgpu_steps
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class VgpuOptions(TypedDict, total=False):
     """The GPU or virtual function to use."""
     numa_node: int | None
     """The NUMA node of the GPU."""
-    strategy: requests.Strategy
+    strategy: vgpu_steps.Strategy
     """Fill one GPU after the other (`pack`), or spread evenly (`spread`).  [pack]"""
     uuid: str | None
     """The UUID of the new vGPU; random by default."""
@@ -56,7 +55,7 @@ class CreateVgpu:
     def __init__(self, **options: Unpack[VgpuOptions]) -> None:
         self.options = options
 
-    def request(self, _host: HostSource) -> requests.CreateVgpu:
+    def request(self, _host: HostSource) -> vgpu_steps.CreateVgpu:
         """Build the request for a host.
 
         Raises:
@@ -80,7 +79,7 @@ class CreateVgpu:
         strategy = said.get("strategy", "pack")
         require_choice("--strategy", strategy, ("pack", "spread"))
         names = (uuid_of(uuid),) if uuid else tuple(str(uuids.uuid4()) for _ in range(count))
-        return requests.CreateVgpu(
+        return vgpu_steps.CreateVgpu(
             uuids=names,
             type=kind,
             framebuffer=None if framebuffer is None else mebibytes("--framebuffer", framebuffer),
@@ -107,7 +106,7 @@ class RemoveVgpu:
         self.parent = parent
         self.allow = chosen("--allow", allow, ("in-use",))
 
-    def request(self, host: HostSource) -> requests.RemoveVgpu:
+    def request(self, host: HostSource) -> vgpu_steps.RemoveVgpu:
         """Build the request for a host.
 
         Raises:
@@ -119,10 +118,10 @@ class RemoveVgpu:
             raise UsageError(message, "list the vGPUs with: vfiomgr vgpu list")
         seen = host.scan_devices() if self.names else None
         chosen = tuple(_known_name(seen, text) for text in self.names) if seen else ()
-        return requests.RemoveVgpu(chosen, every=self.every, parent=self.parent, allow=self.allow)
+        return vgpu_steps.RemoveVgpu(chosen, every=self.every, parent=self.parent, allow=self.allow)
 
 
-def created(request: requests.CreateVgpu, outcome: Outcome) -> VgpuOutcome:
+def created(request: vgpu_steps.CreateVgpu, outcome: Outcome) -> VgpuOutcome:
     """Add the names of the created vGPUs."""
     steps = outcome.plan.steps
     made = [step.uuid for step in steps if isinstance(step, CreateMdev)]

@@ -22,14 +22,14 @@ from vfiomgr.vgpu.capacity import (
     room,
     why_none_is_free,
 )
-from vfiomgr.vgpu.missing_functions import creation, without_functions
+from vfiomgr.vgpu.mig.sriov_manage import creation, without_functions
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.requests import CreateVgpu
+    from vfiomgr.vgpu.steps import CreateVgpu
 
 _MOST_REASONS = 8
 

@@ -19,14 +19,21 @@ from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import MARKS, Vgpu, mark_file, mark_of, types_called
 from vfiomgr.vgpu.placement import Placement, Placements, choose, find_parents
 from vfiomgr.vgpu.quota.capacity import refuse_function
-from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
-from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
+from vfiomgr.vgpu.steps import (
+    CreateCheckpoint,
+    CreateMdev,
+    CreateVgpu,
+    RemoveMdev,
+    RemoveVgpu,
+    SetVgpuAttribute,
+    SetVgpuType,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.paths import HostPath
     from vfiomgr.snapshot.model import HostSnapshot
 

@@ -1,21 +1,66 @@
-"""Steps that create, remove and configure vGPUs."""
+"""Requests to create and remove vGPUs, and the steps that they consist of."""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from vfiomgr import paths
-from vfiomgr.engine.step import Step
+from vfiomgr.diagnostic import Override
+from vfiomgr.engine.plan import Checkpoint, Request, Step
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value
-from vfiomgr.vgpu.attributes import PARAMETERS
+from vfiomgr.vgpu.model import PARAMETERS
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.step import Topic
+    from vfiomgr.engine.plan import Topic
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
+
+
+Strategy = Literal["pack", "spread"]
+"""Fill one GPU after the other, or spread vGPUs evenly."""
+
+
+class CreateCheckpoint(Checkpoint):
+    """The selected placements of vGPUs."""
+
+    places: tuple[tuple[str, str], ...]
+    """Parent and type of each."""
+
+
+class CreateVgpu(Request, Value):
+    """Create one vGPU per UUID, all or none."""
+
+    uuids: tuple[str, ...]
+    """The UUIDs of mediated devices; a virtual function is named by its address instead."""
+    type: str | None = None
+    """The type by ID, number, full name or short name."""
+    framebuffer: int | None = None
+    """The minimum MiB; the smallest matching type is used."""
+    series: str | None = None
+    heads: int | None = None
+    parent: str | None = None
+    """The device to use: a GPU, or one of its virtual functions."""
+    numa_node: int | None = None
+    strategy: Strategy = "pack"
+    kind: ClassVar[str] = "create-vgpu"
+    checkpoint = CreateCheckpoint
+
+    needs_gpu_modes: ClassVar[bool] = True
+
+
+class RemoveVgpu(Request, Value):
+    """Remove vGPUs, by UUID or the address of a virtual function."""
+
+    names: tuple[str, ...] = ()
+    every: bool = False
+    """Remove all vGPUs created by vfiomgr."""
+    parent: str | None = None
+    """With `every`: only vGPUs of this device."""
+    allow: frozenset[Override] = frozenset()
+    kind: ClassVar[str] = "remove-vgpu"
 
 
 class SetVgpuAttribute(Step, Value):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import vfiomgr
 from tools.rules.__main__ import PAGE, page
 from vfiomgr import diagnostic
-from vfiomgr.cli.commands.explain import all_rules
+from vfiomgr.cli.commands.help import all_rules
 from vfiomgr.diagnostic import Rule, declare
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.vgpu_hosts import a40_host, samples_host, t4_host
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.document import write_snapshot
 from vfiomgr.snapshot.model import DeviceUser
-from vfiomgr.vgpu.requests import CreateVgpu
+from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.terminals import shown_on_terminal
-from vfiomgr.cli.pager import page
+from vfiomgr.cli.output import page
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

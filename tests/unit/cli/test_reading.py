@@ -188,7 +188,7 @@ _HEAVY = (
         (["--version"], ("vfiomgr.snapshot.scan", "vfiomgr.pci.model")),
         (
             ["list", "--all"],
-            ("vfiomgr.engine.step", "socket", "ctypes", "ipaddress"),
+            ("vfiomgr.engine.plan", "socket", "ctypes", "ipaddress"),
         ),
         (
             ["groups"],

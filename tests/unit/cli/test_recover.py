@@ -11,7 +11,7 @@ import pytest
 from tests import api
 from tests.fakes.faults import PowerCut
 from vfiomgr.engine.journal_files import DIRECTORY
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from vfiomgr.containers.cdi.document import (
     read_specification,
     render_specification,
 )
-from vfiomgr.containers.cdi.keys import KEYS, key_at
+from vfiomgr.containers.cdi.grammar import KEYS, key_at
 from vfiomgr.containers.cdi.model import (
     CdiDevice,
     CdiDeviceNode,
@@ -21,13 +21,13 @@ from vfiomgr.containers.cdi.model import (
     CdiNetDevice,
     CdiSpecification,
 )
-from vfiomgr.documents.located import shown_path
+from vfiomgr.documents.parsed import shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
-    from vfiomgr.containers.cdi.scalars import Family
+    from vfiomgr.containers.cdi.grammar import Family
 
 FAMILIES: tuple[Family, ...] = ("go", "rust")
 _EVERYTHING = CdiSpecification(

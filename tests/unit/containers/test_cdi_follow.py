@@ -15,17 +15,17 @@ from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.errors import VfiomgrError
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, HostPath
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.requests import ChangeFiles, FileChange
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.persistence.steps import ChangeFiles, FileChange
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
 
 OWN = HostPath("/etc/cdi/vfiomgr-vfiomgr.io_vfio.json")
 FIRST, SECOND = (PciAddress.parse(text) for text in ("0000:01:00.0", "0000:02:00.0"))

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.defined_vgpus import vendor_host
 from tests.unit.devices import host_of, pci_device
+from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import render_specification
-from vfiomgr.containers.cdi.generate import specification_of
 from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.vgpu.model import Vgpu

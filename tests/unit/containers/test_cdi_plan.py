@@ -10,13 +10,13 @@ from tests.fakes.functions import moved
 from tests.unit.containers.cdi_cases import spec
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, ON_HOST, at, with_nodes
 from tests.unit.devices import host_of
-from vfiomgr.containers.cdi.listing import entries
+from vfiomgr.containers.cdi.devices import entries
 from vfiomgr.containers.cdi.model import STATIC as ETC
 from vfiomgr.containers.cdi.model import CdiFile, OfferRequest, own_file
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.passthrough.requests import Unbind
+from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.steps import ReplaceFile
 

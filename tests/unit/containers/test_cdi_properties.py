@@ -10,13 +10,13 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.check import check
-from vfiomgr.containers.cdi.consumers import CONSUMERS
+from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import read_specification, render_specification
-from vfiomgr.containers.cdi.generate import specification_of
+from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.containers.cdi.model import NAMINGS, NODE_FORMS, CdiFile, OfferRequest
 from vfiomgr.errors import Refusal
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.containers.oci_texts import TEXTS
 from vfiomgr.containers.oci.facts import read_node
 from vfiomgr.errors import HostError
-from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 

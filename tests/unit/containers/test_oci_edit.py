@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from tests.unit.containers.oci_texts import DENIED, TEXTS, configuration
 from vfiomgr.containers.oci.edit import CDI_ANNOTATION, Edit, eject, inject
-from vfiomgr.containers.oci.model import ContainerDevice, DeviceNode, Injection
-from vfiomgr.containers.oci.record import RECORD
+from vfiomgr.containers.oci.model import RECORD, ContainerDevice, DeviceNode, Injection
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import InvalidDocument, Refusal
-from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.host.owners import NodeAccess
 
 CONTROL = DeviceNode("/dev/vfio/vfio", 10, 196, NodeAccess(0, 0, 0o666))
 

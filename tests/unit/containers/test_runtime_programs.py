@@ -30,7 +30,7 @@ from vfiomgr.containers.runtimes.prepare import prepare_entry, prepare_removal
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

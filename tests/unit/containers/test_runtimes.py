@@ -34,7 +34,7 @@ from tests.unit.runtimes import (
     text,
     uninstall,
 )
-from vfiomgr.containers.runtimes import verify
+from vfiomgr.containers.runtimes import apply
 from vfiomgr.containers.runtimes.apply import apply_prepared, change
 from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RECORD, RuntimeRequest
@@ -45,8 +45,8 @@ from vfiomgr.engine.locks import hold
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RolledBack
 from vfiomgr.paths import HostPath
-from vfiomgr.persistence.requests import ChangeFiles
-from vfiomgr.version import Version
+from vfiomgr.persistence.steps import ChangeFiles
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from tests.fakes.programs import Said
     from tests.unit.engine.faults import Courses
     from vfiomgr.containers.runtimes.apply import Prepared
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
 
 ONE = ["1.6.20", "1.7.28"]
 TWO = ["2.0.11", "2.1.9", "2.2.0", "2.3.4"]
@@ -997,7 +997,7 @@ def test_what_was_written_while_containerd_was_asked_is_not_lost(
     tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel, _ = host(tmp_path, version, V2)
-    dumped = verify.dump
+    dumped = apply.dump
 
     def meanwhile(*arguments: Any) -> Any:
         told = dumped(*arguments)

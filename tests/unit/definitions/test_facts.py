@@ -8,13 +8,18 @@ from tests import api
 from tests.fakes.hosts import workstation
 from tests.unit.definitions.test_gpu_definition import DEFINITION
 from vfiomgr.definitions.facts import read_definitions
-from vfiomgr.definitions.model.gpu import gpu_file, render_gpu_definition
-from vfiomgr.definitions.model.kept import DefinitionFacts, MdevctlRule, VgpuAttribute
+from vfiomgr.definitions.model import (
+    DefinitionFacts,
+    MdevctlRule,
+    VgpuAttribute,
+    gpu_file,
+    render_gpu_definition,
+)
 from vfiomgr.definitions.service import RULE
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MDEV_DEVICES
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
-from vfiomgr.vgpu.requests import CreateVgpu
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.vgpu.steps import CreateVgpu
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"

@@ -7,15 +7,15 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
-from vfiomgr.definitions.model.gpu import (
+from vfiomgr.definitions.model import (
+    DefinitionFacts,
     FunctionDefinition,
     GpuDefinition,
     gpu_file,
     parse_gpu_definition,
     render_gpu_definition,
 )
-from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.pci.model import PciAddress
 

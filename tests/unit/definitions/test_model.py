@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as some
 from msgspec.structs import replace
 
-from vfiomgr.definitions.model.kept import DefinitionFacts, DefinitionProblem
-from vfiomgr.definitions.model.vgpu import (
+from vfiomgr.definitions.model import (
+    DefinitionFacts,
+    DefinitionProblem,
     VgpuDefinition,
     check_attribute,
     definition_file,
@@ -17,7 +18,7 @@ from vfiomgr.definitions.model.vgpu import (
     read_configuration,
     render_definition,
 )
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.errors import InvalidDocument
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"

@@ -21,14 +21,16 @@ from tests.unit.defined_vgpus import (
     with_active,
 )
 from tests.unit.vgpus import a40_type, vgpu_host
-from vfiomgr.definitions.model.gpu import (
+from vfiomgr.definitions.model import (
     FunctionDefinition,
+    MdevctlRule,
+    VgpuAttribute,
+    definition_file,
     gpu_file,
     parse_gpu_definition,
+    render_definition,
     render_gpu_definition,
 )
-from vfiomgr.definitions.model.kept import MdevctlRule, VgpuAttribute
-from vfiomgr.definitions.model.vgpu import definition_file, render_definition
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
 from vfiomgr.definitions.service import (
     INSTANCE,
@@ -40,7 +42,7 @@ from vfiomgr.definitions.service import (
     render_service,
     render_wanted,
 )
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress

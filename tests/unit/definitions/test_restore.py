@@ -21,7 +21,7 @@ from tests.unit.defined_vgpus import (
     with_active,
 )
 from tests.unit.vgpu.test_sriov_manage import KEPT
-from vfiomgr.definitions.model.kept import VgpuAttribute
+from vfiomgr.definitions.model import VgpuAttribute
 from vfiomgr.definitions.requests import RestoreVgpus
 from vfiomgr.definitions.restore import candidates
 from vfiomgr.engine.registry import plan
@@ -32,7 +32,7 @@ from vfiomgr.vgpu.model import GpuMode
 from vfiomgr.vgpu.steps import CreateMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
-    from vfiomgr.definitions.model.gpu import GpuDefinition
+    from vfiomgr.definitions.model import GpuDefinition
     from vfiomgr.snapshot.model import HostSnapshot
 
 RESTORE = RestoreVgpus()

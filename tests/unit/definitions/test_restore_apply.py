@@ -16,11 +16,10 @@ from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host, t4_host
 from tests.unit.defined_vgpus import document, vendor_host
 from tests.unit.definitions.test_restore import AUTOMATIC, without_functions
 from tests.unit.engine.faults import EveryFault, Stories, changes, kept, told
-from vfiomgr.definitions import restore_apply
-from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition
-from vfiomgr.definitions.model.vgpu import definition_file
+from vfiomgr.definitions import named
+from vfiomgr.definitions.model import FunctionDefinition, GpuDefinition, definition_file
+from vfiomgr.definitions.named import Restoration
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
-from vfiomgr.definitions.restore_apply import Restoration
 from vfiomgr.definitions.service import FILES, SERVICE, WANTED
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.run import Outcome
@@ -30,9 +29,8 @@ from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES, HostPath
 from vfiomgr.pci.facts import read_identity, read_virtual_functions
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.apply import set_attribute
-from vfiomgr.vgpu.mig.facts.modes import read_mode
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
-from vfiomgr.vgpu.steps import SetVgpuAttribute
+from vfiomgr.vgpu.mig.facts import read_mode
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu, SetVgpuAttribute
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -215,7 +213,7 @@ def test_a_gpu_that_the_kernel_may_hold_is_left_alone(
         message = "the kernel has not returned"
         raise RollbackIncomplete(message)
 
-    monkeypatch.setattr(restore_apply, "apply", apply)
+    monkeypatch.setattr(named, "apply", apply)
     found = api.restore(RESTORE, tree=kernel)
     assert asked == [(OTHER, UUID)]
     assert {item.reason for item in found} == {"the kernel has not returned"}

@@ -18,7 +18,7 @@ from tests.unit.defined_vgpus import (
     vendor_host,
     with_active,
 )
-from vfiomgr.definitions.model.kept import VgpuAttribute
+from vfiomgr.definitions.model import VgpuAttribute
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice
@@ -30,7 +30,7 @@ from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
 
 ATTRIBUTES = (("power/control", "on"), ("a", "1"), ("a", "2"))
 DEFINED = replace(DEFINITION, attributes=ATTRIBUTES)

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from vfiomgr.diagnostic import Position
 from vfiomgr.documents.json_text import Repeated, Verbatim, read_json, read_object
-from vfiomgr.documents.located import shown_path
-from vfiomgr.documents.parsed import Malformed
+from vfiomgr.documents.parsed import Malformed, shown_path
 from vfiomgr.documents.reader import Wording, read_located
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.documents.located import Located
+    from vfiomgr.documents.parsed import Located
 
 _WORDING = Wording("a document", "documents", shown_path)
 _VALUES = st.recursive(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.model import CdiSpecification
-from vfiomgr.definitions.model.vgpu import VgpuDefinition
+from vfiomgr.definitions.model import VgpuDefinition
 from vfiomgr.layout.model import Selector
 from vfiomgr.pci.model import PciAddress
 

@@ -14,9 +14,9 @@ import pytest
 from tests import api
 from tests.fakes.faults import PowerCut
 from vfiomgr.engine.journal import cut_off_runs
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.plan import Request
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
-from vfiomgr.passthrough.requests import Reset
+from vfiomgr.passthrough.steps import Reset
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -31,19 +31,19 @@ from vfiomgr.errors import (
     VfiomgrError,
 )
 from vfiomgr.passthrough import apply as passthrough_apply
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import PCI_DRIVERS, HostPath, pci_device
+from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
     from vfiomgr.snapshot.model import HostSnapshot
 
 PASSING = re.compile(

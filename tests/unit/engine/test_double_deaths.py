@@ -18,17 +18,17 @@ from tests.fakes.hosts import mixed
 from tests.unit.engine.faults import changes, kept
 from vfiomgr.engine.journal import Journal, cut_off_runs
 from vfiomgr.errors import Refusal, UnknownDevice
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.sriov.steps import SetVirtualFunctions
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
 
 GPU = PciAddress.parse("0000:01:00.0")
 ADAPTER = PciAddress.parse("0000:05:00.0")

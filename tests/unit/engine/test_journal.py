@@ -16,13 +16,12 @@ from tests.fakes.hosts import mixed
 from vfiomgr.engine import journal as journal_module
 from vfiomgr.engine import journal_files
 from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, survey
-from vfiomgr.engine.journal_files import DIRECTORY, LAST, names
-from vfiomgr.engine.journal_records import decode, encode
+from vfiomgr.engine.journal_files import DIRECTORY, LAST, decode, encode, names
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.pci.drivers import origin_file
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import origin_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

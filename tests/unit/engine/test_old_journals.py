@@ -9,11 +9,9 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
-from vfiomgr.engine import old_journals, registry
-from vfiomgr.engine.journal_files import DIRECTORY, names
-from vfiomgr.engine.journal_records import decode, encode
-from vfiomgr.engine.old_journals import current
-from vfiomgr.passthrough.requests import Reset
+from vfiomgr.engine import journal_files, registry
+from vfiomgr.engine.journal_files import DIRECTORY, current, decode, encode, names
+from vfiomgr.passthrough.steps import Reset
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -32,11 +30,11 @@ def test_an_intent_is_taken_apart_into_request_and_checkpoint() -> None:
     }
 
 
-@pytest.mark.parametrize("kind", sorted(old_journals._CHECKPOINTS))
+@pytest.mark.parametrize("kind", sorted(journal_files._CHECKPOINTS))
 def test_each_field_of_an_old_request_is_one_of_its_checkpoint(kind: str) -> None:
     checkpoint = registry.request_kinds()[kind].checkpoint
     assert checkpoint is not None
-    names = old_journals._CHECKPOINTS[kind]
+    names = journal_files._CHECKPOINTS[kind]
     assert {*names.values()} <= {*checkpoint.__struct_fields__}
     old = {"intent": {**dict.fromkeys(names, 1), "kind": kind}}
     told = current(old)
@@ -46,8 +44,8 @@ def test_each_field_of_an_old_request_is_one_of_its_checkpoint(kind: str) -> Non
 
 def test_the_old_kinds_are_those_of_no_class_any_more() -> None:
     kinds = {*registry.step_kinds(), *registry.request_kinds()}
-    assert {*old_journals._KINDS.values()} <= kinds
-    assert not {*old_journals._KINDS} & kinds
+    assert {*journal_files._KINDS.values()} <= kinds
+    assert not {*journal_files._KINDS} & kinds
 
 
 def test_a_record_that_is_nested_too_deeply_is_damaged() -> None:

@@ -20,15 +20,14 @@ from tests.unit.engine.test_apply import (
     course,
 )
 from vfiomgr.engine.journal import cut_off_runs, read_journal
-from vfiomgr.engine.journal_files import DIRECTORY
-from vfiomgr.engine.journal_records import encode
+from vfiomgr.engine.journal_files import DIRECTORY, encode
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import pci_device
+from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState
-from vfiomgr.vgpu.requests import RemoveVgpu
+from vfiomgr.vgpu.steps import RemoveVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path

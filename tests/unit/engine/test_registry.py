@@ -19,9 +19,8 @@ from vfiomgr import capability
 from vfiomgr.capability import Capability
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal_files import names
-from vfiomgr.engine.request import Request
-from vfiomgr.engine.step import Step
-from vfiomgr.engine.unfinished import read_unfinished
+from vfiomgr.engine.plan import Request, Step
+from vfiomgr.engine.recovery import read_unfinished
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.engine.load_module import LoadModule
-from vfiomgr.engine.plan import LAST, Plan
-from vfiomgr.engine.scheduler import Schedule
+from vfiomgr.engine.plan import LAST, Plan, Schedule
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
 
 
 def schedule(*groups: int) -> Schedule:

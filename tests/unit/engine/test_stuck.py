@@ -15,11 +15,11 @@ from tests.fakes.hosts import workstation
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import Refusal, RolledBack, StuckInKernel
 from vfiomgr.host import bounded
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import HostPath
+from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

@@ -8,16 +8,16 @@ import pytest
 
 from tests import api
 from tests.fakes.hosts import mixed
+from vfiomgr.engine.recovery import covered
 from vfiomgr.engine.undo import plan_undo
-from vfiomgr.engine.unfinished import covered
 from vfiomgr.passthrough.steps import (
     ChangeDriver,
     DropOriginalState,
     ReleaseDriver,
     SaveOriginalState,
 )
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetMig, SetPersistence
@@ -26,7 +26,7 @@ from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.engine.step import Step, Topic
+    from vfiomgr.engine.plan import Step, Topic
     from vfiomgr.snapshot.model import HostSnapshot
 
 GPU, ADAPTER = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:05:00.0")

@@ -13,8 +13,8 @@ from vfiomgr.engine.registry import perform
 from vfiomgr.engine.verified_write import require_same_device
 from vfiomgr.errors import HostError
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver, ResetFunction, SetResetMethod
+from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import DeviceIdentity
 
 ADAPTER = PciAddress.parse("0000:05:00.0")

@@ -14,7 +14,7 @@ from tests.fakes.nvidia.cards import A10, A40, A100, L40S, RTX_A6000, RTX_PRO_60
 from tests.fakes.vgpu_hosts import GPUS, a40_host, nvidia_host, t4_host
 from tests.unit.fakes.vgpu_deeds import available, create, remove, types, uuid, written
 from vfiomgr.paths import MDEV_DEVICES, MDEV_PARENTS, PCI_DEVICES, PCI_DRIVERS
-from vfiomgr.vgpu.requests import CreateVgpu
+from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from tests.fakes.hosts import without_iommu, workstation
 from tests.fakes.replay import replay
 from vfiomgr.errors import Refusal
 from vfiomgr.host.tree import HostTree
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.model import PciAddress
 

@@ -20,7 +20,7 @@ from tests.unit.layout.test_watch_command import Ending
 from vfiomgr.diagnostic import Diagnostic, as_remedies
 from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
 from vfiomgr.passthrough import watch
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import STATE
 from vfiomgr.pci.model import PciAddress
 

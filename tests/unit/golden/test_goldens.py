@@ -23,7 +23,7 @@ from tests.unit.golden.transcripts import (
 )
 from tests.unit.golden.vgpu_cases import VGPU_SCENARIOS
 from vfiomgr.cli.main import cli
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -32,7 +32,7 @@ WIDTHS = (80, 100, 120, 200)
 CALLERS = {
     "cdi list": "containers.cdi.commands.list_devices",
     "check cdi": "containers.cdi.commands._print_check",
-    "explain": "cli.commands.explain.explain",
+    "explain": "cli.commands.help.explain",
     "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
@@ -40,11 +40,11 @@ CALLERS = {
     "node status": "node.commands.status.status",
     "sriov list": "sriov.commands.list_physical_functions",
     "sriov-set-existing": "sriov.commands._show",
-    "vgpu instances": "gpu.commands.instances._list",
+    "vgpu instances": "gpu.commands._list",
     "vgpu list": "vgpu.commands.active.list_active",
     "vgpu-list-libvirt": "libvirt.commands.nodedev.list_mdevs",
     "vgpu list --defined": "definitions.commands.list_defined",
-    "vgpu mode": "gpu.commands.modes._show",
+    "vgpu mode": "gpu.commands._show",
     "vgpu-list-types": "vgpu.commands.group._list_types",
     "vgpu-list-types-a40": "vgpu.commands.group._list_types",
 }

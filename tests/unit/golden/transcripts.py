@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.hosts import workstation
 from vfiomgr.engine.journal import read_journal
-from vfiomgr.engine.journal_files import names
-from vfiomgr.engine.journal_records import encode
+from vfiomgr.engine.journal_files import encode, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

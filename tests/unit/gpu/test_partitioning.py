@@ -10,19 +10,22 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of
 from tests.unit.partitions import instance, partition
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, VFS, run
-from vfiomgr.definitions.model.gpu import FunctionDefinition, GpuDefinition, render_gpu_definition
-from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import (
+    DefinitionFacts,
+    FunctionDefinition,
+    GpuDefinition,
+    render_gpu_definition,
+)
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.capacity import Capacity, gpus, room
 from vfiomgr.vgpu.mig.steps import SetGpuInstances, SetMig
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
-from vfiomgr.vgpu.requests import CreateVgpu
-from vfiomgr.vgpu.steps import SetVgpuType
+from vfiomgr.vgpu.steps import CreateVgpu, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from tests.unit.gpu.test_mode import PLAIN, VGPU, divided, whole
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, OFF, ON, VFS, run
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import GpuUse, SwitchCheckpoint, SwitchGpu
@@ -20,7 +20,7 @@ from vfiomgr.passthrough.steps import (
     DropOriginalState,
     SaveOriginalState,
 )
-from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount

@@ -12,20 +12,20 @@ from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, mig_host
 from tests.unit.engine.faults import Course, EveryFault, kept, named
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SwitchGpu
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import SRIOV_MANAGE, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov import nvidia_apply
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.mig.facts.modes import read_mode
-from vfiomgr.vgpu.requests import CreateVgpu
+from vfiomgr.sriov import apply as sriov_apply
+from vfiomgr.sriov.steps import SetVirtualFunctions
+from vfiomgr.vgpu.mig.facts import read_mode
+from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
 
 GPU = PciAddress.parse(GPUS[0])
 UUIDS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
@@ -33,7 +33,7 @@ UUIDS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_apply, "PAUSE", 0.0)
+    monkeypatch.setattr(sriov_apply, "PAUSE", 0.0)
 
 
 def l40s(tmp_path: Path, *, enabled: bool = True) -> FakeKernel:

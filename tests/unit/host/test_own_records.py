@@ -11,7 +11,7 @@ import pytest
 from tests.fakes.hosts import network_adapter
 from vfiomgr.containers.runtimes.model import parse_record as parse_runtimes
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.host import stuck
+from vfiomgr.host import bounded
 from vfiomgr.libvirt.hook.model import parse_record as parse_guest
 from vfiomgr.paths import RUNTIME
 from vfiomgr.vgpu.quota.model import parse_record as parse_quotas
@@ -41,10 +41,10 @@ def test_a_mark_that_cannot_be_read_is_named_and_hides_no_other(
     kernel = network_adapter(tmp_path)
     stat = f"{os.getpid()} (python) S " + " ".join(["7"] * 30)
     kernel.sysfs.put(f"/proc/{os.getpid()}/stat", stat)
-    stuck.mark(kernel, "0000:05:00.0", os.getpid(), "unbind")
+    bounded.mark(kernel, "0000:05:00.0", os.getpid(), "unbind")
     made(Path(kernel.locate(MARKS / "0000:01:00.0")))
     with pytest.warns(UserWarning, match=f"ignoring {MARKS}/0000:01:00.0: not a record"):
-        found = stuck.read_marks(kernel)
+        found = bounded.read_marks(kernel)
     assert found == {"0000:05:00.0": f"unbind (PID {os.getpid()})"}
 
 

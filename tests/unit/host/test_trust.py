@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from vfiomgr.host.owners import weakness
 from vfiomgr.host.tree import HostTree
-from vfiomgr.host.trust import weakness
 
 if TYPE_CHECKING:
     from pathlib import Path

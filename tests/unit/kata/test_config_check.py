@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.model import KataRelease
-from vfiomgr.version import Version
+from vfiomgr.kata.model import KataRelease, key_table
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic

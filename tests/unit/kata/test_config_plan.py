@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from tests.unit.guest_hosts import gpu, node, two_sockets
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.kata.config.bases import render_drop_in, render_whole
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.plan import plan_config
-from vfiomgr.kata.config.render import render_drop_in, render_whole
-from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.model import (
     KataHypervisor,
     KataPlan,
@@ -25,12 +24,12 @@ from vfiomgr.kata.model import (
     KataSetup,
     Plug,
     RuntimeName,
+    key_table,
 )
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.numa import HostTopology
-from vfiomgr.units import GIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, Version
 
 MAIN = HostPath("/opt/kata/share/defaults/kata-containers/configuration-qemu.toml")
 TABLE = key_table()

@@ -20,7 +20,7 @@ from tests.unit.kata_nodes import (
     SPECIFICATION,
     KataNode,
 )
-from vfiomgr.cli.commands.explain import all_rules
+from vfiomgr.cli.commands.help import all_rules
 from vfiomgr.kata.explain.model import NUMBERS, SILENT
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from vfiomgr.host.tree import HostTree
 from vfiomgr.kata.facts import read_configuration, read_installation
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from pathlib import Path

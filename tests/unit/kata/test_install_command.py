@@ -464,7 +464,7 @@ def test_in_a_recording_runs_about_files_are_ended_and_those_about_devices_refus
 ) -> None:
     from tests import api  # noqa: PLC0415
     from vfiomgr.host.tree import HostTree  # noqa: PLC0415
-    from vfiomgr.passthrough.requests import Bind  # noqa: PLC0415
+    from vfiomgr.passthrough.steps import Bind  # noqa: PLC0415
     from vfiomgr.pci.model import PciAddress  # noqa: PLC0415
 
     def die(_path: str, _text: str) -> None:
@@ -544,7 +544,7 @@ def test_a_version_of_containerd_is_asked_for_as_containerds_are(
 def test_without_rights_it_is_said_what_needs_them(
     node: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.engine.privileges.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("vfiomgr.engine.locks.os.geteuid", lambda: 1000)
     monkeypatch.setattr(type(node), "is_machine", property(lambda _: True))
     answer = run("runtime", "install", "--kata")
     assert answer.status == 1

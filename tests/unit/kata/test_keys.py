@@ -9,10 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
-from vfiomgr.documents.resources import resource_directory
-from vfiomgr.kata.keys import KeyType, key_table
-from vfiomgr.kata.model import NEWEST, OLDEST, KataRelease, RuntimeName
-from vfiomgr.version import Version
+from vfiomgr.documents.files import resource_directory
+from vfiomgr.kata.model import NEWEST, OLDEST, KataRelease, KeyType, RuntimeName, key_table
+from vfiomgr.units import Version
 
 TABLE = key_table()
 

@@ -11,9 +11,8 @@ import pytest
 
 from tests.unit.kata_nodes import CONFIGURATION, KataNode
 from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.model import KataRelease
-from vfiomgr.version import Version
+from vfiomgr.kata.model import KataRelease, key_table
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Answer, Run

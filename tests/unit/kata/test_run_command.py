@@ -6,9 +6,9 @@ import shlex
 import pytest
 
 from vfiomgr.errors import Refusal
+from vfiomgr.kata.command_lines import RunRequest, Tool, command_for
 from vfiomgr.kata.model import KataRelease, RuntimeName
-from vfiomgr.kata.run.command import RunRequest, Tool, command_for
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 GROUPS = ("/dev/vfio/23", "/dev/vfio/24")
 CDEV = ("/dev/vfio/devices/vfio0",)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.kata.config.check_values import container_timeout
-from vfiomgr.kata.keys import key_table
-from vfiomgr.kata.model import KataRelease
+from vfiomgr.kata.model import KataRelease, key_table
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 NEW, OLD = "create_container_timeout", "request_timeout_ms"
 

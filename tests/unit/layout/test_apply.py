@@ -20,16 +20,16 @@ from vfiomgr.engine.locks import hold
 from vfiomgr.engine.run import run as run_plan
 from vfiomgr.errors import Refusal, RolledBack, StillDiffers
 from vfiomgr.gpu.requests import GpuUse, SwitchGpu
-from vfiomgr.host.accounts import NodeAccess
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.export import export
 from vfiomgr.layout.model import Layout
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.sriov.steps import SetVirtualFunctions
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,19 +13,19 @@ from tests.fakes.hosts import mixed
 from tests.unit.engine.faults import EveryFault, Stories, told
 from tests.unit.layout.test_apply import AUDIO, GPU, NIC, WHOLE, drivers, layout
 from vfiomgr.errors import Refusal
-from vfiomgr.host.accounts import NodeOwner
+from vfiomgr.host.owners import NodeOwner
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, FILE, RECORD, WANTED, WATCH
 from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
-from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
+from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
 
 HOOK = HostPath("/etc/initramfs-tools/hooks/vfiomgr")
 OTHER = {"select": {"address": str(NIC)}, "state": "sriov", "count": 1}

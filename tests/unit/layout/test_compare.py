@@ -18,10 +18,9 @@ from vfiomgr.errors import Refusal
 from vfiomgr.layout.compare import compare, plan_layout
 from vfiomgr.layout.export import export
 from vfiomgr.layout.model import Layout
-from vfiomgr.passthrough.requests import Bind, Unbind
-from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.passthrough.steps import Bind, ChangeDriver, Unbind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 
 if TYPE_CHECKING:

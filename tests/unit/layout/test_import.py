@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import DefinitionFacts
+from vfiomgr.documents.files import TextFile
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.layout.compare import plan_layout
 from vfiomgr.layout.document import read_layouts, render_layouts

@@ -11,8 +11,8 @@ from ruamel.yaml import YAML
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.layout.document import find_flaws, read_layouts, render_layouts
 from vfiomgr.layout.model import UNKNOWABLE, LayoutFile
-from vfiomgr.pci.classes import LAYOUT_CLASSES
-from vfiomgr.pci.reset_capabilities import RESET_METHODS
+from vfiomgr.pci.capabilities import RESET_METHODS
+from vfiomgr.pci.names import LAYOUT_CLASSES
 
 _PRINTABLE = st.characters(
     codec="utf-8", exclude_categories=("Cc", "Cs", "Cn", "Zl", "Zp", "Cf", "Co")

@@ -12,7 +12,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.layout.requests import RevertLayout
 from vfiomgr.layout.revert import of_several, plan_revert
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
-from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
@@ -21,7 +21,7 @@ from vfiomgr.vgpu.steps import SetVgpuAttribute
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
 
 GPU = pci_device().identity
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.layout.model import Layout
-from vfiomgr.layout.select import Selection, moving_together, select
+from vfiomgr.layout.parts import Selection, moving_together, select
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ import vfiomgr
 from tests.unit.devices import host_of, pci_device
 from tests.unit.vgpus import A40_TYPES, add_divided_gpu, vgpu_host
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Option, OptionName, allow, blocker
-from vfiomgr.layout.compare import compare
+from vfiomgr.layout.compare import compare, say, words
 from vfiomgr.layout.model import Layout, Rule
 from vfiomgr.layout.requests import ApplyLayout
-from vfiomgr.layout.terms import say, words
 from vfiomgr.snapshot.model import HostUse
 from vfiomgr.vgpu.model import describe_type
 
@@ -154,14 +153,14 @@ _PLANNERS = (
     "passthrough/guards.py",
     "passthrough/plan.py",
     "passthrough/reset.py",
-    "gpu/mode.py",
+    "gpu/plan.py",
     "gpu/switch.py",
     "sriov/plan.py",
     "vgpu/plan.py",
     "vgpu/placement.py",
     "vgpu/capacity.py",
     "layout/vgpu_shares.py",
-    "layout/select.py",
+    "layout/parts.py",
 )
 _NEVER_TOLD = ("vgpu remove --all --parent X",)
 """Of removing by the name of a GPU, which no layout does."""

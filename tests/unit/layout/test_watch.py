@@ -19,7 +19,7 @@ from vfiomgr.layout.compare import Comparison
 from vfiomgr.layout.parts import Change, Difference
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.watch import LayoutWatch, WatchEvent, await_reason
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

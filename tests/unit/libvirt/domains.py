@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.libvirt.build.hostdevs import places
-from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
 from vfiomgr.libvirt.model import (
     Domain,
     DomainCpu,
+    DomainHostdev,
     DomainMemory,
+    GuestAddress,
     Hypervisor,
     KnownDomain,
     PciController,
 )
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from vfiomgr.errors import (
     RolledBack,
     VfiomgrError,
 )
-from vfiomgr.libvirt.attach.apply import DeviceChange, attach_all, detach_all
 from vfiomgr.libvirt.attach.claims import Scope
+from vfiomgr.libvirt.attach.named import DeviceChange, attach_all, detach_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import EMPTY, hostdev, hypervisor, known, with_hostdevs, with_ports
-from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
+from vfiomgr.documents.files import TextFile
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.plan import (
@@ -22,8 +21,7 @@ from vfiomgr.libvirt.attach.plan import (
     plan_detach,
     usual_scope,
 )
-from vfiomgr.libvirt.hostdev import GuestAddress
-from vfiomgr.libvirt.model import DomainIommu, PciController
+from vfiomgr.libvirt.model import DomainIommu, GuestAddress, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot

@@ -11,11 +11,9 @@ from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
-from vfiomgr.libvirt.hostdev import GuestAddress
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress
 from vfiomgr.libvirt.xml import render
-from vfiomgr.units import GIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from vfiomgr.libvirt.build.limits import ovmf_window
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.mmio_window import bar_window
 from vfiomgr.pci.numa import HostTopology
-from vfiomgr.units import GIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.guest_device import units_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
 from vfiomgr.pci.numa import HostTopology, NumaNode
-from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.units import GIB
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu

@@ -17,7 +17,7 @@ from vfiomgr.libvirt.attach.domain_edit import (
     plan_removals,
     refuse_contradictions,
 )
-from vfiomgr.libvirt.hostdev import GuestAddress
+from vfiomgr.libvirt.model import GuestAddress
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.vgpu.guest_device import HostdevOptions
 

@@ -27,17 +27,17 @@ from vfiomgr.libvirt.hook.model import (
 )
 from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
 from vfiomgr.libvirt.model import NAMESPACE
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
     from vfiomgr.libvirt.model import Domain
 
 GPU, AUDIO = "0000:01:00.0", "0000:01:00.1"

@@ -13,8 +13,8 @@ from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.hostdevs import check
-from vfiomgr.libvirt.hostdev import NO_ROM
-from vfiomgr.version import Version
+from vfiomgr.libvirt.model import NO_ROM
+from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 

@@ -3,8 +3,14 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
-from vfiomgr.libvirt.model import Domain, DomainIommu, NumaCell, PciController
+from vfiomgr.libvirt.model import (
+    Domain,
+    DomainHostdev,
+    DomainIommu,
+    GuestAddress,
+    NumaCell,
+    PciController,
+)
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.pci.model import PciAddress
 

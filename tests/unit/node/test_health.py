@@ -8,14 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
-from vfiomgr.cli.commands.explain import all_rules
+from vfiomgr.cli.commands.help import all_rules
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
 from vfiomgr.node.facts import read_health
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import pci_device
-from vfiomgr.pci.links import PciLink
+from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.snapshot.model import DeviceUser
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from vfiomgr.node import health
 from vfiomgr.node.metrics import METRICS, Metric, samples
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
-from vfiomgr.pci.links import PciLink
+from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.snapshot.model import DeviceUser
 
 if TYPE_CHECKING:

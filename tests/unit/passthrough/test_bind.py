@@ -9,18 +9,16 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.passthrough.requests import Bind
-from vfiomgr.passthrough.steps import AwaitVfioNode, ChangeDriver, SaveOriginalState
+from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState
+from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
-from vfiomgr.pci.original_state import DriverState, OriginalState
-from vfiomgr.pci.vfio_drivers import VfioVariant
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Step
 
 GPU = pci_device("0000:04:00.0")
 AUDIO = replace(

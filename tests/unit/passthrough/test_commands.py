@@ -112,8 +112,8 @@ def test_a_failure_exits_1_with_cause_and_remedy(run: Run, kernel: FakeKernel) -
 def test_without_rights_nothing_is_tried(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vfiomgr.engine.privileges.os.access", lambda *_: False)
-    monkeypatch.setattr("vfiomgr.engine.privileges.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("vfiomgr.engine.locks.os.access", lambda *_: False)
+    monkeypatch.setattr("vfiomgr.engine.locks.os.geteuid", lambda: 1000)
     answer = run("bind", "0000:01:00.0")
     assert answer.status == NeedsRoot.exit_code == 1
     assert "requires root" in answer.stderr

@@ -8,10 +8,9 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.requests import Reset
 from vfiomgr.passthrough.reset import unavailable, working
-from vfiomgr.passthrough.steps import RequireAnswer, ResetFunction, SetResetMethod
-from vfiomgr.pci.reset_capabilities import Offer, ResetCapabilities, ResetMethod
+from vfiomgr.passthrough.steps import RequireAnswer, Reset, ResetFunction, SetResetMethod
+from vfiomgr.pci.capabilities import Offer, ResetCapabilities, ResetMethod
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from tests import api
 from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.errors import Refusal, RollbackIncomplete, RolledBack, VfiomgrError
-from vfiomgr.passthrough.requests import Bind, Reset, Unbind
+from vfiomgr.passthrough.steps import Bind, Reset, Unbind
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.requests import Bind
-from vfiomgr.passthrough.steps import ChangeDriver
-from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.passthrough.steps import Bind, ChangeDriver
+from vfiomgr.pci.drivers import DriverState, OriginalState
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan

@@ -7,9 +7,8 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.requests import Unbind
-from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver
-from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver, Unbind
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 
 GPU = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", power_control="auto")

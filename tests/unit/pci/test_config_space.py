@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from tests import api
 from tests.fakes.hosts import workstation
 from tests.unit.host_files import tree_of
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
+from vfiomgr.pci.capabilities import ResetCapabilities, read_config, slot_with_power
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.reset_capabilities import ResetCapabilities, read_config, slot_with_power
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,12 @@ from tests.fakes.functions import Link
 from tests.fakes.kernel import FakeKernel
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.paths import PCI_DEVICES
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.pci.links import PciLink
+    from vfiomgr.pci.capabilities import PciLink
 
 ADDRESS = "0000:01:00.0"
 FILES = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")

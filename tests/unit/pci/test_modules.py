@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.pci.vfio_drivers import VfioVariant, driver_of_module, read_variants, read_vfio_modules
+from vfiomgr.pci.drivers import VfioVariant, driver_of_module, read_variants, read_vfio_modules
 
 if TYPE_CHECKING:
     from pathlib import Path

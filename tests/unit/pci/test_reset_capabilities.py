@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
+from vfiomgr.pci.capabilities import ResetCapabilities, kept_by_reset, reset_capabilities
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.reset_capabilities import ResetCapabilities, kept_by_reset, reset_capabilities
 
 ADDRESS = PciAddress.parse("0000:01:00.0")
 HEADER = bytes.fromhex(

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
-from vfiomgr.pci.short_names import short_name
+from vfiomgr.pci.names import short_name
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vfiomgr.pci.vfio_drivers import VfioVariant, best_variant
+from vfiomgr.pci.drivers import VfioVariant, best_variant
 
 MLX5_VF = "pci:v000015B3d0000101Esv000015B3sd00000058bc02sc00i00"
 ANY_OF_VENDOR = VfioVariant("vfio_pci:v000015B3d*sv*sd*bc*sc*i*", "any_vfio_pci", None)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.tree import HostTree
+from vfiomgr.pci.capabilities import read_serial, serial_of
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.vpd import read_serial, serial_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,18 +17,22 @@ from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine import registry
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
-from vfiomgr.host.accounts import ROOT_ONLY, NodeOwner
+from vfiomgr.host.owners import ROOT_ONLY, NodeOwner
 from vfiomgr.passthrough import watch
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.passthrough.watch import Arrival
 from vfiomgr.paths import HostPath, vfio_group_node
 from vfiomgr.pci.facts import read_driver_state, read_identity
-from vfiomgr.pci.hotplug import Arrival
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.apply import rebuild_initramfs, replace_file
 from vfiomgr.persistence.facts import rules_changed
 from vfiomgr.persistence.model import UNIT, render_rule, rule_file
-from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
-from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile
+from vfiomgr.persistence.steps import (
+    ForgetPersisted,
+    ImportDriverctl,
+    RebuildInitramfs,
+    ReplaceFile,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,7 +165,7 @@ def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
     put(kernel, "/run/udev/control", "")
     kernel.sysfs.make("/run/systemd/system")
     monkeypatch.setattr(type(kernel), "is_machine", True)
-    monkeypatch.setattr("vfiomgr.passthrough.by_id.UDEV_DEADLINE", 0.0)  # it makes no record either
+    monkeypatch.setattr("vfiomgr.passthrough.apply.UDEV_DEADLINE", 0.0)  # it makes no record either
     programs = Deaf()
     monkeypatch.setattr(kernel, "call", programs)
     return programs

@@ -7,8 +7,8 @@ import pytest
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.errors import UsageError
-from vfiomgr.host.accounts import NodeOwner, find_owner
-from vfiomgr.pci.hotplug import parse_arrival
+from vfiomgr.host.owners import NodeOwner, find_owner
+from vfiomgr.passthrough.watch import parse_arrival
 from vfiomgr.persistence.facts import read_files, read_initramfs
 from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule
 

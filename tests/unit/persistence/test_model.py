@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.errors import Refusal
-from vfiomgr.host.accounts import NodeAccess, NodeOwner
+from vfiomgr.host.owners import NodeAccess, NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.model import (
     Initramfs,

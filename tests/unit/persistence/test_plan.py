@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.registry import plan
-from vfiomgr.host.accounts import ROOT_ONLY, NodeAccess, NodeOwner
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.persistence.model import (
     HOOKS,
@@ -20,13 +20,17 @@ from vfiomgr.persistence.model import (
     render_unit,
     rule_file,
 )
-from vfiomgr.persistence.requests import ForgetPersisted, ImportDriverctl
-from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.persistence.steps import (
+    ForgetPersisted,
+    ImportDriverctl,
+    RebuildInitramfs,
+    ReplaceFile,
+    SetNodeAccess,
+)
 from vfiomgr.snapshot.model import HostSnapshot, NodeFact
 
 if TYPE_CHECKING:
-    from vfiomgr.engine.request import Request
-    from vfiomgr.engine.step import Step
+    from vfiomgr.engine.plan import Request, Step
 
 GPU = pci_device()
 BOUND = replace(GPU, driver="vfio-pci", driver_override="vfio-pci", driver_module="vfio_pci")

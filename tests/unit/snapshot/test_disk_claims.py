@@ -14,8 +14,7 @@ from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.uses import disks
-from vfiomgr.snapshot.uses.below import node_of
-from vfiomgr.snapshot.uses.disks import read_claims
+from vfiomgr.snapshot.uses.disks import node_of, read_claims
 
 if TYPE_CHECKING:
     from pathlib import Path

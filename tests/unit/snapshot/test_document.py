@@ -18,14 +18,14 @@ from vfiomgr.check.model import (
     ModuleSetting,
     Readiness,
 )
+from vfiomgr.documents.files import TextFile
 from vfiomgr.documents.jsonable import API_VERSION
-from vfiomgr.documents.text_file import TextFile
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.library import Host
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import Bar, PciAddress
-from vfiomgr.pci.original_state import DriverState, OriginalState
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:

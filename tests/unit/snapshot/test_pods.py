@@ -9,7 +9,7 @@ import pytest
 
 from vfiomgr.host.tree import HostTree
 from vfiomgr.snapshot.model import DeviceUser
-from vfiomgr.snapshot.pods import pod_of
+from vfiomgr.snapshot.users import pod_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,14 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot.uses.far_links import parse_link
-from vfiomgr.snapshot.uses.routing import Routing, add_address, add_route, ask_routing, messages
+from vfiomgr.snapshot.uses.routing import (
+    Routing,
+    add_address,
+    add_route,
+    ask_routing,
+    messages,
+    parse_link,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from tests import api
 from tests.api import scan
 from tests.fakes.hosts import without_iommu, workstation
 from vfiomgr.host.tree import HostTree
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import PciAddress
 

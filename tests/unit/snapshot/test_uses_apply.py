@@ -11,10 +11,10 @@ from tests.fakes.hosts import network_adapter, workstation
 from vfiomgr.engine import transaction
 from vfiomgr.engine.locks import hold
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.requests import Bind, Reset
+from vfiomgr.passthrough.steps import Bind, Reset
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,12 +12,12 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import network_adapter, workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.errors import Refusal, RolledBack
-from vfiomgr.passthrough.requests import Bind, Unbind
+from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov import apply as sriov_apply
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,10 +9,9 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
-from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
+from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:

@@ -14,14 +14,13 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.sysfs import READ_ONLY
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
 from tests.unit.engine.faults import EveryFault, Stories, told
-from vfiomgr.engine.errno_hints import explained
+from vfiomgr.engine.verified_write import explained
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.host.tree import write_failed
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
-from vfiomgr.sriov.steps import SetVfCount
+from vfiomgr.sriov.steps import ChangeQuotas, SetVfCount, SetVirtualFunctions
 from vfiomgr.vgpu.quota.model import VfQuota, record_file
 
 if TYPE_CHECKING:

@@ -16,17 +16,15 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import ChangeQuotas, SetVirtualFunctions
-from vfiomgr.sriov.steps import SetQuotas, SetVfCount
+from vfiomgr.sriov.steps import ChangeQuotas, SetQuotas, SetVfCount, SetVirtualFunctions
 from vfiomgr.vgpu.quota.capacity import function_rooms, function_vgpus
 from vfiomgr.vgpu.quota.model import VfQuota
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.engine.plan import Plan
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Plan, Request
     from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = PciAddress.parse(GPUS[0])

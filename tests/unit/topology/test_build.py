@@ -14,10 +14,10 @@ from tests.fakes.vgpu_hosts import samples_host
 from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import by_id, dgx, made, nodes, path_to, vgpu_server
 from vfiomgr.errors import UnknownDevice
-from vfiomgr.pci.links import PciLink
+from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.topology.build import build
-from vfiomgr.vgpu.requests import CreateVgpu
+from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path

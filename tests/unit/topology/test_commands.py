@@ -13,11 +13,11 @@ from ruamel.yaml import YAML
 
 from tests.fakes import servers
 from tests.unit.topology.hosts import vgpu_server
-from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.topology import commands
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.text import ASCII, render_text
-from vfiomgr.topology.view import view
+from vfiomgr.topology.model import view
+from vfiomgr.topology.render import ASCII, render_text
 
 if TYPE_CHECKING:
     from pathlib import Path

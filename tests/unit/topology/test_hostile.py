@@ -12,13 +12,10 @@ from lxml import etree, html
 from tests.unit.cli.test_hostile_names import IN_JSON, free_places, poisoned, require_harmless
 from tests.unit.topology.hosts import nodes, vgpu_server
 from vfiomgr.documents.printable import printable
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.dot import render_dot
-from vfiomgr.topology.render.html import render_html
-from vfiomgr.topology.render.svg import render_svg
-from vfiomgr.topology.render.text import render_text
-from vfiomgr.topology.view import view
+from vfiomgr.topology.model import view
+from vfiomgr.topology.render import render_dot, render_html, render_svg, render_text
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

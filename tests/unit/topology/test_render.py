@@ -15,11 +15,8 @@ from tests.unit.topology.hosts import dgx, nodes, vgpu_server
 from vfiomgr.cli.output import document_text
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.topology.build import build
-from vfiomgr.topology.render.dot import render_dot
-from vfiomgr.topology.render.html import render_html
-from vfiomgr.topology.render.svg import render_svg
-from vfiomgr.topology.render.text import ASCII, render_text
-from vfiomgr.topology.view import rows, view
+from vfiomgr.topology.model import rows, view
+from vfiomgr.topology.render import ASCII, render_dot, render_html, render_svg, render_text
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Matches

@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import dgx, vgpu_server
-from vfiomgr.pci.links import PciLink
+from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.topology.build import build
-from vfiomgr.topology.view import Item, facts_text, link_text, rows, summary, view, wrap
+from vfiomgr.topology.model import Item, facts_text, link_text, rows, summary, view, wrap
 
 GPU = "0000:04:00.0"
 

@@ -15,7 +15,7 @@ from vfiomgr.errors import RolledBack
 from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, RUNTIME, SRIOV_MANAGE, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel

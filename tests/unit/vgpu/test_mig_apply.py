@@ -22,19 +22,19 @@ from vfiomgr.layout.model import Layout, VgpuRule
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov import nvidia_apply
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.vgpu.mig.facts.instances import read_instances
+from vfiomgr.sriov import apply as sriov_apply
+from vfiomgr.sriov.steps import SetVirtualFunctions
+from vfiomgr.vgpu.mig.facts import read_instances
 from vfiomgr.vgpu.mig.model import InstancePlace
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetGpuInstances, SetMig
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
     from vfiomgr.layout.requests import ApplyLayout
 
 GPU = PciAddress.parse(GPUS[0])
@@ -46,7 +46,7 @@ SMALL_AT_0 = InstancePlace(19, "1g.5gb", 0)
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_apply, "PAUSE", 0.0)
+    monkeypatch.setattr(sriov_apply, "PAUSE", 0.0)
 
 
 def apply(kernel: FakeKernel, intent: Request) -> api.Outcome:

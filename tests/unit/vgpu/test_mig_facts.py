@@ -9,7 +9,7 @@ import pytest
 from tests.unit.devices import pci_device
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.host.tree import HostTree
-from vfiomgr.vgpu.mig.facts.instances import (
+from vfiomgr.vgpu.mig.facts import (
     parse_instances,
     parse_processes,
     parse_profiles,

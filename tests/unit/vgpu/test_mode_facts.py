@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import pci_device
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu.mig.facts.modes import (
+from vfiomgr.vgpu.mig.facts import (
     parse_modes,
     read_log,
     read_mode,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from vfiomgr.host.tree import HostTree
-from vfiomgr.vgpu.facts.nvidia import persistence_uses
+from vfiomgr.vgpu.facts import persistence_uses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

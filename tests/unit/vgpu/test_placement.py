@@ -13,7 +13,7 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import describe_type
 from vfiomgr.vgpu.placement import Placement, choose
-from vfiomgr.vgpu.requests import CreateVgpu, Strategy
+from vfiomgr.vgpu.steps import CreateVgpu, Strategy
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

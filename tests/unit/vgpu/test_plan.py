@@ -7,15 +7,21 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.vgpus import a40_type, vgpu_host
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.documents.files import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
-from vfiomgr.vgpu.requests import CreateCheckpoint, CreateVgpu, RemoveVgpu
-from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
+from vfiomgr.vgpu.steps import (
+    CreateCheckpoint,
+    CreateMdev,
+    CreateVgpu,
+    RemoveMdev,
+    RemoveVgpu,
+    SetVgpuType,
+)
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"

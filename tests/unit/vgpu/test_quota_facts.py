@@ -12,8 +12,8 @@ from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import GPUS, i915_host, xe_host
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.document import read_snapshot, write_snapshot
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.quota.facts import DRM_DEBUG
 from vfiomgr.vgpu.quota.model import VfQuota
 

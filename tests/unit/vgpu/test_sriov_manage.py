@@ -10,10 +10,9 @@ from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
-from vfiomgr.pci.original_state import DriverState, OriginalState
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
-from vfiomgr.sriov.requests import SetVirtualFunctions
-from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
+from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous, SetPersistence
 from vfiomgr.vgpu.model import GpuMode
 

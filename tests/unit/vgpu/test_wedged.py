@@ -12,9 +12,9 @@ from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.paths import PCI_DRIVERS, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.sriov.requests import SetVirtualFunctions
+from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.requests import CreateVgpu, RemoveVgpu
+from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,22 +1,134 @@
-"""Rules about host drivers that bind GPUs before vfio-pci does."""
+"""Rules about IOMMU groups, host drivers of their functions, and `ids=` of vfio-pci."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.rules import remedy
-from vfiomgr.check.rules.groups import gpus
-from vfiomgr.diagnostic import finding
-from vfiomgr.pci.iommu import HARMLESS_DRIVERS, blockers
-from vfiomgr.pci.model import CLASS_VGA
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import IOMMU_GROUPS
+from vfiomgr.pci.iommu import HARMLESS_DRIVERS, acs_override_words, blockers, is_blocking
+from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.check.model import KernelModule, Readiness
-    from vfiomgr.diagnostic import Diagnostic, Severity
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+def gpus(host: HostSnapshot) -> list[PciDevice]:
+    """GPUs and accelerators that can be passed through entirely.
+
+    The console's display, functions with VFs or vGPUs, and NVSwitches are excluded.
+    """
+    parents = {parent.name for parent in host.vgpu_parents}
+    return [
+        d
+        for d in host.devices
+        if d.is_graphics_or_accelerator
+        and not d.is_nvswitch
+        and not (d.is_boot_display or d.virtual_functions or str(d.address) in parents)
+    ]
+
+
+def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report GPUs that no IOMMU covers, if the host has one."""
+    for device in gpus(host):
+        for diagnostic in guards.isolation(host, device):
+            yield finding(
+                "no-group",
+                "warning",
+                f"{device} has no IOMMU group",
+                (f"/sys/bus/pci/devices/{device.address} has no iommu_group",),
+                "VFIO requires that an IOMMU isolates the function",
+                diagnostic.remedy,
+                subject=device,
+            )
+
+
+def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report GPUs whose IOMMU group also has other slots on host drivers."""
+    for number in _numbers(gpus(host)):
+        members = host.group_members(number)
+        own = {other.address for d in gpus(host) if d in members for other in host.slot(d)}
+        foreign = [d for d in blockers(members) if d.address not in own and not d.is_bridge]
+        if not foreign:
+            continue
+        inside = [d for d in gpus(host) if d in members]
+        names = ", ".join(map(str, inside))
+        yield finding(
+            "shared-group",
+            "warning",
+            f"IOMMU group {number} of {names} also has other devices",
+            (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
+            "a group is assigned as a unit: the host loses these devices too",
+            "move the GPU to a slot with its own group, enable ACS in the firmware setup, or bind "
+            f"all of them with: vfiomgr bind {inside[0].address} --with-group",
+        )
+
+
+def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report the ACS override patch, which splits groups that the hardware does not isolate."""
+    words = acs_override_words(host.kernel_command_line)
+    if words:
+        facts = host.readiness
+        yield finding(
+            "acs-override",
+            "warning",
+            "IOMMU groups may be smaller than what the hardware isolates",
+            (f"/proc/cmdline: {' '.join(words)}",),
+            "a kernel with the ACS override patch assumes that these ports isolate devices: a "
+            "guest's device may then bypass the IOMMU and access devices of the host and of other "
+            "guests; a kernel without the patch ignores the option",
+            f"remove {' '.join(words)} from the kernel command line{remedy.command_line(facts)}, "
+            "reboot, and list the real groups with: vfiomgr groups",
+        )
+
+
+def unisolated_slots(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report groups without a GPU that contain several slots."""
+    with_gpu = set(_numbers(gpus(host)))
+    evidence: list[str] = []
+    for group in host.groups:
+        slots = {d.address.slot for d in _endpoints(host, group.number)}
+        if len(slots) < 2 or group.is_noiommu or group.number in with_gpu:  # noqa: PLR2004 - several
+            continue
+        members = ", ".join(str(d.address) for d in _endpoints(host, group.number))
+        evidence += [f"{IOMMU_GROUPS}/{group.number}: {members}"]
+        evidence += _nothing_between(host, group.number)
+    if evidence:
+        yield finding(
+            "no-isolation",
+            "info",
+            "some IOMMU groups have devices of several slots",
+            tuple(evidence),
+            "they can access each other without the IOMMU (no ACS, or a conventional PCI bridge), "
+            "so they are assigned together",
+            "to assign one separately, move it to a slot with its own group",
+        )
+
+
+def _numbers(devices: Sequence[PciDevice]) -> list[int]:
+    return sorted({d.iommu_group for d in devices if d.iommu_group is not None})
+
+
+def _endpoints(host: HostSnapshot, number: int) -> list[PciDevice]:
+    return [d for d in host.group_members(number) if not d.is_bridge]
+
+
+def _nothing_between(host: HostSnapshot, number: int) -> tuple[str, ...]:
+    """The lowest bridge above all endpoints of a group."""
+    paths = [d.bridge_path.split("/") for d in _endpoints(host, number)]
+    common = [parts[0] for parts in zip(*paths, strict=False) if len(set(parts)) == 1]
+    if common and is_address(common[-1]):
+        return (f"{common[-1]} is the lowest bridge above all of group {number}",)
+    return ()
+
 
 _NVIDIA = "10de"
 _NOUVEAU = "nouveau"
@@ -147,3 +259,134 @@ def _race_remedy(host: HostSnapshot, first: PciDevice, facts: Readiness, *, is_f
         return f"{bind} (repeat it after each boot)"
     rebuild = remedy.rebuild_initramfs(facts)
     return f"{bind}; for a rule that applies at boot, add --persist and {rebuild}"
+
+
+_IDS = re.compile(r"(?:^|\s)ids=(\S+)")
+_COMMAND_LINE_IDS = re.compile(r"(?:^|\s)(vfio[-_]pci\.ids=(\S+))")
+_ANY = "ffffffff"
+
+
+class _Entry(Value):
+    """One vendor:device of a list, and the matching functions."""
+
+    source: str
+    text: str
+    meant: tuple[PciDevice, ...]
+
+
+def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report `ids=` entries that match several devices or the console's display."""
+    for entry in _entries(host, facts):
+        trouble = _trouble(entry.meant)
+        if trouble is not None:
+            yield finding(
+                "vfio-pci-ids",
+                "warning",
+                f"vfio-pci.ids={entry.text} matches {trouble}",
+                (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant)),
+                "when vfio-pci loads, it binds all of them that have no driver",
+                "remove the PCI IDs, and bind by address: vfiomgr bind ADDRESS",
+            )
+
+
+def _trouble(meant: Sequence[PciDevice]) -> str | None:
+    if len({d.address.slot for d in meant}) > 1:
+        return "more than one device"
+    return "the console's display" if any(d.is_boot_display for d in meant) else None
+
+
+def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report functions that `ids=` matches but a host driver has bound."""
+    entries = _entries(host, facts)
+    lost = _once(d for e in entries for d in e.meant if is_blocking(d) and not d.is_boot_display)
+    if not lost:
+        return
+    sources = dict.fromkeys(e.source for e in entries if any(d in lost for d in e.meant))
+    module = facts.module("vfio_pci")
+    absent = ("vfio_pci is not loaded",) if module.state == "available" else ()
+    yield finding(
+        "vfio-pci-ids-lost",
+        "warning",
+        f"vfio-pci has not bound {_counted_functions(lost)} that vfio-pci.ids= matches",
+        (*sources, *(f"{d} is on {d.driver}" for d in lost), *absent),
+        "ids= applies only to functions without a driver when vfio-pci loads; the driver that "
+        "loads first keeps them",
+        f"bind them by address, independent of the load order: {_pin(lost)}",
+    )
+
+
+def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
+    """Report functions of a slot that `ids=` does not match and that are not on VFIO.
+
+    On a root bus, which cannot be reset, only functions in the IOMMU group of a matching one count.
+    """
+    entries = _entries(host, facts)
+    meant = _once(d for e in entries for d in e.meant if not d.is_boot_display)
+    taken = [d for d in meant if d.physical_function is None]
+    rest = _once(
+        o
+        for d in taken
+        for o in host.slot(d)
+        if o not in meant and not o.is_on_vfio
+        if o.iommu_group == d.iommu_group or "/" in o.bridge_path
+    )
+    if not rest:
+        return
+    slots = {d.address.slot for d in rest}
+    partly = [d for d in taken if d.address.slot in slots]
+    sources = dict.fromkeys(e.source for e in entries if any(d in partly for d in e.meant))
+    yield finding(
+        "vfio-pci-ids-incomplete",
+        "warning",
+        f"vfio-pci.ids= omits {_counted_functions(rest)} of the same slot",
+        (*sources, *(f"{d} is {_state(d)}" for d in rest)),
+        "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
+        "only while all of its functions are on VFIO drivers",
+        f"bind entire slots by address: {_pin(partly)}",
+    )
+
+
+def _state(device: PciDevice) -> str:
+    return f"on {device.driver}" if device.driver else "on no driver"
+
+
+def _counted_functions(devices: Sequence[PciDevice]) -> str:
+    return "1 function" if len(devices) == 1 else f"{len(devices)} functions"
+
+
+def _pin(devices: Sequence[PciDevice]) -> str:
+    """The command that binds one function of each slot, which binds the entire slot."""
+    firsts = {d.address.slot: d.address for d in reversed(devices)}
+    return f"vfiomgr bind --persist {' '.join(map(str, sorted(firsts.values())))}"
+
+
+def _once(devices: Iterator[PciDevice]) -> list[PciDevice]:
+    return sorted(dict.fromkeys(devices), key=lambda device: device.address)
+
+
+def _entries(host: HostSnapshot, facts: Readiness) -> list[_Entry]:
+    return [
+        _Entry(
+            source,
+            text,
+            tuple(d for d in host.devices if _matches(text, d) and not d.is_bridge),
+        )
+        for source, ids in _identifiers(host, facts)
+        for text in ids.strip('"').split(",")
+    ]
+
+
+def _identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[tuple[str, str]]:
+    for setting in facts.settings("options", "vfio_pci"):
+        for ids in _IDS.findall(setting.arguments):
+            yield str(setting), ids
+    for word, ids in _COMMAND_LINE_IDS.findall(host.kernel_command_line or ""):
+        yield f"/proc/cmdline: {word}", ids
+
+
+def _matches(entry: str, device: PciDevice) -> bool:
+    """Whether vendor:device[:subvendor[:subdevice[:class[:mask]]]] matches a function."""
+    wanted = [part.lower().removeprefix("0x") or _ANY for part in entry.split(":")][:4]
+    found = [device.vendor_id, device.device_id, *device.subsystem_id.split(":")]
+    pairs = zip(wanted, found, strict=False)
+    return all(w == _ANY or w.zfill(4) == f for w, f in pairs) and len(wanted) > 1

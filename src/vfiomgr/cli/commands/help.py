@@ -1,19 +1,27 @@
-"""`vfiomgr help`."""
+"""`vfiomgr help`, `vfiomgr explain` and `vfiomgr completion`."""
 
 from __future__ import annotations
 
+import difflib
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import get_completion_class
 
-from vfiomgr.cli.group import FormerGroup
-from vfiomgr.cli.output import say_text
+from vfiomgr.cli.options import FormerGroup, session_options
+from vfiomgr.cli.output import print_document, print_table, print_text, say, say_text
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import wrapped
+from vfiomgr.diagnostic import Rule, declare, declared
+from vfiomgr.documents.parsed import parse_toml
+from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 
-def _complete(
+def _complete_command(
     context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """The commands below those that are typed."""
@@ -28,7 +36,7 @@ def _complete(
 
 
 @click.command("help")
-@click.argument("command", nargs=-1, shell_complete=_complete)
+@click.argument("command", nargs=-1, shell_complete=_complete_command)
 @click.pass_context
 def help_(context: click.Context, command: tuple[str, ...]) -> None:
     """Show the help of a command.
@@ -50,3 +58,76 @@ def help_(context: click.Context, command: tuple[str, ...]) -> None:
             raise click.UsageError(message, ctx=found)
         found = click.Context(below, info_name=name, parent=found)
     say_text(found.get_help() + "\n")
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The rules of vfiomgr's packages, and those that other packages declared."""
+    for package in files("vfiomgr").iterdir():
+        file = package / "rules.toml"
+        if file.is_file():
+            for section, rules in parse_toml(file.read_text(encoding="utf-8")).items():
+                declare(*(Rule(name, section, *texts) for name, texts in rules.items()))
+    return declared()
+
+
+def _complete_rule(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[str]:
+    names = dict.fromkeys(rule.name for rule in all_rules())
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@click.command("explain")
+@click.argument("name", metavar="[RULE]", required=False, shell_complete=_complete_rule)
+@session_options("format")
+@pass_session
+def explain(session: Session, *, name: str | None) -> None:
+    """Explain a rule, or list all rules.
+
+    RULE is the name of a rule in a finding or a refusal, or a word in the names of several rules.
+
+    \b
+    Examples:
+      vfiomgr explain
+      vfiomgr explain boot-display
+      vfiomgr explain iommu --format json
+    """
+    rules = all_rules()
+    wanted = (name or "").lower()
+    exact = [rule for rule in rules if rule.name == wanted]
+    found = exact or [rule for rule in rules if wanted in rule.name]
+    if not found:
+        message = f"no such rule: {name}"
+        near = difflib.get_close_matches(wanted, [rule.name for rule in rules])
+        guess = f"did you mean {' or '.join(dict.fromkeys(near))}? " if near else ""
+        raise UsageError(message, f"{guess}list all rules: vfiomgr explain")
+    if session.format != "table":
+        print_document("RuleList", {"items": found}, session.format)
+    elif not exact:
+        columns = ("RULE", "SECTION", wrapped("MEANING"))
+        print_table(columns, [(rule.name, rule.section, rule.meaning) for rule in found])
+    else:
+        for rule in found:
+            say(f"{rule.name} ({rule.section})", f"  meaning  {rule.meaning}")
+            say(f"  remedy   {rule.remedy}")
+
+
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, *, shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    Examples:
+      vfiomgr completion bash > /usr/share/bash-completion/completions/vfiomgr
+      vfiomgr completion zsh > /usr/local/share/zsh/site-functions/_vfiomgr
+      vfiomgr completion fish > ~/.config/fish/completions/vfiomgr.fish
+    """
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None  # noqa: S101 - cli/shells.py registers all of them
+    root = context.find_root()
+    print_text(shell_class(root.command, {}, str(root.info_name), "").source())

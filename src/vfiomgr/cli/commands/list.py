@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.group import present_command
 from vfiomgr.cli.listing import (
     PLAIN_VIEW,
     filter_options,
@@ -14,7 +13,7 @@ from vfiomgr.cli.listing import (
     users_in_words,
     view_options,
 )
-from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.options import READING, present_command, session_options
 from vfiomgr.cli.output import (
     group_cell,
     note,

@@ -11,7 +11,7 @@ from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import REVERSIBLE
-from vfiomgr.usage import forbid_together
+from vfiomgr.errors import forbid_together
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override

@@ -13,11 +13,11 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.library import tell_of_cut_off_runs
-from vfiomgr.passthrough.requests import Bind
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import vfio_group_node
-from vfiomgr.pci.reset_capabilities import COMMON_RESETS
+from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.sriov.commands import quota_item, quota_items
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml
 from vfiomgr.cli.session import Session, pass_session
-from vfiomgr.snapshot.document import write_snapshot
+from vfiomgr.snapshot.source import write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.facts import read_cdi_files
-from vfiomgr.containers.cdi.follow import GOES
-from vfiomgr.containers.cdi.requests import RemoveCdi
+from vfiomgr.containers.cdi.requests import GOES, RemoveCdi
 from vfiomgr.engine.registry import after_change
 from vfiomgr.engine.transaction import apply
 from vfiomgr.errors import VfiomgrError

@@ -18,9 +18,8 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.containers.cdi.consumers import Consumer
+    from vfiomgr.containers.cdi.grammar import Consumer, Family
     from vfiomgr.containers.cdi.model import CdiDevice, CdiSpecification
-    from vfiomgr.containers.cdi.scalars import Family
     from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
 

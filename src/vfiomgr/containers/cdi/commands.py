@@ -11,8 +11,7 @@ from vfiomgr import cdi as library
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.container_completion import complete_cdi_device, complete_cdi_kind
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, READING, complete_file, session_options
+from vfiomgr.cli.options import CHANGING, READING, LazyGroup, complete_file, session_options
 from vfiomgr.cli.output import (
     note,
     or_dash,
@@ -24,8 +23,8 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
-from vfiomgr.containers.cdi.consumers import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.document import document_of, render_specification
+from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.model import (
     DEFAULT_KIND,
     DIRECTORIES,
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cdi import CdiOptions
     from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
-    from vfiomgr.containers.cdi.consumers import Consumer
-    from vfiomgr.containers.cdi.listing import CdiEntry
+    from vfiomgr.containers.cdi.devices import CdiEntry
+    from vfiomgr.containers.cdi.grammar import Consumer
     from vfiomgr.containers.cdi.model import CdiSpecification
     from vfiomgr.containers.cdi.requests import WriteCdi
     from vfiomgr.diagnostic import Severity

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.keys import KEYS, TOP, Key
+from vfiomgr.containers.cdi.grammar import KEYS, TOP, Family, Key, scalar_of, text_of
 from vfiomgr.containers.cdi.model import (
     CdiDevice,
     CdiDeviceNode,
@@ -20,9 +20,8 @@ from vfiomgr.containers.cdi.model import (
     CdiOddity,
     CdiSpecification,
 )
-from vfiomgr.containers.cdi.scalars import Family, scalar_of, text_of
 from vfiomgr.diagnostic import Position, flaw
-from vfiomgr.documents.located import Path, shown_path
+from vfiomgr.documents.parsed import Path, shown_path
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.documents.located import Located
+    from vfiomgr.documents.parsed import Located
 
 _FORMS = {
     "text": "a string",

@@ -6,20 +6,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.consumers import CONSUMERS
 from vfiomgr.containers.cdi.device_nodes import resolve
-from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
-from vfiomgr.containers.cdi.follow import GOES
-from vfiomgr.containers.cdi.generate import (
+from vfiomgr.containers.cdi.devices import (
     LOWEST,
     kind_notes,
     nothing_ready,
     refuse_unread,
     specification_of,
 )
+from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
+from vfiomgr.containers.cdi.grammar import CONSUMERS, is_called, needed_version, version_of
 from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
-from vfiomgr.containers.cdi.names import is_called, needed_version, version_of
-from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
+from vfiomgr.containers.cdi.requests import GOES, RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans

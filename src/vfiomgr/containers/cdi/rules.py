@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.keys import KEYS, key_at
-from vfiomgr.containers.cdi.names import (
+from vfiomgr.containers.cdi.grammar import (
+    KEYS,
     is_annotation_key,
     is_device_name,
     is_part,
+    key_at,
     needs,
     version_of,
 )
 from vfiomgr.diagnostic import Diagnostic, Position, flaw
-from vfiomgr.documents.located import shown_path
-from vfiomgr.version import Version
+from vfiomgr.documents.parsed import shown_path
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.containers.cdi.consumers import Consumer
+    from vfiomgr.containers.cdi.grammar import Consumer
     from vfiomgr.containers.cdi.model import (
         CdiDeviceNode,
         CdiEdits,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         CdiOddity,
         CdiSpecification,
     )
-    from vfiomgr.documents.located import Path
+    from vfiomgr.documents.parsed import Path
 
     Rule = Callable[[CdiSpecification, Consumer], Iterator[Diagnostic]]
 

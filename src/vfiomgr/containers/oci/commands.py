@@ -10,8 +10,13 @@ from vfiomgr import oci as library
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.completion import complete_device
 from vfiomgr.cli.container_completion import complete_cdi_device
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import FILES, complete_directory, function_only_option, session_options
+from vfiomgr.cli.options import (
+    FILES,
+    LazyGroup,
+    complete_directory,
+    function_only_option,
+    session_options,
+)
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import UsageError

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.oci.model import RULE_ACCESS, DeviceNode, Injection
-from vfiomgr.containers.oci.record import RECORD, Record, RecordedDevice, read_record
+from vfiomgr.containers.oci.model import (
+    RECORD,
+    RULE_ACCESS,
+    DeviceNode,
+    Injection,
+    Record,
+    RecordedDevice,
+    read_record,
+)
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.json_text import JsonDocument, Verbatim
 from vfiomgr.value import Value
@@ -21,7 +28,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from vfiomgr.containers.oci.record import Number
+    from vfiomgr.containers.oci.model import Number
 
 CDI_ANNOTATION = "cdi.k8s.io/vfiomgr"
 _DEVICES = ("linux", "devices")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.oci.model import DeviceNode
 from vfiomgr.errors import HostError
-from vfiomgr.host.accounts import ROOT_ONLY, NodeAccess
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, HostPath
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import click
 
 from vfiomgr.cli.changes import print_outcome
 from vfiomgr.cli.completion import complete_host_file
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import RenamedOption
+from vfiomgr.cli.options import LazyGroup, RenamedOption
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.runtimes.model import PROGRAMS
 
@@ -109,8 +108,8 @@ def _print_plan(session: Session, found: EntryPlan) -> None:
 
 
 _COMMANDS = {
-    "install": ("vfiomgr.kata.install.commands", "install"),
-    "uninstall": ("vfiomgr.kata.install.commands", "uninstall"),
+    "install": ("vfiomgr.kata.commands", "install"),
+    "uninstall": ("vfiomgr.kata.commands", "uninstall"),
 }
 _FORMER = {"configure": "runtime install NAME", "unconfigure": "runtime uninstall NAME"}
 

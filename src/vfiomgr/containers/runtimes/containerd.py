@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import releases, text, values
-from vfiomgr.containers.runtimes.edit import HEAD, Decision, Edit
 from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
 from vfiomgr.containers.runtimes.releases import mixed_versions
+from vfiomgr.containers.runtimes.text import HEAD, Decision, Edit
 from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

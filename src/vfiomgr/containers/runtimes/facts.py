@@ -7,7 +7,7 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.runtimes import k3s, text, values
+from vfiomgr.containers.runtimes import other_runtimes, text, values
 from vfiomgr.containers.runtimes.containerd import CRI_NAMES
 from vfiomgr.containers.runtimes.model import (
     ConfigFile,
@@ -18,8 +18,8 @@ from vfiomgr.containers.runtimes.model import (
 )
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.paths import HostPath
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +45,7 @@ def has_entry(file: ConfigFile, program: ProgramName, name: str) -> bool:
     if file.text is None:
         return False
     if program not in _KEYS:
-        return k3s.names(file.text, name)
+        return other_runtimes.names(file.text, name)
     data = text.parse(file.text, file.path)
     return any(values.found(data, (*key, name)) is not values.ABSENT for key in _KEYS[program])
 

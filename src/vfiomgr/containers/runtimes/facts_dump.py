@@ -18,8 +18,8 @@ from vfiomgr.documents.parsed import Malformed, parse_toml
 from vfiomgr.errors import HostError, InvalidDocument
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.runtimes import facts as runtimes_facts
-from vfiomgr.containers.runtimes import k3s, text
+from vfiomgr.containers.runtimes import other_runtimes, text
 from vfiomgr.containers.runtimes.model import (
     ConfigFile,
     ProgramName,
@@ -19,8 +19,8 @@ from vfiomgr.containers.runtimes.model import (
 )
 from vfiomgr.diagnostic import refuse
 from vfiomgr.paths import HostPath
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,7 +176,7 @@ def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
 
     """
     directory = place.main.parent
-    names = {3: directory / k3s.V3_NAME, 2: directory / "config.toml.tmpl"}
+    names = {3: directory / other_runtimes.V3_NAME, 2: directory / "config.toml.tmpl"}
     for path in names.values():
         if tree.exists(path):
             return path

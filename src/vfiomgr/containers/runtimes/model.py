@@ -12,8 +12,8 @@ from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import STATE, HostPath
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.runtimes import (
-    containerd,
-    crio,
-    docker,
-    k3s,
-    releases,
-    removal,
-    text,
-    values,
-)
+from vfiomgr.containers.runtimes import containerd, other_runtimes, releases, removal, text, values
 from vfiomgr.containers.runtimes import facts as runtimes_facts
-from vfiomgr.containers.runtimes.apply import Prepared
-from vfiomgr.containers.runtimes.edit import Decision
+from vfiomgr.containers.runtimes.apply import Prepared, checked, dump
 from vfiomgr.containers.runtimes.location import RuntimeLocation, beside, locate, read_facts
 from vfiomgr.containers.runtimes.model import (
     PROGRAMS,
@@ -35,11 +25,11 @@ from vfiomgr.containers.runtimes.model import (
     render_record,
     shown,
 )
-from vfiomgr.containers.runtimes.verify import checked, dump
+from vfiomgr.containers.runtimes.text import Decision
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import HostError, NeedsRoot
 from vfiomgr.paths import HostPath
-from vfiomgr.persistence.requests import ChangeFiles, FileChange
+from vfiomgr.persistence.steps import ChangeFiles, FileChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -47,7 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.facts_dump import Texts
     from vfiomgr.containers.runtimes.model import Key, ProgramName, RuntimeRequest
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
 
 _LOCK = "runtimes"
 _DEFAULTS: tuple[Key, ...] = (
@@ -61,10 +51,10 @@ _OF_KATA = ("ConfigPath", "runtime_config_path")
 """Keys that only entries of Kata have, in containerd and Docker, and in CRI-O."""
 _DECISIONS = {
     "containerd": containerd.decide,
-    "crio": crio.decide,
-    "docker": docker.decide,
-    "k3s": k3s.decide,
-    "rke2": k3s.decide,
+    "crio": other_runtimes.decide_crio,
+    "docker": other_runtimes.decide_docker,
+    "k3s": other_runtimes.decide_k3s,
+    "rke2": other_runtimes.decide_k3s,
 }
 
 
@@ -271,7 +261,7 @@ def _refuse_other_kind(entry: InstalledRuntime, place: RuntimeLocation, *, is_ka
 
     """
     texts = [f"{key.path} {key.value}" for file in entry.files for key in file.keys] or [
-        k3s.block_of(file.after, entry.name) for file in entry.files
+        other_runtimes.block_of(file.after, entry.name) for file in entry.files
     ]
     was_kata = any(key in text for key in _OF_KATA for text in texts)
     if was_kata == is_kata:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.handlers import MixedVersions
 from vfiomgr.diagnostic import blocker, refusal, refuse
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

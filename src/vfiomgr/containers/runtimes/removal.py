@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.runtimes import k3s, text, values
-from vfiomgr.containers.runtimes.edit import EMPTY_JSON, HEAD, start_of
+from vfiomgr.containers.runtimes import other_runtimes, text, values
 from vfiomgr.containers.runtimes.model import (
     InstalledRuntime,
     OwnedFile,
@@ -23,6 +22,7 @@ from vfiomgr.containers.runtimes.model import (
     covers,
     shown,
 )
+from vfiomgr.containers.runtimes.text import EMPTY_JSON, HEAD, start_of
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.value import Value
 
@@ -153,7 +153,7 @@ def remove(
             notes.append(f"{file.path} is already removed")
             continue
         if not file.keys:
-            left[file.path] = k3s.without_block(current, file, entry.name, command)
+            left[file.path] = other_runtimes.without_block(current, file, entry.name, command)
             others = _rebased(others, entry, file, ())
             continue
         made = replayed(entry, file.path, others, current)
@@ -243,7 +243,7 @@ def _rebased(
             return None
         if file.keys:
             return text.without_file(told, file, taken) if taken else told
-        return k3s.without_block(told, file, entry.name, "")
+        return other_runtimes.without_block(told, file, entry.name, "")
 
     def rebased(later: OwnedFile) -> OwnedFile:
         if later.path != file.path:

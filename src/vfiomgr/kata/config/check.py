@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.config.check_values import check_values
-from vfiomgr.kata.keys import KataSchema
-from vfiomgr.kata.model import KataRelease
+from vfiomgr.kata.model import KataRelease, KataSchema
 from vfiomgr.kata.settings import NAMED
 from vfiomgr.value import Value
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Severity
-    from vfiomgr.kata.keys import KeyForm, KeyType
+    from vfiomgr.kata.model import KeyForm, KeyType
 
 
 class CheckedFile(Value):

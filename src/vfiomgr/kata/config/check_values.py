@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.config.check import CheckedFile
-    from vfiomgr.kata.keys import KataSchema
-    from vfiomgr.kata.model import KataRelease, RuntimeName
+    from vfiomgr.kata.model import KataRelease, KataSchema, RuntimeName
     from vfiomgr.kata.settings import KataSettings
 
 

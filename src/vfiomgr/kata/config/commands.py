@@ -16,7 +16,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.kata.commands import release_options
-from vfiomgr.kata.config import render
+from vfiomgr.kata.config import bases
 from vfiomgr.kata.configurations import planned_configuration, tell_of_devices
 from vfiomgr.kata.model import DROP_IN
 from vfiomgr.paths import HostPath
@@ -224,9 +224,9 @@ def _refuse_over(before: str | None, text: str, path: str) -> None:
         Refusal: the file was written by another program, or is a complete configuration.
 
     """
-    if not render.is_drop_in(text) or before is None or not before.strip():
+    if not bases.is_drop_in(text) or before is None or not before.strip():
         return
-    if not render.is_drop_in(before):
+    if not bases.is_drop_in(before):
         message = f"cannot replace {path}: it is not a drop-in of vfiomgr"
         hint = (
             f"pass --output …/config.d/{DROP_IN}; or --whole {path} to change it and keep its "

@@ -13,12 +13,10 @@ from vfiomgr.kata.config.check_values import container_timeout_key
 from vfiomgr.kata.config.sizing import Sizing, check_sizing, recommended_overhead_mib, sizing_of
 from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, OLDEST, KataPlan, KataSetup, KeyEntry
 from vfiomgr.pci.mmio_window import DEFAULT_WINDOW
-from vfiomgr.units import size
-from vfiomgr.version import Version
+from vfiomgr.units import Version, size
 
 if TYPE_CHECKING:
-    from vfiomgr.kata.keys import KataSchema
-    from vfiomgr.kata.model import KataRelease, KataRequest, KeyValue, Plug
+    from vfiomgr.kata.model import KataRelease, KataRequest, KataSchema, KeyValue, Plug
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
 

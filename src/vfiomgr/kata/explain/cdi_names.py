@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.check import check
+from vfiomgr.containers.cdi.grammar import is_kind, is_qualified
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC, generating
-from vfiomgr.containers.cdi.names import is_kind, is_qualified
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.explain.resources import channel, requests
 

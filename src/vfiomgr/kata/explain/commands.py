@@ -8,9 +8,17 @@ import click
 
 from vfiomgr.cli.completion import complete_address, complete_device_or_file, complete_host_file
 from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
-from vfiomgr.cli.findings import counted, finding_document, print_findings, report_document
 from vfiomgr.cli.options import READING, RenamedOption, session_options
-from vfiomgr.cli.output import Marked, note, print_document, say
+from vfiomgr.cli.output import (
+    Marked,
+    counted,
+    finding_document,
+    note,
+    print_document,
+    print_findings,
+    report_document,
+    say,
+)
 from vfiomgr.cli.session import session_of
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.kata.commands import release_options

@@ -8,8 +8,15 @@ from msgspec.structs import replace
 
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.config.check_values import container_timeout
-from vfiomgr.kata.explain.annotations import annotation_breaks, not_enabled, not_known
-from vfiomgr.kata.explain.context import COLD_PLUG, HOT_PLUG, HYPERVISOR_ANNOTATION, KUBELET_TIMEOUT
+from vfiomgr.kata.explain.context import (
+    COLD_PLUG,
+    HOT_PLUG,
+    HYPERVISOR_ANNOTATION,
+    KUBELET_TIMEOUT,
+    annotation_breaks,
+    not_enabled,
+    not_known,
+)
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
 
 
 CONTAINERD_DROP_INS = HostPath("/etc/containerd/conf.d")

@@ -10,7 +10,7 @@ from vfiomgr.kata.explain.model import TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.paths import HostPath
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.runtimes.handlers import CriName
-from vfiomgr.documents.named_file import STANDARD_INPUT, source_of, text_of
-from vfiomgr.errors import UsageError
+from vfiomgr.documents.files import STANDARD_INPUT, source_of, text_of
+from vfiomgr.errors import UsageError, forbid_together, require_choice
 from vfiomgr.kata.explain import (
     cdi_names,
     configuration,
@@ -20,14 +20,12 @@ from vfiomgr.kata.explain import (
     resources,
 )
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.annotations import with_annotations
-from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext
+from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext, with_annotations
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
 from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.explain.model import Difference, KataTrace
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
 from vfiomgr.kata.facts import installation_of
-from vfiomgr.kata.keys import key_table
 from vfiomgr.kata.manifests.model import require_label, require_resource
 from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
@@ -35,9 +33,9 @@ from vfiomgr.kata.model import (
     KataRelease,
     RuntimeName,
     handler_configuration,
+    key_table,
 )
-from vfiomgr.usage import forbid_together, require_choice
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

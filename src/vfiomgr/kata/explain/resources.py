@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.containers.cdi.names import is_qualified
+from vfiomgr.containers.cdi.grammar import is_qualified
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

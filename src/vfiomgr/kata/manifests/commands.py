@@ -11,11 +11,11 @@ from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
 from vfiomgr.cli.options import READING, WholeNumber, session_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
 from vfiomgr.kata.named import NAMINGS, Naming, pods
 from vfiomgr.kata.named import runtime_class as runtime_class_for
-from vfiomgr.usage import forbid_alone, forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

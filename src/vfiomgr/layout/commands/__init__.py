@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.group import LazyGroup
+from vfiomgr.cli.options import LazyGroup
 
 _COMMANDS = {
     "plan": ("vfiomgr.layout.commands.changes", "plan"),

@@ -15,8 +15,8 @@ from vfiomgr.cli.options import CHANGING, READING, RenamedOption, complete_file,
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
+from vfiomgr.documents.files import source_of, text_of
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
-from vfiomgr.documents.named_file import source_of, text_of
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.documents.reader import read_values
 from vfiomgr.engine.undo import refuse_other_steps
@@ -25,18 +25,17 @@ from vfiomgr.errors import (
     RollbackIncomplete,
     StillDiffers,
     VfiomgrError,
+    forbid_together,
 )
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.layout.applied import reversion
 from vfiomgr.layout.compare import compare, plan_of
 from vfiomgr.layout.document import read_layouts, render_layouts
 from vfiomgr.layout.export import export as exported
 from vfiomgr.layout.model import LayoutFile
-from vfiomgr.layout.named import ApplyLayout, layout_of_text
-from vfiomgr.layout.saved_plan import KIND, is_plan, read_plan
+from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
+from vfiomgr.layout.revert import reversion
 from vfiomgr.library import not_checked, tell_of_cut_off_runs
 from vfiomgr.paths import BOOT_ID
-from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
-    from vfiomgr.layout.saved_plan import ReviewedPlan
+    from vfiomgr.layout.named import ReviewedPlan
 
 
 def read_layout_file(path: str) -> LayoutFile:

@@ -6,15 +6,13 @@ import shlex
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
-from vfiomgr.libvirt.hostdev import GuestAddress
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain, GuestAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.hostdev import DomainHostdev
-    from vfiomgr.libvirt.model import Hypervisor, KnownDomain, PciController
+    from vfiomgr.libvirt.model import DomainHostdev, Hypervisor, KnownDomain, PciController
     from vfiomgr.snapshot.model import HostSnapshot
 
 

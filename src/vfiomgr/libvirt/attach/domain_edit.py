@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
-from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
+from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.attach.plan import Attachment, AttachRequest, Detachment
-    from vfiomgr.libvirt.hostdev import DomainHostdev
-    from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
+    from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 

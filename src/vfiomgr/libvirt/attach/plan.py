@@ -20,7 +20,7 @@ from vfiomgr.libvirt.attach.claims import (
 )
 from vfiomgr.libvirt.attach.guards import attach_diagnostics, detach_diagnostics
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
-from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
+from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, HostdevOptions, units_of
@@ -29,8 +29,7 @@ from vfiomgr.vgpu.model import Vgpu
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.libvirt.hostdev import GuestHostdev
-    from vfiomgr.libvirt.model import Domain, Hypervisor, KnownDomain
+    from vfiomgr.libvirt.model import Domain, GuestHostdev, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 

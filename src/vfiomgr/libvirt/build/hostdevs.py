@@ -9,16 +9,20 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import UsageError
-from vfiomgr.libvirt.hostdev import NO_ROM, DomainHostdev, GuestAddress, GuestHostdev, QemuProperty
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
     IOMMUFD,
+    NO_ROM,
     PCI_DISPLAY,
     QEMU_IOMMUFD,
     QEMU_OVERRIDE,
     UNASSIGNED_ADDRESS,
     VENDOR_FUNCTION,
+    DomainHostdev,
+    GuestAddress,
+    GuestHostdev,
+    QemuProperty,
     lacks_iommufd,
 )
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
@@ -31,7 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Feature
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
     from vfiomgr.vgpu.guest_device import GuestDevice
 
 

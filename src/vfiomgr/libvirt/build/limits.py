@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
     from vfiomgr.vgpu.guest_device import GuestDevice
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from vfiomgr.libvirt.hostdev import GuestHostdev
-from vfiomgr.libvirt.model import DomainIommu, NumaCell, PciController
+from vfiomgr.libvirt.model import DomainIommu, GuestHostdev, NumaCell, PciController
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest
 

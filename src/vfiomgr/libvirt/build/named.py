@@ -7,7 +7,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Required, TypedDict, get_args
 
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
 from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
@@ -23,7 +23,6 @@ from vfiomgr.libvirt.build.model import (
     System,
 )
 from vfiomgr.units import MIB, mebibytes
-from vfiomgr.usage import forbid_alone, require_choice, require_whole
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:

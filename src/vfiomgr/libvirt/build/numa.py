@@ -8,9 +8,8 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model import NumaCell
 from vfiomgr.pci.numa import NumaNode
-from vfiomgr.units import MIB, format_cpulist, size
+from vfiomgr.units import MIB, Version, format_cpulist, size
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.libvirt.build.model import Reason
-from vfiomgr.libvirt.hostdev import GuestAddress
-from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, PciController
+from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import GuestDevice
 

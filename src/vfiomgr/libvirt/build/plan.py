@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.libvirt.build.numa import Nodes
     from vfiomgr.libvirt.build.pci_topology import Buses, RootPortSlot
-    from vfiomgr.libvirt.hostdev import GuestHostdev
-    from vfiomgr.libvirt.model import PciController
+    from vfiomgr.libvirt.model import GuestHostdev, PciController
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
     from vfiomgr.vgpu.guest_device import GuestDevice
 
 _NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")

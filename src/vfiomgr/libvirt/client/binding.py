@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from vfiomgr.errors import HostError, LibvirtFailed, LibvirtSilent, UsageError
 from vfiomgr.libvirt.client.errors import Code, explain
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ from vfiomgr.libvirt.client.binding import Caller, explained, explaining, librar
 from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.version import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from vfiomgr.cli.group import FormerTable, LazyGroup
+from vfiomgr.cli.options import FormerTable, LazyGroup
 
 _COMMANDS = {
     "hostdev": ("vfiomgr.libvirt.commands.domain", "hostdev"),

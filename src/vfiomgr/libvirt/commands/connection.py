@@ -9,10 +9,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from vfiomgr.cli.options import Options, complete_file
-from vfiomgr.errors import VfiomgrError
+from vfiomgr.errors import VfiomgrError, forbid_together
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import Connection, connect
-from vfiomgr.usage import forbid_together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

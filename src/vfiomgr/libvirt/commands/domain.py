@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.build.model import GuestPlan
     from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
 
 
 _MACHINE = (

@@ -14,7 +14,7 @@ from vfiomgr.cli.options import CHANGING, complete_file, function_only_option, s
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
+from vfiomgr.documents.files import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.libvirt.build.named import DeviceOptions
-    from vfiomgr.libvirt.hostdev import GuestHostdev
-    from vfiomgr.libvirt.model import Domain
+    from vfiomgr.libvirt.model import Domain, GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
 

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, session_options
+from vfiomgr.cli.options import CHANGING, LazyGroup, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.xml_text import parse
+from vfiomgr.errors import forbid_alone
 from vfiomgr.libvirt.commands.connection import (
     complete_domain,
     connect_option,
@@ -27,7 +27,6 @@ from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.program import own_program
-from vfiomgr.usage import forbid_alone
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.check.model import Report
-from vfiomgr.cli.findings import counted, print_findings, report_document
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import note, print_document, say
+from vfiomgr.cli.output import counted, note, print_document, print_findings, report_document, say
 from vfiomgr.cli.session import Session, session_of
-from vfiomgr.documents.named_file import STANDARD_INPUT, source_of
-from vfiomgr.errors import HostError, UsageError
+from vfiomgr.documents.files import STANDARD_INPUT, source_of
+from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
 from vfiomgr.libvirt.checks import check_domains
 from vfiomgr.libvirt.checks import hypervisor as hypervisor_at
@@ -24,7 +23,6 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.model import Domain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
-from vfiomgr.usage import forbid_together
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

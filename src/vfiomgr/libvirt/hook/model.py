@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.documents.parsed import parse_json
-from vfiomgr.engine.request import Request
+from vfiomgr.engine.plan import Request
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.persistence.model import require_plain

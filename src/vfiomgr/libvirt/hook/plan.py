@@ -9,8 +9,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.libvirt.hook.model import MODE, InstallHook, UninstallHook, render_script
-from vfiomgr.passthrough.requests import Bind, Unbind
-from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.passthrough.steps import Bind, ChangeDriver, Unbind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
@@ -20,7 +19,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.engine.request import Request
+    from vfiomgr.engine.plan import Request
     from vfiomgr.libvirt.hook.model import GuestRecord
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.snapshot.model import HostSnapshot

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook.model import GuestRecord
 from vfiomgr.libvirt.hook.plan import GuestNeeds, needs_of
-from vfiomgr.libvirt.hostdev import DomainHostdev
-from vfiomgr.libvirt.model import ROOT_PORT, Domain, Hypervisor, KnownDomain
+from vfiomgr.libvirt.model import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
@@ -22,10 +21,9 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.libvirt.hostdev import GuestAddress
-    from vfiomgr.libvirt.model import PciController
+    from vfiomgr.libvirt.model import GuestAddress, PciController
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.version import Version
+    from vfiomgr.units import Version
     from vfiomgr.vgpu.model import Vgpu
 
 SWITCH_PORT = "pcie-switch-downstream-port"

@@ -17,8 +17,7 @@ from vfiomgr.pci.model import CLASS_DISPLAY
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.hostdev import DomainHostdev
-    from vfiomgr.libvirt.model import KnownDomain
+    from vfiomgr.libvirt.model import DomainHostdev, KnownDomain
     from vfiomgr.libvirt.preflight.context import AssignedFunction, DeviceOwner, PreflightContext
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot

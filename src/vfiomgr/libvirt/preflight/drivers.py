@@ -18,7 +18,7 @@ from vfiomgr.passthrough.readiness_hints import (
     diagnostics_to_bind,
     how_to_bind,
 )
-from vfiomgr.passthrough.requests import Bind
+from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import SCRIPT
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from vfiomgr.pci.mmio_window import (
     large_bytes,
     memory_end,
 )
-from vfiomgr.units import GIB, MIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, MIB, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -9,8 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.hostdev import DomainHostdev
-from vfiomgr.libvirt.model import EXPANDER, PciController
+from vfiomgr.libvirt.model import EXPANDER, DomainHostdev, PciController
 from vfiomgr.libvirt.preflight.context import sysfs
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.units import format_cpulist
@@ -19,7 +18,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.libvirt.hostdev import GuestAddress
+    from vfiomgr.libvirt.model import GuestAddress
     from vfiomgr.libvirt.preflight.context import PreflightContext
     from vfiomgr.pci.model import PciDevice
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Severity
-    from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
-    from vfiomgr.libvirt.model import PciController
+    from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 _LAST_BUS = 255

@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.rules import modules, platform
+from vfiomgr.check.rules import platform
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, most_vcpus
@@ -15,7 +15,7 @@ from vfiomgr.libvirt.model import ADDS_EIM, TO_PCI
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 """Other architectures that a host CPU can run as guests."""
-_OF_THE_HOST = (platform.interrupt_remapping, modules.vfio_pci, modules.iommu_backend)
+_OF_THE_HOST = (platform.interrupt_remapping, platform.vfio_pci, platform.iommu_backend)
 
 
 def host(context: PreflightContext) -> Iterator[Diagnostic]:

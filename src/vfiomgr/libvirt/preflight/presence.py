@@ -12,13 +12,13 @@ from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.missing_functions import creation_of
+from vfiomgr.vgpu.mig.sriov_manage import creation_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
-    from vfiomgr.libvirt.hostdev import DomainHostdev
+    from vfiomgr.definitions.model import VgpuDefinition
+    from vfiomgr.libvirt.model import DomainHostdev
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
     from vfiomgr.vgpu.model import Vgpu
 

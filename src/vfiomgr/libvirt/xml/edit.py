@@ -18,7 +18,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.libvirt.hostdev import DomainHostdev
+    from vfiomgr.libvirt.model import DomainHostdev
 
 _BLANKS = re.compile(rb"[ \t]*")
 _REST = re.compile(rb"(?:[ \t]|<!--[^\r\n]*?-->|<\?[^\r\n]*?\?>)*")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.libvirt.hostdev import DomainHostdev, GuestAddress
-from vfiomgr.libvirt.model import PciController
+from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
 from vfiomgr.libvirt.xml.values import (
     KIB,
     guest_address,

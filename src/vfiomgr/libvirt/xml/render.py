@@ -7,7 +7,7 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.resources import resource_directory
+from vfiomgr.documents.files import resource_directory
 from vfiomgr.errors import UsageError
 from vfiomgr.units import format_cpulist
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
     from vfiomgr.libvirt.build.model import DomainRequest, GuestPlan
-    from vfiomgr.libvirt.hostdev import DomainHostdev, GuestHostdev
+    from vfiomgr.libvirt.model import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")

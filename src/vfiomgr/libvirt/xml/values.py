@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.libvirt.hostdev import GuestAddress
+from vfiomgr.libvirt.model import GuestAddress
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from vfiomgr.cli.findings import diagnostic_document
 from vfiomgr.cli.options import complete_file, session_options
-from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
+from vfiomgr.cli.output import diagnostic_document, note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import VfiomgrError

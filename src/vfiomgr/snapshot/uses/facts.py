@@ -2,20 +2,291 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from contextlib import suppress
+from itertools import chain
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.snapshot.uses.disks import read_claims, read_disk_uses
-from vfiomgr.snapshot.uses.interfaces import read_network_uses
-from vfiomgr.snapshot.uses.mounts import PROC
+from vfiomgr.paths import pci_device
+from vfiomgr.snapshot.model import HostUse
+from vfiomgr.snapshot.uses.disks import (
+    NETWORK,
+    PROC,
+    functions_below,
+    host_lines,
+    read_claims,
+    read_disk_uses,
+)
+from vfiomgr.snapshot.uses.routing import FarLink, ask_routing, read_far_links
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot, HostUse
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+if TYPE_CHECKING:
+    Rows = list[list[str]]
+    ByInterface = Mapping[str, Sequence[str]]
+
+_ROUTE_FIELDS = 8
+_IPV6_ROUTE_FIELDS = 10
+_ZERO = "00000000"
+_UP = 1
+"""IFF_UP (include/uapi/linux/if.h)."""
+_OF_LINK, _OF_GROUPS, _LOCAL = "fe8", "ff", 0x80000000
+"""Automatic IPv6 addresses of interfaces, and RTF_LOCAL (linux/ipv6_route.h)."""
+_NETWORK_CLASS = "02"
+_ESTABLISHED = "01"
+_MOST = 3
+"""Number of addresses and routes of an interface that are named."""
+
+
+class _Tables(Value):
+    """Addresses and routes by interface, and the number of TCP connections by local address."""
+
+    addresses: ByInterface
+    routes: ByInterface
+    connections: Counter[str]
+    far: tuple[FarLink, ...] = ()
+
+
+def read_network_uses(
+    tree: HostTree, functions: Iterable[PciDevice] | None = None
+) -> Iterator[HostUse]:
+    """Interfaces of the default route; with `functions`, other interfaces in use too.
+
+    An interface of the default route is only reported as that: whoever allows its loss knows that
+    its addresses are lost too.
+    """
+    ipv4, ipv6 = _rows(tree, "net/route")[1:], _rows(tree, "net/ipv6_route")
+    default = _default_interfaces(ipv4, ipv6)
+    for interface in sorted(default):
+        for address in functions_below(tree, NETWORK / interface):
+            yield HostUse(address, "default-route", interface)
+    if functions is None:
+        return
+    adapters = (name for name in tree.children(NETWORK) if tree.exists(NETWORK / name / "device"))
+    stacks = [(name, *_above(tree, name)) for name in adapters]
+    others = [stack for stack in stacks if default.isdisjoint(stack)]
+    tables = _tables(tree, ipv4, ipv6, frozenset(chain(*others)))
+    for interface, *above in others:
+        yield from _uses(tree, interface, above, tables)
+    yield from _moved_away(tree, functions, tables.far)
+
+
+def _uses(
+    tree: HostTree, interface: str, above: Sequence[str], tables: _Tables
+) -> Iterator[HostUse]:
+    facts = tuple(_facts(tree, interface, above, tables))
+    if not facts:
+        return
+    said = f"interface {interface}: {', '.join(text for text, _ in facts)}"
+    lift = "; ".join(dict.fromkeys(command for _, command in facts if command))
+    for address in functions_below(tree, NETWORK / interface):
+        yield HostUse(address, "network", said, lift)
+
+
+def _facts(
+    tree: HostTree, interface: str, above: Sequence[str], tables: _Tables
+) -> Iterator[tuple[str, str]]:
+    """The uses of an interface, each with the command that ends it.
+
+    The uses of an interface above it end for this one when the two are separated.
+    """
+    master = tree.link_name(NETWORK / interface / "master")
+    if master is not None:
+        yield f"part of {master}", f"ip link set {quote(interface)} nomaster"
+    for upper in _uppers(tree, interface):
+        if upper != master:
+            yield f"below {upper}", f"ip link delete {quote(upper)}"
+    index = tree.read(NETWORK / interface / "ifindex")
+    for link in tables.far:
+        if str(link.lower) == index:
+            yield f"below {link.place}", link.command_to("delete")
+    for text in _doings(tree, interface, tables):
+        yield text, f"ip link set {quote(interface)} down"
+    for upper in above:
+        yield from ((f"{text} on {upper}", "") for text in _doings(tree, upper, tables))
+
+
+def _doings(tree: HostTree, interface: str, tables: _Tables) -> Iterator[str]:
+    """The addresses, routes and connections of one interface, without automatic ones."""
+    from ipaddress import ip_interface  # noqa: PLC0415 - slow, and few need it
+
+    addresses = {ip_interface(text).ip: text for text in tables.addresses.get(interface, ())}
+    count = sum(tables.connections[str(address)] for address in addresses)
+    if _is_up(tree, interface):
+        given = [text for ip, text in addresses.items() if ip.version == 4 or not ip.is_link_local]  # noqa: PLR2004 - IPv4
+        yield from _listed("address", given)
+    yield from _listed("route", tables.routes.get(interface, ()))
+    if count:
+        yield f"{count} established TCP connection{'s' * (count > 1)}"
+
+
+def _listed(label: str, texts: Sequence[str]) -> Iterator[str]:
+    """Each item with its label; if there are many, the number of the rest."""
+    different = tuple(dict.fromkeys(texts))
+    yield from (f"{label} {text}" for text in different[:_MOST])
+    if len(different) > _MOST:
+        yield f"{len(different) - _MOST} more"
+
+
+def _is_up(tree: HostTree, interface: str) -> bool:
+    with suppress(ValueError):  # of a recording whose file is empty
+        return bool(int(tree.read(NETWORK / interface / "flags") or "0", 16) & _UP)
+    return False
+
+
+def _uppers(tree: HostTree, interface: str) -> tuple[str, ...]:
+    """Bridges, bonds, VLANs and others above (netdev_adjacent_sysfs_add in net/core/dev.c)."""
+    names = tree.children(NETWORK / interface)
+    return tuple(name.removeprefix("upper_") for name in names if name.startswith("upper_"))
+
+
+def _above(tree: HostTree, interface: str) -> tuple[str, ...]:
+    """All interfaces above one, the nearest first."""
+    found: dict[str, None] = {}
+    left = [interface]
+    while left:
+        lower = left.pop(0)
+        master = tree.link_name(NETWORK / lower / "master")
+        for upper in (*([master] if master else []), *_uppers(tree, lower)):
+            if upper not in found:
+                found[upper] = None
+                left.append(upper)
+    return tuple(found)
+
+
+def _moved_away(
+    tree: HostTree, functions: Iterable[PciDevice], far: Sequence[FarLink]
+) -> Iterator[HostUse]:
+    """Functions whose interface was moved to another network namespace.
+
+    The directory of their interfaces still exists, but is empty in this namespace.
+    """
+    for device in functions:
+        if not device.class_code.startswith(_NETWORK_CLASS) or device.driver is None:
+            continue
+        directory = pci_device(device.address)
+        below = [child for child in tree.children(directory) if child.startswith("virtio")]
+        for place in (directory, *(directory / child for child in below)):
+            links = [link for link in far if link.device == place.name]
+            if links or (tree.exists(place / "net") and not tree.children(place / "net")):
+                yield _moved(device, links)
+
+
+def _moved(device: PciDevice, links: Sequence[FarLink]) -> HostUse:
+    if not links:
+        what = "its interface is in another network namespace"
+        return HostUse(device.address, "network", what, "lsns -t net")
+    what = ", ".join(f"its interface is {link.place}" for link in links)
+    lift = "; ".join(link.command_to("set", " netns 1") for link in links)
+    return HostUse(device.address, "network", what, lift)
+
+
+def _tables(tree: HostTree, ipv4: Rows, ipv6: Rows, names: Iterable[str]) -> _Tables:
+    """The tables; connections, possibly many, only if an address is asked about."""
+    addresses, routes = _asked(tree) or (_written_addresses(tree), _written_routes(ipv4, ipv6))
+    has_any = any(addresses.get(name) for name in names)
+    connections = _connections(tree) if has_any else Counter[str]()
+    return _Tables(addresses, routes, connections, read_far_links(tree))
+
+
+def _asked(tree: HostTree) -> tuple[ByInterface, ByInterface] | None:
+    """From rtnetlink, for the network namespace of this process."""
+    own = tree.link(PROC / "self/ns/net") if tree.is_machine else None
+    if own is None or tree.link(PROC / "1/ns/net") not in (own, None):
+        return None
+    found = ask_routing(tree)
+    if found is None:
+        return None
+    indices = {name: int(tree.read(NETWORK / name / "ifindex") or 0) for name in _names(tree)}
+    return (
+        {name: found.addresses.get(index, ()) for name, index in indices.items()},
+        {name: found.routes.get(index, ()) for name, index in indices.items()},
+    )
+
+
+def _names(tree: HostTree) -> list[str]:
+    return tree.children(NETWORK)
+
+
+def _rows(tree: HostTree, table: str) -> Rows:
+    return [line.split() for line in host_lines(tree, table)]
+
+
+def _written_addresses(tree: HostTree) -> ByInterface:
+    """IPv6 addresses; /proc lists no IPv4 addresses by interface, but routes show them."""
+    found = defaultdict[str, list[str]](list)
+    for row in _rows(tree, "net/if_inet6"):
+        with suppress(ValueError, IndexError):  # a line that is no such row
+            found[row[5]].append(f"{_ipv6(row[0])}/{int(row[2], 16)}")
+    return found
+
+
+def _written_routes(ipv4: Rows, ipv6: Rows) -> ByInterface:
+    """The routes of the main table, and IPv6 routes of all tables, without default routes."""
+    found = defaultdict[str, list[str]](list)
+    for row in ipv4:
+        with suppress(ValueError, IndexError):  # a line that is no such row
+            if row[7] != _ZERO:
+                found[row[0]].append(f"{_ipv4(row[1])}/{int(row[7], 16).bit_count()}")
+    for row in ipv6:
+        with suppress(ValueError, IndexError):  # a line that is no such row
+            is_own = row[0].startswith((_OF_LINK, _OF_GROUPS)) or int(row[8], 16) & _LOCAL
+            if not is_own and row[1] != "00":
+                found[row[9]].append(f"{_ipv6(row[0])}/{int(row[1], 16)}")
+    return found
+
+
+def _connections(tree: HostTree) -> Counter[str]:
+    """Established TCP connections by local address (proc_net_tcp.rst)."""
+    found: Counter[str] = Counter()
+    for table, shown in (("net/tcp", _ipv4), ("net/tcp6", _tcp6)):
+        for row in (line.split(None, 4) for line in host_lines(tree, table)[1:]):
+            with suppress(ValueError, IndexError):  # a line that is no such row
+                if row[3] == _ESTABLISHED:
+                    found[shown(row[1].partition(":")[0])] += 1
+    return found
+
+
+def _ipv4(text: str) -> str:
+    """`0100007F`: the number in native byte order, little-endian on all relevant machines."""
+    from ipaddress import IPv4Address  # noqa: PLC0415 - slow, and few need it
+
+    return str(IPv4Address(bytes.fromhex(text)[::-1]))
+
+
+def _ipv6(text: str) -> str:
+    from ipaddress import IPv6Address  # noqa: PLC0415 - slow, and few need it
+
+    return str(IPv6Address(bytes.fromhex(text)))
+
+
+def _tcp6(text: str) -> str:
+    """Four such numbers; IPv4-mapped addresses become IPv4."""
+    from ipaddress import IPv6Address  # noqa: PLC0415 - slow, and few need it
+
+    data = bytes.fromhex(text)
+    address = IPv6Address(b"".join(data[at : at + 4][::-1] for at in range(0, len(data), 4)))
+    return str(address.ipv4_mapped or address)
+
+
+def _default_interfaces(ipv4: Rows, ipv6: Rows) -> set[str]:
+    """Interfaces of the default route (/proc/net/route and ipv6_route, columns as in proc(5))."""
+    found = {f[0] for f in ipv4 if len(f) >= _ROUTE_FIELDS and f[1] == f[7] == _ZERO}
+    return found | {
+        f[9]
+        for f in ipv6
+        if len(f) >= _IPV6_ROUTE_FIELDS and set(f[0]) == {"0"} and f[1] == "00" and f[9] != "lo"
+    }
 
 
 def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.cli.session import Session
-    from vfiomgr.definitions.model.gpu import FunctionDefinition
-    from vfiomgr.definitions.model.vgpu import VgpuDefinition
+    from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
     from vfiomgr.vgpu.model import Vgpu

@@ -8,20 +8,18 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_numa_node, complete_parent, complete_type, complete_vgpu
-from vfiomgr.cli.group import LazyGroup
-from vfiomgr.cli.options import CHANGING, READING, WholeNumber, session_options
+from vfiomgr.cli.options import CHANGING, READING, LazyGroup, WholeNumber, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.definitions.commands import add_commands, list_defined
-from vfiomgr.gpu.commands.instances import instances
-from vfiomgr.gpu.commands.modes import mode
+from vfiomgr.errors import forbid_alone, forbid_together
+from vfiomgr.gpu.commands import instances, mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
-from vfiomgr.usage import forbid_alone, forbid_together
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
-from vfiomgr.vgpu.missing_functions import creation
+from vfiomgr.vgpu.mig.sriov_manage import creation
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.named import VgpuOutcome
-    from vfiomgr.vgpu.requests import Strategy
+    from vfiomgr.vgpu.steps import Strategy
 
 _TYPE_HEADINGS = (
     *("GPU", "TYPE", "NAME", "MEMORY", "HEADS", "AVAILABLE", "UNUSABLE"),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, assert_never
 from vfiomgr.engine.registry import performs
 from vfiomgr.engine.verified_write import require_runnable, require_same_device
 from vfiomgr.errors import HostError, ProgramFailed
-from vfiomgr.vgpu.mig.facts.instances import read_instances
-from vfiomgr.vgpu.mig.facts.modes import read_mode, read_persistence
+from vfiomgr.vgpu.mig.facts import read_instances, read_mode, read_persistence
 from vfiomgr.vgpu.mig.model import counted
 from vfiomgr.vgpu.mig.steps import (
     ModeStep,

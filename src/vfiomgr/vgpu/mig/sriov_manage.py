@@ -1,4 +1,4 @@
-"""NVIDIA's sriov-manage: when it creates virtual functions, and its side effects.
+"""NVIDIA's sriov-manage: its side effects, and virtual functions that only it creates.
 
 It unbinds the GPU from its driver, binds it again, and turns persistence mode on. A GPU in that
 mode has a use count that no open file shows, and its driver never releases it.
@@ -9,14 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.passthrough.steps import ChangeDriver
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.step import Step
-    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
 
 DRIVER = "nvidia"
 """Drivers whose virtual functions a vendor program creates and initializes."""
@@ -51,3 +53,32 @@ def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[Cha
                 if is_on.get(address, host.in_persistence_mode(address)):
                     yield step
                 is_on[address] = False
+
+
+def creation(device: PciDevice, count: int | None = None) -> str:
+    """The command that creates virtual functions of a device, all of them by default.
+
+    NVIDIA's need their driver, which `sriov set` keeps from binding them.
+    """
+    if device.driver == DRIVER and not device.sriov_numvfs:
+        return f"vfiomgr vgpu mode {device.address} vgpu"
+    return f"vfiomgr sriov set {device.address} {count or device.sriov_totalvfs}"
+
+
+def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
+    """The physical function of a missing virtual function, and the command that creates it."""
+    device = host.physical_function_of(name)
+    if device is None:
+        return None
+    index = device.index_of_function(PciAddress.parse(name))
+    present = device.sriov_numvfs or 0
+    return device, creation(device, None if index is None else max(index + 1, present))
+
+
+def without_functions(host: HostSnapshot) -> tuple[PciDevice, ...]:
+    """NVIDIA GPUs on their driver that support virtual functions and have none."""
+    return tuple(
+        device
+        for device in host.devices
+        if device.driver == DRIVER and device.sriov_totalvfs and not device.sriov_numvfs
+    )

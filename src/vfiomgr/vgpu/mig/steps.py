@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vfiomgr.documents.printable import printable
-from vfiomgr.engine.step import Step
+from vfiomgr.engine.plan import Step
 from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vfiomgr.engine.request import Checkpoint, Request
+from vfiomgr.engine.plan import Checkpoint, Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vfiomgr.engine.step import Step
+from vfiomgr.engine.plan import Step
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value

@@ -21,7 +21,7 @@ from tests.unit.libvirt.preflight.situations import (
     pci_element,
     xml,
 )
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 EXPANDERS = """\
     <controller type='pci' index='0' model='pcie-root'/>

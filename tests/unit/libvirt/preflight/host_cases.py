@@ -29,12 +29,12 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.check.model import DeviceNode, KernelModule, MemlockLimit
-from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import DefinitionFacts
+from vfiomgr.documents.files import TextFile
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser, HostUse
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 from vfiomgr.vgpu.model import describe_type
 
 if TYPE_CHECKING:

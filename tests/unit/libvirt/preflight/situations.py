@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.definitions.model.kept import DefinitionFacts
+from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.pci.model import Bar
 from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from tests.unit.libvirt.preflight.situations import (
     troubles,
     xml,
 )
-from vfiomgr.definitions.model.kept import DefinitionFacts
-from vfiomgr.definitions.model.vgpu import VgpuDefinition, render_definition
-from vfiomgr.documents.text_file import TextFile
+from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
+from vfiomgr.documents.files import TextFile
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT
 

@@ -36,10 +36,10 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
+from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.pci.original_state import DriverState, OriginalState
 from vfiomgr.snapshot.model import DeviceUser
-from vfiomgr.version import Version
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot

@@ -14,8 +14,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.units import GIB
-from vfiomgr.version import Version
+from vfiomgr.units import GIB, Version
 
 SIZES = (8, 16, 31, 32, 64, 128, 256, 512)
 VENDORS = some.sampled_from(["GenuineIntel", "AuthenticAMD", "HygonGenuine", None])

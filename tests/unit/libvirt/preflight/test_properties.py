@@ -25,8 +25,8 @@ from tests.unit.libvirt.preflight.situations import (
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.passthrough.requests import Bind
-from vfiomgr.version import Version
+from vfiomgr.passthrough.steps import Bind
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,278 @@
+"""Entries for CRI-O, Docker, k3s and rke2: drop-ins, daemon.json, templates.
+
+CRI-O: a separate drop-in (crio.conf.d(5)), whose handler tables are merged. Docker: daemon.json,
+merged as JSON (dockerd(8)). k3s and rke2: config-v3.toml.tmpl if it exists, else config.toml.tmpl,
+else their own; each is a Go template around a configuration of version 3 or 2 (k3s,
+pkg/agent/containerd/config.go). So a new config-v3.toml.tmpl would disable an existing
+config.toml.tmpl.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from vfiomgr.containers.runtimes import text, values
+from vfiomgr.containers.runtimes.containerd import CRI_V2, CRI_V3, foreign, kata_table, oci_table
+from vfiomgr.containers.runtimes.model import Setting, shown
+from vfiomgr.containers.runtimes.text import EMPTY_JSON, HEAD, Decision, Edit
+from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.containers.runtimes.model import Key, OwnedFile, RuntimeFacts, RuntimeRequest
+
+
+_RUNTIMES: Key = ("crio", "runtime", "runtimes")
+_DEFAULT: Key = ("crio", "runtime", "default_runtime")
+_CRIO_KNOWS_CDI = Version(1, 24)
+
+
+def decide_crio(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
+    """Decide how to add an entry to CRI-O's configuration.
+
+    Raises:
+        InvalidDocument: a file is not readable.
+        Refusal: an entry of another program has the name.
+
+    """
+    entry = (*_RUNTIMES, request.name)
+    for file in (facts.main, *facts.imported, facts.drop_in):
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        if values.found(data, entry) is not values.ABSENT:
+            raise foreign(request, f"CRI-O, in {file.path}")
+    if facts.effective and values.found(facts.effective, entry) is not values.ABSENT:
+        raise foreign(request, "CRI-O")
+    settings = [Setting(entry, _crio_table(request))]
+    if request.set_default:
+        _refuse_later_default(facts, request)
+        settings.append(Setting(_DEFAULT, request.name))
+    return Decision(
+        (Edit(facts.drop_in, tuple(settings), HEAD),),
+        tuple(_crio_notes(facts, request)),
+        ours=(entry, *((_DEFAULT,) if request.set_default else ())),
+        expected=tuple(settings),
+    )
+
+
+def _refuse_later_default(facts: RuntimeFacts, request: RuntimeRequest) -> None:
+    """Make sure that no file after the drop-in sets another default.
+
+    Raises:
+        Refusal: one does.
+
+    """
+    for file in facts.imported:
+        data = {} if file.text is None else text.parse(file.text, file.path)
+        named = values.found(data, _DEFAULT)
+        is_later = file.path.name > facts.drop_in.path.name
+        if is_later and named not in (values.ABSENT, "", request.name):
+            message = f"{file.path} sets {named} as the default, and CRI-O reads it last"
+            refuse(
+                "runtime-default-taken",
+                file.path,
+                message,
+                "remove that setting, or omit --set-default",
+            )
+
+
+def _crio_table(request: RuntimeRequest) -> dict[str, Any]:
+    """The table of the entry (crio.conf(5), "CRIO.RUNTIME.RUNTIMES TABLE")."""
+    if request.config_path is None:
+        return {"runtime_path": request.path, "runtime_type": "oci"}
+    return {
+        "runtime_path": request.path,
+        "runtime_type": "vm",
+        "runtime_root": "/run/vc",
+        "runtime_config_path": request.config_path,
+        "privileged_without_host_devices": True,
+    }
+
+
+def _crio_notes(facts: RuntimeFacts, request: RuntimeRequest) -> Iterator[str]:
+    if not request.enable_cdi or request.is_kata:
+        return
+    if facts.version is not None and facts.version < _CRIO_KNOWS_CDI:
+        message = f"CRI-O {facts.version} does not support CDI"
+        refuse(
+            "runtime-without-cdi",
+            "CRI-O",
+            message,
+            "omit --cdi, or install CRI-O 1.24 or later",
+        )
+    yield "--cdi is not needed: CRI-O always reads CDI specifications"
+
+
+_TAKES_SHIMS = Version(23, 0)
+"""runtimeType and options in daemon.json."""
+_DOCKER_KNOWS_CDI = Version(25, 0)
+_NEEDS_NEWER_KATA = Version(26, 0)
+_BUILT_IN = frozenset({"runc", "io.containerd.runc.v2"})
+
+
+def decide_docker(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
+    """Decide how to add an entry to daemon.json.
+
+    Raises:
+        InvalidDocument: the file is not readable.
+        Refusal: the name is in use, or this Docker does not support such entries.
+
+    """
+    main = facts.main
+    data = {} if main.text is None else text.parse(main.text, main.path)
+    if data and not text.is_json(main.text or "", main.path):
+        message = f"{main.path} is not JSON, which Docker requires"
+        raise InvalidDocument(message, "name Docker's own file (default: /etc/docker/daemon.json)")
+    entry = ("runtimes", request.name)
+    if values.found(data, entry) is not values.ABSENT or request.name in _BUILT_IN:
+        raise foreign(request, f"Docker, in {main.path}")
+    if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
+        message = f"Docker {facts.version} does not support shims such as Kata's in {main.path}"
+        refuse("runtime-too-old", "Docker", message, "install Docker 23.0 or later")
+    settings = [Setting(entry, _docker_table(request)), *_further(facts, data, request)]
+    notes: tuple[str, ...] = ()
+    if request.is_kata and (facts.version is None or facts.version >= _NEEDS_NEWER_KATA):
+        notes = ("with Docker 26 or later, Kata 3.29 or later is required",)
+    return Decision(
+        (Edit(main, tuple(settings), EMPTY_JSON),),
+        notes,
+        ours=tuple(setting.key for setting in settings),
+        expected=tuple(settings),
+    )
+
+
+def _docker_table(request: RuntimeRequest) -> dict[str, Any]:
+    if request.config_path is None:
+        return {"path": request.path}
+    return {"runtimeType": request.path, "options": {"ConfigPath": request.config_path}}
+
+
+def _further(facts: RuntimeFacts, data: values.Data, request: RuntimeRequest) -> Iterator[Setting]:
+    if request.set_default:
+        yield Setting(("default-runtime",), request.name)
+    if request.is_kata or not request.enable_cdi:
+        return
+    if facts.version is not None and facts.version < _DOCKER_KNOWS_CDI:
+        message = f"Docker {facts.version} does not support CDI"
+        refuse(
+            "runtime-without-cdi",
+            "Docker",
+            message,
+            "omit --cdi, or install Docker 25 or later",
+        )
+    if values.found(data, ("features", "cdi")) is not True:
+        yield Setting(("features", "cdi"), value=True, is_shared=True)
+
+
+BASE = '{{ template "base" . }}\n'
+"""Includes everything that k3s would write without a template (since autumn 2023)."""
+V3_NAME = "config-v3.toml.tmpl"
+_END = "# vfiomgr: end\n"
+_HAS_CDI_ON = Version(2, 0)
+
+
+def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
+    """Decide how to add an entry to a template; `facts.main` is its last result.
+
+    Raises:
+        Refusal: an entry of another program has the name, or it cannot be set here.
+
+    """
+    if request.set_default:
+        message = f"{request.program} sets its default runtime itself"
+        refuse(
+            "runtime-default-elsewhere",
+            request.program,
+            message,
+            f"start {request.program} with --default-runtime {request.name}",
+        )
+    template, rendered = facts.drop_in, facts.main
+    plugin = CRI_V3 if template.path.endswith(V3_NAME) else CRI_V2
+    runtimes = ("plugins", plugin, "containerd", "runtimes")
+    there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
+    is_made = values.found(there, (*runtimes, request.name)) is not values.ABSENT
+    if names(template.text or "", request.name):
+        raise foreign(request, f"{request.program}, in {template.path}")
+    if is_made and not facts.was_ours:
+        raise foreign(request, f"{request.program}, in {rendered.path}")
+    table = (
+        kata_table(request) if request.is_kata else oci_table(request, _options(there, runtimes))
+    )
+    settings = [Setting((*runtimes, request.name), table)]
+    block = f"{_begin(request.name)}{text.with_settings('', settings, '/template.toml')}{_END}"
+    return Decision(
+        (Edit(template, (), BASE, block),),
+        tuple(_k3s_notes(facts, request, there, plugin)),
+        expected=tuple(settings),
+        ours=((*runtimes, request.name),),
+    )
+
+
+def _k3s_notes(
+    facts: RuntimeFacts, request: RuntimeRequest, there: values.Data, plugin: str
+) -> Iterator[str]:
+    """Notes about CDI, whose key is in a table outside the template.
+
+    Raises:
+        Refusal: CDI was requested, but is disabled.
+
+    """
+    told = values.found(there, ("plugins", plugin, "enable_cdi"))
+    is_new = plugin == CRI_V3 or (facts.version is not None and facts.version >= _HAS_CDI_ON)
+    is_on = told is True or (told is values.ABSENT and is_new)
+    if not request.enable_cdi or is_on:
+        return
+    message = f"cannot enable CDI in {request.program} with an entry in a template"
+    if not request.is_kata:
+        hint = f"omit --cdi, or use a {request.program} with containerd 2, which enables CDI"
+        refuse("runtime-without-cdi", request.program, message, hint)
+    yield f"{message}: devices in annotations need containerd 2"
+
+
+def _options(there: values.Data, runtimes: tuple[str, ...]) -> dict[str, Any]:
+    """The options of runc, such as SystemdCgroup, in the last result."""
+    found = values.found(there, (*runtimes, "runc", "options"))
+    options = found if isinstance(found, dict) else {}
+    return {name: value for name, value in options.items() if name != "BinaryName"}
+
+
+def _begin(name: str) -> str:
+    return f"# vfiomgr: {name}\n"
+
+
+def block_of(template: str, name: str) -> str:
+    """The added block of an entry; empty if there is none."""
+    return template.partition(_begin(name))[2].partition(_END)[0]
+
+
+def names(template: str, name: str) -> bool:
+    """Whether a template has a table for a runtime of this name."""
+    quoted = "|".join(re.escape(form) for form in (shown((name,)), f'"{name}"', f"'{name}'"))
+    return (
+        re.search(rf"^\s*\[[^]#\n]*\.runtimes\.({quoted})\s*\]", template, re.MULTILINE) is not None
+    )
+
+
+def without_block(current: str, file: OwnedFile, name: str, command: str) -> str | None:
+    """A template without the added block; None if nothing is left.
+
+    Raises:
+        Refusal: the block was changed since.
+
+    """
+    if current == file.after:
+        return file.before
+    left = text.reverted(current, BASE if file.before is None else file.before, file.after)
+    if left is not None:
+        return None if file.before is None and left.strip() == BASE.strip() else left
+    if _begin(name) not in current and not names(current, name):
+        return current
+    message = f"entry {name} in {file.path} was changed since vfiomgr wrote it"
+    hint = (
+        f"remove it manually, including its lines `{_begin(name).strip()}`; then run {command} "
+        "again"
+    )
+    raise refusal([blocker("runtime-entry-changed", file.path, message, hint)])

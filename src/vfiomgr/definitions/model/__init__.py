@@ -1,1 +1,0 @@
-"""vGPU definitions as values and as files."""

@@ -1,1 +1,0 @@
-"""The commands `vfiomgr vgpu instances` and `mode`."""

@@ -1,1 +1,0 @@
-"""Install Kata in the configuration of a container runtime."""

@@ -1,1 +1,0 @@
-"""A command that runs one container with devices in Kata."""

@@ -1,0 +1,247 @@
+"""Drivers of a function: variant drivers of VFIO, and the original one, which `unbind` restores."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.parsed import parse_json
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.host.owners import NotARecord, read_own
+from vfiomgr.paths import STATE, HostPath
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vfiomgr.host.tree import HostTree
+
+
+PLAIN = "vfio-pci"
+"""The driver for any function."""
+_ALIAS = "vfio_pci:"
+_MODALIAS = "pci:"
+PLAIN_MODULE = "vfio_pci"
+"""Its module, whose own alias matches everything."""
+_NAMES = {"xe_vfio_pci": "xe-vfio-pci"}
+"""Drivers with other names than their modules (KBUILD_MODNAME in drivers/vfio/pci/*/main.c)."""
+
+
+class VfioVariant(Value):
+    """A module with a `vfio_pci:` alias (MODULE_DEVICE_TABLE of drivers/vfio/pci/*)."""
+
+    alias: str
+    """A pattern, e.g. `vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*`."""
+    module: str
+    driver: str | None
+    """The driver of the module; None until it is loaded, unless it is known."""
+
+    @property
+    def driver_name(self) -> str:
+        """The driver's name: as the kernel shows it, or as expected."""
+        return self.driver or _NAMES.get(self.module, self.module)
+
+
+def best_variant(variants: Iterable[VfioVariant], modalias: str | None) -> VfioVariant | None:
+    """The variant whose alias matches a function with the fewest wildcards."""
+    if modalias is None or not modalias.startswith(_MODALIAS):
+        return None
+    wanted = _ALIAS + modalias.removeprefix(_MODALIAS)
+    fitting = [variant for variant in variants if fnmatchcase(wanted, variant.alias)]
+    return min(fitting, key=lambda variant: variant.alias.count("*"), default=None)
+
+
+_MODULES = HostPath("/sys/module")
+_LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
+_DRIVER = "pci:"
+_MODULE_ALIAS = re.compile(r"\nalias (vfio_pci:\S+) (\S+)")
+_BUILT_IN_ALIAS = re.compile(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
+_VFIO = "vfio"
+
+
+def read_variants(tree: HostTree) -> tuple[VfioVariant, ...]:
+    """The variant drivers of this kernel, loadable or built in (depmod(8), modules.alias)."""
+    loadable = "\n" + (_list(tree, "modules.alias") or "")
+    built_in = _list(tree, "modules.builtin.modinfo") or ""
+    found = _MODULE_ALIAS.findall(loadable)
+    found += [(alias, module) for module, alias in _BUILT_IN_ALIAS.findall(built_in)]
+    return tuple(
+        VfioVariant(alias, module, driver_of_module(tree, module))
+        for alias, module in found
+        if module != PLAIN_MODULE
+    )
+
+
+def read_vfio_modules(tree: HostTree) -> tuple[str, ...] | None:
+    """The loadable modules with `vfio` in their names; None without depmod's list."""
+    text = _list(tree, "modules.dep")
+    if text is None:
+        return None
+    paths = (path for line in text.splitlines() if _VFIO in line for path in line.split())
+    names = {path.rpartition("/")[2].partition(".ko")[0].replace("-", "_") for path in paths}
+    return tuple(sorted(name for name in names if _VFIO in name))
+
+
+def _list(tree: HostTree, name: str) -> str | None:
+    """A list that depmod(8) made for the running kernel."""
+    release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
+    if not release:
+        return None
+    texts = (tree.read_text(library / release / name) for library in _LIBRARIES)
+    return next((text for text in texts if text is not None), None)
+
+
+def driver_of_module(tree: HostTree, module: str) -> str | None:
+    """The PCI driver of a loaded or built-in module; their names may differ."""
+    names = tree.children(_MODULES / module.replace("-", "_") / "drivers")
+    drivers = [name.removeprefix(_DRIVER) for name in names if name.startswith(_DRIVER)]
+    return drivers[0] if drivers else None
+
+
+class DriverState(Value):
+    """The driver of a function and the reason; None for an attribute means: the default."""
+
+    driver: str | None
+    driver_override: str | None
+    power_control: str | None = None
+    reset_method: str | None = None
+    """Methods in the order in which the kernel tries them, e.g. `flr bus`."""
+    d3cold_allowed: bool | None = None
+
+    def is_met_by(self, other: DriverState) -> bool:
+        """Whether `other` matches this state in everything that this one specifies."""
+        pairs = (
+            (self.power_control, other.power_control),
+            (self.reset_method, other.reset_method),
+            (self.d3cold_allowed, other.d3cold_allowed),
+        )
+        same = (self.driver, self.driver_override) == (other.driver, other.driver_override)
+        return same and all(mine is None or mine == theirs for mine, theirs in pairs)
+
+    def __str__(self) -> str:
+        """`nvidia`, or `vfio-pci (driver_override vfio-pci)`."""
+        name = self.driver or "no driver"
+        return f"{name} (driver_override {self.driver_override})" if self.driver_override else name
+
+
+class OriginalState(Value):
+    """The original state of a function; valid for the boot and the device it was recorded of."""
+
+    device: DeviceIdentity
+    state: DriverState
+    driver_module: str | None
+    boot_id: str
+
+
+_ORIGINS = STATE / "origins"
+_LIMIT = 1 << 16
+
+
+class _UnreadableError(ValueError):
+    """A record that is unreadable but may contain a state."""
+
+
+def origin_file(address: PciAddress | str) -> HostPath:
+    """The path of a function's record."""
+    return _ORIGINS / f"{address}.json"
+
+
+def read_origins(tree: HostTree) -> tuple[OriginalState, ...]:
+    """All records; one unreadable record does not hide the others."""
+    found: list[OriginalState] = []
+    for name in tree.children(_ORIGINS):
+        try:
+            origin = _read(tree, name)
+        except ValueError as error:
+            message = f"ignoring {_ORIGINS / name}: {error}"
+            warnings.warn(message, stacklevel=2)
+        else:
+            found += [] if origin is None else [origin]
+    return tuple(sorted(found, key=lambda origin: origin.device.address))
+
+
+def unreadable_origins(tree: HostTree) -> dict[str, str]:
+    """The functions with unreadable records, and why; an incomplete first write does not count."""
+    found: dict[str, str] = {}
+    for name in tree.children(_ORIGINS):
+        try:
+            _read(tree, name)
+        except _UnreadableError as error:
+            found[name.removesuffix(".json")] = str(error)
+        except ValueError:
+            continue  # it holds no state
+    return found
+
+
+def _read(tree: HostTree, name: str) -> OriginalState | None:
+    """One record; None if it is gone, not readable for this user, or a temporary file.
+
+    Raises:
+        _UnreadableError: it may contain the state of a function.
+        ValueError: it is something else.
+
+    """
+    if name.startswith("."):
+        return None
+    if not name.endswith(".json") or not is_address(name.removesuffix(".json")):
+        message = "not a record of vfiomgr"
+        raise ValueError(message)
+    try:
+        data = read_own(tree, _ORIGINS / name, _LIMIT)
+    except OSError:
+        return None
+    except NotARecord as error:
+        raise _UnreadableError(error) from None
+    if not data.strip(b"\0"):
+        # A power cut leaves a file like this, and ends the boot that the record was good for.
+        message = "it is empty"
+        raise ValueError(message)
+    try:
+        origin = _parse(data.decode())
+    except (ValueError, KeyError, TypeError, AttributeError, VfiomgrError, RecursionError) as error:
+        message = f"not a record of vfiomgr ({type(error).__name__}: {error})"
+        raise _UnreadableError(message) from None
+    if origin_file(origin.device.address).name != name:
+        message = f"it belongs to {origin.device.address}"
+        raise _UnreadableError(message)
+    return origin
+
+
+def write_origin(tree: HostTree, origin: OriginalState) -> None:
+    """Record an original state; it is only valid for this boot, so a power cut cannot lose it."""
+    import json  # noqa: PLC0415 - slow to import, and lists need none
+
+    tree.make_directory(_ORIGINS)
+    data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
+    tree.replace(origin_file(origin.device.address), data.encode(), durable=False)
+
+
+def remove_origin(tree: HostTree, origin: OriginalState) -> None:
+    """Remove a record."""
+    tree.remove(origin_file(origin.device.address))
+
+
+def _parse(text: str) -> OriginalState:
+
+    document = parse_json(text)
+    if document["api_version"] != API_VERSION:
+        message = f"unsupported api_version {document['api_version']!r}"
+        raise ValueError(message)
+    device, state = document["device"], document["state"]
+    texts = (*device.values(), document["driver_module"], document["boot_id"])
+    if not all(isinstance(text, str | None) for text in texts) or not all(
+        isinstance(value, bool if key == "d3cold_allowed" else str) or value is None
+        for key, value in state.items()
+    ):
+        message = "a value has another type"
+        raise TypeError(message)
+    return OriginalState(
+        device=DeviceIdentity(**{**device, "address": PciAddress.parse(device["address"])}),
+        state=DriverState(**state),
+        driver_module=document["driver_module"],
+        boot_id=document["boot_id"],
+    )

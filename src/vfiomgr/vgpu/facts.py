@@ -1,0 +1,368 @@
+"""Facts about vGPUs: mediated devices, those of NVIDIA's vendor driver, and marks of vfiomgr.
+
+Parents are listed in /sys/class/mdev_bus; a recorded host may lack that class, so the functions
+with `mdev_supported_types` and the parents of active devices count too.
+
+The virtual function stays on the driver `nvidia`; a type's number in `current_vgpu_type` makes it a
+vGPU (NVIDIA's vgpu-vfio host driver, Linux 6.8 and later; one file of it is public).
+
+The UUID of a mediated device is unique, but an address is not: after the driver or the virtual
+functions were reloaded, a vGPU of the same type there belongs to someone else. Therefore the mark
+identifies the incarnation of the function: the boot, and the inodes of its directory and of the
+driver's directory, which kernfs never reuses (fs/kernfs/dir.c, __kernfs_new_node).
+
+Mediated devices: drivers/vfio/mdev/mdev_sysfs.c, Documentation/driver-api/vfio-mediated-device.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr import paths
+from vfiomgr.documents.files import TextFile
+from vfiomgr.errors import UsageError
+from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
+from vfiomgr.pci.iommu import group_number
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.model import HostUse
+from vfiomgr.vgpu.model import MARKS, Vgpu, VgpuParent, VgpuType, WedgedFunction, describe_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.paths import HostPath
+    from vfiomgr.pci.model import PciDevice
+
+
+_QUERY = ("--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
+
+
+def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | None:
+    """Run nvidia-smi; None if it is not installed or did not answer.
+
+    It is not run while a GPU is stuck in the kernel, because it would hang too.
+    """
+    gpus = [device for device in devices if device.driver == "nvidia"]
+    if not gpus or any(device.stuck for device in devices):
+        return None
+    return tree.run(("nvidia-smi", *question))
+
+
+def persistence_uses(tree: HostTree, devices: Sequence[PciDevice]) -> Iterator[HostUse]:
+    """GPUs in persistence mode, whose use count is not visible as an open file."""
+    for line in (ask(tree, devices, *_QUERY) or "").splitlines():
+        name, _, mode = line.partition(",")
+        if mode.strip() != "Enabled":
+            continue
+        try:
+            address = PciAddress.parse(name)
+        except UsageError:
+            continue  # a line of another kind: nvidia-smi also prints warnings
+        yield HostUse(address, "persistence-mode", "nvidia-smi shows it as enabled")
+
+
+TYPES = "mdev_supported_types"
+
+
+def read_mdevs(
+    tree: HostTree, devices: Iterable[PciDevice]
+) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
+    """Read all parents of mediated devices by name, and all active devices by UUID."""
+    active = {
+        uuid: directory
+        for uuid in tree.children(paths.MDEV_DEVICES)
+        if (directory := tree.resolve(paths.MDEV_DEVICES / uuid))
+    }
+    parents = _read_parents(tree, devices, {mdev.parent for mdev in active.values()})
+    names = {(p.path, kind.id): kind.name for p in parents for kind in p.types}
+    found = (_read_mdev(tree, uuid, place, names) for uuid, place in active.items())
+    return parents, tuple(found)
+
+
+def _read_parents(
+    tree: HostTree, devices: Iterable[PciDevice], active: Iterable[HostPath]
+) -> tuple[VgpuParent, ...]:
+    """All parents of mediated devices, sorted by name; any function may be one.
+
+    Type names are read once for all virtual functions of a GPU, as one driver serves them.
+    """
+    functions = {str(device.address): device for device in devices}
+    directories = {name: paths.MDEV_PARENTS / name for name in tree.children(paths.MDEV_PARENTS)}
+    for name in functions:  # the same by name, where it is listed as a parent too
+        directory = paths.PCI_DEVICES / name
+        if name not in directories and tree.exists(directory / TYPES):
+            directories[name] = directory
+    resolved = {real for directory in directories.values() if (real := tree.resolve(directory))}
+    known: dict[tuple[str, str], VgpuType] = {}
+    found = [
+        _read_parent(tree, real, functions.get(real.name), known)
+        for real in sorted({*resolved, *active}, key=lambda p: p.name)
+    ]
+    return tuple(sorted((*found, *_silent(tree, found, functions)), key=lambda p: p.name))
+
+
+def _silent(
+    tree: HostTree, parents: Iterable[VgpuParent], functions: dict[str, PciDevice]
+) -> Iterable[VgpuParent]:
+    """Virtual functions of the same GPU and driver whose types are unknown."""
+    siblings = {(p.gpu, p.driver) for p in parents if p.is_virtual_function}
+    named = {parent.name for parent in parents}
+    for name, device in functions.items():
+        gpu = str(device.physical_function)
+        if name not in named and (gpu, device.driver) in siblings:
+            place = tree.resolve(paths.PCI_DEVICES / name) or paths.PCI_DEVICES / name
+            yield VgpuParent(name, place, "mdev", device.driver, gpu, (), ())
+
+
+def _read_parent(
+    tree: HostTree,
+    directory: HostPath,
+    function: PciDevice | None,
+    known: dict[tuple[str, str], VgpuType],
+) -> VgpuParent:
+    physical = function.physical_function if function else None
+    gpu = str(physical or directory.name)
+    types = directory / TYPES
+    ids = tree.children(types)
+    for type_id in ids:
+        if (gpu, type_id) not in known:
+            known[gpu, type_id] = _read_type(tree, types / type_id)
+    return VgpuParent(
+        name=directory.name,
+        path=directory,
+        family="mdev",
+        driver=function.driver if function else tree.link_name(directory / "driver"),
+        gpu=gpu,
+        types=tuple(known[gpu, type_id] for type_id in ids),
+        available=tuple(_available(tree, types, type_id) for type_id in ids),
+    )
+
+
+def _read_type(tree: HostTree, directory: HostPath) -> VgpuType:
+    return describe_type(
+        directory.name,
+        tree.read(directory / "name") or None,
+        tree.read(directory / "description") or None,
+        tree.read(directory / "device_api") or None,
+    )
+
+
+def _available(tree: HostTree, types: HostPath, type_id: str) -> int | None:
+    text = tree.read(types / f"{type_id}/available_instances")
+    return int(text) if text and text.isdecimal() else None
+
+
+def read_mdev(tree: HostTree, uuid: str) -> Vgpu | None:
+    """Read an active mediated device; None if there is none with this UUID."""
+    directory = tree.resolve(paths.MDEV_DEVICES / uuid)
+    return None if directory is None else _read_mdev(tree, uuid, directory, {})
+
+
+def _read_mdev(
+    tree: HostTree,
+    uuid: str,
+    directory: HostPath,
+    names: Mapping[tuple[str, str], str | None],
+) -> Vgpu:
+    """Read a parent; `names` are the type names read so far, by parent path."""
+    parent = directory.parent
+    type_id = tree.link_name(directory / "mdev_type") or ""
+    name = names.get((parent, type_id))
+    if name is None and type_id and (parent, type_id) not in names:
+        name = tree.read(parent / TYPES / type_id / "name") or None
+    node = tree.read(parent / "numa_node")
+    return Vgpu(
+        uuid=uuid,
+        family="mdev",
+        parent=parent.name,
+        type=type_id,
+        type_name=name,
+        driver=tree.link_name(directory / "driver"),
+        iommu_group=group_number(tree, directory),
+        vfio_device=next(iter(tree.children(directory / "vfio-dev")), None),
+        numa_node=int(node) if node and node.isdecimal() else None,
+    )
+
+
+DIRECTORY = "nvidia"
+CURRENT = "current_vgpu_type"
+CREATABLE = "creatable_vgpu_types"
+_LINE = re.compile(r"^\s*([0-9]+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
+"""`1148  : NVIDIA L40S-2Q`; a header has no number."""
+_LIMIT = 1 << 16
+EMPTY = "0"
+_DEVICE_API = "vfio-pci"
+
+
+def read_vendor_vgpus(
+    tree: HostTree, devices: Iterable[PciDevice]
+) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
+    """Read the virtual functions that can be vGPUs, and the active vGPUs."""
+    devices = tuple(devices)
+    parents: list[VgpuParent] = []
+    vgpus: list[Vgpu] = []
+    for device in devices:
+        if device.physical_function is None or device.driver is None or device.stuck is not None:
+            continue
+        current = read_current(tree, paths.pci_device(device.address))
+        if current is None:
+            continue
+        parents.append(_parent(tree, device))
+        if current != EMPTY:
+            vgpus.append(_vgpu(device, current))
+    parents += _lost(tree, devices, parents)
+    return tuple(parents), tuple(_named(vgpus, parents))
+
+
+def _lost(
+    tree: HostTree, devices: Iterable[PciDevice], parents: Iterable[VgpuParent]
+) -> Iterator[VgpuParent]:
+    """Virtual functions of the same GPUs that the driver does not serve now."""
+    gpus = {parent.gpu for parent in parents}
+    named = {parent.name for parent in parents}
+    for device in devices:
+        gpu, name = str(device.physical_function), str(device.address)
+        if gpu in gpus and name not in named:
+            place = tree.resolve(paths.PCI_DEVICES / name) or paths.PCI_DEVICES / name
+            yield VgpuParent(name, place, "vendor-vfio", device.driver, gpu, (), ())
+
+
+def creatable_types(tree: HostTree, directory: HostPath) -> tuple[VgpuType, ...]:
+    """The types that the driver offers for a virtual function now."""
+    return tuple(_creatable(tree, directory))
+
+
+def read_current(tree: HostTree, directory: HostPath) -> str | None:
+    """The number of the current type of a virtual function, `0` for none; None without the file."""
+    text = tree.read(directory / DIRECTORY / CURRENT)
+    return text.strip() if text and text.strip().isdecimal() else None
+
+
+def _parent(tree: HostTree, device: PciDevice) -> VgpuParent:
+    directory = paths.pci_device(device.address)
+    types = tuple(_creatable(tree, directory))
+    return VgpuParent(
+        name=str(device.address),
+        path=tree.resolve(directory) or directory,
+        family="vendor-vfio",
+        driver=device.driver,
+        gpu=str(device.physical_function),
+        types=types,
+        available=(1,) * len(types),
+    )
+
+
+def _creatable(tree: HostTree, directory: HostPath) -> Iterator[VgpuType]:
+    """The types that the driver offers for a virtual function; none if it already has a type."""
+    text = tree.read_text(directory / DIRECTORY / CREATABLE, _LIMIT) or ""
+    for number, name in _LINE.findall(text):
+        yield describe_type(number, name, None, _DEVICE_API)
+
+
+def _vgpu(device: PciDevice, type_id: str) -> Vgpu:
+    return Vgpu(
+        uuid=None,
+        family="vendor-vfio",
+        parent=str(device.address),
+        type=type_id,
+        type_name=None,
+        driver=device.driver,
+        iommu_group=device.iommu_group,
+        vfio_device=device.vfio_device,
+        numa_node=device.numa_node,
+    )
+
+
+def _named(vgpus: Iterable[Vgpu], parents: Iterable[VgpuParent]) -> Iterator[Vgpu]:
+    """Add the names of types that other virtual functions still offer."""
+    names = {known.id: known.name for parent in parents for known in parent.types}
+    for vgpu in vgpus:
+        yield replace(vgpu, type_name=names.get(vgpu.type))
+
+
+_MARKS = RUNTIME / "wedged"
+
+
+def read_wedged(tree: HostTree) -> tuple[WedgedFunction, ...]:
+    """The marked functions that still exist unchanged."""
+    found: list[WedgedFunction] = []
+    for name in tree.children(_MARKS):
+        inode, _, why = (tree.read(_MARKS / name) or "").partition(" ")
+        if why and inode == _inode(tree, name):
+            found.append(WedgedFunction(name, why))
+    return tuple(found)
+
+
+def mark(tree: HostTree, address: PciAddress, why: str) -> None:
+    """Record that a function rejects a type which its driver offers."""
+    tree.make_directory(_MARKS)
+    text = f"{_inode(tree, str(address))} {why}\n"
+    tree.replace(_MARKS / str(address), text.encode(), durable=False)
+
+
+def unmark(tree: HostTree, address: PciAddress) -> None:
+    """Delete the record: the function has accepted a type."""
+    if tree.exists(_MARKS / str(address)):
+        tree.remove(_MARKS / str(address))
+
+
+def _inode(tree: HostTree, name: str) -> str:
+    place = tree.resolve(PCI_DEVICES / name)
+    status = None if place is None else tree.status(place)
+    return "" if status is None else str(status.st_ino)
+
+
+_MADE = RUNTIME / "made"
+
+
+def read_marks(tree: HostTree) -> tuple[TextFile, ...]:
+    """All marks, including those of removed vGPUs."""
+    # The temporary file of a killed process begins with a dot.
+    names = (name for name in tree.children(MARKS) if not name.startswith("."))
+    texts = ((MARKS / name, tree.read_text(MARKS / name)) for name in names)
+    return tuple(TextFile(file, text) for file, text in texts if text is not None)
+
+
+def read_made(tree: HostTree, vgpus: Iterable[Vgpu]) -> tuple[str, ...]:
+    """The virtual functions that still have the type set by vfiomgr."""
+    names = (v.name for v in vgpus if v.uuid is None and _is_made(tree, v.name, v.type))
+    return tuple(names)
+
+
+def claim(tree: HostTree, address: PciAddress, type_id: int) -> None:
+    """Record that vfiomgr is about to set the type of a function.
+
+    If the record cannot be written, the vGPU only counts as created by someone else.
+    """
+    incarnation = _incarnation(tree, str(address), str(type_id))
+    with suppress(OSError):
+        tree.make_directory(_MADE)
+        tree.replace(_MADE / str(address), (incarnation or "").encode(), durable=False)
+
+
+def disclaim(tree: HostTree, address: PciAddress) -> None:
+    """Delete the record: the function has no type, or rejected it."""
+    with suppress(OSError):
+        if tree.exists(_MADE / str(address)):
+            tree.remove(_MADE / str(address))
+
+
+def _is_made(tree: HostTree, name: str, type_id: str) -> bool:
+    noted = tree.read_text(_MADE / name)
+    return bool(noted) and noted == _incarnation(tree, name, type_id)
+
+
+def _incarnation(tree: HostTree, name: str, type_id: str) -> str | None:
+    place = tree.resolve(PCI_DEVICES / name)
+    if place is None:
+        return None
+    inodes = [tree.status(directory) for directory in (place, place / DIRECTORY)]
+    boot_id = tree.read(BOOT_ID)
+    if boot_id is None or None in inodes:
+        return None
+    return " ".join([boot_id, *(str(found.st_ino) for found in inodes if found), type_id, "\n"])

@@ -1,1 +1,0 @@
-"""Facts about vGPUs and their parents, by family."""

@@ -1,1 +1,0 @@
-"""Modes and GPU instances, as nvidia-smi reports them."""
