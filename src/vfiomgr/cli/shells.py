@@ -13,7 +13,13 @@ import warnings
 from contextlib import contextmanager, redirect_stderr
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from click.shell_completion import CompletionItem, ShellComplete, add_completion_class
+from click import Option
+from click.shell_completion import (
+    CompletionItem,
+    ShellComplete,
+    _resolve_context,
+    add_completion_class,
+)
 
 from vfiomgr.errors import VfiomgrError
 
@@ -205,9 +211,19 @@ class _Shell(ShellComplete):
         Where a value is missing, click would leave arguments unread: the file of `--layout`.
         """
         if args and args[-1].startswith("-") and args[-1] != "--" and incomplete[:1] != "-":
-            *args, option = args
-            incomplete = f"{option}={incomplete}"
+            *before, option = args
+            if not self._is_flag(before, option):
+                args, incomplete = before, f"{option}={incomplete}"
         return super().get_completions(args, incomplete)
+
+    def _is_flag(self, before: list[str], name: str) -> bool:
+        """Whether an option takes no value."""
+        context = _resolve_context(self.cli, dict(self.ctx_args), self.prog_name, list(before))
+        return any(
+            isinstance(option, Option) and (option.is_flag or option.count)
+            for option in context.command.get_params(context)
+            if name in (*option.opts, *option.secondary_opts)
+        )
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
         """One answer; empty for what the line cannot take."""

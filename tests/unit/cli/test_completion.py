@@ -306,3 +306,8 @@ def test_the_script_of_a_shell_is_printed(run: Run, shell: str) -> None:
     assert (answer.status, answer.stderr) == (0, "")
     assert f"_VFIOMGR_COMPLETE={shell}_complete" in answer.stdout
     assert run("completion", "tcsh").status == 2
+
+
+def test_a_flag_before_an_argument_is_regarded(complete: Complete) -> None:
+    assert complete("runtime install --kata kata-v") == ["kata-vfio"]
+    assert complete("runtime install kata-v") == []
