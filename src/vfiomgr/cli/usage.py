@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import TYPE_CHECKING
@@ -190,6 +191,8 @@ def _parameter(error: click.UsageError, context: click.Context) -> click.Paramet
 def _example(context: click.Context, parameter: click.Parameter | None) -> str:
     """An example from the command's help: with the option if one shows it, or the option itself."""
     examples = list(_examples(context.command))
+    if isinstance(parameter, click.Argument):
+        examples = [e for e in examples if _has_argument(e, context, parameter)] or examples
     if not isinstance(parameter, click.Option):
         return examples[0] if examples else ""
     name = _longest(parameter)
@@ -197,6 +200,14 @@ def _example(context: click.Context, parameter: click.Parameter | None) -> str:
         return f"{_variable(parameter)}={_sample(parameter) or 1}"
     with_it = (text for text in examples if name in text.split())
     return next(with_it, f"{name} {_sample(parameter)}".rstrip())
+
+
+def _has_argument(example: str, context: click.Context, argument: click.Argument) -> bool:
+    """Whether an example has a value for an argument, directly after the command."""
+    own = [one for one in context.command.params if isinstance(one, click.Argument)]
+    after = example.removeprefix(context.command_path).split()
+    given = list(itertools.takewhile(lambda word: not word.startswith("-"), after))
+    return len(given) > own.index(argument)
 
 
 def _examples(command: click.Command) -> Iterator[str]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 
 _HEADINGS = ("GPU", "VFS", "VGPU SIZES", "MIG")
+_USES = "host, passthrough or vgpu"
 _WORDS = {True: "on", False: "off", None: "-"}
 
 
@@ -85,8 +86,8 @@ def mode(
         _switch(session, gpu, to, functions=functions, heterogeneous=heterogeneous, allow=allow)
         return
     if functions is not None or allow:
-        option = "--allow" if functions is None else "--functions"
-        forbid_alone(option, "vgpu", "it is for a GPU that is switched to another use")
+        option, uses = ("--functions", "vgpu") if functions else ("--allow", _USES)
+        forbid_alone(option, uses, "it is for a GPU that is switched to another use")
     if heterogeneous is None and mig is None:
         _show(session, gpu)
         return

@@ -170,6 +170,11 @@ def test_a_former_command_requires_what_it_required(run: Run, former: str) -> No
     assert "missing argument: " in answer.stderr
 
 
+def test_the_example_of_a_former_command_has_its_argument(run: Run) -> None:
+    answer = run("libvirt", "hook", "disable")
+    assert "e.g. vfiomgr libvirt hook uninstall win; " in answer.stderr
+
+
 def test_former_options_are_not_shown(run: Run) -> None:
     text = run("bind", "--help").stdout
     assert "--function-only" in text

@@ -216,6 +216,7 @@ LIBVIRT_SCENARIOS = (
         libvirt hook uninstall
         libvirt hook uninstall
         """,
+        prepare=with_libvirt,
         journals={"uninstall-hook": "uninstall-hook"},
     ),
     Scenario(

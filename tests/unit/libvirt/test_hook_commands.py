@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests import api
+from tests.fakes.libvirt_node import node_uri
 from tests.unit.devices import host_of
 from vfiomgr.engine.registry import plan
 from vfiomgr.library import not_checked
@@ -134,7 +135,38 @@ def test_installing_shows_its_plan(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert f"done: write {SCRIPT}" in answer.stdout
     assert "hook install DOMAIN" in answer.stdout
     assert "nothing to do" in run("libvirt", "hook", "install").stdout
-    assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall").stdout
+    assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
+
+
+def test_the_hook_of_a_domain_is_not_uninstalled_by_accident(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("vfiomgr.libvirt.commands.hook.own_program", lambda: "/usr/bin/vfiomgr")
+    uri = node_uri(tmp_path)
+    node = tmp_path / "libvirt-node.xml"
+    node.write_text(node.read_text().replace("<os>", f"{OPTED_IN}<os>"))
+    monkeypatch.setenv("VFIOMGR_CONNECT", uri)
+    run("libvirt", "hook", "install")
+    answer = run("libvirt", "hook", "uninstall")
+    assert (answer.status, answer.stdout) == (4, "")
+    assert "cannot uninstall the hook: it is enabled for test" in answer.stderr
+    assert "vfiomgr libvirt hook uninstall test, or to " in answer.stderr
+    assert "vfiomgr libvirt hook uninstall --all\n" in answer.stderr
+    assert kernel.exists(SCRIPT)
+    assert run("libvirt", "hook", "uninstall", "test", "--all").status == 2
+    assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
+
+
+def test_the_hook_is_not_uninstalled_unchecked(
+    kernel: FakeKernel, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("vfiomgr.libvirt.commands.hook.own_program", lambda: "/usr/bin/vfiomgr")
+    monkeypatch.setenv("VFIOMGR_CONNECT", f"test://{tmp_path}/absent.xml")
+    run("libvirt", "hook", "install")
+    answer = run("libvirt", "hook", "uninstall")
+    assert (answer.status, answer.stdout) == (1, "")
+    assert "cannot check which domains use the hook: " in answer.stderr
+    assert kernel.exists(SCRIPT)
 
 
 def test_a_file_needs_no_uses_of_devices() -> None:

@@ -13,8 +13,9 @@ from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, LazyGroup, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.xml_text import parse
-from vfiomgr.errors import forbid_alone
+from vfiomgr.errors import LibvirtFailed, VfiomgrError, forbid_alone, forbid_together
 from vfiomgr.libvirt.commands.connection import (
     complete_domain,
     connect_option,
@@ -115,26 +116,57 @@ def install(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
 
 @hook.command("uninstall")
 @_DOMAINS
+@click.option("--all", "every", is_flag=True, help="Uninstall it even if domains use it.")
 @connect_option
 @session_options(*CHANGING)
 @pass_session
-def uninstall(session: Session, *, domains: tuple[str, ...], uri: str) -> None:
+def uninstall(session: Session, *, domains: tuple[str, ...], every: bool, uri: str) -> None:
     """Uninstall the hook, or disable it for domains.
 
-    Without DOMAIN the hook that `hook install` wrote is removed. With DOMAIN it is disabled for
-    that domain, from its next start on.
+    Without DOMAIN the hook that `hook install` wrote is removed; this is refused while it is
+    enabled for a domain. With DOMAIN it is disabled for that domain, from its next start on.
 
     \b
     Examples:
       vfiomgr libvirt hook uninstall
+      vfiomgr libvirt hook uninstall --all    # even if it is enabled for domains
       vfiomgr libvirt hook uninstall win
       vfiomgr libvirt hook uninstall win --connect qemu+ssh://node7/system
     """
     if domains:
+        if every:
+            forbid_together("--all", "DOMAIN", "it uninstalls the hook itself")
         _mark(session, uri, domains, None)
         return
     _require_here()
+    if not every and session.is_live and _is_here(session, uri) and session.tree.exists(SCRIPT):
+        _require_unused(uri)
     _change(session, UninstallHook())
+
+
+def _require_unused(uri: str) -> None:
+    """Refuse to uninstall the hook while it is enabled for domains.
+
+    Raises:
+        Refusal: it is enabled for a domain.
+        LibvirtFailed: libvirt cannot be asked.
+
+    """
+    remedy = "to uninstall it for all domains: vfiomgr libvirt hook uninstall --all"
+    try:
+        with connected(uri, read_only=True) as connection:
+            names = [
+                name
+                for name in connection.domain_names()
+                if asks_for_hook(connection.metadata(name, NAMESPACE))
+            ]
+    except VfiomgrError as error:
+        message = f"cannot check which domains use the hook: {error.message}"
+        raise LibvirtFailed(message, remedy) from error
+    if names:
+        message = f"cannot uninstall the hook: it is enabled for {', '.join(names)}"
+        of_domains = f"vfiomgr libvirt hook uninstall {shlex.join(names)}"
+        refuse("hook-enabled", "", message, f"to disable it for domains: {of_domains}", remedy)
 
 
 def _require_here() -> None:
