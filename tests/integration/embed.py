@@ -37,6 +37,15 @@ _FIRMWARE = {
 }
 
 
+_PROGRAM = """
+import runpy
+from vfiomgr.cli.session import Session
+Session.is_live = True
+runpy.run_module("vfiomgr", run_name="__main__", alter_sys=True)
+"""
+"""vfiomgr on a host that stands for the running one, whose libvirt this is."""
+
+
 class RejectedError(Exception):
     """What libvirt said."""
 
@@ -74,13 +83,12 @@ class Embed:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`vfiomgr libvirt …`."""
         command, *rest = arguments
-        return self._python(
-            "-m", "vfiomgr", "--root", self.host, "libvirt", command, "-c", self.uri, *rest
-        )
+        root = ("-c", _PROGRAM, "--root", self.host, "libvirt", command)
+        return self._python(*root, "-c", self.uri, *rest)
 
     def hook(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`vfiomgr libvirt hook …`."""
-        root = ("-m", "vfiomgr", "--root", self.host, "libvirt", "hook", verb)
+        root = ("-c", _PROGRAM, "--root", self.host, "libvirt", "hook", verb)
         return self._python(*root, "-c", self.uri, *arguments)
 
     def json(self, *arguments: str) -> dict[str, Any]:

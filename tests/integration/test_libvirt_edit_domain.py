@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from tests.fakes.hosts import workstation
 from vfiomgr.cli.main import cli
+from vfiomgr.cli.session import Session
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.libvirt.commands.edit import DomainPlace
 
@@ -25,8 +26,9 @@ DOMAIN = """
 
 
 @pytest.fixture
-def uri(tmp_path: Path) -> str:
+def uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A libvirt with one domain; each connection to it begins anew."""
+    monkeypatch.setattr(Session, "is_live", True)
     node = tmp_path / "node.xml"
     node.write_text(DOMAIN)
     return f"test://{node}"

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.libvirt.preflight.situations import MDEV_ELEMENT, UUID, known, libvirt, xml
 from vfiomgr.cli.main import cli
+from vfiomgr.cli.session import Session
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import MdevState, NodeMdev
 
@@ -69,6 +70,7 @@ def run(
         yield fake
 
     monkeypatch.setattr("vfiomgr.libvirt.commands.nodedev.connected", connected)
+    monkeypatch.setattr(Session, "is_live", True)
     command, *rest = arguments
     root = t4_host(host).root
     words = ["--root", root, "vgpu", command, uuid, "--libvirt", *rest]

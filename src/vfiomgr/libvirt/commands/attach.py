@@ -13,7 +13,12 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
 from vfiomgr.libvirt.attach.named import attaching, detaching
-from vfiomgr.libvirt.commands.connection import complete_domain, connect_option, connected
+from vfiomgr.libvirt.commands.connection import (
+    complete_domain,
+    connect_option,
+    connected,
+    require_running_host,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +83,7 @@ def attach(
       vfiomgr libvirt attach win 41:00.4 --connect qemu:///session
       vfiomgr libvirt attach win 41:00.4 --dry-run       # the XML and the calls
     """
-    _require_live(session)
+    require_running_host(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
         change = attaching(
             connection,
@@ -128,16 +133,10 @@ def detach(
       vfiomgr libvirt detach win 0000:41:00.4 --connect qemu:///session
       vfiomgr libvirt detach win 0000:41:00.4 --live --timeout 300
     """
-    _require_live(session)
+    require_running_host(session)
     with connected(uri, read_only=session.dry_run, with_events=not session.dry_run) as connection:
         change = detaching(connection, domain, *devices, live=live, config=config, only=only)
         _carry_out(session, connection, change)
-
-
-def _require_live(session: Session) -> None:
-    """Require a running host."""
-    if not session.dry_run:
-        session.require_live("a snapshot has no domains", "omit --snapshot, or pass --dry-run")
 
 
 def _carry_out(session: Session, connection: Connection, change: DomainChange) -> None:

@@ -9,13 +9,15 @@ import click
 from click.shell_completion import CompletionItem
 
 from vfiomgr.cli.options import Options, complete_file
-from vfiomgr.errors import VfiomgrError, forbid_together
+from vfiomgr.errors import UsageError, VfiomgrError, forbid_together
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import Connection, connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
+
+    from vfiomgr.cli.session import Session
 
     _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]
 
@@ -88,6 +90,20 @@ def forbid_with_libvirt(**options: object) -> None:
     for name, value in options.items():
         if value not in (None, False, ()):
             forbid_together("--libvirt", f"--{name}", "libvirt does not support it")
+
+
+def require_running_host(session: Session) -> None:
+    """Require the running host to change something in libvirt; a dry run changes nothing.
+
+    Raises:
+        UsageError: the host is a snapshot or a recording.
+
+    """
+    if session.dry_run or session.is_live:
+        return
+    session.require_live("a snapshot has no libvirt", "omit --snapshot, or pass --dry-run")
+    message = f"a recorded host has no libvirt: {session.tree.root}"
+    raise UsageError(message, "omit --root, or pass --dry-run")
 
 
 def connected(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.cli.output import print_document, say
 from vfiomgr.documents.files import source_of
 from vfiomgr.libvirt.client.define import DefineForecast
-from vfiomgr.libvirt.commands.connection import connected
+from vfiomgr.libvirt.commands.connection import connected, require_running_host
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def define_domain(session: Session, file: str, uri: str) -> None:
     if session.dry_run:
         _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
         return
-    session.require_live("a snapshot has no libvirt", "omit --snapshot")
+    require_running_host(session)
     with connected(uri) as connection:
         is_changed = connection.define(xml, source)
         is_active = connection.state(name).is_active

@@ -34,6 +34,7 @@ from vfiomgr.libvirt.commands.connection import (
     complete_domain_or_file,
     connect_option,
     connected,
+    require_running_host,
 )
 from vfiomgr.libvirt.commands.define import define_domain
 from vfiomgr.libvirt.commands.domain import of_device, version_option
@@ -369,6 +370,8 @@ def edit(
     units = units_of(host, requests) if host is not None else ()
     check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
     place = place_of(target, output, uri, is_change=not session.dry_run)
+    if isinstance(place, DomainPlace):
+        require_running_host(session)
     done, hostdevs = _edited(place.read(), host, units, removed, only=only)
     if host is None:
         _write(session, place, done, only=only)

@@ -21,6 +21,7 @@ from vfiomgr.libvirt.commands.connection import (
     connect_option,
     connected,
     is_uri_typed,
+    require_running_host,
 )
 from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
 from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
@@ -184,6 +185,7 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
 
 
 def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:
+    require_running_host(session)
     state = "enabled" if element else "disabled"
     with connected(uri, read_only=session.dry_run) as connection:
         names = [connection.state(domain).name for domain in domains]

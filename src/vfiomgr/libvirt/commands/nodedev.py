@@ -15,7 +15,7 @@ from vfiomgr.definitions.named import type_of
 from vfiomgr.diagnostic import blocker, refusal
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
-from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected
+from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected, require_running_host
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -140,7 +140,7 @@ def define_mdev(
     if session.dry_run:
         _print_call(session, "define", name, element)
         return
-    _require_live(session)
+    require_running_host(session)
     with connected(uri) as connection:
         known = find_mdev(connection.mdevs(), name)
         if known is not None and known.state.is_defined:
@@ -211,8 +211,7 @@ def _change(
         message = "--libvirt takes one UUID"
         raise UsageError(message, "run the command for each vGPU")
     (uuid,) = names
-    if not session.dry_run:
-        _require_live(session)
+    require_running_host(session)
     with connected(uri) as connection:
         mdev = find_mdev(connection.mdevs(), _uuid(uuid))
         if mdev is None:
@@ -237,10 +236,6 @@ def _uuid(text: str) -> str:
     except ValueError:
         message = f"invalid UUID: {text!r}"
         raise UsageError(message, "write it like f715f63c-0d00-4007-9c5a-b07b0c6c05de") from None
-
-
-def _require_live(session: Session) -> None:
-    session.require_live("a snapshot has no libvirt", "omit --snapshot")
 
 
 def _refuse_another(known: NodeMdev, parent: str, type_id: str, uri: str) -> None:
