@@ -265,6 +265,17 @@ class FormerCommand(click.Command):
         return found, _below(found, self._path[-1])
 
 
+def typed_options(names: Iterable[str]) -> list[str]:
+    """The options on the command line, as help shows them, of parameters of the command."""
+    context = click.get_current_context()
+    typed = click.core.ParameterSource.COMMANDLINE
+    return [
+        max(option.opts, key=len)
+        for option in context.command.params
+        if option.name in set(names) and context.get_parameter_source(option.name) is typed
+    ]
+
+
 def present_command(context: click.Context, *path: str) -> click.Command:
     """Another command, whose module is imported only now."""
     found = context.find_root()

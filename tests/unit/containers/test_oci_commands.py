@@ -75,6 +75,11 @@ def test_the_difference_is_shown_and_nothing_written(
     run("oci", "edit", str(bundle), "--add", GPU[0])
     back = run("--dry-run", "oci", "edit", str(bundle), "--remove-all")
     assert back.stderr == f"would remove {GPU[0]}\n"
+    other = run("--dry-run", "oci", "edit", str(bundle), "--remove", TWIN[0])
+    assert other.stderr == (
+        f"{TWIN[0]} was not added to {bundle}/config.json by vfiomgr\n"
+        f"{bundle}/config.json is unchanged\n"
+    )
 
 
 def test_json_tells_all(run: Run, bundle: Path, matches: Matches) -> None:

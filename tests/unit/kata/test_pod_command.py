@@ -229,6 +229,32 @@ def test_what_cannot_be_is_refused_before_anything_is_printed(
     assert "remedy: " in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--count=2",
+        "--resource=nvidia.com/pgpu",
+        "--name=a",
+        "--namespace=a",
+        "--image=a",
+        "--deployment",
+        "--memory=16G",
+        "--cpus=4",
+        "--naming=kind",
+    ],
+)
+def test_a_runtime_class_takes_no_option_of_pods(run: Run, option: str) -> None:
+    answer = run("kata", "pod", "--runtimeclass", option)
+    assert (answer.status, answer.stdout) == (2, "")
+    name = option.partition("=")[0]
+    assert f"--runtimeclass and {name} contradict each other" in answer.stderr
+
+
+def test_the_agent_writes_the_specification_of_its_resource(run: Run) -> None:
+    answer = run("kata", "pod", "--resource", "vfiomgr.io/GA102GL_A40")
+    assert "has the kind vfiomgr.io/GA102GL_A40: vfiomgr node run\n" in answer.stderr
+
+
 def test_more_than_this_host_has_is_told(run: Run) -> None:
     run("bind", "0000:01:00.0")
     answer = run("kata", "pod", "--count", "2")

@@ -240,6 +240,29 @@ def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(
     assert "is larger than 10 MiB, the limit for a domain's XML" in answer.stderr
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--managed",
+        "--display",
+        "--ramfb",
+        "--rom=off",
+        "--boot-order=1",
+        "--iommufd",
+        "--unassigned",
+        "--acpi-nodes=1-8",
+        "--driver-model=mlx5_vfio_pci",
+        "--function-only",
+        "--libvirt-version=10.0",
+    ],
+)
+def test_a_file_is_defined_without_options_of_devices(run: Run, file: Path, option: str) -> None:
+    answer = run("libvirt", "edit", str(file), "--define", "--dry-run", option)
+    assert (answer.status, answer.stdout) == (2, "")
+    name = option.partition("=")[0]
+    assert f"--define and {name} contradict each other" in answer.stderr
+
+
 def test_files_of_libvirt_itself_are_no_output_either(run: Run, file: Path, tmp_path: Path) -> None:
     own = tmp_path / "etc/libvirt/qemu/win11.xml"
     own.parent.mkdir(parents=True)

@@ -25,7 +25,8 @@ DYNAMIC = HostPath("/run/cdi")
 OLD_DYNAMIC = HostPath("/var/run/cdi")
 """The directories of consumers (pkg/cdi/spec-dirs.go); /var/run is usually a link to /run."""
 OWN_PREFIX = "vfiomgr-"
-DEFAULT_KIND = "vfiomgr.io/vfio"
+_OWN_VENDOR = "vfiomgr.io/"
+DEFAULT_KIND = f"{_OWN_VENDOR}vfio"
 
 
 NodeForm = Literal["auto", "group", "cdev"]
@@ -253,7 +254,12 @@ class CdiSpecification(Value):
 
 
 def generating(kind: str, name: str = "") -> str:
-    """The command that writes a specification of a kind, with names like `name` or the plugin's."""
+    """The command that writes a specification of a kind, with names like `name` or the plugin's.
+
+    The agent of a node writes those of its own resources.
+    """
+    if kind.startswith(_OWN_VENDOR) and kind != DEFAULT_KIND:
+        return "vfiomgr node run"
     if _GROUP_NAME.fullmatch(name) or (kind == PGPU and not name):
         naming = " --name-by group"
     else:

@@ -62,22 +62,22 @@ def _conclude(session: Session, edit: Edit, notes: Sequence[str] = ()) -> None:
     if session.dry_run:
         say_text(library.difference(edit))
     tell = note if session.dry_run else say
-    for line in _told(edit):
-        shown = line.replace("added", "would add", 1).replace("removed", "would remove", 1)
-        tell(shown if session.dry_run else line)
+    for line in _told(edit, would=session.dry_run):
+        tell(line)
     for line in edit.left:
         note(f"{edit.before.source}: {line}")
     for line in notes:
         note(line)
 
 
-def _told(edit: Edit) -> Iterator[str]:
+def _told(edit: Edit, *, would: bool) -> Iterator[str]:
     source = edit.before.source
+    added, removed = ("would add", "would remove") if would else ("added", "removed")
     for injection in edit.added:
         nodes = ", ".join(map(str, injection.nodes))
         names = "".join(f", {name}" for name in injection.cdi)
-        yield f"added {injection.device.name}: {nodes}{names}"
-    yield from (f"removed {name}" for name in edit.removed)
+        yield f"{added} {injection.device.name}: {nodes}{names}"
+    yield from (f"{removed} {name}" for name in edit.removed)
     yield from (f"{name} is already in {source}" for name in edit.already)
     yield from (f"{name} was not added to {source} by vfiomgr" for name in edit.absent)
     if not edit.is_changed:

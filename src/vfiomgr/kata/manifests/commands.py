@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.completion import complete_address, complete_host_file
 from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
-from vfiomgr.cli.options import READING, WholeNumber, session_options
+from vfiomgr.cli.options import READING, WholeNumber, session_options, typed_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import forbid_alone, forbid_together
@@ -31,6 +31,20 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
         print_text(json.dumps(render.as_json(objects), indent=2) + "\n")
     else:
         print_text(render.as_yaml(objects))
+
+
+_OF_PODS = (
+    "deployment",
+    "name",
+    "namespace",
+    "image",
+    "resource",
+    "naming",
+    "count",
+    "memory",
+    "cpus",
+)
+"""The parameters of pods, which a RuntimeClass lacks."""
 
 
 @click.command("pod")
@@ -179,6 +193,8 @@ def pod(
     if is_class:
         if addresses:
             forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
+        for option in typed_options(_OF_PODS):
+            forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
         _print_class(
             session,
             handler or runtime_class,

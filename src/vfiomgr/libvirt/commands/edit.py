@@ -10,13 +10,19 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from vfiomgr.cli.completion import complete_device
-from vfiomgr.cli.options import CHANGING, complete_file, function_only_option, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    complete_file,
+    function_only_option,
+    session_options,
+    typed_options,
+)
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.files import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
-from vfiomgr.errors import HostError, UsageError
+from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import (
     Additions,
@@ -360,6 +366,8 @@ def edit(
         if added or removed or output is not None:
             message = "--define takes no --add, --remove or --output"
             raise UsageError(message, "edit the file first, then define it")
+        for option in typed_options((*options, "only", "libvirt_version")):
+            forbid_together("--define", option, "the file is defined as it is")
         define_domain(session, target, uri)
         return
     if not (added or removed):
