@@ -41,6 +41,7 @@ LABELS = ("helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/mana
 """What Helm adds to the labels of its objects."""
 READ_ONLY = {"pod-resources", "layout", "sys", "vfio"}
 WRITABLE = {"device-plugins", "cdi", "state", "features", "tmp"}
+LOCAL = f"the image {IMAGE} is not in a registry; pass --image with the one that nodes pull\n"
 K0S = KUBELET_ROOTS["k0s"]
 REQUESTS = {
     "default": (ManifestRequest(), {}),
@@ -198,6 +199,23 @@ def test_the_agent_is_baseline_except_for_its_paths(
         assert violations(agent) == allowed
 
 
+@pytest.mark.parametrize("from_chart", [False, True])
+def test_only_labelled_nodes_are_changed(*, from_chart: bool) -> None:
+    request = ManifestRequest(node_selector=(("gpu", "on"),), layout=LAYOUT)
+    values = {"nodeSelector": {"gpu": "on"}, "layout": LAYOUT.text, "layoutName": LAYOUT.name}
+    found = pods(rendered(values, "vfiomgr") if from_chart else plain(request))
+    agent = {"kubernetes.io/os": "linux", "gpu": "on"}
+    assert found["vfiomgr-node"]["nodeSelector"] == agent
+    preparation = found["vfiomgr-layout"]["nodeSelector"]
+    assert preparation == {**agent, "vfiomgr.io/layout": "node"}
+
+
+def test_the_example_of_a_layout_is_refused(run: Run) -> None:
+    answer = run("plan", str(SOURCES / "layout/layout.yaml"))
+    assert answer.status == 4
+    assert "requires at least 1 device, but this host has none" in answer.stderr
+
+
 def test_only_the_pods_of_a_layout_are_privileged() -> None:
     found = pods(plain(ManifestRequest(layout=LAYOUT)))
     preparation = found["vfiomgr-layout"]
@@ -352,18 +370,18 @@ def test_the_paths_of_each_distribution_are_found_on_the_host(
     root = KUBELET_ROOTS[distribution]
     with_kubelet(kernel, root)
     answer = run("node", "manifests")
-    assert (answer.status, answer.stderr, root_in(answer.stdout)) == (0, "", root)
+    assert (answer.status, answer.stderr, root_in(answer.stdout)) == (0, LOCAL, root)
     other = run("node", "manifests", "--distribution", "k0s").stdout
     assert root_in(other) == "/var/lib/k0s/kubelet"
 
 
 def test_without_a_kubelet_the_usual_path_is_assumed(run: Run) -> None:
-    answer = run("node", "manifests")
+    answer = run("node", "manifests", "--image", "registry.example/agent:2")
     assert root_in(answer.stdout) == "/var/lib/kubelet"
     assert answer.stderr == (
         "kubelet not found; assuming /var/lib/kubelet (set --distribution or --kubelet-root)\n"
     )
-    assert run("node", "manifests", "--distribution", "kubeadm").stderr == ""
+    assert run("node", "manifests", "--distribution", "kubeadm").stderr == LOCAL
 
 
 def test_microk8s_links_the_usual_path_to_its_own(run: Run, kernel: FakeKernel) -> None:
@@ -424,9 +442,9 @@ def test_selinux_on_the_host_is_noted(run: Run, kernel: FakeKernel) -> None:
     with_kubelet(kernel, KUBELET_ROOT)
     put(kernel, "/sys/fs/selinux/enforce", "1")
     note = "SELinux is in use: pass --selinux if the agent cannot create its socket\n"
-    assert run("node", "manifests").stderr == note
+    assert run("node", "manifests").stderr == LOCAL + note
     answer = run("node", "manifests", "--selinux")
-    assert answer.stderr == ""
+    assert answer.stderr == LOCAL
     assert "type: container_device_plugin_t" in answer.stdout
 
 

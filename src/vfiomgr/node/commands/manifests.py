@@ -17,7 +17,7 @@ from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.node.distribution import DISTRIBUTIONS, found_kubelet_root, named_kubelet_root
-from vfiomgr.node.manifests import NAMESPACE, NodeLayout, manifest_request
+from vfiomgr.node.manifests import IMAGE, NAMESPACE, NodeLayout, manifest_request
 from vfiomgr.node.manifests import manifests as manifests_of
 from vfiomgr.node.units import RENDERERS
 from vfiomgr.paths import HostPath
@@ -42,7 +42,9 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     help="Use this --root-dir of the kubelet.",
 )
 @click.option(
-    "--image", metavar="IMAGE", help="Run this image.  [default: localhost/vfiomgr-node:VERSION]"
+    "--image",
+    metavar="IMAGE",
+    help="Run this image in all containers.  [default: localhost/vfiomgr-node:VERSION]",
 )
 @click.option(
     "--namespace", default=NAMESPACE, show_default=True, metavar="NAME", help="Set the namespace."
@@ -99,7 +101,7 @@ def manifests(
 
     \b
     Examples:
-      vfiomgr node manifests | kubectl apply -f -
+      vfiomgr node manifests --image registry.example/vfiomgr-node:1 | kubectl apply -f -
       vfiomgr node manifests --distribution k0s --node-selector gpu=vfio
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
@@ -120,6 +122,8 @@ def manifests(
         selinux=selinux,
         layout=layout,
     )
+    if image is None:
+        note(f"the image {IMAGE} is not in a registry; pass --image with the one that nodes pull")
     if not selinux and session.snapshot is None and session.files.exists(_SELINUX):
         note("SELinux is in use: pass --selinux if the agent cannot create its socket")
     print_objects(manifests_of(wanted), session.format)
