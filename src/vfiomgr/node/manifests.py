@@ -52,6 +52,8 @@ class ManifestRequest(Value):
     """Labels of the prepared nodes."""
     selinux: bool = False
     layout: NodeLayout | None = None
+    arguments: tuple[str, ...] = ()
+    """More arguments of the agent."""
 
 
 def manifest_request(  # noqa: PLR0913 - an option is an argument
@@ -62,6 +64,7 @@ def manifest_request(  # noqa: PLR0913 - an option is an argument
     selectors: tuple[str, ...],
     selinux: bool,
     layout: NodeLayout | None,
+    arguments: tuple[str, ...] = (),
 ) -> ManifestRequest:
     """The request of a user.
 
@@ -79,6 +82,7 @@ def manifest_request(  # noqa: PLR0913 - an option is an argument
         node_selector=tuple(parse_selector("--node-selector", text) for text in selectors),
         selinux=selinux,
         layout=layout,
+        arguments=arguments,
     )
 
 
@@ -108,6 +112,7 @@ def _agent_pods(request: ManifestRequest) -> Object:
     spec = _filled(document, request)
     if request.selinux:
         spec["securityContext"]["seLinuxOptions"] = {"type": SELINUX_TYPE}
+    spec["containers"][0]["args"] += [quoted(word) for word in request.arguments]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     volumes["pod-resources"]["hostPath"]["path"] = quoted(request.kubelet_root / POD_RESOURCES)
     if request.layout is not None:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING
+
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, SETTLE
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PLAIN = re.compile(r"[A-Za-z0-9._+/:=-]+")
+"""Words without a special meaning in units."""
 AGENT = UNITS / "vfiomgr-node.service"
 CDI = UNITS / "vfiomgr-node-cdi.service"
 PLUGINS = HostPath("/var/lib/kubelet/device-plugins")
@@ -37,8 +45,8 @@ WantedBy=multi-user.target
 """
 
 
-def render_agent(program: str) -> str:
-    """Render the unit of the agent.
+def render_agent(program: str, arguments: Iterable[str] = ()) -> str:
+    """Render the unit of the agent, with more arguments for it.
 
     The kubelet's directory is created before the sandbox, which could not include it later.
 
@@ -54,7 +62,7 @@ After={_AFTER} {CDI.name}
 [Service]
 Type=notify
 ExecStartPre=+mkdir -p -m 0750 {PLUGINS}
-ExecStart={require_plain(program)} node run --metrics unix:/run/vfiomgr/metrics.sock
+ExecStart={_command(program, "--metrics unix:/run/vfiomgr/metrics.sock", arguments)}
 ExecReload=kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=5
@@ -64,8 +72,10 @@ WatchdogSec=60
 {SANDBOX}{_SERVING}{_INSTALL}"""
 
 
-def render_cdi(program: str) -> str:
+def render_cdi(program: str, arguments: Iterable[str] = ()) -> str:
     """Render the unit that writes the CDI specifications at boot, before the kubelet starts.
+
+    The arguments name the resources, which are those of the agent only if it has the same ones.
 
     Pods of before the reboot then get their devices by name, although the numbers of the IOMMU
     groups have changed.
@@ -84,9 +94,21 @@ Before={_KUBELETS}
 Type=oneshot
 RemainAfterExit=yes
 ExecStartPre=-udevadm settle --timeout={SETTLE}
-ExecStart={require_plain(program)} node run --once
+ExecStart={_command(program, "--once", arguments)}
 TimeoutStartSec=120
 {SANDBOX}{_SERVING}{_INSTALL}"""
+
+
+def _command(program: str, options: str, arguments: Iterable[str]) -> str:
+    return " ".join((require_plain(program), "node run", options, *map(_quoted, arguments)))
+
+
+def _quoted(word: str) -> str:
+    """A word in ExecStart= (systemd.syntax(7), systemd.service(5))."""
+    if _PLAIN.fullmatch(word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
 
 
 RENDERERS = {AGENT.name: render_agent, CDI.name: render_cdi}

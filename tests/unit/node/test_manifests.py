@@ -414,6 +414,7 @@ def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) 
         ("--namespace A", "--namespace 'A' is not a valid Kubernetes name"),
         ("--node-selector a", "--node-selector 'a' is not a node label"),
         ("--image ''", "--image '' is not an image name"),
+        ("--unit vfiomgr-node.service --alias a", "not an alias: 'a'"),
         ("--layout a", "--layout does nothing without --with-layout"),
         ("--with-layout none.yaml", "cannot read a layout file none.yaml"),
         ("--unit vfiomgr-node.service --image a", "--unit and --image contradict each other"),
@@ -459,6 +460,34 @@ def test_a_unit_needs_a_program_that_is_installed(
     answer = run(*unit)
     assert (answer.status, answer.stderr) == (0, "")
     assert f"ExecStart={PROGRAM} -I -m vfiomgr node run " in answer.stdout
+
+
+NAMES = ("--resource-prefix", "example.com", "--alias", "10de:2235=a40", "--consumer", "kata")
+
+
+@pytest.mark.parametrize("unit", ["vfiomgr-node.service", "vfiomgr-node-cdi.service"])
+def test_a_unit_names_resources_as_the_agent_does(
+    run: Run, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    as_installed(monkeypatch)
+    answer = run("node", "manifests", "--unit", unit, *NAMES)
+    assert (answer.status, answer.stderr) == (0, "")
+    (line,) = (line for line in answer.stdout.splitlines() if line.startswith("ExecStart="))
+    assert line.endswith(f" {' '.join(NAMES)}")
+    objects = list(YAML(typ="safe", pure=True).load_all(run("node", "manifests", *NAMES).stdout))
+    (agent,) = pods(objects)["vfiomgr-node"]["containers"]
+    assert agent["args"][-len(NAMES) :] == list(NAMES)
+
+
+def test_an_alias_is_one_line(run: Run) -> None:
+    answer = run("node", "manifests", "--unit", "vfiomgr-node.service", "--alias", "a\nb=c")
+    assert (answer.status, answer.stdout) == (2, "")
+    assert "not an alias: 'a\\nb=c'" in answer.stderr
+
+
+def test_the_arguments_of_a_unit_are_quoted() -> None:
+    unit = render_cdi("/usr/bin/vfiomgr", ["--alias", 'NVIDIA "A40" 5%$\\=a40'])
+    assert 'node run --once --alias "NVIDIA \\"A40\\" 5%%$$\\\\=a40"\n' in unit
 
 
 def test_the_specifications_are_written_before_any_kubelet_starts() -> None:

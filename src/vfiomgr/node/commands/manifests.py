@@ -16,6 +16,7 @@ from vfiomgr.kata.manifests.commands import print_objects
 from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import choose_layout, read_layouts
+from vfiomgr.node.commands.options import arguments_of, node_settings, resource_options
 from vfiomgr.node.distribution import DISTRIBUTIONS, found_kubelet_root, named_kubelet_root
 from vfiomgr.node.manifests import IMAGE, NAMESPACE, NodeLayout, manifest_request
 from vfiomgr.node.manifests import manifests as manifests_of
@@ -25,6 +26,8 @@ from vfiomgr.persistence.program import own_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from vfiomgr.node.model import Consumer
 
 _SELINUX = HostPath("/sys/fs/selinux/enforce")
 
@@ -78,6 +81,7 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     type=click.Choice(tuple(RENDERERS)),
     help="Print this systemd unit instead, for an agent without a container.",
 )
+@resource_options
 @session_options(*READING)
 @pass_session
 def manifests(
@@ -92,6 +96,9 @@ def manifests(
     file: str | None,
     name: str | None,
     unit: str | None,
+    prefix: str,
+    consumer: Consumer,
+    aliases: tuple[str, ...],
 ) -> None:
     """Print the Kubernetes objects that run the agent on nodes.
 
@@ -99,17 +106,21 @@ def manifests(
     devices that are ready; a layout prepares them, either installed on the nodes (vfiomgr layout
     install) or applied by separate pods (--with-layout).
 
+    The options that name resources must be the same for the agent and for the unit that writes the
+    CDI specifications at boot.
+
     \b
     Examples:
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 | kubectl apply -f -
       vfiomgr node manifests --distribution k0s --node-selector gpu=vfio
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
-      vfiomgr node manifests --unit vfiomgr-node-cdi.service
+      vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
     """
+    arguments = arguments_of(node_settings(prefix, consumer, aliases))
     if unit is not None:
         _forbid_objects(click.get_current_context().params)
-        print_text(RENDERERS[unit](_program()))
+        print_text(RENDERERS[unit](_program(), arguments))
         return
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
@@ -121,6 +132,7 @@ def manifests(
         selectors=selectors,
         selinux=selinux,
         layout=layout,
+        arguments=arguments,
     )
     if image is None:
         note(f"the image {IMAGE} is not in a registry; pass --image with the one that nodes pull")

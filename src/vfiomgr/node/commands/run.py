@@ -16,9 +16,8 @@ from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.layout.commands.changes import complete_layout
+from vfiomgr.node.commands.options import node_settings, resource_options
 from vfiomgr.node.messages import Settings
-from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, NodeSettings
-from vfiomgr.node.names import name_resources
 from vfiomgr.node.settings import CONTROL, PLUGIN_DIRECTORY, POD_RESOURCES, AgentSettings
 from vfiomgr.persistence.installed_layout import FILE
 
@@ -65,26 +64,7 @@ def _complete_layout(
 
 
 @click.command("run")
-@click.option(
-    "--resource-prefix",
-    "prefix",
-    metavar="DOMAIN",
-    default=DEFAULT_PREFIX,
-    help=f"Domain of the resource names.  [default: {DEFAULT_PREFIX}]",
-)
-@click.option(
-    "--alias",
-    "aliases",
-    metavar="DEVICES=NAME",
-    multiple=True,
-    help="Name of the resource for a PCI ID, a vGPU type or a default name.",
-)
-@click.option(
-    "--consumer",
-    type=click.Choice(CONSUMERS),
-    default="default",
-    help="Who receives the devices: `default` serves Kata and plain containers.",
-)
+@resource_options
 @click.option(
     "--reset", "resets", is_flag=True, help="Reset devices before a container starts with them."
 )
@@ -156,8 +136,7 @@ def run(
       vfiomgr node run --layout kata-node
       vfiomgr node run --resource-prefix example.com --alias 10de:2235=a40
     """
-    node = NodeSettings(prefix, consumer, _named(aliases), resets)
-    name_resources((), node)  # names what is wrong before anything is served
+    node = node_settings(prefix, consumer, aliases, resets=resets)
     scan = Settings(node, scan_interval, layout)
     if once:
         _write_once(session, scan)
@@ -197,14 +176,3 @@ def _write_once(session: Session, settings: Settings) -> None:
         raise HostError(message)
     for resource in report.inventory.resources:
         note(f"{resource.name}: {len(resource.units)}")
-
-
-def _named(aliases: tuple[str, ...]) -> dict[str, str]:
-    found = {}
-    for alias in aliases:
-        devices, equals, name = alias.partition("=")
-        if not (devices and equals and name):
-            message = f"not an alias: {alias!r}"
-            raise UsageError(message, "use DEVICES=NAME, e.g. 10de:2235=a40")
-        found[devices] = name
-    return found
