@@ -95,7 +95,7 @@ def test_the_vendors_program_is_behind_sriov_set(run: Run) -> None:
         (["vgpu", "mode", "--mig"], 2, "missing argument: GPU"),
         (["vgpu", "mode", GPU, "--mig", "--heterogeneous"], 2, "contradict each other"),
         (["vgpu", "mode", GPU, "vgpu", "--mig"], 2, "--mig and vgpu contradict each other"),
-        (["vgpu", "mode", GPU, "--functions", "2"], 2, "remedy: pass vgpu too"),
+        (["vgpu", "mode", GPU, "--functions", "2"], 2, "--functions does nothing without vgpu: "),
         (
             ["vgpu", "mode", GPU, "--allow", "in-use"],
             2,
