@@ -52,6 +52,7 @@ class Endpoint:
     channel: grpc.aio.Channel
     options: Any
     devices: dict[str, Any] = field(default_factory=dict)
+    ever_healthy: set[str] = field(default_factory=set)
     lists: list[float] = field(default_factory=list)
     """When each list arrived."""
     is_stopped: bool = False
@@ -75,6 +76,8 @@ class Kubelet:
         """Survives a restart, as the kubelet's checkpoint does."""
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.preferences: list[Any] = []
+        self.refusals = 0
+        """How many of the next calls for pod resources are refused."""
         self._dial = dial
         self._authority = authority
         self._server: grpc.aio.Server | None = None
@@ -178,7 +181,8 @@ class Kubelet:
 
     async def _chosen(self, endpoint: Endpoint, reused: list[str], needed: int) -> list[str]:
         """Free and healthy devices, as the plugin prefers them."""
-        used = {i for pod in self.pods.values() for c in pod for i in c.ids} | set(reused)
+        containers = [c for pod in self.pods.values() for c in pod if c.resource == endpoint.name]
+        used = {i for c in containers for i in c.ids} | set(reused)
         free = [i for i, d in endpoint.devices.items() if d.health == HEALTHY and i not in used]
         if len(free) < needed:
             _reject(f"requested {needed} devices, {len(free)} available")
@@ -256,6 +260,7 @@ class Kubelet:
         with suppress(grpc.aio.AioRpcError):
             async for listed in stream:
                 endpoint.devices = {device.ID: device for device in listed.devices}
+                endpoint.ever_healthy |= {d.ID for d in listed.devices if d.health == HEALTHY}
                 endpoint.lists.append(time.monotonic())
         endpoint.is_stopped = True
 
@@ -271,7 +276,8 @@ class Kubelet:
         now = time.monotonic()
         self._tokens = min(BURST, self._tokens + (now - self._refilled) * PER_SECOND)
         self._refilled = now
-        if self._tokens < 1:
+        if self.refusals or self._tokens < 1:
+            self.refusals = max(0, self.refusals - 1)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._tokens -= 1
         response = PODS.ListPodResourcesResponse()

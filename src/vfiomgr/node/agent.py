@@ -40,6 +40,10 @@ _AFTER_ALLOCATION = 5.0
 _ENDING = 5.0
 """Seconds that another agent, which may be ending, has to release its lock."""
 _GLANCE = 0.1
+_PATIENCE = 30.0
+"""Seconds that devices are withheld until the kubelet reports which pods have some."""
+_UNANSWERED = 1.0
+"""Seconds until the kubelet is asked again if it has not answered yet."""
 
 
 class Agent:
@@ -57,6 +61,10 @@ class Agent:
         self._offers = Offers(settings.debounce)
         self._served: dict[str, ServedResource] = {}
         self._pods: dict[tuple[str, str], str] = {}
+        self._held: dict[str, str] = {}
+        """The pods of offered devices, as the scanning process knows them."""
+        self._is_following = False
+        """Whether the pods are known, or cannot be."""
         self._pods_at = 0.0
         """When the kubelet is asked again."""
         self._has_allocated = asyncio.Event()
@@ -142,7 +150,28 @@ class Agent:
         self._found = report.inventory
         self._metrics.scanned = report.metrics
         self._is_scanned.set()
-        await self._offer()
+        await self._join()
+
+    async def _join(self) -> None:
+        """Offer what was found, as soon as the scan and the pods are known.
+
+        A first offer waits for the scan that knows the pods: without them a device of a pod may
+        seem to be in use by a guest of the host.
+        """
+        if self._is_scanned.is_set() and self._is_following:
+            is_changed = await self._share_pods()
+            if self._served or not is_changed:
+                await self._offer()
+
+    async def _share_pods(self) -> bool:
+        """Tell the scanning process which pods have devices, if that has changed."""
+        ours = {resource.name for resource in self._found.resources}
+        held = {device: pod for (name, device), pod in self._pods.items() if name in ours}
+        if held == self._held:
+            return False
+        self._held = held
+        await self._scanning.tell(pods=held)
+        return True
 
     async def _offer(self) -> None:
         """Serve what the last scan found, steadied; what is no longer configured ends."""
@@ -222,22 +251,32 @@ class Agent:
 
     async def _follow_pods(self) -> None:
         """Ask the kubelet seldom which pods have devices, and soon after an allocation."""
+        end, has_answered = time.monotonic() + _PATIENCE, False
         while True:
             self._pods_at = time.monotonic() + self._settings.pods_interval
-            try:
-                found = await pods_by_device(self._settings.pod_resources)
-            except NoAnswer:
-                found = self._pods  # absent, starting, or asked too often by all of its clients
-            if found != self._pods:
-                self._pods = found
-                ours = {r.name for r in self._offered.resources}
-                held = {device: pod for (name, device), pod in found.items() if name in ours}
-                await self._scanning.tell(pods=held)
+            is_absent = stamp_of(self._settings.pod_resources) is None
+            found = None if is_absent else await self._ask_for_pods()
+            has_answered = has_answered or found is not None
+            if not has_answered:
+                self._pods_at = time.monotonic() + _UNANSWERED
+            is_following = has_answered or is_absent or time.monotonic() > end
+            is_following = is_following or self._is_following
+            if found not in (None, self._pods) or is_following != self._is_following:
+                self._pods = self._pods if found is None else found
+                self._is_following = is_following
+                await self._join()
             while (left := self._pods_at - time.monotonic()) > 0:
                 self._has_allocated.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(left):
                         await self._has_allocated.wait()
+
+    async def _ask_for_pods(self) -> dict[tuple[str, str], str] | None:
+        """The pods; None if the kubelet is starting, or is asked too often by all its clients."""
+        try:
+            return await pods_by_device(self._settings.pod_resources)
+        except NoAnswer:
+            return None
 
     # ---- what others ask
 
@@ -266,6 +305,8 @@ class Agent:
     def _unready(self) -> Iterator[str]:
         if not self._is_scanned.is_set():
             yield self._scanning.error or "the host was not scanned yet"
+        elif not self._is_following:
+            yield "the kubelet has not reported the devices of pods yet"
         for name, served in self._served.items():
             if not served.is_registered:
                 yield f"the kubelet does not list {name}"

@@ -156,6 +156,38 @@ def test_devices_of_a_host_become_those_of_pods(place: Path) -> None:
     tell(story())
 
 
+def test_an_agent_that_restarts_knows_the_pods_that_run(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            await node.until_used_by(container.ids[0], "default/cuda/c0")
+            await node.stop()
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            await node.until_used_by(container.ids[0], "default/cuda/c0")
+
+    tell(story())
+
+
+def test_a_device_of_a_pod_is_not_offered_under_another_name(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            await node.stop()
+            node.kubelet.refusals = 2
+            await node.start("--resource-prefix=example.com", "--pods-interval=30")
+            renamed = "example.com/GA102GL_A40"
+            await node.kubelet.until_capacity(renamed, 3, 2)
+            free = set(GPUS) - set(container.ids)
+            assert node.kubelet.endpoints[renamed].ever_healthy == free
+
+    tell(story())
+
+
 def test_a_container_does_not_start_with_a_gpu_that_left_its_driver(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
