@@ -335,11 +335,11 @@ class Agent:
         )
 
     async def _release(self, device: str) -> Response:
-        """Return a device, and forgive its errors up to now."""
+        """End the quarantine of a device, and forgive its errors up to now."""
         if all(unit.id != device for unit in self._offered.units):
             return text(f"{device} is not offered by this agent", 404)
         self._quarantine.release(device)
-        await self._scanning.tell(forgive=True)
+        await self._scanning.tell(forgive=device)
         await self._share_quarantine()
         return text("released")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.paths import pci_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciAddress
@@ -23,6 +25,21 @@ def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
     """
     found = (_read_function(tree, address) for address in dict.fromkeys(addresses))
     return HealthFacts(tuple(health for health in found if health is not None))
+
+
+def forgiven(before: HealthFacts, now: HealthFacts, released: Container[PciAddress]) -> HealthFacts:
+    """The errors that are forgiven, `before` those of the last scan.
+
+    Errors of a new function are those of its past. Numbers fall if the kernel adds it again.
+    """
+    known = {function.address: function for function in before.functions}
+    for function in now.functions:
+        last = known.get(function.address)
+        if last is None or function.address in released:
+            known[function.address] = function
+        elif function.fatal is not None and (last.fatal is None or function.fatal < last.fatal):
+            known[function.address] = replace(last, fatal=function.fatal)
+    return HealthFacts(tuple(known.values()))
 
 
 def _read_function(tree: HostTree, address: PciAddress) -> FunctionHealth | None:

@@ -9,7 +9,7 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
-from vfiomgr.node.model import Inventory, NodeSettings
+from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -37,8 +37,10 @@ class Question(Value):
     quarantine: dict[str, Diagnostic] | None = None
     previous: Inventory | None = None
     """The last inventory of the process before, for a new one."""
-    forgive: bool = False
-    """Whether errors up to now are forgiven."""
+    before: HealthFacts | None = None
+    """The errors that the process before forgave, for a new one."""
+    forgive: str = ""
+    """The device whose errors up to now are forgiven."""
     verify: tuple[str, ...] = ()
     """The devices of a container that is about to start."""
     resource: str = ""
@@ -59,6 +61,8 @@ class Report(Value):
     """The result of a scan, or of a verification."""
 
     inventory: Inventory | None = None
+    before: HealthFacts | None = None
+    """The errors that are forgiven."""
     seconds: float = 0.0
     """The duration of the scan."""
     metrics: str = ""

@@ -21,11 +21,12 @@ from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import specifications
 from vfiomgr.node.exposition import render
-from vfiomgr.node.facts import read_health
+from vfiomgr.node.facts import forgiven, read_health
 from vfiomgr.node.handlers import kata_handlers
 from vfiomgr.node.labels import labels
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import samples
+from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.library import Host
-    from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit
+    from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
@@ -60,8 +61,9 @@ class Scanner:
         self._pods: dict[str, str] = {}
         self._quarantine: dict[str, Diagnostic] = {}
         self._previous: Inventory | None = None
-        self._before: HealthFacts | None = None
-        """Errors until this process started, or until a device was released."""
+        self._before = HealthFacts()
+        """Errors until the agent found a function, or until its device was released."""
+        self._released = ""
 
     def answer(self, question: Question) -> Report:
         """Take over what a question says, scan, and verify what it names."""
@@ -73,8 +75,10 @@ class Scanner:
             self._quarantine = question.quarantine
         if question.previous is not None:
             self._previous = question.previous
+        if question.before is not None:
+            self._before = question.before
         if question.forgive:
-            self._before = None
+            self._released = question.forgive
         return self.scan(question)
 
     def scan(self, question: Question | None = None) -> Report:
@@ -95,11 +99,12 @@ class Scanner:
         except OSError as error:
             return Report(number=asked.number, error=str(error))
         seconds = round(time.monotonic() - begun, 4)
-        return Report(found, seconds, metrics, asked.number, problems)
+        return Report(found, self._before, seconds, metrics, asked.number, problems)
 
     def _inventory(self, seen: HostSnapshot, now: HealthFacts) -> Inventory:
-        if self._before is None:
-            self._before = now
+        known = self._previous.units if self._previous is not None else ()
+        released = {a for unit in known if unit.id == self._released for a in unit.addresses}
+        self._before, self._released = forgiven(self._before, now, released), ""
         self._previous = inventory(
             seen,
             self._node_settings(seen),

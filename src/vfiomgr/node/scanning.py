@@ -112,7 +112,7 @@ class Scanning:
             self.reported_at = time.monotonic()
             self._fail(report.error)
             if report.inventory is not None:
-                self._state = replace(self._state, previous=report.inventory)
+                self._state = replace(self._state, previous=report.inventory, before=report.before)
                 await self._receive(report)
             waiting = self._waiting.get(report.number)
             if waiting is not None and not waiting.done():

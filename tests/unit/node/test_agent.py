@@ -335,6 +335,24 @@ def test_a_release_forgives_the_errors_of_a_device(place: Path) -> None:
     tell(story())
 
 
+def test_errors_are_not_forgiven_when_the_scanning_process_is_replaced(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
+            node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            assert node.process is not None
+            (child,) = children(node.process.pid)
+            os.kill(child, signal.SIGKILL)
+            node.unbind(GPUS[0])
+            await node.kubelet.until_capacity(NAME, 3, 1)
+
+    tell(story())
+
+
 def test_without_an_agent_its_commands_say_so(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:

@@ -62,6 +62,11 @@ def unbind(kernel: FakeKernel, address: str, driver: str) -> None:
     kernel.write(HostPath(f"/sys/bus/pci/drivers/{driver}/unbind"), address)
 
 
+def count_fatal(kernel: FakeKernel, address: str, number: int) -> None:
+    path = HostPath(f"/sys/bus/pci/devices/{address}/aer_dev_fatal")
+    kernel.replace(path, f"Undefined 0\nTOTAL_ERR_FATAL {number}\n".encode())
+
+
 def test_bound_gpus_are_a_resource_with_a_specification(
     kernel: FakeKernel, scanner: Scanner
 ) -> None:
@@ -151,13 +156,48 @@ def test_pods_and_quarantine_are_joined(scanner: Scanner) -> None:
 def test_errors_before_the_start_and_before_a_release_are_forgiven(
     kernel: FakeKernel, scanner: Scanner
 ) -> None:
-    path = HostPath(f"/sys/bus/pci/devices/{GPUS[0]}/aer_dev_fatal")
-    kernel.replace(path, b"Undefined 0\nTOTAL_ERR_FATAL 1\n")
+    count_fatal(kernel, GPUS[0], 1)
     assert reasons(scanner.scan())[GPUS[0]] == []
-    kernel.replace(path, b"Undefined 0\nTOTAL_ERR_FATAL 2\n")
+    count_fatal(kernel, GPUS[0], 2)
     assert reasons(scanner.scan())[GPUS[0]] == ["fatal-errors"]
-    assert reasons(scanner.answer(Question(forgive=True)))[GPUS[0]] == []
+    assert reasons(scanner.answer(Question(forgive=GPUS[0])))[GPUS[0]] == []
     assert reasons(scanner.scan())[GPUS[0]] == []
+
+
+def test_a_release_forgives_no_other_device(kernel: FakeKernel, scanner: Scanner) -> None:
+    for number in (0, 1):
+        for gpu in GPUS[:2]:
+            count_fatal(kernel, gpu, number)
+        report = scanner.scan()
+    assert reasons(report)[GPUS[1]] == ["fatal-errors"]
+    for report in (scanner.answer(Question(forgive=GPUS[0])), scanner.scan()):
+        assert reasons(report) == {GPUS[0]: [], GPUS[1]: ["fatal-errors"], GPUS[2]: []}
+
+
+def test_errors_of_a_function_that_was_added_later_are_seen(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    scanner.scan()
+    count_fatal(kernel, GPUS[0], 5)
+    assert reasons(scanner.scan())[GPUS[0]] == []
+    count_fatal(kernel, GPUS[0], 6)
+    assert reasons(scanner.scan())[GPUS[0]] == ["fatal-errors"]
+
+
+def test_errors_of_a_function_that_was_added_again_are_seen(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    for number, expected in ((5, []), (0, []), (1, ["fatal-errors"])):
+        count_fatal(kernel, GPUS[0], number)
+        assert reasons(scanner.scan())[GPUS[0]] == expected
+
+
+def test_a_new_process_knows_the_errors_that_are_forgiven(kernel: FakeKernel) -> None:
+    count_fatal(kernel, GPUS[0], 1)
+    report = Scanner(Host(kernel)).scan()
+    count_fatal(kernel, GPUS[0], 2)
+    again = read(Question, write(Question(previous=report.inventory, before=report.before)))
+    assert reasons(Scanner(Host(kernel)).answer(again))[GPUS[0]] == ["fatal-errors"]
 
 
 def test_devices_are_verified_by_a_scan_of_now(kernel: FakeKernel, scanner: Scanner) -> None:
