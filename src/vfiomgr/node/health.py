@@ -47,6 +47,8 @@ class HealthContext(Value):
     quarantine: Mapping[str, Diagnostic] = field(default_factory=lambda: MappingProxyType({}))
     """Why a unit is withheld, by its ID."""
     now: HealthFacts = HealthFacts()
+    elsewhere: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The CDI file of another program that has a node, by the node's path."""
     before: HealthFacts = HealthFacts()
     """Errors up to these numbers are forgiven: those when the agent started, or at a release."""
 
@@ -81,11 +83,21 @@ def quarantined(unit: NodeUnit, cause: str) -> Diagnostic:
 
 def users_of(host: HostSnapshot, unit: NodeUnit) -> tuple[DeviceUser, ...]:
     """The processes that have a unit open."""
-    mediated = host.vgpu(unit.id) if unit.kind == "mdev" else None
-    holders = _present(host, unit) if unit.kind != "mdev" else ()
-    nodes = [host.guest_nodes(device) for device in holders]
-    nodes += [host.guest_nodes(mediated)] if mediated is not None else []
-    return host.users_of(frozenset().union(*nodes))
+    return host.users_of(_nodes_of(host, unit))
+
+
+def published_in(
+    host: HostSnapshot, unit: NodeUnit, elsewhere: Mapping[str, str]
+) -> Iterator[Diagnostic]:
+    """The CDI files of other programs that have a unit, of those by the path of a node."""
+    nodes = sorted({*unit.nodes, *_nodes_of(host, unit)} & elsewhere.keys())
+    for path in dict.fromkeys(elsewhere[node] for node in nodes):
+        yield blocker(
+            "twice-published",
+            unit.id,
+            f"{unit.id} is also a CDI device of another program: {path}",
+            "stop one of the two agents: with both, pods may receive a device twice",
+        )
 
 
 def is_outside(user: DeviceUser) -> bool:
@@ -228,6 +240,12 @@ def _held_outside(
         )
 
 
+def _published(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> Iterator[Diagnostic]:
+    """Devices that another agent may have given to a pod, unless a pod has them from this one."""
+    if unit.id not in context.held:
+        yield from published_in(host, unit, context.elsewhere)
+
+
 def _removed(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
     if unit.kind in ("mdev", "vendor"):
         is_there = host.vgpu(unit.id) is not None
@@ -252,6 +270,15 @@ def _exchanged(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> I
                 f"{address} is another device now ({device.vendor_id}:{device.device_id})",
                 "restart the agent to offer it as what it is",
             )
+
+
+def _nodes_of(host: HostSnapshot, unit: NodeUnit) -> frozenset[str]:
+    """The nodes in all forms, a group and cdevs."""
+    mediated = host.vgpu(unit.id) if unit.kind == "mdev" else None
+    holders = _present(host, unit) if unit.kind != "mdev" else ()
+    nodes = [host.guest_nodes(device) for device in holders]
+    nodes += [host.guest_nodes(mediated)] if mediated is not None else []
+    return frozenset[str]().union(*nodes)
 
 
 def _present(host: HostSnapshot, unit: NodeUnit) -> list[PciDevice]:
@@ -279,4 +306,5 @@ _RULES = (
     _link_down,
     _orphaned,
     _held_outside,
+    _published,
 )

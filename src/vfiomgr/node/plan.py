@@ -16,8 +16,9 @@ from vfiomgr.containers.cdi.devices import (
     why_not_ready,
 )
 from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
-from vfiomgr.node.health import UNUSABLE, HealthContext, reasons, users_of
+from vfiomgr.node.health import UNUSABLE, HealthContext, published_in, reasons, users_of
 from vfiomgr.node.model import (
     HealthFacts,
     Inventory,
@@ -63,18 +64,19 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     previous: Inventory | None = None,
     now: HealthFacts | None = None,
     before: HealthFacts | None = None,
+    written: Iterable[str] = (),
 ) -> Inventory:
     """The resources of a host, by name, their units by ID, and why other devices are not offered.
 
     `held` says which pod, NAMESPACE/NAME, has a unit; until the pod ends, the unit stays in its
     resource of `previous`. Units of `previous` that are not ready any more stay, with the reason.
     `now` and `before` are numbers of errors: more errors than before make a unit unhealthy.
+    `written` are the kinds of the agent's CDI specifications; other files are another program's.
 
     Raises:
         UsageError: the prefix or an alias of the settings is invalid.
 
     """
-    context = HealthContext(held, quarantine, now or HealthFacts(), before or HealthFacts())
     found = list(_units(host))
     lost = _lost(previous, found)
     taken = _functions_of(unit for _, unit in lost)
@@ -86,17 +88,31 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
         and not _is_part(each.unit, taken)
     ]
     names = name_resources((each.kind for each in chosen), settings)
-    by_name: dict[str, list[NodeUnit]] = defaultdict(list)
+    named = []
     for each in chosen:
         rule = _rule_of(settings, each.unit)
         name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
-        name = kept.get(each.unit.id, name)
-        by_name[name].append(_judged(host, each.unit, context))
+        named.append((kept.get(each.unit.id, name), each.unit))
+    own = frozenset((*written, *(name for name, _ in (*named, *lost))))
+    context = HealthContext(
+        held=held,
+        quarantine=quarantine,
+        now=now or HealthFacts(),
+        before=before or HealthFacts(),
+        elsewhere=_elsewhere(host, own | {DEFAULT_KIND}),
+    )
+    by_name: dict[str, list[NodeUnit]] = defaultdict(list)
+    for name, unit in named:
+        by_name[name].append(_judged(host, unit, context))
     for name, unit in lost:
         by_name[name].append(_withdrawn(_judged(host, unit, context)))
     resources = tuple(_resource(name, by_name[name], settings) for name in sorted(by_name))
     left_out = [e for e in found if e.unit.id not in kept and not _is_chosen(settings, e.unit)]
-    return Inventory(resources, tuple(_notes(host, found, left_out, resources)))
+    notes = (
+        *_notes(host, found, left_out, resources),
+        *_also_published(host, resources, _elsewhere(host, own)),
+    )
+    return Inventory(resources, notes)
 
 
 def _units(host: HostSnapshot) -> Iterator[_Found]:
@@ -308,29 +324,31 @@ def _notes(
         yield _note("not-in-layout", each.unit.id, summary, "add resource: {} to its rule")
     for resource in resources:
         yield from _about(host, resource)
-    yield from _elsewhere(host, resources)
 
 
-def _elsewhere(host: HostSnapshot, resources: Iterable[NodeResource]) -> Iterator[Diagnostic]:
-    """Devices that another program has in CDI too, and may offer to the kubelet."""
-    owners: dict[str, str] = {}
-    for file in host.cdi_files:
-        if not file.is_own:
-            for device in read_file(file).devices:
-                owners |= {node.on_host: file.path for node in device.edits.device_nodes}
-    for resource in resources if owners else ():
-        for unit in resource.units:
-            others = dict.fromkeys(owners[path] for path in unit.nodes if path in owners)
-            for path in others:
-                yield replace(
-                    _note(
-                        "twice-published",
-                        unit.id,
-                        f"{unit.id} is also a CDI device of another program: {path}",
-                        "stop one of the two agents: with both, pods may receive a device twice",
-                    ),
-                    severity="warning",
-                )
+def _elsewhere(host: HostSnapshot, own: AbstractSet[str]) -> dict[str, str]:
+    """The CDI files that other programs may offer devices from, by the paths of their nodes.
+
+    vfiomgr also writes files for other device plugins; its default kind is for no plugin.
+    """
+    found = ((file, read_file(file)) for file in host.cdi_files)
+    return {
+        node.on_host: file.path
+        for file, specification in found
+        if not (file.is_own and specification.kind in own)
+        for device in specification.devices
+        for node in device.edits.device_nodes
+    }
+
+
+def _also_published(
+    host: HostSnapshot, resources: Iterable[NodeResource], elsewhere: Mapping[str, str]
+) -> Iterator[Diagnostic]:
+    """Devices of other CDI files that are offered all the same."""
+    for unit in (unit for resource in resources for unit in resource.units):
+        if all(reason.rule != "twice-published" for reason in unit.reasons):
+            for reason in published_in(host, unit, elsewhere):
+                yield replace(reason, severity="warning")
 
 
 def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

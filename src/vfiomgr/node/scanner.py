@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.document import render_specification
-from vfiomgr.containers.cdi.model import DYNAMIC, own_file
 from vfiomgr.diagnostic import diagnostics_of
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.host.udev import DeviceChanges
-from vfiomgr.node.answers import specifications
 from vfiomgr.node.exposition import render
 from vfiomgr.node.facts import forgiven, read_health
 from vfiomgr.node.handlers import kata_handlers
@@ -28,6 +25,7 @@ from vfiomgr.node.messages import Problem, Question, Report, Settings, read, wri
 from vfiomgr.node.metrics import samples
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.plan import inventory
+from vfiomgr.node.written import read_written, write_specifications
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.scan import scan
@@ -88,8 +86,9 @@ class Scanner:
         try:
             seen = read_host(self._host)
             now = read_health(self._host.tree, (device.address for device in seen.devices))
-            found = self._inventory(seen, now)
-            write_specifications(self._host, found)
+            written = read_written(self._host.tree)
+            found = self._inventory(seen, now, written)
+            write_specifications(self._host.tree, found, written)
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
             problems = tuple(self._problems(asked, seen, found))
             metrics = render(samples(seen, found, now))
@@ -101,7 +100,9 @@ class Scanner:
         seconds = round(time.monotonic() - begun, 4)
         return Report(found, self._before, seconds, metrics, asked.number, problems)
 
-    def _inventory(self, seen: HostSnapshot, now: HealthFacts) -> Inventory:
+    def _inventory(
+        self, seen: HostSnapshot, now: HealthFacts, written: frozenset[str]
+    ) -> Inventory:
         known = self._previous.units if self._previous is not None else ()
         released = {a for unit in known if unit.id == self._released for a in unit.addresses}
         self._before, self._released = forgiven(self._before, now, released), ""
@@ -113,6 +114,7 @@ class Scanner:
             previous=self._previous,
             now=now,
             before=self._before,
+            written=written,
         )
         return self._previous
 
@@ -162,19 +164,6 @@ def read_host(host: Host) -> HostSnapshot:
     holders: tuple[PciDevice | Vgpu, ...] = (*seen.devices, *seen.vgpus)
     nodes = {node for holder in holders for node in seen.guest_nodes(holder)}
     return replace(seen, users=read_holders(host.tree, nodes))
-
-
-def write_specifications(host: Host, found: Inventory) -> None:
-    """Write the CDI specifications that have changed, before the kubelet learns of the devices.
-
-    One without devices is left alone until the next boot: no name in it is offered, and a
-    pod may still have one of its devices.
-    """
-    for specification in specifications(found):
-        file, text = own_file(DYNAMIC, specification.kind), render_specification(specification)
-        if host.tree.read_text(file) != text:
-            host.tree.make_directory(DYNAMIC)
-            host.tree.replace(file, text.encode(), durable=False)
 
 
 def write_labels(host: Host, lines: tuple[str, ...]) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 A40_TYPE = "vfiomgr.io/NVIDIA_A40-4Q"
 
@@ -194,24 +195,50 @@ def test_kata_with_mediated_devices_is_noted() -> None:
     assert ("mediated", A40_TYPE) not in notes(vgpu_node(), settings)
 
 
+TWICE = {"0000:41:00.0": ["twice-published"]}
+
+
+def with_file(host: HostSnapshot, path: str, kind: str, node: str) -> HostSnapshot:
+    """The host with a CDI file that has this node, and one that is not readable."""
+    edits = {"deviceNodes": [{"path": node}]}
+    devices = [{"name": "41", "containerEdits": edits}]
+    text = json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
+    files = (CdiFile(path, text), CdiFile("/etc/cdi/x.json", None, "cannot open it"))
+    return replace(host, cdi_files=files)
+
+
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("path", "kind", "node", "expected"),
     [
-        ("/var/run/cdi/nvidia.com-pgpu.yaml", [("twice-published", "0000:41:00.0")]),
-        ("/run/cdi/vfiomgr-vfiomgr.io_GA102GL__A40.json", []),
+        ("/var/run/cdi/nvidia.com-pgpu.yaml", "nvidia.com/pgpu", "vfio/41", TWICE),
+        ("/var/run/cdi/nvidia.com-pgpu.yaml", "nvidia.com/pgpu", "vfio/devices/vfio0", TWICE),
+        ("/var/run/cdi/nvidia.com-pgpu.yaml", "nvidia.com/pgpu", "vfio/9", {}),
+        ("/run/cdi/vfiomgr-nvidia.com_pgpu.json", "nvidia.com/pgpu", "vfio/41", TWICE),
+        ("/run/cdi/vfiomgr-vfiomgr.io_GA102GL__A40.json", A40_NAME, "vfio/41", {}),
+        ("/run/cdi/other.json", A40_NAME, "vfio/41", TWICE),
+        ("/run/cdi/vfiomgr-vfiomgr.io_a40.json", "vfiomgr.io/a40", "vfio/41", {}),
     ],
 )
-def test_a_device_of_another_program_is_noted(path: str, expected: list[tuple[str, str]]) -> None:
-    node = {"deviceNodes": [{"path": "/dev/vfio/41"}]}
-    text = json.dumps(
-        {
-            "cdiVersion": "0.5.0",
-            "kind": "nvidia.com/pgpu",
-            "devices": [{"name": "41", "containerEdits": node}],
-        }
-    )
-    files = (CdiFile(path, text), CdiFile("/etc/cdi/x.json", None, "cannot open it"))
-    assert notes(replace(node_of(A40, at(A40, 7)), cdi_files=files)) == expected
+def test_a_device_of_another_program_is_not_healthy(
+    path: str, kind: str, node: str, expected: dict[str, list[str]]
+) -> None:
+    host = with_file(node_of(A40, at(A40, 7)), path, kind, f"/dev/{node}")
+    made = inventory(host, SETTINGS, written=("vfiomgr.io/a40",))
+    assert (rules(made), made.notes) == (expected, ())
+
+
+def test_a_pod_keeps_a_device_that_another_program_also_has() -> None:
+    host = with_file(node_of(A40), "/run/cdi/x.json", "nvidia.com/pgpu", "/dev/vfio/41")
+    made = inventory(host, SETTINGS, {"0000:41:00.0": "lab/train"})
+    assert rules(made) == {}
+    assert [(note.rule, note.severity) for note in made.notes] == [("twice-published", "warning")]
+
+
+def test_a_specification_for_no_device_plugin_is_only_noted() -> None:
+    path = "/etc/cdi/vfiomgr-vfiomgr.io_vfio.json"
+    host = with_file(node_of(A40), path, "vfiomgr.io/vfio", "/dev/vfio/41")
+    assert rules(inventory(host, SETTINGS)) == {}
+    assert notes(host) == [("twice-published", "0000:41:00.0")]
 
 
 def test_the_pod_that_has_a_unit_is_named() -> None:

@@ -100,6 +100,32 @@ def test_a_gpu_that_leaves_its_driver_is_unhealthy_and_not_dropped(
     assert list(specification(kernel)) == [GPUS[0], GPUS[2]]
 
 
+def test_a_specification_without_usable_devices_is_removed(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    scanner.scan()
+    for gpu in GPUS:
+        unbind(kernel, gpu, "vfio-pci")
+    scanner.scan()
+    assert not kernel.exists(CDI)
+    kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/bind"), GPUS[0])
+    assert reasons(scanner.scan())[GPUS[0]] == []
+    assert list(specification(kernel)) == [GPUS[0]]
+
+
+def test_specifications_of_former_names_are_removed_and_no_others(kernel: FakeKernel) -> None:
+    Scanner(Host(kernel)).scan()
+    other = HostPath("/run/cdi/vfiomgr-vfiomgr.io_vfio.json")
+    kernel.replace(other, b"{}")
+    settings = Settings(NodeSettings(prefix="example.com"))
+    report = Scanner(Host(kernel)).answer(Question(settings=settings))
+    assert reasons(report) == {gpu: [] for gpu in GPUS}
+    assert sorted(kernel.children(HostPath("/run/cdi"))) == [
+        "vfiomgr-example.com_GA102GL__A40.json",
+        other.name,
+    ]
+
+
 def test_a_new_process_knows_what_the_last_one_offered(kernel: FakeKernel) -> None:
     report = Scanner(Host(kernel)).scan()
     unbind(kernel, GPUS[1], "vfio-pci")
