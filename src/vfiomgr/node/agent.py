@@ -68,8 +68,11 @@ class Agent:
         self._pods_at = 0.0
         """When the kubelet is asked again."""
         self._has_allocated = asyncio.Event()
-        self._metrics = AgentMetrics(lambda: {n: s.is_registered for n, s in self._served.items()})
         self._scanning = Scanning(settings.root, settings.scan, self._receive, tell)
+        self._metrics = AgentMetrics(
+            lambda: {n: s.is_registered for n, s in self._served.items()},
+            lambda: bool(self._scanning.error),
+        )
         self._quarantine = Quarantine(HostTree(settings.root))
         self._quarantined: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
@@ -303,8 +306,10 @@ class Agent:
         return text("; ".join(waiting), 503) if waiting else text("ok")
 
     def _unready(self) -> Iterator[str]:
+        if self._scanning.error:
+            yield f"cannot scan the host: {self._scanning.error}"
         if not self._is_scanned.is_set():
-            yield self._scanning.error or "the host was not scanned yet"
+            yield "the host was not scanned yet"
         elif not self._is_following:
             yield "the kubelet has not reported the devices of pods yet"
         for name, served in self._served.items():

@@ -37,9 +37,12 @@ def render(samples: Iterable[Sample]) -> str:
 class AgentMetrics:
     """The metrics of the agent itself, which follow those of the last scan."""
 
-    def __init__(self, registered: Callable[[], Mapping[str, bool]]) -> None:
+    def __init__(
+        self, registered: Callable[[], Mapping[str, bool]], is_failed: Callable[[], bool]
+    ) -> None:
         self._registry = CollectorRegistry()
         self._registered = registered
+        self._is_failed = is_failed
         self._allocations = Histogram(
             "vfiomgr_allocate_seconds",
             "Time to answer an allocation.",
@@ -56,7 +59,7 @@ class AgentMetrics:
         self._allocations.labels(resource).observe(seconds)
 
     def collect(self) -> Iterator[Family]:
-        """The state of the registrations."""
+        """The state of the registrations and of the last scan."""
         family = GaugeMetricFamily(
             "vfiomgr_kubelet_registered",
             "Whether the kubelet lists the devices of a resource.",
@@ -65,6 +68,11 @@ class AgentMetrics:
         for resource, is_registered in self._registered().items():
             family.add_metric((resource,), is_registered)
         yield family
+        yield GaugeMetricFamily(
+            "vfiomgr_scan_failed",
+            "Whether the last scan failed or found an invalid layout.",
+            value=self._is_failed(),
+        )
 
     def text(self) -> bytes:
         """All metrics."""

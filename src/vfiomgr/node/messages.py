@@ -69,7 +69,7 @@ class Report(Value):
     number: int = 0
     problems: tuple[Problem, ...] = field(default=())
     error: str = ""
-    """Why a scan failed."""
+    """Why a scan failed; with an inventory, why the last valid layout is still in use."""
 
 
 def write(message: AnyValue) -> bytes:

@@ -24,6 +24,7 @@ from vfiomgr.node.labels import labels
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import samples
 from vfiomgr.node.model import HealthFacts
+from vfiomgr.node.names import qualified
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.written import read_written, write_specifications
 from vfiomgr.paths import HostPath
@@ -56,6 +57,9 @@ class Scanner:
     def __init__(self, host: Host) -> None:
         self._host = host
         self.settings = Settings()
+        self._layout: NodeSettings | None = None
+        """The settings with the last valid layout."""
+        self._layout_error = ""
         self._pods: dict[str, str] = {}
         self._quarantine: dict[str, Diagnostic] = {}
         self._previous: Inventory | None = None
@@ -66,7 +70,7 @@ class Scanner:
     def answer(self, question: Question) -> Report:
         """Take over what a question says, scan, and verify what it names."""
         if question.settings is not None:
-            self.settings = question.settings
+            self.settings, self._layout = question.settings, None
         if question.pods is not None:
             self._pods = question.pods
         if question.quarantine is not None:
@@ -93,12 +97,13 @@ class Scanner:
             problems = tuple(self._problems(asked, seen, found))
             metrics = render(samples(seen, found, now))
         except VfiomgrError as error:
-            text = "; ".join((error.message, *error.details))
-            return Report(number=asked.number, error=text)
+            return Report(number=asked.number, error=_text(error))
         except OSError as error:
             return Report(number=asked.number, error=str(error))
         seconds = round(time.monotonic() - begun, 4)
-        return Report(found, self._before, seconds, metrics, asked.number, problems)
+        return Report(
+            found, self._before, seconds, metrics, asked.number, problems, self._layout_error
+        )
 
     def _inventory(
         self, seen: HostSnapshot, now: HealthFacts, written: frozenset[str]
@@ -119,12 +124,30 @@ class Scanner:
         return self._previous
 
     def _node_settings(self, seen: HostSnapshot) -> NodeSettings:
-        """The settings, with the resources of the node's layout if it has any."""
+        """The settings, with the resources of the node's layout, the last one that was valid.
+
+        Raises:
+            VfiomgrError: the layout is invalid, and was not valid before.
+
+        """
+        try:
+            self._layout, self._layout_error = self._read_layout(seen), ""
+        except VfiomgrError as error:
+            if self._layout is None:
+                raise
+            self._layout_error = _text(error)
+        return self._layout
+
+    def _read_layout(self, seen: HostSnapshot) -> NodeSettings:
         if not self._host.tree.exists(FILE):
             return self.settings.node
         installed = import_module("vfiomgr.node.installed")  # pydantic has twice its memory
         rules = installed.installed_rules(self._host.tree, seen, self.settings.layout)
-        return replace(self.settings.node, rules=rules)
+        node = replace(self.settings.node, rules=rules)
+        for rule in rules or ():
+            if rule.name:
+                qualified(rule.name, node)
+        return node
 
     def _problems(
         self, question: Question, seen: HostSnapshot, found: Inventory
@@ -156,6 +179,10 @@ class Scanner:
                 yield Problem(unit.id, f"cannot reset {address}: {reasons}")
             except VfiomgrError as error:
                 yield Problem(unit.id, error.message, has_failed_reset=True)
+
+
+def _text(error: VfiomgrError) -> str:
+    return "; ".join((error.message, *error.details))
 
 
 def read_host(host: Host) -> HostSnapshot:

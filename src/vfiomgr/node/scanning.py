@@ -48,7 +48,7 @@ class Scanning:
         self._waiting: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
         self.reported_at = time.monotonic()
         self.error = ""
-        """Why the last scan failed; empty if it did not."""
+        """Why the last scan failed, or its layout is invalid; empty otherwise."""
 
     @property
     def is_alive(self) -> bool:
@@ -116,7 +116,7 @@ class Scanning:
                 await self._receive(report)
             waiting = self._waiting.get(report.number)
             if waiting is not None and not waiting.done():
-                if report.error:
+                if report.inventory is None:
                     waiting.set_exception(HostError(report.error))
                 else:
                     waiting.set_result(report.problems)

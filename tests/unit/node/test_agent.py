@@ -21,6 +21,7 @@ from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.quarantine import Quarantine
 from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -91,6 +92,16 @@ class Running:
         head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
         writer.close()
         return int(head.split()[1]), body
+
+    async def until_page(self, path: str, status: int) -> str:
+        """Wait until a page has a status; returns the page."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            found, body = await self.page(path)
+            if found == status:
+                return body
+            await asyncio.sleep(0.05)
+        raise AssertionError(status)
 
     def unbind(self, address: str) -> None:
         """Take a GPU from its VFIO driver."""
@@ -279,6 +290,14 @@ def test_systemd_and_probes_learn_the_state(place: Path) -> None:
                 assert await node.page("/readyz") == (200, "ok\n")
                 await node.kubelet.admit("default/cuda", NAME, 1)
                 _, text = await node.page("/metrics")
+                node.kernel.make_directory(HostPath(FILE.parent))
+                node.kernel.replace(FILE, b"version: vfiomgr/v1\n")
+                why = await node.until_page("/readyz", 503)
+                assert "cannot scan the host: " in why
+                assert "layout.yaml" in why
+                assert "vfiomgr_scan_failed 1.0" in (await node.page("/metrics"))[1]
+                node.kernel.remove(FILE)
+                await node.until_page("/readyz", 200)
                 assert node.process is not None
                 node.process.send_signal(signal.SIGHUP)
                 await node.kubelet.until(lambda: states.count(b"READY=1") == 2)
@@ -291,6 +310,7 @@ def test_systemd_and_probes_learn_the_state(place: Path) -> None:
             for sample in family.samples
         }
         assert samples["vfiomgr_kubelet_registered", NAME] == 1
+        assert samples[("vfiomgr_scan_failed",)] == 0
         assert samples["vfiomgr_allocate_seconds_count", NAME] == 1
         assert samples["vfiomgr_device_ready", GPUS[0], ""] == 1
 

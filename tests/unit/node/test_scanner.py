@@ -45,7 +45,11 @@ def found(report: Report) -> Inventory:
 
 
 def reasons(report: Report) -> dict[str, list[str]]:
-    return {unit.id: [reason.rule for reason in unit.reasons] for unit in found(report).units}
+    return rules_of(found(report))
+
+
+def rules_of(made: Inventory) -> dict[str, list[str]]:
+    return {unit.id: [reason.rule for reason in unit.reasons] for unit in made.units}
 
 
 def specification(kernel: FakeKernel) -> dict[str, Any]:
@@ -161,9 +165,19 @@ def test_the_layout_of_the_node_says_what_is_offered(kernel: FakeKernel, scanner
         "vfiomgr.io/training": [GPUS[1]]
     }
     kernel.replace(FILE, LAYOUT.replace("state: passthrough", "state: none").encode())
+    count_fatal(kernel, GPUS[1], 0)
+    scanner.scan()
+    count_fatal(kernel, GPUS[1], 1)
     report = scanner.scan()
-    assert report.inventory is None
     assert "layout.yaml" in report.error
+    assert report.inventory is not None
+    assert rules_of(report.inventory)[GPUS[1]] == ["fatal-errors"]
+    kernel.replace(FILE, LAYOUT.replace("training", "a" * 60).encode())
+    report = scanner.scan()
+    assert "invalid resource name: 'aaa" in report.error
+    assert report.inventory is not None
+    fresh = Scanner(Host(kernel)).scan()
+    assert (fresh.inventory, fresh.error) == (None, report.error)
     kernel.remove(FILE)
     assert [resource.name for resource in found(scanner.scan()).resources] == [NAME]
 
