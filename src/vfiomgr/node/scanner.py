@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import select
 import time
+from errno import EACCES, EPERM, EROFS
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import diagnostics_of
-from vfiomgr.errors import Refusal, VfiomgrError
+from vfiomgr.diagnostic import diagnostics_of, finding
+from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.exposition import render
 from vfiomgr.node.facts import forgiven, read_health
@@ -27,7 +28,7 @@ from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.names import qualified
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.written import read_written, write_specifications
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.users import read_holders
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
     from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit
     from vfiomgr.pci.model import PciDevice
@@ -49,6 +51,7 @@ STORM = 3.0
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
 _BYTES = 1 << 16
+_FORBIDDEN = frozenset({EACCES, EPERM, EROFS})
 
 
 class Scanner:
@@ -92,6 +95,7 @@ class Scanner:
             now = read_health(self._host.tree, (device.address for device in seen.devices))
             written = read_written(self._host.tree)
             found = self._inventory(seen, now, written)
+            found = replace(found, notes=(*found.notes, *_unreset(self._host.tree, found)))
             write_specifications(self._host.tree, found, written)
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
             problems = tuple(self._problems(asked, seen, found))
@@ -171,6 +175,8 @@ class Scanner:
         """
         if unit.kind != "function" or any(user.node in unit.nodes for user in seen.users or ()):
             return
+        if not _may_reset(self._host.tree):
+            return
         for address in unit.addresses:
             try:
                 self._host.reset(address)
@@ -178,11 +184,43 @@ class Scanner:
                 reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
                 yield Problem(unit.id, f"cannot reset {address}: {reasons}")
             except VfiomgrError as error:
-                yield Problem(unit.id, error.message, has_failed_reset=True)
+                yield Problem(unit.id, error.message, has_failed_reset=_is_of_device(error))
 
 
 def _text(error: VfiomgrError) -> str:
     return "; ".join((error.message, *error.details))
+
+
+def _may_reset(tree: HostTree) -> bool:
+    """Whether attributes of devices can be written: in a pod, /sys is read-only."""
+    return tree.is_live and os.access(tree.locate(PCI_DEVICES), os.W_OK)
+
+
+def _unreset(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
+    """The resources whose devices are not reset although their settings say so."""
+    for resource in found.resources:
+        if resource.resets and not _may_reset(tree):
+            yield finding(
+                "reset-skipped",
+                "warning",
+                f"devices of {resource.name} are not reset before containers start",
+                (f"{PCI_DEVICES} is not writable",),
+                "VFIO resets a device when it is opened and closed",
+                "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service",
+                subject=resource.name,
+            )
+
+
+def _is_of_device(error: VfiomgrError) -> bool:
+    """Whether a reset failed because of the device, not because this process may not write."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NeedsRoot | UsageError):
+            return False
+        if isinstance(cause, OSError | WriteFailed) and cause.errno in _FORBIDDEN:
+            return False
+        cause = cause.__cause__
+    return True
 
 
 def read_host(host: Host) -> HostSnapshot:

@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import blocker
 from vfiomgr.node.commands import run as run_module
@@ -32,7 +33,8 @@ def shown(monkeypatch: pytest.MonkeyPatch, found: NodeStatus) -> None:
 
 
 def test_status_is_a_table_with_reasons_below(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown(monkeypatch, NodeStatus(7, "/p", has_kubelet=True, resources=(RESOURCE,)))
+    notes = (replace(REASON, severity="info"), replace(REASON, severity="warning", summary="look"))
+    shown(monkeypatch, NodeStatus(7, "/p", has_kubelet=True, resources=(RESOURCE,), notes=notes))
     answer = run("node", "status")
     assert answer.stdout.splitlines() == [
         "RESOURCE                DEVICE        NUMA  HEALTH     USED BY",
@@ -42,6 +44,8 @@ def test_status_is_a_table_with_reasons_below(run: Run, monkeypatch: pytest.Monk
     assert answer.stderr.splitlines() == [
         f"{NAME}: not registered with the kubelet",
         f"{GPU} is on nvidia",
+        f"  remedy: vfiomgr bind {GPU}",
+        "look",
         f"  remedy: vfiomgr bind {GPU}",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from errno import ENOTTY, EPERM, EROFS
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from tests.unit.node.stories import gpu_node
 from vfiomgr.diagnostic import blocker
-from vfiomgr.errors import HostError, Refusal
+from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
 from vfiomgr.library import Host
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 from vfiomgr.node.model import Inventory, NodeSettings
@@ -300,7 +301,15 @@ def test_a_device_that_a_guest_has_already_is_not_reset(
 
 @pytest.mark.parametrize(
     ("error", "failed"),
-    [(HostError("cannot reset it: timeout"), True), (Refusal("it has no reset"), False)],
+    [
+        (HostError("cannot reset it: timeout"), True),
+        (WriteFailed("/sys/x/reset", "1", ENOTTY, "cannot reset it"), True),
+        (Refusal("it has no reset"), False),
+        (NeedsRoot("a reset"), False),
+        (UsageError("a recorded host cannot be changed"), False),
+        (WriteFailed("/sys/x/reset", "1", EROFS, "cannot reset it"), False),
+        (WriteFailed("/sys/x/reset", "1", EPERM, "cannot reset it"), False),
+    ],
 )
 def test_only_a_reset_that_failed_leads_to_quarantine(
     error: Exception, *, failed: bool, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
@@ -309,6 +318,18 @@ def test_only_a_reset_that_failed_leads_to_quarantine(
     (problem,) = scanner.answer(asking(GPUS[0])).problems
     assert problem.has_failed_reset is failed
     assert str(error) in problem.message
+
+
+def test_without_access_to_sys_a_reset_is_skipped_and_noted(
+    scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resets = Resets()
+    with_resets(scanner, resets, monkeypatch)
+    assert found(scanner.scan()).notes == ()
+    monkeypatch.setattr("vfiomgr.node.scanner.os.access", lambda *_: False)
+    report = scanner.answer(asking(GPUS[0]))
+    assert (report.problems, resets.addresses) == ((), [])
+    assert [(note.rule, note.subject) for note in found(report).notes] == [("reset-skipped", NAME)]
 
 
 def test_labels_are_written_for_node_feature_discovery(

@@ -140,10 +140,10 @@ def _notes(found: NodeStatus) -> Iterator[str]:
     for resource in found.resources:
         if found.has_kubelet and not resource.is_registered:
             yield f"{resource.name}: not registered with the kubelet"
-    for _, device in _devices(found):
-        for reason in device.reasons:
-            yield reason.summary
-            if reason.hint:
-                yield f"  remedy: {reason.hint}"
+    warnings = (each for each in found.notes if each.severity == "warning")
+    for each in (*(r for _, device in _devices(found) for r in device.reasons), *warnings):
+        yield each.summary
+        if each.hint:
+            yield f"  remedy: {each.hint}"
     if not found.resources:
         yield "no devices are offered; bind some with: vfiomgr bind ADDRESS"
