@@ -46,6 +46,8 @@ class Scanning:
         self._process: asyncio.subprocess.Process | None = None
         self._numbers = count(1)
         self._waiting: dict[int, asyncio.Future[tuple[Problem, ...]]] = {}
+        self._asked: dict[int, Question] = {}
+        """The verifications without an answer, for a new process."""
         self.reported_at = time.monotonic()
         self.error = ""
         """Why the last scan failed, or its layout is invalid; empty otherwise."""
@@ -60,17 +62,18 @@ class Scanning:
         pause = _FIRST_PAUSE
         while True:
             begun = time.monotonic()
-            self._process = await asyncio.create_subprocess_exec(
+            process = self._process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=_LONGEST_LINE,
             )
             try:
-                await self._follow(self._process)
+                await self._follow(process)
             finally:
-                await self._end(self._process)
-            self._fail(f"the scanning process ended with {self._process.returncode}")
+                self._process = None
+                await self._end(process)
+            self._fail(f"the scanning process ended with {process.returncode}")
             pause = _FIRST_PAUSE if time.monotonic() > begun + _STUCK else pause * 2
             await asyncio.sleep(min(pause, _LONGEST_PAUSE))
 
@@ -93,20 +96,21 @@ class Scanning:
         """
         number = next(self._numbers)
         waiting: asyncio.Future[tuple[Problem, ...]] = asyncio.Future()
-        self._waiting[number] = waiting
-        await self._send(Question(verify=devices, resource=resource, number=number))
+        question = Question(verify=devices, resource=resource, number=number)
+        self._waiting[number], self._asked[number] = waiting, question
         try:
             async with asyncio.timeout(_VERIFY_DEADLINE):
+                await self._send(question)
                 return await waiting
         except TimeoutError:
             message = "cannot verify the devices: the scan does not end"
             raise HostError(message, "see dmesg, and vfiomgr node status") from None
         finally:
-            del self._waiting[number]
+            del self._waiting[number], self._asked[number]
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None  # noqa: S101 - it was asked for
-        await self._send(self._state)
+        await self._send(self._state, *self._asked.values())
         while line := await self._next_line(process.stdout):
             report = read(Report, line)
             self.reported_at = time.monotonic()
@@ -135,11 +139,11 @@ class Scanning:
         except TimeoutError:
             return b""
 
-    async def _send(self, question: Question) -> None:
+    async def _send(self, *questions: Question) -> None:
         if self._process is None or self._process.stdin is None:
-            return
+            return  # the next process learns the state and what waits for an answer
         with suppress(ConnectionError):  # its end is noticed by its reader
-            self._process.stdin.write(write(question))
+            self._process.stdin.write(b"".join(map(write, questions)))
             await self._process.stdin.drain()
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:

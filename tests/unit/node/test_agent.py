@@ -264,6 +264,20 @@ def test_the_scanning_process_is_replaced_and_the_devices_stay(place: Path) -> N
     tell(story())
 
 
+def test_containers_start_when_the_scanning_process_was_replaced(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            await node.kubelet.admit("default/cuda", NAME, 1)
+            assert node.process is not None
+            (child,) = children(node.process.pid)
+            os.kill(child, signal.SIGKILL)
+            await node.kubelet.restart_containers("default/cuda")
+
+    tell(story())
+
+
 def test_systemd_and_probes_learn_the_state(place: Path) -> None:
     async def story() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
