@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -49,14 +50,13 @@ class HttpServer:
         """Listen on HOST:PORT, :PORT, or unix:PATH, which only its owner can open.
 
         Raises:
-            UsageError: the address is not valid, or is in use.
+            UsageError: the address is not valid, is in use, or is another file.
 
         """
         try:
             if address.startswith(UNIX):
                 self._path = address.removeprefix(UNIX)
-                with suppress(FileNotFoundError):
-                    os.unlink(self._path)
+                _remove_socket(self._path)
                 self._server = await asyncio.start_unix_server(self._serve, self._path)
                 os.chmod(self._path, 0o600)
             else:
@@ -107,6 +107,20 @@ class HttpServer:
         path = target.partition(" ")[0].partition("?")[0]
         page = self._pages.get(f"{method} {path}")
         return text("not found", 404) if page is None else await page(body)
+
+
+def _remove_socket(path: str) -> None:
+    """Remove the socket of an agent that was killed.
+
+    Raises:
+        UsageError: it is another file.
+
+    """
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            message = f"cannot listen on {UNIX}{path}: the file exists and is not a socket"
+            raise UsageError(message, "choose another path, or remove the file")
+        os.unlink(path)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,8 @@ def test_what_is_not_http_ends_only_its_own_connection(place: Path) -> None:
 def test_a_socket_is_for_its_owner_only_and_replaces_a_stale_one(place: Path) -> None:
     async def story() -> None:
         path = place / "s"
-        path.write_text("stale")
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
         server = HttpServer(PAGES)
         await server.start(f"unix:{path}")
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -99,6 +101,21 @@ def test_a_socket_is_for_its_owner_only_and_replaces_a_stale_one(place: Path) ->
         assert not path.exists()
 
     tell(story())
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_that_is_not_a_socket_is_kept(place: Path, *, is_link: bool) -> None:
+    async def story() -> None:
+        path = place / "s"
+        if is_link:
+            path.symlink_to(place / "other")
+        else:
+            path.write_text("important")
+        with pytest.raises(UsageError, match=f"cannot listen on unix:{path}: .* not a socket"):
+            await HttpServer(PAGES).start(f"unix:{path}")
+
+    tell(story())
+    assert os.path.lexists(place / "s")
 
 
 def test_addresses() -> None:
