@@ -112,6 +112,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         os.makedirs(os.path.dirname(self._settings.control), 0o755, exist_ok=True)
         await self._control.start(f"{UNIX}{self._settings.control}")
+        await self._share_quarantine()
         if self._settings.metrics is not None:
             await self._pages.start(self._settings.metrics)
         for work in (self._scanning.run(), self._tend(), self._follow_pods(), self._watch()):

@@ -339,6 +339,7 @@ def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> Non
             Quarantine(tree).add(GPUS[0], reason, time.monotonic())
             await node.start()
             await node.kubelet.until_capacity(NAME, 3, 2)
+            assert node.kubelet.endpoints[NAME].ever_healthy == {*GPUS[1:]}
             (resource,) = (await node.status())["resources"]
             first = resource["devices"][0]
             assert (first["id"], first["healthy"]) == (GPUS[0], False)
