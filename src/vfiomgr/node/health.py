@@ -11,7 +11,7 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.paths import pci_device
+from vfiomgr.paths import VFIO_CDEVS, pci_device
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.value import Value
 
@@ -68,16 +68,6 @@ def reset_failed(unit: NodeUnit, cause: str) -> Diagnostic:
         f"cannot reset {unit.id}: {cause}",
         f"reset it with: vfiomgr reset {_function_of(unit)}; then: vfiomgr node release {unit.id}",
         why="the next pod would find the state of the previous one",
-    )
-
-
-def quarantined(unit: NodeUnit, cause: str) -> Diagnostic:
-    """The reason of a device that is withheld for a while."""
-    return blocker(
-        "quarantined",
-        unit.id,
-        f"{unit.id} is quarantined: {cause}",
-        f"vfiomgr node release {unit.id}",
     )
 
 
@@ -143,14 +133,24 @@ def _not_viable(
 
 
 def _no_node(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    group = host.group(unit.group)
-    if group is not None and not group.has_node and group.node in unit.nodes:
+    for node in _missing_nodes(host, unit):
         yield blocker(
             "node-missing",
             unit.id,
-            f"{group.node} does not exist",
+            f"{node} does not exist",
             "load the module vfio, or create the nodes of /dev with: udevadm trigger",
         )
+
+
+def _missing_nodes(host: HostSnapshot, unit: NodeUnit) -> Iterator[str]:
+    """The nodes of a unit, in the form that containers get, that do not exist."""
+    group = host.group(unit.group)
+    if group is not None and not group.has_node and group.node in unit.nodes:
+        yield group.node
+    if unit.kind != "mdev" and any(node.startswith(f"{VFIO_CDEVS}/") for node in unit.nodes):
+        for device in _present(host, unit):
+            if device.vfio_device is not None and not device.vfio_cdev:
+                yield VFIO_CDEVS / device.vfio_device
 
 
 def _silent(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:

@@ -112,10 +112,10 @@ def end_at_once(place: Place) -> None:
 def with_agent(place: Place) -> None:
     """An agent answers, with a device that a pod has and one that is quarantined."""
     cause = Diagnostic(
-        "quarantined",
+        "reset-failed",
         "blocker",
         "0000:42:00.0",
-        "0000:42:00.0 is quarantined: the reset failed",
+        "cannot reset 0000:42:00.0: it does not answer",
         remedies=as_remedies(("vfiomgr node release 0000:42:00.0",)),
     )
     devices = (

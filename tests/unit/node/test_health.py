@@ -35,6 +35,11 @@ def after(host: HostSnapshot, **facts: Any) -> Inventory:
     return inventory(host, SETTINGS, previous=previous, **facts)
 
 
+def without_groups(host: HostSnapshot) -> HostSnapshot:
+    """The host without the nodes of groups."""
+    return replace(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
+
+
 def summaries(made: Inventory) -> list[str]:
     """The texts of all reasons."""
     return [reason.summary for unit in made.units for reason in unit.reasons]
@@ -81,9 +86,18 @@ def test_the_remedy_of_a_wrong_driver_is_a_bind() -> None:
 
 
 def test_a_missing_node_is_a_reason() -> None:
-    host = node_of(A40, AUDIO)
-    host = replace(host, groups=tuple(replace(g, has_node=False) for g in host.groups))
+    host = without_groups(node_of(A40, AUDIO))
     assert summaries(after(host)) == ["/dev/vfio/41 does not exist"]
+
+
+def test_a_missing_node_of_a_single_device_is_a_reason() -> None:
+    whole = replace(A40, vfio_cdev=True), replace(AUDIO, vfio_cdev=True)
+    host = without_groups(node_of(*whole))
+    previous = inventory(host, SETTINGS)
+    assert rules(previous) == {}
+    host = without_groups(node_of(whole[0], AUDIO))
+    made = inventory(host, SETTINGS, previous=previous)
+    assert "/dev/vfio/devices/vfio1 does not exist" in summaries(made)
 
 
 def test_another_device_at_the_address_is_a_reason_while_it_is_not_ready() -> None:
@@ -193,10 +207,8 @@ def test_the_nodes_of_a_mediated_device_are_its_own(node: str) -> None:
 def test_a_quarantine_is_a_reason_until_it_ends() -> None:
     (unit,) = inventory(node_of(A40, AUDIO), SETTINGS).units
     failed = health.reset_failed(unit, "the device did not answer")
-    crashed = health.quarantined(unit, "its last sandbox crashed; released at 12:00")
-    for reason in (failed, crashed):
-        made = after(node_of(A40, AUDIO), quarantine={ID: reason})
-        assert summaries(made) == [reason.summary]
+    made = after(node_of(A40, AUDIO), quarantine={ID: failed})
+    assert summaries(made) == [failed.summary]
     assert f"vfiomgr node release {ID}" in failed.remedy
     assert rules(after(node_of(A40, AUDIO), quarantine={"0000:01:00.0": failed})) == {}
 
@@ -205,7 +217,7 @@ def test_all_rules_are_explained() -> None:
     (unit,) = inventory(node_of(A40, AUDIO), SETTINGS).units
     known = {rule.name for rule in all_rules() if rule.section.startswith("Kubernetes node")}
     assert known >= health.UNUSABLE
-    assert {health.reset_failed(unit, "").rule, health.quarantined(unit, "").rule} <= known
+    assert health.reset_failed(unit, "").rule in known
     assert {"fatal-errors", "link-down", "silent-device", "stuck-in-d3cold"} <= known
     assert {"vgpu-parent-gone", "held-by-guest"} <= known
 
