@@ -80,8 +80,8 @@ def published_in(
     host: HostSnapshot, unit: NodeUnit, elsewhere: Mapping[str, str]
 ) -> Iterator[Diagnostic]:
     """The CDI files of other programs that have a unit, of those by the path of a node."""
-    nodes = sorted({*unit.nodes, *_nodes_of(host, unit)} & elsewhere.keys())
-    for path in dict.fromkeys(elsewhere[node] for node in nodes):
+    nodes = {*unit.nodes, *_nodes_of(host, unit)} & elsewhere.keys() if elsewhere else ()
+    for path in dict.fromkeys(elsewhere[node] for node in sorted(nodes)):
         yield blocker(
             "twice-published",
             unit.id,

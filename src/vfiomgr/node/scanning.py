@@ -79,8 +79,7 @@ class Scanning:
 
     async def tell(self, **facts: object) -> None:
         """Change what the process knows, by the fields of a question; a scan follows."""
-        if "forgive" not in facts:
-            self._state = replace(self._state, **facts)
+        self._state = replace(self._state, **facts)
         await self._send(Question(**facts))  # type: ignore[arg-type]
 
     async def scan(self) -> None:
@@ -116,7 +115,9 @@ class Scanning:
             self.reported_at = time.monotonic()
             self._fail(report.error)
             if report.inventory is not None:
-                self._state = replace(self._state, previous=report.inventory, before=report.before)
+                self._state = replace(
+                    self._state, previous=report.inventory, before=report.before, forgive=""
+                )
                 await self._receive(report)
             waiting = self._waiting.get(report.number)
             if waiting is not None and not waiting.done():

@@ -19,7 +19,9 @@ from tests.fakes.kubelet import Kubelet
 from tests.unit.node.stories import gpu_node, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
+from vfiomgr.node.client import release
 from vfiomgr.node.quarantine import Quarantine
+from vfiomgr.node.settings import CONTROL
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
 
@@ -384,6 +386,25 @@ def test_errors_are_not_forgiven_when_the_scanning_process_is_replaced(place: Pa
             os.kill(child, signal.SIGKILL)
             node.unbind(GPUS[0])
             await node.kubelet.until_capacity(NAME, 3, 1)
+
+    tell(story())
+
+
+def test_a_release_reaches_the_next_scanning_process(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            path = HostPath(f"/sys/bus/pci/devices/{GPUS[1]}/aer_dev_fatal")
+            node.kernel.replace(path, b"TOTAL_ERR_FATAL 0\n")
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            node.kernel.replace(path, b"TOTAL_ERR_FATAL 1\n")
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            assert node.process is not None
+            (child,) = children(node.process.pid)
+            os.kill(child, signal.SIGKILL)
+            control = HostTree(node.kernel.root).locate(CONTROL)
+            await asyncio.to_thread(release, control, GPUS[1])
+            await node.kubelet.until_capacity(NAME, 3, 3)
 
     tell(story())
 
