@@ -16,12 +16,15 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes.kubelet import Kubelet
-from tests.unit.node.stories import gpu_node, tell
+from tests.unit.node.stories import gpu_node, resource, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
+from vfiomgr.node.agent import Agent
 from vfiomgr.node.client import release
+from vfiomgr.node.messages import Report
+from vfiomgr.node.model import Inventory
 from vfiomgr.node.quarantine import Quarantine
-from vfiomgr.node.settings import CONTROL
+from vfiomgr.node.settings import CONTROL, AgentSettings
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
 
@@ -181,6 +184,58 @@ def test_an_agent_that_restarts_knows_the_pods_that_run(place: Path) -> None:
             await node.kubelet.until_capacity(NAME, 3, 3)
             await node.until_used_by(container.ids[0], "default/cuda/c0")
 
+    tell(story())
+
+
+def waiting_agent(place: Path) -> Agent:
+    """An agent that does not run, whose kubelet has a socket that nobody serves."""
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(place / "s"))
+    told: list[str] = []
+    return Agent(AgentSettings(str(place), str(place), f"{place}/s", f"{place}/c"), told.append)
+
+
+def test_the_first_offer_waits_for_the_scan_that_knows_the_pods(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        asked: list[object] = []
+
+        async def ask(**facts: object) -> None:
+            asked.append(facts)
+
+        agent = waiting_agent(place)
+        monkeypatch.setattr(agent._scanning, "tell", ask)
+        report = Report(Inventory((resource(2, NAME),)))
+        await agent._receive(report)
+        assert (asked, agent._served) == ([], {})
+        agent._pods, agent._is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
+        await agent._receive(report)
+        assert (asked, agent._served) == ([{"pods": {GPUS[0]: "default/cuda/c0"}}], {})
+        await agent._receive(report)
+        assert (len(asked), list(agent._served)) == (1, [NAME])
+
+    tell(story())
+
+
+def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        agent = waiting_agent(place)
+        waiting = "the kubelet has not reported the devices of pods yet"
+        agent._is_scanned.set()
+        task = asyncio.create_task(agent._follow_pods())
+        await asyncio.sleep(0.2)
+        assert waiting in agent._unready()
+        end = time.monotonic() + 20
+        while waiting in agent._unready():
+            assert time.monotonic() < end
+            await asyncio.sleep(0.05)
+        task.cancel()
+
+    monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 0.5)
+    monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 0.1)
     tell(story())
 
 
