@@ -11,7 +11,7 @@ import pytest
 from tests import api
 from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
-from tests.lab.deaths import MOMENTS, TREE, dies, moments
+from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -95,7 +95,7 @@ def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
     for intent in (divide, create):
         host = api.scan(TREE, with_users=True, with_gpu_modes=True)
         for step in range(len(api.plan(host, intent).steps)):
-            for moment in moments(step):
+            for moment in MOMENTS:
                 assert dies(intent, step, moment)
                 api.recover(tree=TREE)
                 assert places() == before, (intent, step, moment)

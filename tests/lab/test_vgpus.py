@@ -12,7 +12,7 @@ import pytest
 from tests import api
 from tests.lab import gpusim, nested
 from tests.lab.command import document, vfiomgr
-from tests.lab.deaths import TREE, dies, moments
+from tests.lab.deaths import MOMENTS, TREE, dies
 from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import Capacity, gpus, rooms
 from vfiomgr.vgpu.model import MARKS
@@ -123,7 +123,7 @@ def test_killed_at_every_step_of_making_four(family: str) -> None:
     intent = request(4, type=f"{model(family)}-2Q")
     steps = len(api.plan(host(), intent).steps)
     for step in range(steps):
-        for moment in moments(step):
+        for moment in MOMENTS:
             assert dies(intent, step, moment)
             api.recover(tree=TREE, finish=step % 2 == 1)
             there = host()
