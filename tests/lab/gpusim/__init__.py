@@ -30,7 +30,7 @@ _HERE = Path(__file__).parent
 _KEPT_OUT = Path("/etc/modprobe.d/gpusim.conf")  # Debian 12's udev heeds none below /run
 _DEVICES = Path("/sys/bus/pci/devices")
 _NEEDED = ("vfio-pci-core", "mdev", "vfio_iommu_type1")
-_DEADLINE = 180.0
+_DEADLINE = 30.0
 """Seconds for nvme to take its controller back: it probes in the background."""
 
 
