@@ -178,7 +178,7 @@ class Agent:
         return True
 
     async def _offer(self) -> None:
-        """Serve what the last scan found, steadied; what is no longer configured ends."""
+        """Serve the debounced result of the last scan; stop resources that are not configured."""
         self._offered = self._offers.merge(
             self._found, self._pods, self._quarantined, time.monotonic()
         )
@@ -196,7 +196,7 @@ class Agent:
                 served.plugin.update(resource)
         names = {resource.name for resource in self._offered.resources}
         for name in [name for name in self._served if name not in names]:
-            self._tell(f"{name}: no longer offered")
+            self._tell(f"{name}: not configured, therefore not offered")
             await self._served.pop(name).close()
 
     async def _tend(self) -> None:
@@ -366,7 +366,7 @@ async def _locked(directory: str) -> int:
 
     Raises:
         Refusal: another agent has it.
-        UsageError: there is no such directory.
+        UsageError: the directory does not exist.
 
     """
     try:

@@ -21,7 +21,7 @@ def installed_rules(
 ) -> tuple[ResourceRule, ...] | None:
     """The rules of the installed layout, or of the one with this name in its file.
 
-    None if there is no file, or if no rule has a resource.
+    None without a file, or if no rule has a resource.
 
     Raises:
         InvalidDocument: the file is malformed, or has no such layout.

@@ -33,7 +33,7 @@ class _Level(IntEnum):
 def preferred(
     resource: NodeResource, available: Sequence[str], required: Sequence[str], size: int
 ) -> tuple[str, ...]:
-    """The best devices of those that are available, sorted; all of the required ones are in it.
+    """The best available devices, sorted, including all required ones.
 
     Raises:
         UsageError: there are not enough, or a required one is not available.
@@ -93,7 +93,7 @@ def _path(unit: NodeUnit) -> Iterator[tuple[_Level, str]]:
 
 
 def _compressed(part: _Part) -> _Part:
-    """The part without single children; the one that remains is the closest."""
+    """The part without single children; its root is the closest common bridge."""
     part.children = sorted(map(_compressed, part.children), key=lambda child: child.path)
     if len(part.children) == 1:
         return part.children[0]

@@ -162,7 +162,7 @@ class Scanner:
         for device in question.verify:
             unit = units.get(device)
             if unit is None:
-                yield Problem(device, f"{device} is no longer a device of {question.resource}")
+                yield Problem(device, f"{device} is not a device of {question.resource}")
             elif unit.reasons:
                 yield Problem(device, "; ".join(each.summary for each in unit.reasons))
             elif resource is not None and resource.resets:

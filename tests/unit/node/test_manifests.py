@@ -41,7 +41,7 @@ LABELS = ("helm.sh/chart", "app.kubernetes.io/instance", "app.kubernetes.io/mana
 """What Helm adds to the labels of its objects."""
 READ_ONLY = {"pod-resources", "layout", "sys", "vfio"}
 WRITABLE = {"device-plugins", "cdi", "state", "features", "tmp"}
-LOCAL = f"the image {IMAGE} is not in a registry; pass --image with the one that nodes pull\n"
+LOCAL = f"the image {IMAGE} is not in a registry; pass --image with a name that nodes can pull\n"
 K0S = KUBELET_ROOTS["k0s"]
 REQUESTS = {
     "default": (ManifestRequest(), {}),

@@ -250,7 +250,7 @@ def test_devices_are_verified_by_a_scan_of_now(kernel: FakeKernel, scanner: Scan
     assert problem.device == GPUS[1]
     assert f"{GPUS[1]} is on no driver" in problem.message
     (problem,) = scanner.answer(asking("0000:09:00.0")).problems
-    assert problem.message == f"0000:09:00.0 is no longer a device of {NAME}"
+    assert problem.message == f"0000:09:00.0 is not a device of {NAME}"
     (problem,) = scanner.answer(asking(GPUS[0], resource="example.com/GPU")).problems
     assert not problem.has_failed_reset
 

@@ -107,7 +107,7 @@ def consumers_named(name: str) -> tuple[Consumer, ...]:
     """One consumer, all of a family (`kata`, `containerd`, `podman`), or all.
 
     Raises:
-        UsageError: there is no such consumer.
+        UsageError: the consumer is unknown.
 
     """
     found = tuple(c for c in CONSUMERS if name in (ANY, c.name, c.name.partition("-")[0]))

@@ -135,7 +135,9 @@ def manifests(
         arguments=arguments,
     )
     if image is None:
-        note(f"the image {IMAGE} is not in a registry; pass --image with the one that nodes pull")
+        note(
+            f"the image {IMAGE} is not in a registry; pass --image with a name that nodes can pull"
+        )
     if not selinux and session.snapshot is None and session.files.exists(_SELINUX):
         note("SELinux is in use: pass --selinux if the agent cannot create its socket")
     print_objects(manifests_of(wanted), session.format)
