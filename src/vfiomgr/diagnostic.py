@@ -32,13 +32,17 @@ OptionName = Literal[
     "allow",
     "only",
     "not-only",
+    "function-only",
     "with-group",
+    "unbind-group",
     "not-driver",
     "heterogeneous",
     "not-heterogeneous",
     "sizes",
     "not-uuid",
     "type",
+    "mig",
+    "not-mig",
 ]
 
 
@@ -125,18 +129,22 @@ class Diagnostic(Value):
 
     def in_words(self, words: Callable[[Option], str | None]) -> Diagnostic:
         """The diagnostic with other words for options; remedies without such words are removed."""
-        return replace(self, remedies=tuple(_in_words(self.remedies, words)))
+        return replace(self, remedies=in_words(self.remedies, words))
 
 
-def _in_words(
+def in_words(
     remedies: Iterable[Remedy], words: Callable[[Option], str | None]
-) -> Iterator[Remedy]:
-    for remedy in remedies:
-        told = "" if remedy.option is None else words(remedy.option)
+) -> tuple[Remedy, ...]:
+    """Remedies with other words for options; those without such words are removed."""
+
+    def told(remedy: Remedy) -> Iterator[Remedy]:
+        own = None if remedy.option is None else words(remedy.option)
         if remedy.option is None:
             yield remedy
-        elif told is not None:
-            yield replace(remedy, option=replace(remedy.option, words=told))
+        elif own is not None:
+            yield replace(remedy, option=replace(remedy.option, words=own))
+
+    return tuple(found for remedy in remedies for found in told(remedy))
 
 
 def as_remedies(remedies: Iterable[str | Remedy]) -> tuple[Remedy, ...]:

@@ -177,7 +177,7 @@ def print_outcome(session: Session, outcome: Outcome, lines: list[str], **facts:
         body = {"changed": outcome.is_changed, **plan.to_document(), **facts}
         print_document("Outcome", body, session.format)
         return
-    for text in (*plan.notes, *plan.already):
+    for text in (*plan.remarks, *plan.already):
         say(text)
     if not outcome.is_changed:
         say("nothing to do")

@@ -10,17 +10,19 @@ A capability derives its steps from `Step` and says in its module `apply` how th
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import replace
 
+from vfiomgr.diagnostic import Remedy, in_words
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.printable import printable
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from vfiomgr.diagnostic import Option
     from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
@@ -218,6 +220,8 @@ class Plan(Value):
     """What no other process may change during the run, e.g. `group-38`."""
     notes: tuple[str, ...] = ()
     """Notes for the reader: companion functions, functions that are left alone."""
+    alternatives: tuple[Remedy, ...] = ()
+    """Other choices, and the option for each."""
     already: tuple[str, ...] = ()
     """What already is in the desired state and is not touched."""
     resolves: tuple[str, ...] = ()
@@ -234,10 +238,19 @@ class Plan(Value):
         """Whether the host already is in the desired state."""
         return not self.steps
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and the alternatives in words."""
+        return (*self.notes, *map(str, self.alternatives))
+
+    def in_words(self, words: Callable[[Option], str | None]) -> Plan:
+        """The plan with other words for options; alternatives without such words are removed."""
+        return replace(self, alternatives=in_words(self.alternatives, words))
+
     def lines(self) -> Iterator[str]:
         """The output of `--dry-run`: each step with its number and its shell commands."""
         yield f"plan: {self.summary}"
-        yield from (f"  {text}" for text in (*self.notes, *self.already))
+        yield from (f"  {text}" for text in (*self.remarks, *self.already))
         if self.is_empty:
             yield "nothing to do"
         for number, step in enumerate(self.steps, start=1):
@@ -254,7 +267,7 @@ class Plan(Value):
         """The plan for documents: the fields and shell commands of each step."""
         return {
             "summary": self.summary,
-            "notes": self.notes,
+            "notes": self.remarks,
             "already": self.already,
             "locks": self.locks,
             "steps": [
@@ -283,14 +296,18 @@ def joined(summary: str, plans: Sequence[Plan]) -> Plan:
         tuple(step for plan in plans for step in plan.steps),
         locks=tuple(sorted({lock for plan in plans for lock in plan.locks})),
         notes=_distinct(note for plan in plans for note in plan.notes),
+        alternatives=_distinct(one for plan in plans for one in plan.alternatives),
         already=_distinct(text for plan in plans for text in plan.already),
         resolves=_distinct(name for plan in plans for name in plan.resolves),
         deferred=_distinct(text for plan in plans for text in plan.deferred),
     )
 
 
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
+_Found = TypeVar("_Found")
+
+
+def _distinct(found: Iterable[_Found]) -> tuple[_Found, ...]:
+    return tuple(dict.fromkeys(found))
 
 
 class Schedule:

@@ -133,6 +133,7 @@ def _joined(one: Plan, other: Plan) -> Plan:
         (*one.steps, *other.steps),
         locks=tuple(sorted({*one.locks, *other.locks})),
         notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
+        alternatives=tuple(dict.fromkeys((*one.alternatives, *other.alternatives))),
         already=one.already,
         resolves=tuple(dict.fromkeys((*one.resolves, *other.resolves))),
     )

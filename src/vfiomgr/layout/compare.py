@@ -11,9 +11,8 @@ exist yet is planned once they do; `deferred` of the parts describes it.
 
 from __future__ import annotations
 
-import re
 from functools import partial
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
@@ -57,42 +56,30 @@ _KEYS: dict[OptionName, str] = {
     "sizes": "set heterogeneous: true",
     "not-uuid": "remove it from uuids",
     "type": "type: {}",
+    "mig": "set mig: true",
+    "not-mig": "set mig: false",
+    "unbind-group": "select them in a host rule",
 }
 _KEYS_OF_PASSTHROUGH: dict[OptionName, str] = {
     "only": "exclude it with only: true",
     "not-only": "remove only: true",
+    "function-only": "only: true",
     "with-group": "set with_group: true to include them",
 }
 _KEYS_OF_OTHERS: dict[OptionName, str] = {
     "with-group": "select them in a passthrough rule too",
 }
 """Rules of these states have none of these keys."""
-_IN_PASSING = (
-    (
-        re.compile(r"--with-group unbinds them too\b"),
-        "a host rule that selects them unbinds them too",
-    ),
-    (re.compile(r"to leave it: --function-only\b"), "to leave it: only: true"),
-    (re.compile(r"\bvfiomgr vgpu mode \S+ --mig\b"), "set mig: true"),
-    (re.compile(r"\bvfiomgr vgpu mode \S+ --no-mig\b"), "set mig: false"),
-)
-"""Options in notes and in the reasons why GPUs have no room, which are one text."""
 
 
 def in_terms_of(rule: Rule, part: Change) -> Change:
-    """A part of a rule, with its texts in the words of the layout."""
-    notes = tuple(say(note) for note in part.plan.notes)
+    """A part of a rule, with its options in the words of the layout."""
+    own = partial(words, rule)
     return replace(
         part,
-        diagnostics=tuple(_translated(rule, one) for one in part.diagnostics),
-        plan=replace(part.plan, notes=notes),
+        diagnostics=tuple(one.in_words(own) for one in part.diagnostics),
+        plan=part.plan.in_words(own),
     )
-
-
-def _translated(rule: Rule, diagnostic: Diagnostic) -> Diagnostic:
-    found = diagnostic.in_words(partial(words, rule))
-    remedies = tuple(replace(one, text=say(one.text), then=say(one.then)) for one in found.remedies)
-    return replace(found, summary=say(found.summary), remedies=remedies)
 
 
 def words(rule: Rule, option: Option) -> str | None:
@@ -102,13 +89,6 @@ def words(rule: Rule, option: Option) -> str | None:
     own = _KEYS_OF_PASSTHROUGH if rule.state == "passthrough" else _KEYS_OF_OTHERS
     key = own.get(option.name) or _KEYS.get(option.name)
     return None if key is None else key.format(option.value)
-
-
-def say(text: str) -> str:
-    """A text with the keys of a rule for the options that it mentions."""
-    for pattern, key in _IN_PASSING:
-        text = pattern.sub(key, text)
-    return text
 
 
 class Comparison(Value):
@@ -179,6 +159,7 @@ def plan_of(
         steps=(*steps, *leftovers),
         locks=tuple(sorted({lock for part in parts for lock in part.plan.locks})),
         notes=_distinct(note for part in parts for note in part.plan.notes),
+        alternatives=_distinct(one for part in parts for one in part.plan.alternatives),
         already=(_already(right, len(parts)),) if right else (),
         resolves=_distinct(name for part in parts for name in part.plan.resolves),
         deferred=(
@@ -331,5 +312,8 @@ def _leftovers(
             yield SetAutoprobe(device.identity, before=now, after=found.autoprobe)
 
 
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
+_Found = TypeVar("_Found")
+
+
+def _distinct(found: Iterable[_Found]) -> tuple[_Found, ...]:
+    return tuple(dict.fromkeys(found))

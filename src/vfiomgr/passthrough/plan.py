@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     Drivers = dict[PciAddress, LoadModule]
 
 
+_FUNCTION_ONLY = Remedy(
+    "to leave functions of other IOMMU groups: ", Option("function-only", "--function-only")
+)
+_WITH_GROUP = Remedy("to unbind them too: ", Option("unbind-group", "--with-group"))
+
 _Thing = TypeVar("_Thing")
 
 
@@ -125,9 +130,10 @@ def plan_bind(
         resolves=tuple(str(device.address) for device in targets),
         locks=(*_locks(targets), *kept.locks),
         notes=(
-            *_companion_notes("binding", named, targets, moving, can_leave=not request.with_group),
+            *_companion_notes("binding", named, targets, moving),
             *kept.notes,
         ),
+        alternatives=() if request.with_group else _alone(named, targets, moving),
         already=(*on_it, *kept.already),
     )
 
@@ -185,6 +191,7 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
     """
     named = [host.device(address) for address in request.addresses]
     targets = moved_by(host, request)
+    staying = tuple(_staying_notes(host, targets))
     recorded = [d for d in targets if host.origin(d) is not None]
     moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
     refuse_if_any(guards.releasing(host, moving), request.allow)
@@ -204,10 +211,11 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
         locks=(*_locks(targets), *kept.locks),
         notes=(
             *_companion_notes("unbinding", named, targets, moving),
-            *_staying_notes(host, targets),
+            *staying,
             *device_notes(host, moving),
             *kept.notes,
         ),
+        alternatives=(_WITH_GROUP,) if staying else (),
         already=tuple(
             f"{d} is already on {d.driver or 'no driver'}" for d in targets if d not in moving
         ),
@@ -333,30 +341,33 @@ def _companion_notes(
     named: Sequence[PciDevice],
     targets: Sequence[PciDevice],
     moving: Sequence[PciDevice],
-    *,
-    can_leave: bool = False,
 ) -> Iterable[str]:
-    """The functions that are not named; `can_leave` adds how to leave those of other groups."""
+    """The functions that are not named."""
+    slots = {device.address.slot for device in named}
+    for device in targets:
+        if device not in named and device in moving:
+            is_near = device.address.slot in slots
+            why = "same slot" if is_near else f"IOMMU group {device.iommu_group}"
+            yield f"also {verb} {device} ({why})"
+
+
+def _alone(
+    named: Sequence[PciDevice], targets: Sequence[PciDevice], moving: Sequence[PciDevice]
+) -> tuple[Remedy, ...]:
+    """How to leave functions of a named slot that are in other groups."""
     slots = {device.address.slot for device in named}
     groups = {(device.address.slot, device.iommu_group) for device in named}
-    for device in targets:
-        if device in named or device not in moving:
-            continue
-        slot, group = device.address.slot, device.iommu_group
-        why = "same slot" if slot in slots else f"IOMMU group {group}"
-        if can_leave and slot in slots and (slot, group) not in groups:
-            why += "; to leave it: --function-only"
-        yield f"also {verb} {device} ({why})"
+    others = [d for d in targets if d in moving and d.address.slot in slots]
+    if all((other.address.slot, other.iommu_group) in groups for other in others):
+        return ()
+    return (_FUNCTION_ONLY,)
 
 
 def _staying_notes(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterable[str]:
     for number in sorted({d.iommu_group for d in targets if d.iommu_group is not None}):
         staying = [d for d in host.group_members(number) if d.is_on_vfio and d not in targets]
         if staying:
-            yield (
-                f"still on VFIO in IOMMU group {number}: {_listed(staying)} "
-                "(--with-group unbinds them too)"
-            )
+            yield f"still on VFIO in IOMMU group {number}: {_listed(staying)}"
 
 
 def _listed(devices: Sequence[PciDevice]) -> str:

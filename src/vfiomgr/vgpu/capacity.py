@@ -6,6 +6,7 @@ import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import Option, Remedy
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.value import Value
@@ -39,6 +40,8 @@ class Capacity(Value):
     """MiB that remain unusable when the GPU is filled with this type."""
     makeable: int = 0
     """How many more would fit in new GPU instances (MIG)."""
+    remedy: Remedy | None = None
+    """The MIG mode that the type needs, if the GPU is in the other one."""
 
 
 class Gpu(Value, dict=True):
@@ -236,8 +239,12 @@ def room(gpu: Gpu, kind: VgpuType) -> Capacity:
     if why_not is not None:
         more = 0
     elif not more:
-        why_not = _why_full(gpu, kind, limit, used)
-    return Capacity(kind, more, is_certain or not more, why_not, _stranded(gpu, kind, more))
+        why_not = _why_at_limit(gpu, kind, limit, used)
+    remedy = None
+    if not more and why_not is None:
+        why_not, remedy = _why_not_offered(gpu, kind), _other_mode(gpu, kind)
+    stranded = _stranded(gpu, kind, more)
+    return Capacity(kind, more, is_certain or not more, why_not, stranded, remedy=remedy)
 
 
 def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Capacity:
@@ -249,7 +256,9 @@ def _room_in_instances(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> Cap
     profile = partition.profile(kind.instance_profile)
     made = more_of(partition, profile) if profile is not None and functions > more else 0
     makeable = min(made * (kind.per_instance or 1), functions - more)
-    why_not = None if more else _why_full(gpu, kind, limit, used)
+    why_not = None
+    if not more:
+        why_not = _why_at_limit(gpu, kind, limit, used) or _why_not_offered(gpu, kind)
     if makeable and not more:
         why_not = f"no free GPU instance {profile} (MIG); vgpu create creates one"
     return Capacity(kind, more, is_certain=True, why_not=why_not, stranded=None, makeable=makeable)
@@ -299,8 +308,8 @@ def _why_locked(gpu: Gpu, kind: VgpuType) -> str | None:
     return f"size lock: {what} {lock} MiB, and all vGPUs of a GPU must have the same size"
 
 
-def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
-    """Return why there is no room, unless the size of other vGPUs is the reason."""
+def _why_at_limit(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str | None:
+    """Return the limit that is reached: of vGPUs, memory or virtual functions."""
     if limit is not None and used >= limit and gpu.instances:
         alike = [v for v in gpu.instances if v.type == kind.id or not gpu.has_several_sizes]
         if kind.max_instances is not None and len(alike) >= kind.max_instances:
@@ -310,6 +319,10 @@ def _why_full(gpu: Gpu, kind: VgpuType, limit: int | None, used: int) -> str:
             return f"not enough memory: {sum(gpu.sizes)} of {gpu.framebuffer} MiB used"
     if gpu.is_divided and not gpu.free:
         return why_none_is_free(gpu)
+    return None
+
+
+def _why_not_offered(gpu: Gpu, kind: VgpuType) -> str:
     instance = _why_no_instance(gpu, kind)
     if instance is not None:
         return instance
@@ -329,8 +342,17 @@ def _why_no_instance(gpu: Gpu, kind: VgpuType) -> str | None:
             return f"no free GPU instance of profile {profile} (MIG); create one with: {command}"
         return "no free GPU instance of this size (MIG)"
     if profile is not None:
-        command = f"vfiomgr vgpu mode {gpu.name} --mig"
-        return f"needs a GPU instance of profile {profile}, but MIG is off: {command}"
+        return f"needs a GPU instance of profile {profile}, but MIG is off"
+    return None
+
+
+def _other_mode(gpu: Gpu, kind: VgpuType) -> Remedy | None:
+    """The MIG mode to set for a type that is only offered in that mode."""
+    needs_mig = kind.instance_profile is not None
+    if gpu.partition is None and needs_mig and not (gpu.mode is not None and gpu.mode.mig):
+        return Remedy("", Option("mig", f"vfiomgr vgpu mode {gpu.name} --mig"))
+    if gpu.partition is not None and not needs_mig and _why_no_instance(gpu, kind):
+        return Remedy("", Option("not-mig", f"vfiomgr vgpu mode {gpu.name} --no-mig"))
     return None
 
 
@@ -339,8 +361,7 @@ def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str |
     if kind.instance_profile is None:
         if not any(other.instance_profile is not None for other in gpu.types):
             return None
-        command = f"vfiomgr vgpu mode {gpu.name} --no-mig"
-        return f"does not run in a GPU instance, but MIG is on: {command}"
+        return "does not run in a GPU instance, but MIG is on"
     profile = partition.profile(kind.instance_profile)
     if profile is None:
         return f"the GPU has no GPU instance profile {kind.instance_profile}"

@@ -374,6 +374,7 @@ def _no_room(
     fewer = "remove one with vfiomgr vgpu remove"
     is_size = any(is_locked(gpu, kind) for gpu in open_gpus for kind in fitting[gpu.name])
     first = Remedy("", Option("sizes", fewer)) if is_size else Remedy(fewer)
+    modes = {room(gpu, kind).remedy: gpu for gpu in open_gpus for kind in fitting[gpu.name]}
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
     message = f"no room for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""
@@ -383,6 +384,7 @@ def _no_room(
                 "vgpu-no-room",
                 ", ".join(reasons),
                 f"{message}: {'; '.join(_listed(reasons))}",
+                *(remedy for remedy in modes if remedy is not None),
                 first,
                 "use another type; list the types that fit with: vfiomgr vgpu list --types",
             )

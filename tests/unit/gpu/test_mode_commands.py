@@ -137,7 +137,9 @@ class TestMig:
     def test_a_refusal_names_the_profile_and_the_command(self, run: Run) -> None:
         """And once it is followed, the vGPU is made with its GPU instance."""
         create = ("vgpu", "create", "--type", "A100-1-5C")
-        assert f"profile 19, but MIG is off: vfiomgr vgpu mode {GPU} --mig" in run(*create).stderr
+        told = run(*create).stderr
+        assert "needs a GPU instance of profile 19, but MIG is off\n" in told
+        assert f"vfiomgr vgpu mode {GPU} --mig, or" in told
         assert run("vgpu", "mode", GPU, "--mig").status == 0
         made = run(*create)
         assert made.status == 0

@@ -68,10 +68,10 @@ def test_companions_are_announced() -> None:
 
 def test_a_companion_of_another_group_can_be_left() -> None:
     host = host_of(GPU, replace(AUDIO, iommu_group=5))
-    (note,) = plan(host, Bind((GPU.address,))).notes
-    assert note.endswith("(NVIDIA audio) (same slot; to leave it: --function-only)")
-    (note,) = plan(host, Bind((GPU.address,), with_group=True)).notes
-    assert note.endswith("(same slot)")
+    companion, other = plan(host, Bind((GPU.address,))).remarks
+    assert companion.endswith("(NVIDIA audio) (same slot)")
+    assert other == "to leave functions of other IOMMU groups: --function-only"
+    assert plan(host, Bind((GPU.address,), with_group=True)).remarks == (companion,)
 
 
 def test_a_missing_driver_is_loaded_first() -> None:
