@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
     from rich.progress import Progress
+    from rich.status import Status
 
     from vfiomgr.cli.session import Session
     from vfiomgr.engine.plan import Plan, Request, Step
@@ -42,6 +43,55 @@ def shown_progress() -> Iterator[Reports]:
         yield {"on_plan": shown.plan, "on_step": shown.step, "on_note": shown.note}
     finally:
         shown.end()
+
+
+@contextmanager
+def shown_wait(text: str) -> Iterator[Wait]:
+    """Show on stderr, if it is a terminal, that the command waits."""
+    wait = Wait(text)
+    try:
+        yield wait
+    finally:
+        wait.end()
+
+
+class Wait:
+    """A spinner with a text while a command waits for events; no spinner without a terminal."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._spinner: Status | None = None
+        if sys.stderr.isatty():
+            from rich.console import Console  # noqa: PLC0415 - slow to import
+
+            self._spinner = Console(stderr=True).status("")
+            self._show(text)
+            self._spinner.start()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Remove the spinner for a moment, so that lines can be printed."""
+        if self._spinner is not None:
+            self._spinner.stop()
+        yield
+        if self._spinner is not None:
+            self._show(self._text)
+            self._spinner.start()
+
+    def tell_step(self, step: Step) -> None:
+        """Show a step as it begins."""
+        self._show(step.describe())
+
+    def _show(self, text: str) -> None:
+        from rich.text import Text  # noqa: PLC0415 - slow to import
+
+        if self._spinner is not None:
+            self._spinner.update(Text(printable(text)))
+
+    def end(self) -> None:
+        """Remove the spinner."""
+        if self._spinner is not None:
+            self._spinner.stop()
 
 
 class _Shown:

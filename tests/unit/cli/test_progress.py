@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.changes import followed
+from vfiomgr.cli.changes import followed, shown_wait
 from vfiomgr.cli.session import Session
 from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
@@ -133,3 +133,28 @@ def test_without_a_terminal_steps_are_lines_where_they_are_asked_for(run: Run) -
     assert not [line for line in told if "━" in line]
     quiet = run("bind", "0000:02:00.0").stderr.splitlines()
     assert not [line for line in quiet if line.startswith("  ")]
+
+
+def wait_for_events() -> None:
+    with shown_wait("waiting for [changes]") as wait:
+        with wait.pause():
+            sys.stdout.write("drift\n")
+        wait.tell_step(STEPS[0])
+        time.sleep(0.3)  # the spinner is drawn by a thread
+
+
+def test_a_spinner_on_a_terminal_while_a_command_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    wait_for_events()
+    told = capsys.readouterr()
+    assert told.out == "drift\n"
+    shown = _SEQUENCE.sub("", told.err)
+    assert "waiting for [changes]" in shown
+    assert "load the kernel module module[0]" in shown
+
+
+def test_no_spinner_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    wait_for_events()
+    assert capsys.readouterr() == ("drift\n", "")

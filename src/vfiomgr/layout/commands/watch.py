@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.changes import host_of, shown_wait
 from vfiomgr.cli.options import CHANGING, complete_file, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session
@@ -27,11 +27,13 @@ from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from vfiomgr.cli.changes import Wait
     from vfiomgr.diagnostic import Override
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.layout.watch import WatchEvent
 
 _Stamp = tuple[int, int, int]
+_Told = TypeVar("_Told")
 
 
 @click.command("watch")
@@ -80,19 +82,30 @@ def watch(
     try:
         changes = DeviceChanges(session.tree)  # before the first look, so that nothing is missed
         note(f"watching for drift from layout '{source.read().name}'")
-        watch_layout(
-            host_of(session, on_note=once(note), on_step=None),
-            source,
-            changes,
-            tell=_teller(session, source),
-            enforce=enforce and not session.dry_run,
-        )
+        with shown_wait("waiting for changes of devices; end with Ctrl-C") as wait:
+            watch_layout(
+                host_of(session, on_note=once(_between(wait, note)), on_step=wait.tell_step),
+                source,
+                changes,
+                tell=_between(wait, _teller(session, source)),
+                enforce=enforce and not session.dry_run,
+            )
     except KeyboardInterrupt:
         return
     except RolledBack as error:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             raise
         note(error.message)  # ended in the middle of a correction, of which nothing is left
+
+
+def _between(wait: Wait, tell: Callable[[_Told], None]) -> Callable[[_Told], None]:
+    """A function that prints without the spinner on the line."""
+
+    def printed(told: _Told) -> None:
+        with wait.pause():
+            tell(told)
+
+    return printed
 
 
 class _FollowedLayout:
