@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks import agent
 from benchmarks.domains import COUNT, make_node
 from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.measure import medians, seconds
@@ -52,6 +53,8 @@ def main() -> int:
     """Measure, print, and return 1 where a budget is exceeded."""
     options = _parser().parse_args()
     rows = [*_native(options.rounds, options.trees)]
+    _say("the agent of a Kubernetes node")
+    rows += agent.measure(options.trees)
     if not options.no_lab:
         rows += _laboratory(options.rounds, options.bind_rounds)
     print(render(rows))

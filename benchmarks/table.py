@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def time(seconds: float) -> str:
+    """Seconds as text."""
+    if seconds < 0.001:  # noqa: PLR2004 - a millisecond
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def mebibytes(size: float) -> str:
+    """Bytes as text."""
+    return f"{size / 2**20:.1f} MiB"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: two times in seconds, and how many times the other one ours may be."""
+    """One comparison: two times in seconds, and how many times the other one ours may be.
+
+    Sizes in bytes are compared in the same way, if they are `shown` as such.
+    """
 
     what: str
     ours: float
     other: str
     theirs: float
     budget: float | None = None
+    shown: Callable[[float], str] = time
 
     @property
     def ratio(self) -> float:
@@ -31,9 +51,9 @@ class Row:
         budget = "" if self.budget is None else f"{self.budget:.2f}"
         return (
             self.what,
-            _time(self.ours),
+            self.shown(self.ours),
             self.other,
-            _time(self.theirs),
+            self.shown(self.theirs),
             f"{self.ratio:.2f}",
             budget,
             "" if self.is_kept else "exceeded",
@@ -51,9 +71,3 @@ def render(rows: list[Row]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
-
-
-def _time(seconds: float) -> str:
-    if seconds < 0.001:  # noqa: PLR2004 - a millisecond
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,128 @@
+"""The agent of a Kubernetes node with many devices, and the kubelet of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.table import Row, mebibytes
+from tests.fakes.kernel import FakeKernel
+from tests.fakes.kubelet import Kubelet
+from tests.lab.command import VFIOMGR
+from vfiomgr.node.wire import DEVICES, METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fakes.kubelet import Endpoint
+
+_COUNT = 1000
+_PER_DOMAIN = 100
+_NAME = "vfiomgr.io/GA102GL_A40"
+_UPDATES = 50
+_SLOWEST = 0.99
+"""The part of the answers that are not slower than what is told."""
+_LIMIT = 120.0
+_START, _ALLOCATE, _UPDATE, _MEMORY = 2.0, 0.005, 0.020, 80 * 2**20
+"""Budgets: seconds, and bytes."""
+
+
+def measure(place: str | None) -> list[Row]:
+    """Start-up, answers and memory."""
+    with tempfile.TemporaryDirectory(prefix="k", dir=place) as directory:  # short, for sockets
+        return list(asyncio.run(_measured(Path(directory))))
+
+
+async def _measured(place: Path) -> list[Row]:
+    kernel = FakeKernel(place / "host")
+    kernel.add_driver("vfio-pci", ids=[("10de", "2235")], is_vfio=True, manages_dma=True)
+    for number in range(_COUNT):
+        domain, bus = divmod(number, _PER_DOMAIN)
+        kernel.add_pci(
+            f"{domain:04x}:{bus:02x}:00.0",
+            vendor="10de",
+            device="2235",
+            class_code="030200",
+            group=number,
+            driver="vfio-pci",
+            numa_node=number % 2,
+        )
+    directory = place / "p"
+    directory.mkdir()
+    kubelet = Kubelet(directory)
+    await kubelet.start()
+    begun = time.perf_counter()
+    agent = await asyncio.create_subprocess_exec(
+        *(VFIOMGR, "--root", kernel.root, "node", "run"),
+        *(f"--plugin-directory={directory}", f"--pod-resources={kubelet.pod_resources}"),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await kubelet.until(lambda: kubelet.capacity(_NAME) == (_COUNT, _COUNT), _LIMIT)
+        start = time.perf_counter() - begun
+        endpoint = kubelet.endpoints[_NAME]
+        return [*_rows(start, await _answers(endpoint), await _updates(endpoint), agent.pid)]
+    finally:
+        agent.terminate()
+        await agent.wait()
+        await kubelet.stop()
+
+
+def _rows(start: float, answers: list[float], updates: list[float], process: int) -> Iterator[Row]:
+    for what, seconds, budget in (
+        ("start to registered", start, _START),
+        ("Allocate, 99 of 100", sorted(answers)[int(_SLOWEST * len(answers)) - 1], _ALLOCATE),
+        ("the list for a new stream, median", sorted(updates)[len(updates) // 2], _UPDATE),
+    ):
+        yield Row(f"node run, {_COUNT} devices: {what}", seconds, "at most", budget, 1.0)
+    for what, bytes_ in zip(("serves", "scans"), _memory(process), strict=True):
+        text = f"node run, {_COUNT} devices: memory of the process that {what}"
+        yield Row(text, bytes_, "at most", _MEMORY, 1.0, shown=mebibytes)
+
+
+async def _answers(endpoint: Endpoint) -> list[float]:
+    """The seconds of Allocate for each device."""
+    found: list[float] = []
+    for device in endpoint.devices:
+        request = DEVICES.AllocateRequest(container_requests=[{"devices_ids": [device]}])
+        begun = time.perf_counter()
+        await endpoint.call("Allocate", request)
+        found.append(time.perf_counter() - begun)
+    return found
+
+
+async def _updates(endpoint: Endpoint) -> list[float]:
+    """The seconds until a new stream has the list of all devices."""
+    request, response = METHODS["ListAndWatch"]
+    watch: Any = endpoint.channel.unary_stream(
+        "/v1beta1.DevicePlugin/ListAndWatch",
+        request_serializer=getattr(DEVICES, request).SerializeToString,
+        response_deserializer=getattr(DEVICES, response).FromString,
+    )
+    found: list[float] = []
+    for _ in range(_UPDATES):
+        begun = time.perf_counter()
+        stream = watch(DEVICES.Empty())
+        listed = await anext(aiter(stream))
+        found.append(time.perf_counter() - begun)
+        stream.cancel()
+        if len(listed.devices) != _COUNT:
+            message = f"{len(listed.devices)} of {_COUNT} devices in the list"
+            raise RuntimeError(message)
+    return found
+
+
+def _memory(process: int) -> tuple[int, int]:
+    """The resident memory of the process and of its child, in bytes."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    (child,) = map(int, children)
+    return _resident(process), _resident(child)
+
+
+def _resident(process: int) -> int:
+    status = Path(f"/proc/{process}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) * 1024
