@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lab import containers
 from tests.lab import libvirtd as daemon
 from tests.lab.plugin import LabRun, is_of_laboratory
 from tests.lab.topology import Topology, current
@@ -16,6 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     line = "topology(name, last): runs in a guest of that topology (see tests/lab/topology.py)"
     config.addinivalue_line("markers", line)
+    config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -27,6 +29,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         return None
     stash = item.session.stash
     if _RUN not in stash and any(map(is_of_laboratory, item.session.items)):
+        if any(one.get_closest_marker("pods") for one in item.session.items):
+            containers.for_pods()
         stash[_RUN] = LabRun(item.session)
     if not is_of_laboratory(item):
         return None

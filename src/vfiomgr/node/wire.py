@@ -46,7 +46,7 @@ LIST_POD_RESOURCES = "/v1.PodResourcesLister/List"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 
 
-def _package(name: str, messages: Mapping[str, str]) -> Message:
+def package(name: str, messages: Mapping[str, str]) -> Message:
     """The classes of a package's messages, as attributes.
 
     A field is written NAME:TYPE, and its number is its position; `*` marks a repeated one.
@@ -84,7 +84,7 @@ def _describe(message: DescriptorProto, number: int, text: str, package: str) ->
             _describe(nested, position, part, package)
 
 
-DEVICES = _package(
+DEVICES = package(
     "v1beta1",
     {
         "Empty": "",
@@ -117,7 +117,7 @@ DEVICES = _package(
 )
 """Device plugins, v1beta1."""
 
-PODS = _package(
+PODS = package(
     "v1",
     {
         "ListPodResourcesRequest": "",
