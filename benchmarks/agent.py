@@ -12,7 +12,7 @@ from benchmarks.table import Row, mebibytes
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet import Kubelet
 from tests.lab.command import VFIOMGR
-from vfiomgr.node.wire import DEVICES, METHODS
+from vfiomgr.node.kubelet import DEVICES, METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
-from vfiomgr.node.wire import DEVICES, HEALTHY, METHODS, PODS
+from vfiomgr.node.kubelet import DEVICES, HEALTHY, METHODS, PODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

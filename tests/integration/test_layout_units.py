@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.definitions.service import INSTANCE, SERVICE, render_instance, render_service
-from vfiomgr.node.units import AGENT, CDI, render_agent, render_cdi
+from vfiomgr.node.systemd import AGENT, CDI, render_agent, render_cdi
 from vfiomgr.persistence.installed_layout import (
     BOOT,
     WANTED,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from vfiomgr.node.wire import package
+from vfiomgr.node.kubelet import package
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

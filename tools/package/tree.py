@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tools.package.wheels import CHECKOUT, PYTHONS, unpack
 from tools.reference.__main__ import write_manual
 from vfiomgr.cli.main import cli
-from vfiomgr.node import units
+from vfiomgr.node import systemd
 from vfiomgr.persistence import installed_layout
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def packaged_units() -> dict[str, str]:
         installed_layout.BOOT.name: installed_layout.render_boot(_PROGRAM, None),
         installed_layout.WATCH.name: installed_layout.render_watch(_PROGRAM, None),
     }
-    agent = {name: render(_PROGRAM) for name, render in units.RENDERERS.items()}
+    agent = {name: render(_PROGRAM) for name, render in systemd.RENDERERS.items()}
     return {name: _enableable(text) for name, text in texts.items()} | agent
 
 

@@ -14,25 +14,23 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import HostError, Refusal, UsageError
 from vfiomgr.host.tree import HostTree
-from vfiomgr.node.exposition import CONTENT_TYPE_LATEST, AgentMetrics
 from vfiomgr.node.health import reset_failed
 from vfiomgr.node.http import UNIX, HttpServer, Response, text
 from vfiomgr.node.kubelet import SOCKET, NoAnswer, pods_by_device, stamp_of
+from vfiomgr.node.metrics import CONTENT_TYPE_LATEST, AgentMetrics
 from vfiomgr.node.model import Inventory
-from vfiomgr.node.offers import Offers
-from vfiomgr.node.quarantine import Quarantine
+from vfiomgr.node.offers import Offers, Quarantine
 from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import PREFIX, ServedResource
-from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
 from vfiomgr.node.systemd import notify, watchdog_seconds
+from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from typing import Any
 
-    from vfiomgr.node.messages import Report
+    from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
-    from vfiomgr.node.settings import AgentSettings
 
 LOCK = "vfiomgr.lock"
 _AFTER_ALLOCATION = 5.0
@@ -44,6 +42,16 @@ _PATIENCE = 30.0
 """Seconds that devices are withheld until the kubelet reports which pods have some."""
 _UNANSWERED = 1.0
 """Seconds until the kubelet is asked again if it has not answered yet."""
+
+
+def run(settings: AgentSettings, tell: Callable[[str], None]) -> None:
+    """Run an agent until a signal asks for the end.
+
+    Raises:
+        VfiomgrError: as in `Agent.run`.
+
+    """
+    asyncio.run(Agent(settings, tell).run())
 
 
 class Agent:

@@ -1,4 +1,4 @@
-"""Facts about the health of functions that a snapshot does not have."""
+"""Facts of a node that a snapshot does not have: errors of functions, handlers of Kata."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.kata.explain.facts import read_handlers
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.paths import pci_device
 
@@ -56,3 +57,10 @@ def _total(text: str | None) -> int | None:
     """The number in the last line, `TOTAL_ERR_FATAL 3` (aer_stats_dev_attr in pcie/aer.c)."""
     name, _, number = (text or "").rstrip().rpartition("\n")[2].partition(" ")
     return int(number) if name.startswith(_TOTAL) and number.isdecimal() else None
+
+
+def kata_handlers(tree: HostTree) -> tuple[str, ...]:
+    """The names of Kata's handlers in the configuration of containerd or CRI-O, sorted."""
+    return tuple(
+        sorted(entry.name for entry in read_handlers(tree, None).handlers if entry.is_kata)
+    )

@@ -1,4 +1,4 @@
-"""What the agent and its scanning process send to each other: one JSON document per line."""
+"""How the agent runs, and what it and its scanning process send to each other, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from msgspec import field
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings
+from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.value import Value as AnyValue
 
 _T = TypeVar("_T", bound=Value)
+
+PLUGIN_DIRECTORY = HostPath("/var/lib/kubelet/device-plugins")
+"""A constant of the kubelet, whatever its --root-dir is (DevicePluginPath in constants.go)."""
+POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 
 class Settings(Value):
@@ -26,6 +31,28 @@ class Settings(Value):
     """Seconds between scans without events."""
     layout: str | None = None
     """A layout in the node's file, if it is not the installed one."""
+
+
+class AgentSettings(Value):
+    """The places and intervals of an agent."""
+
+    root: str
+    """The root of the host."""
+    plugin_directory: str
+    """Of the kubelet, on this machine."""
+    pod_resources: str
+    """The socket of the kubelet's pod resources."""
+    control: str
+    """The agent's own socket."""
+    metrics: str | None = None
+    """HOST:PORT or unix:PATH."""
+    scan: Settings = Settings()
+    debounce: float = 10.0
+    """Seconds until a device that becomes unhealthy is reported."""
+    pods_interval: float = 30.0
+    """Seconds between questions which pods have devices; the kubelet limits their rate."""
+    tick: float = 1.0
+    """Seconds between looks at the kubelet's socket."""
 
 
 class Question(Value):

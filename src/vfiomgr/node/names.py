@@ -1,8 +1,9 @@
-"""Names of extended resources, by model or type, as users of NVIDIA's plugins know them.
+"""Names of extended resources, as users of NVIDIA's plugins know them, and labels of the node.
 
 The rule for models is that of NVIDIA's kubevirt-gpu-device-plugin (getDeviceName): upper case, `/`,
 `.` and white space become `_`, the rest is removed. vGPU types keep their case and `-`.
-A name must also be the class of a CDI kind, which begins with a letter.
+A name must also be the class of a CDI kind, which begins with a letter. Labels are lines for the
+local source of Node Feature Discovery (features.d).
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.errors import UsageError
+from vfiomgr.node.model import DEFAULT_PREFIX
 from vfiomgr.pci.names import maker_and_model
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.node.model import NodeSettings
+    from vfiomgr.node.model import Inventory, NodeSettings
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 LONGEST = 63
 """Characters of a resource name."""
@@ -173,3 +176,44 @@ def _fitted(prefix: str, name: str, suffix: str = "") -> str:
 
 def _digest(text: str, length: int = _DIGEST) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+_MOST = 63
+"""Characters of the name of a label."""
+_INVALID = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def labels(
+    inventory: Inventory, host: HostSnapshot, handlers: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """`DOMAIN/NAME=VALUE` of each label, sorted; `handlers` are those of Kata.
+
+    They say what a node has, not what is free: a label that changes with every pod is a load for
+    the API server.
+    """
+    found = dict(_labels(inventory, host, handlers))
+    return tuple(sorted(f"{DEFAULT_PREFIX}/{name}={value}" for name, value in found.items()))
+
+
+def _labels(
+    inventory: Inventory, host: HostSnapshot, handlers: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    yield "iommu", _flag(is_set=host.iommu.is_on)
+    yield "iommufd", _flag(is_set=any(device.vfio_cdev for device in host.devices))
+    for resource in inventory.resources:
+        model = resource.name.partition("/")[2]
+        is_vgpu = any(unit.kind != "function" for unit in resource.units)
+        yield _name("vgpu" if is_vgpu else "model", model), str(len(resource.units))
+    for driver in sorted({unit.driver for unit in inventory.units if unit.driver}):
+        yield _name("driver", driver), "true"
+    for handler in handlers:
+        yield _name("kata", handler), "true"
+
+
+def _name(kind: str, text: str) -> str:
+    """`model.GA102GL_A40`; cut to the longest valid name."""
+    return f"{kind}.{_INVALID.sub('_', text)}"[:_MOST].rstrip("._-")
+
+
+def _flag(*, is_set: bool) -> str:
+    return "true" if is_set else "false"

@@ -18,23 +18,19 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import diagnostics_of, finding
 from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
 from vfiomgr.host.udev import DeviceChanges
-from vfiomgr.node.exposition import render
-from vfiomgr.node.facts import forgiven, read_health
-from vfiomgr.node.handlers import kata_handlers
-from vfiomgr.node.labels import labels
+from vfiomgr.node.answers import read_written, write_specifications
+from vfiomgr.node.facts import forgiven, kata_handlers, read_health
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
-from vfiomgr.node.metrics import samples
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.node.names import qualified
+from vfiomgr.node.names import labels, qualified
 from vfiomgr.node.plan import inventory
-from vfiomgr.node.written import read_written, write_specifications
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.users import read_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
@@ -43,6 +39,9 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
+
+    Measured = Callable[[HostSnapshot, Inventory, HealthFacts], str]
+    """The metrics of a scan as text; their library is only needed by the agent."""
 
 QUIET = 0.25
 """Seconds without an event before a scan."""
@@ -57,8 +56,9 @@ _FORBIDDEN = frozenset({EACCES, EPERM, EROFS})
 class Scanner:
     """The state of the scanning process."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, measured: Measured | None = None) -> None:
         self._host = host
+        self._measured = measured
         self.settings = Settings()
         self._layout: NodeSettings | None = None
         """The settings with the last valid layout."""
@@ -99,7 +99,7 @@ class Scanner:
             write_specifications(self._host.tree, found, written)
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
             problems = tuple(self._problems(asked, seen, found))
-            metrics = render(samples(seen, found, now))
+            metrics = "" if self._measured is None else self._measured(seen, found, now)
         except VfiomgrError as error:
             return Report(number=asked.number, error=_text(error))
         except OSError as error:
@@ -145,7 +145,7 @@ class Scanner:
     def _read_layout(self, seen: HostSnapshot) -> NodeSettings:
         if not self._host.tree.exists(FILE):
             return self.settings.node
-        installed = import_module("vfiomgr.node.installed")  # pydantic has twice its memory
+        installed = import_module("vfiomgr.node.layouts")  # pydantic has twice its memory
         rules = installed.installed_rules(self._host.tree, seen, self.settings.layout)
         node = replace(self.settings.node, rules=rules)
         for rule in rules or ():
@@ -238,9 +238,9 @@ def write_labels(host: Host, lines: tuple[str, ...]) -> None:
         host.tree.replace(FEATURES / _LABELS, text.encode(), durable=False)
 
 
-def serve(host: Host, source: int, sink: int) -> None:
+def serve(host: Host, source: int, sink: int, measured: Measured | None = None) -> None:
     """Answer questions, and report after events and from time to time, until `source` ends."""
-    scanner = Scanner(host)
+    scanner = Scanner(host, measured)
     changes = DeviceChanges(host.tree) if host.tree.is_machine else None
     watched = [source, *(() if changes is None else (changes.fileno(),))]
     rest = b""

@@ -1,10 +1,121 @@
-"""Notifications of systemd: sd_notify(3), without its library."""
+"""systemd on a node whose agent runs without a container: units, and notifications."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import BOOT, SETTLE
+from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PLAIN = re.compile(r"[A-Za-z0-9._+/:=-]+")
+"""Words without a special meaning in units."""
+AGENT = UNITS / "vfiomgr-node.service"
+CDI = UNITS / "vfiomgr-node-cdi.service"
+PLUGINS = HostPath("/var/lib/kubelet/device-plugins")
+"""The kubelet's directory of device plugins, whatever its --root-dir is."""
+FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
+"""Node Feature Discovery reads labels here."""
+
+_AFTER = f"local-fs.target {BOOT.name} vfiomgr-persist.service vfiomgr-vgpu.service"
+_KUBELETS = (
+    "kubelet.service k3s.service k3s-agent.service rke2-server.service rke2-agent.service "
+    "k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service"
+)
+_SERVING = f"""\
+CapabilityBoundingSet=
+CapabilityBoundingSet=CAP_SYS_PTRACE CAP_DAC_READ_SEARCH
+ReadWritePaths=-{PLUGINS} -{FEATURES}
+ProtectKernelModules=yes
+DevicePolicy=closed
+RestrictNamespaces=yes
+SystemCallFilter=~@module
+"""
+"""Changes to the sandbox of services that change the host: this one only reads it.
+
+The two capabilities are for the users of a device, in /proc. /sys stays writable, because resources
+can ask for resets."""
+_INSTALL = """
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def render_agent(program: str, arguments: Iterable[str] = ()) -> str:
+    """Render the unit of the agent, with more arguments for it.
+
+    The kubelet's directory is created before the sandbox, which could not include it later.
+
+    Raises:
+        Refusal: the path would need quoting.
+
+    """
+    return f"""\
+[Unit]
+Description=Offer VFIO devices and vGPUs to the kubelet
+After={_AFTER} {CDI.name}
+
+[Service]
+Type=notify
+ExecStartPre=+mkdir -p -m 0750 {PLUGINS}
+ExecStart={_command(program, "--metrics unix:/run/vfiomgr/metrics.sock", arguments)}
+ExecReload=kill -HUP $MAINPID
+Restart=on-failure
+RestartSec=5
+SuccessExitStatus=130
+TimeoutStopSec=10
+WatchdogSec=60
+{SANDBOX}{_SERVING}{_INSTALL}"""
+
+
+def render_cdi(program: str, arguments: Iterable[str] = ()) -> str:
+    """Render the unit that writes the CDI specifications at boot, before the kubelet starts.
+
+    The arguments name the resources, which are those of the agent only if it has the same ones.
+
+    Pods of before the reboot then get their devices by name, although the numbers of the IOMMU
+    groups have changed.
+
+    Raises:
+        Refusal: the path would need quoting.
+
+    """
+    return f"""\
+[Unit]
+Description=Write the CDI specifications of devices for pods
+After={_AFTER}
+Before={_KUBELETS}
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStartPre=-udevadm settle --timeout={SETTLE}
+ExecStart={_command(program, "--once", arguments)}
+TimeoutStartSec=120
+{SANDBOX}{_SERVING}{_INSTALL}"""
+
+
+def _command(program: str, options: str, arguments: Iterable[str]) -> str:
+    return " ".join((require_plain(program), "node run", options, *map(_quoted, arguments)))
+
+
+def _quoted(word: str) -> str:
+    """A word in ExecStart= (systemd.syntax(7), systemd.service(5))."""
+    if _PLAIN.fullmatch(word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
+
+
+RENDERERS = {AGENT.name: render_agent, CDI.name: render_cdi}
+
 
 _SOCKET = "NOTIFY_SOCKET"
 _WATCHDOG = "WATCHDOG_USEC"

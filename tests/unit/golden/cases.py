@@ -18,11 +18,11 @@ from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
 from tests.unit.layout.test_watch_command import Ending
 from vfiomgr.diagnostic import Diagnostic, as_remedies
-from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import STATE
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable

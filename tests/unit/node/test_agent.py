@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
@@ -20,13 +21,12 @@ from tests.unit.node.stories import gpu_node, resource, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.agent import Agent
-from vfiomgr.node.client import release
-from vfiomgr.node.messages import Report
+from vfiomgr.node.messages import AgentSettings, Report
 from vfiomgr.node.model import Inventory
-from vfiomgr.node.quarantine import Quarantine
-from vfiomgr.node.settings import CONTROL, AgentSettings
+from vfiomgr.node.offers import Quarantine
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
+from vfiomgr.snapshot.node_agent import CONTROL, release
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -484,6 +484,20 @@ def test_at_boot_the_specifications_are_written_without_a_kubelet(place: Path) -
             assert os.listdir(node.directory) == ["kubelet.sock"]
 
     tell(story())
+
+
+def test_the_boot_of_a_node_needs_no_package_of_the_extra(place: Path) -> None:
+    root = gpu_node(place).root
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('google', 'grpc', 'prometheus_client')))\n"
+        f"sys.argv = ['vfiomgr', '--root', {root!r}, 'node', 'run', '--once']\n"
+        "from vfiomgr.cli.main import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, f"{NAME}: 3\n")
+    assert (place / "host" / SPECIFICATION).exists()
 
 
 def children(pid: int) -> list[int]:

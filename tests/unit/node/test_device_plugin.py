@@ -21,10 +21,9 @@ from tests.unit.node.stories import (
     with_unhealthy,
 )
 from vfiomgr.errors import HostError
-from vfiomgr.node.kubelet import NoAnswer, pods_by_device, register, stamp_of
+from vfiomgr.node.kubelet import DEVICES, NoAnswer, pods_by_device, register, stamp_of
 from vfiomgr.node.model import NodeResource
 from vfiomgr.node.serving import PREFIX, socket_name
-from vfiomgr.node.wire import DEVICES
 
 if TYPE_CHECKING:
     from pathlib import Path

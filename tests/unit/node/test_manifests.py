@@ -23,9 +23,15 @@ from vfiomgr.kata.manifests.render import as_json, as_yaml
 from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
 from vfiomgr.layout.document import read_layouts
 from vfiomgr.node import manifests as manifests_module
-from vfiomgr.node.distribution import DISTRIBUTIONS
-from vfiomgr.node.manifests import IMAGE, ManifestRequest, NodeLayout, manifest_request, manifests
-from vfiomgr.node.units import render_cdi
+from vfiomgr.node.manifests import (
+    DISTRIBUTIONS,
+    IMAGE,
+    ManifestRequest,
+    NodeLayout,
+    manifest_request,
+    manifests,
+)
+from vfiomgr.node.systemd import render_cdi
 from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, parse_record
 
 if TYPE_CHECKING:

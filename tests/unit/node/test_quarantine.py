@@ -8,7 +8,7 @@ import pytest
 
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
-from vfiomgr.node.quarantine import FILE, Quarantine
+from vfiomgr.node.offers import FILE, Quarantine
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,6 +14,7 @@ from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
 from vfiomgr.library import Host
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
+from vfiomgr.node.metrics import render
 from vfiomgr.node.model import Inventory, NodeSettings
 from vfiomgr.node.scanner import FEATURES, Scanner
 from vfiomgr.paths import HostPath
@@ -36,7 +37,7 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 @pytest.fixture
 def scanner(kernel: FakeKernel) -> Scanner:
-    return Scanner(Host(kernel))
+    return Scanner(Host(kernel), render)
 
 
 def found(report: Report) -> Inventory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vfiomgr.node.wire import DEVICES, METHODS, PODS
+from vfiomgr.node.kubelet import DEVICES, METHODS, PODS
 
 
 def text(number: int, value: str) -> bytes:

@@ -16,11 +16,18 @@ from vfiomgr.kata.manifests.commands import print_objects
 from vfiomgr.kata.model import KUBELET_ROOT
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import choose_layout, read_layouts
-from vfiomgr.node.commands.options import arguments_of, node_settings, resource_options
-from vfiomgr.node.distribution import DISTRIBUTIONS, found_kubelet_root, named_kubelet_root
-from vfiomgr.node.manifests import IMAGE, NAMESPACE, NodeLayout, manifest_request
+from vfiomgr.node.commands.run import arguments_of, node_settings, resource_options
+from vfiomgr.node.manifests import (
+    DISTRIBUTIONS,
+    IMAGE,
+    NAMESPACE,
+    NodeLayout,
+    found_kubelet_root,
+    manifest_request,
+    named_kubelet_root,
+)
 from vfiomgr.node.manifests import manifests as manifests_of
-from vfiomgr.node.units import RENDERERS
+from vfiomgr.node.systemd import RENDERERS
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.program import own_program
 

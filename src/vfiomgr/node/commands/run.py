@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from importlib import import_module
@@ -16,10 +15,11 @@ from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.layout.commands.changes import complete_layout
-from vfiomgr.node.commands.options import node_settings, resource_options
-from vfiomgr.node.messages import Settings
-from vfiomgr.node.settings import CONTROL, PLUGIN_DIRECTORY, POD_RESOURCES, AgentSettings
+from vfiomgr.node.messages import PLUGIN_DIRECTORY, POD_RESOURCES, AgentSettings, Settings
+from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, NodeSettings
+from vfiomgr.node.names import name_resources
 from vfiomgr.persistence.installed_layout import FILE
+from vfiomgr.snapshot.node_agent import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,77 @@ if TYPE_CHECKING:
 
     from vfiomgr.node.model import Consumer
 
-_DEFAULTS = AgentSettings(root="", plugin_directory="", pod_resources="", control="")
+
+_NAMES = NodeSettings()
+_OPTIONS = (
+    click.option(
+        "--consumer",
+        type=click.Choice(CONSUMERS),
+        default=_NAMES.consumer,
+        help="Who receives the devices: `default` serves Kata and plain containers.",
+    ),
+    click.option(
+        "--alias",
+        "aliases",
+        metavar="DEVICES=NAME",
+        multiple=True,
+        help="Name of the resource for a PCI ID, a vGPU type or a default name.",
+    ),
+    click.option(
+        "--resource-prefix",
+        "prefix",
+        metavar="DOMAIN",
+        default=DEFAULT_PREFIX,
+        help=f"Domain of the resource names.  [default: {DEFAULT_PREFIX}]",
+    ),
+)
+
+
+def resource_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of resource names; --help lists the last one first."""
+    for option in _OPTIONS:
+        function = option(function)
+    return function
+
+
+def node_settings(
+    prefix: str, consumer: Consumer, aliases: tuple[str, ...], *, resets: bool = False
+) -> NodeSettings:
+    """The settings of a user.
+
+    Raises:
+        UsageError: the prefix or an alias is invalid.
+
+    """
+    settings = NodeSettings(prefix, consumer, _named(aliases), resets)
+    name_resources((), settings)
+    return settings
+
+
+def arguments_of(settings: NodeSettings) -> tuple[str, ...]:
+    """The arguments with which `vfiomgr node run` names resources like these settings."""
+    words: list[str] = []
+    if settings.prefix != _NAMES.prefix:
+        words += ["--resource-prefix", settings.prefix]
+    for devices, name in settings.aliases.items():
+        words += ["--alias", f"{devices}={name}"]
+    if settings.consumer != _NAMES.consumer:
+        words += ["--consumer", settings.consumer]
+    return tuple(words)
+
+
+def _named(aliases: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for alias in aliases:
+        devices, equals, name = alias.partition("=")
+        if not (devices and equals and name and alias.isprintable()):
+            message = f"not an alias: {alias!r}"
+            raise UsageError(message, "use DEVICES=NAME, e.g. 10de:2235=a40")
+        found[devices] = name
+    return found
+
+
+_AGENT = AgentSettings(root="", plugin_directory="", pod_resources="", control="")
 
 
 def _optional(name: str) -> ModuleType:
@@ -98,9 +168,9 @@ def _complete_layout(
     shell_complete=complete_file,
     help=f"The agent's own socket, for node status.  [default: {CONTROL}]",
 )
-@_seconds("--scan-interval", _DEFAULTS.scan.interval, "Time between scans without events.")
-@_seconds("--pods-interval", _DEFAULTS.pods_interval, "Time between questions about pods.")
-@_seconds("--debounce", _DEFAULTS.debounce, "Time until a device is reported as unhealthy.")
+@_seconds("--scan-interval", _AGENT.scan.interval, "Time between scans without events.")
+@_seconds("--pods-interval", _AGENT.pods_interval, "Time between questions about pods.")
+@_seconds("--debounce", _AGENT.debounce, "Time until a device is reported as unhealthy.")
 @click.option(
     "--once", is_flag=True, help="Only write the CDI specifications and the labels of the node."
 )
@@ -151,7 +221,7 @@ def run(
         debounce=debounce,
         pods_interval=pods_interval,
     )
-    asyncio.run(_optional("vfiomgr.node.agent").Agent(settings, note).run())
+    _optional("vfiomgr.node.agent").run(settings, note)
 
 
 @click.command("scan", hidden=True)
@@ -159,16 +229,19 @@ def run(
 @pass_session
 def scan(session: Session) -> None:
     """Scan the host for an agent, which starts this command itself."""
-    scanner = _optional("vfiomgr.node.scanner")
+    render = _optional("vfiomgr.node.metrics").render
+    host = host_of(session, on_step=None)
     try:
-        scanner.serve(host_of(session, on_step=None), sys.stdin.fileno(), sys.stdout.fileno())
+        import_module("vfiomgr.node.scanner").serve(
+            host, sys.stdin.fileno(), sys.stdout.fileno(), render
+        )
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(0)  # the agent has ended
 
 
 def _write_once(session: Session, settings: Settings) -> None:
     """Write what containers need at boot, before a kubelet restores its pods."""
-    scanner = _optional("vfiomgr.node.scanner").Scanner(host_of(session, on_step=None))
+    scanner = import_module("vfiomgr.node.scanner").Scanner(host_of(session, on_step=None))
     scanner.settings = settings
     report = scanner.scan()
     if report.error:

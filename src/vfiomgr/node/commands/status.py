@@ -12,14 +12,13 @@ from vfiomgr.cli.output import diagnostic_document, note, or_dash, print_documen
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import VfiomgrError
-from vfiomgr.node.client import read_status
-from vfiomgr.node.client import release as release_device
-from vfiomgr.node.settings import CONTROL
+from vfiomgr.snapshot.node_agent import CONTROL, read_status
+from vfiomgr.snapshot.node_agent import release as release_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.node.status import DeviceStatus, NodeStatus, ResourceStatus
+    from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))
 _socket_option = click.option(
