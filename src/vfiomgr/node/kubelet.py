@@ -150,6 +150,9 @@ _REGISTRATION_DEADLINE = 20.0
 """Seconds; the kubelet itself gives up after 10 if it cannot connect to the plugin."""
 _LIST_DEADLINE = 10.0
 _NO_PROXY = ("grpc.enable_http_proxy", 0)
+_OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
+"""Otherwise the next channel to a path waits as long as gRPC does after failures of the last one,
+although a new kubelet may listen there."""
 
 
 class NoAnswer(HostError):  # noqa: N818 - it says what the kubelet did
@@ -209,7 +212,7 @@ async def _call(
     socket: str, method: str, request: Message, response: Message, seconds: float
 ) -> Message:
     """One call on a connection of its own: the socket is another one after each restart."""
-    options = (_NO_PROXY, ("grpc.max_receive_message_length", MOST_BYTES))
+    options = (_NO_PROXY, _OWN_CONNECTION, ("grpc.max_receive_message_length", MOST_BYTES))
     async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
         call = channel.unary_unary(
             method,

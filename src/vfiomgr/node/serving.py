@@ -194,7 +194,7 @@ _PROCESS = secrets.token_hex(4)
 """Two agents in containers can have the same process ID."""
 _LISTING = 5.0
 """Seconds in which a kubelet that accepted a registration lists the devices."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 """Seconds until a failed registration is repeated; doubled each time."""
 
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 NAME = "vfiomgr.io/A40"
 
 
-def tell(story: Coroutine[Any, Any, None]) -> None:
-    """Run a story to its end, within two minutes; where it stands then is printed.
+def tell(story: Coroutine[Any, Any, None], seconds: float = 120) -> None:
+    """Run a story to its end; where it stands when its time is over is printed.
 
     The servers of gRPC end in the loop that they began in, when nothing refers to them.
     """
@@ -35,7 +35,7 @@ def tell(story: Coroutine[Any, Any, None]) -> None:
     async def within() -> None:
         told = asyncio.create_task(story)
         try:
-            await asyncio.wait({told}, timeout=120)
+            await asyncio.wait({told}, timeout=seconds)
             if not told.done():
                 told.print_stack()
                 told.cancel()

@@ -65,9 +65,9 @@ def test_a_name_that_the_kubelet_refuses_is_repeated_with_pauses(name: str, plac
         await kubelet.start()
         agent.offer(resource(1, name))
         agent.start()
-        await kubelet.until(lambda: any("next attempt in 1 s" in text for text in agent.told))
-        await asyncio.sleep(0.3)
-        assert len([text for text in agent.told if "next attempt" in text]) == 1
+        await kubelet.until(lambda: any("next attempt in 0.5 s" in text for text in agent.told))
+        await asyncio.sleep(0.2)
+        assert len([text for text in agent.told if "next attempt" in text]) == 2
         assert "is invalid" in agent.told[-1]
         await agent.stop()
         await kubelet.stop()
