@@ -22,7 +22,7 @@ from vfiomgr.pci.names import DEVICE_KINDS
 from vfiomgr.snapshot.model import DeviceState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from vfiomgr.cli.session import Session
     from vfiomgr.cli.table import Column
@@ -329,10 +329,10 @@ def _chosen(text: str | None, known: Sequence[Column]) -> tuple[str, ...]:
     return tuple(by_name[word] for word in words)
 
 
-def users_in_words(users: Sequence[DeviceUser]) -> str:
+def users_in_words(users: Sequence[DeviceUser], pods: Iterable[str] = ()) -> str:
     """Pods, domains and processes, each once; a dash for nobody."""
     names = (
         f"pod {user.pod}" if user.pod else user.guest or f"{user.command} ({user.pid})"
         for user in users
     )
-    return ", ".join(dict.fromkeys(names)) or "-"
+    return ", ".join(dict.fromkeys((*(f"pod {pod}" for pod in pods), *names))) or "-"

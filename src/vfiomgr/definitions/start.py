@@ -229,7 +229,7 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
     marks = present.steps if is_own else ()
     found = dict(host.defined.attributes_of(target.name))
     wrong = differing(target.attributes, found.items())
-    users = [o.summary for o in guards.held_by_guest(host, active)] if wrong else []
+    users = [o.summary for o in guards.assigned(host, active)] if wrong else []
     if users:
         names = ", ".join(name for name, _ in wrong)
         why = f"not changing {names}, which differs from the definition: {'; '.join(users)}"

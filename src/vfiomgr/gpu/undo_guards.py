@@ -21,9 +21,9 @@ def in_use(host: HostSnapshot, scope: UndoScope) -> Iterator[Diagnostic]:
     """Refuse to undo steps on functions and vGPUs that are in use."""
     yield from guards.undoing(host, scope.leaving)
     for vgpu in scope.made:
-        yield from guards.held_by_guest(host, vgpu)
+        yield from guards.assigned(host, vgpu)
     for function in scope.reduced:
-        yield from guards.held_by_guest(host, function)
+        yield from guards.assigned(host, function)
 
 
 @guards_undo

@@ -71,7 +71,7 @@ def plan_kept(case: RuleContext, kept: Kept) -> Plan:
                 )
             )
         elif are_others(found, request):
-            diagnostics += guards.held_by_guest(case.host, one)
+            diagnostics += guards.assigned(case.host, one)
             steps.append(setting(one.name, found, request))
     refuse_if_any(diagnostics, case.allow)
     locks = [f"vgpu-{step.vgpu}" for step in steps]

@@ -365,6 +365,7 @@ def _device_status(unit: NodeUnit) -> DeviceStatus:
         unit.numa_nodes,
         unit.is_healthy,
         unit.used_by,
+        unit.pod,
         unit.reasons,
     )
 

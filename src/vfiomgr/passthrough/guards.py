@@ -265,6 +265,28 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
     )
 
 
+def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
+    """Refuse what the kubelet gave to a pod, whether or not the pod has opened it already."""
+    pod = host.pod_of(holder)
+    users = host.users_of(host.guest_nodes(holder)) if pod else ()
+    if pod and all(user.pod != pod for user in users):
+        namespace, _, name = pod.partition("/")
+        yield blocker(
+            "held-by-pod",
+            holder,
+            f"{holder} belongs to pod {pod}",
+            f"delete the pod: kubectl --namespace {namespace} delete pod {name}",
+            allow("in-use"),
+            override="in-use",
+        )
+
+
+def assigned(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
+    """Refuse what a guest uses or a pod has."""
+    yield from held_by_guest(host, holder)
+    yield from held_by_pod(host, holder)
+
+
 def stuck(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function that the kernel is still removing: every access to it would wait."""
     if device.stuck is not None:
@@ -294,13 +316,14 @@ TAKING: tuple[Guard, ...] = (
     host_use,
     open_nodes,
     held_by_guest,
+    held_by_pod,
 )
 """Checks before a function leaves its host driver, by `bind` or by libvirt itself.
 
 A reset uses its own selection (`passthrough/reset.py`).
 """
 
-RELEASING: tuple[Guard, ...] = (bridge, held_by_guest)
+RELEASING: tuple[Guard, ...] = (bridge, assigned)
 """Checks before a function leaves a VFIO driver."""
 
 
@@ -325,7 +348,7 @@ def _uses_but(host: HostSnapshot, device: PciDevice, *, kept: bool) -> Iterator[
             yield _use_diagnostic(device, use)
 
 
-UNDOING: tuple[Guard, ...] = (held_by_guest, open_nodes, host_data)
+UNDOING: tuple[Guard, ...] = (assigned, open_nodes, host_data)
 """Checks before a rollback moves functions back or removes virtual functions."""
 
 

@@ -28,6 +28,7 @@ from vfiomgr.persistence.model import (
     parse_driverctl,
     parse_rule,
 )
+from vfiomgr.snapshot.node_agent import NodeStatus
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.model import GpuPartition
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction, mark_file, mark_of
@@ -158,6 +159,8 @@ class HostSnapshot(Value, dict=True):
     """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
     links: tuple[PciLink, ...] | None = None
     """Links of PCI Express; None if not read."""
+    agent: NodeStatus | None = None
+    """What the agent of a Kubernetes node offers; None if not read, or if none answers."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -483,6 +486,13 @@ class HostSnapshot(Value, dict=True):
             return self.users_of(self.guest_nodes(holder))
         nodes = frozenset(holder.nodes) | self.guest_nodes(holder)
         return (*self.users_of(nodes), *self.users_below(holder))
+
+    def pod_of(self, holder: PciDevice | Vgpu) -> str | None:
+        """The pod, NAMESPACE/NAME, that the kubelet gave a function or a vGPU to."""
+        if self.agent is None:
+            return None
+        name = str(holder.address) if isinstance(holder, PciDevice) else holder.name
+        return self.agent.pods.get(name)
 
     def users_below(self, device: PciDevice) -> tuple[DeviceUser, ...]:
         """The processes that have a disk of a function open."""

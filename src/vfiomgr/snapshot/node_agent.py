@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import time
+import warnings
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.jsonable import Misfit, from_jsonable
+from vfiomgr.documents.jsonable import from_jsonable
 from vfiomgr.errors import HostError, NeedsRoot, UsageError
 from vfiomgr.paths import RUNTIME
+from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from vfiomgr.host.tree import HostTree
 
 CONTROL = RUNTIME / "node.sock"
 """The agent's own socket."""
 _DEADLINE = 10.0
+_PATIENCE = 1.0
+"""Seconds that commands wait which do not depend on an agent."""
+_ABSENT = (FileNotFoundError, ConnectionRefusedError, PermissionError)
+"""No agent runs, or this user may not ask it."""
 _MOST_BYTES = 64 << 20
-_NOT_FOUND = 404
+_OK, _NOT_FOUND = 200, 404
 
 
 class DeviceStatus(Value):
@@ -28,6 +41,8 @@ class DeviceStatus(Value):
     is_healthy: bool
     used_by: str
     """A pod as NAMESPACE/NAME/CONTAINER, a guest or a process."""
+    pod: str = ""
+    """The container that the kubelet gave it to, NAMESPACE/NAME/CONTAINER."""
     reasons: tuple[Diagnostic, ...] = ()
     """Why it is not healthy."""
 
@@ -41,7 +56,7 @@ class ResourceStatus(Value):
     devices: tuple[DeviceStatus, ...] = ()
 
 
-class NodeStatus(Value):
+class NodeStatus(Value, dict=True):
     """The state of an agent."""
 
     pid: int
@@ -54,6 +69,32 @@ class NodeStatus(Value):
     error: str = ""
     """Why the last scan failed."""
 
+    @cached_property
+    def pods(self) -> Mapping[str, str]:
+        """The pods, NAMESPACE/NAME, by the addresses and UUIDs of the devices that they have."""
+        devices = (d for resource in self.resources for d in resource.devices if d.pod)
+        return {
+            name: device.pod.rpartition("/")[0]
+            for device in devices
+            for name in (device.addresses if is_address(device.id) else (device.id,))
+        }
+
+
+def find_status(tree: HostTree) -> NodeStatus | None:
+    """The state of the agent of a host; None if none runs, or this user may not ask it."""
+    if not tree.exists(CONTROL):
+        return None
+    path = tree.locate(CONTROL)
+    try:
+        return _read(*_exchange(path, "GET", "/status", b"", _PATIENCE))
+    except _ABSENT:
+        return None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error) or "timed out"
+        text = f"cannot ask the node agent on {CONTROL} which pods have devices: {why}"
+        warnings.warn(text, stacklevel=2)
+        return None
+
 
 def read_status(path: str) -> NodeStatus:
     """The state of the agent with this socket.
@@ -63,9 +104,8 @@ def read_status(path: str) -> NodeStatus:
 
     """
     try:
-        _, text = _ask(path, "GET", "/status")
-        return from_jsonable(NodeStatus, msgspec.json.decode(text))
-    except (Misfit, msgspec.DecodeError) as error:
+        return _read(*_ask(path, "GET", "/status"))
+    except ValueError as error:
         message = f"cannot read the answer of the agent on {path}: {error}"
         raise HostError(message, "restart the agent, so that it has the same version") from None
 
@@ -81,6 +121,18 @@ def release(path: str, device: str) -> None:
     status, text = _ask(path, "POST", "/release", device)
     if status == _NOT_FOUND:
         raise UsageError(text.decode().strip(), "vfiomgr node status lists the devices")
+
+
+def _read(status: int, content: bytes) -> NodeStatus:
+    """Read an answer.
+
+    Raises:
+        ValueError: it is an error, incomplete, or that of another version.
+
+    """
+    if status != _OK:
+        raise ValueError(content.decode(errors="replace").strip())
+    return from_jsonable(NodeStatus, msgspec.json.decode(content))
 
 
 def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, bytes]:

@@ -15,7 +15,7 @@ from vfiomgr.pci import capabilities, drivers, host_use, iommu, numa
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
-from vfiomgr.snapshot import users
+from vfiomgr.snapshot import node_agent, users
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
 from vfiomgr.snapshot.uses import facts as uses_facts
 from vfiomgr.vgpu import facts as vgpu_facts
@@ -45,6 +45,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         host,
         host_uses=_host_uses(host, tree, with_users=with_users, with_claims=with_claims),
         users=users.read_users(tree) if with_users else None,
+        agent=node_agent.find_status(tree) if with_users else None,
         variants=drivers.read_variants(tree) if with_users else (),
         vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,
         readiness=_readiness(host, tree) if with_readiness else None,

@@ -18,6 +18,7 @@ from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, identifiers_in, is_address
 from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.snapshot.scan import scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
 
@@ -212,19 +213,20 @@ class HostSource:
         if self.snapshot is not None:
             return host
         if any(device.nodes for device in functions):
-            return replace(host, users=read_users(self.tree))
+            return replace(host, users=read_users(self.tree), agent=find_status(self.tree))
         holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
         nodes = {node for holder in holders for node in host.guest_nodes(holder)}
         return self.with_holders(host, nodes)
 
     def with_holders(self, host: HostSnapshot, nodes: AbstractSet[str]) -> HostSnapshot:
-        """With the processes that have one of these nodes open, and no others.
+        """With the processes that have one of these nodes open, and no others, and with pods.
 
         Of a snapshot those that were found when it was made.
         """
         if self.snapshot is not None:
             return host
-        return replace(host, users=read_holders(self.tree, nodes))
+        users = read_holders(self.tree, nodes)
+        return replace(host, users=users, agent=find_status(self.tree))
 
     def require_live(self, why: str, remedy: str) -> None:
         """Require a tree.

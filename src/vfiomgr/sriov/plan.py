@@ -317,7 +317,7 @@ def _carrying(
 def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse functions in use: a change of the number removes all of them."""
     yield from guards.stuck(host, device)
-    for guard in (guards.held_by_guest, guards.open_nodes, guards.host_use):
+    for guard in (guards.assigned, guards.open_nodes, guards.host_use):
         for diagnostic in guard(host, device):
             remedy = "stop using it first: changing the number removes all virtual functions"
             yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)

@@ -123,7 +123,7 @@ def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
     for name in request.names:
         refuse_function(host, name)
     found, already = _named(host, request)
-    diagnostics = [o for vgpu in found for o in guards.held_by_guest(host, vgpu)]
+    diagnostics = [o for vgpu in found for o in guards.assigned(host, vgpu)]
     refuse_if_any(diagnostics, request.allow)
     names = [vgpu.name for vgpu in found]
     locks = {name for vgpu in found for name in _locks(host, vgpu)}

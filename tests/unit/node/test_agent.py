@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import asynccontextmanager
+import warnings
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +22,14 @@ from tests.fakes.kubelet import Kubelet
 from tests.unit.node.stories import gpu_node, resource, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
+from vfiomgr.library import Host
 from vfiomgr.node.agent import Agent
 from vfiomgr.node.messages import AgentSettings, Report
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Quarantine
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.node_agent import CONTROL, release
+from vfiomgr.snapshot.node_agent import CONTROL, find_status, release
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -81,7 +84,7 @@ class Running:
         document: Mapping[str, Any] = json.loads(output)
         return document
 
-    async def until_used_by(self, device: str, pod: str) -> None:
+    async def until_used_by(self, device: str, pod: str | None) -> None:
         """Wait until the agent knows the pod of a device."""
         end = time.monotonic() + 20
         while time.monotonic() < end:
@@ -460,6 +463,116 @@ def test_a_release_reaches_the_next_scanning_process(place: Path) -> None:
             control = HostTree(node.kernel.root).locate(CONTROL)
             await asyncio.to_thread(release, control, GPUS[1])
             await node.kubelet.until_capacity(NAME, 3, 3)
+
+    tell(story())
+
+
+def test_the_pod_of_a_device_is_listed_and_its_device_is_not_unbound(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("ml/train-0", NAME, 1)
+            (gpu,) = container.ids
+            await node.until_used_by(gpu, "ml/train-0/c0")
+            _, output, _ = await node.command("list", "--columns", "address,used-by")
+            used = dict(line.split(None, 1) for line in output.splitlines()[1:])
+            assert used.pop(gpu) == "pod ml/train-0"
+            assert set(used.values()) == {"-"}
+            _, output, _ = await node.command("list", gpu, "--format", "json")
+            assert json.loads(output)["items"][0]["pods"] == ["ml/train-0"]
+            _, output, _ = await node.command("show", gpu)
+            assert "pod ml/train-0" in output
+
+            unbind = ("unbind", "--dry-run")
+            status, _, error = await node.command(*unbind, gpu)
+            assert status == 4
+            assert f"{gpu} (NVIDIA Corporation GA102GL [A40]) belongs to pod ml/train-0" in error
+            assert "kubectl --namespace ml delete pod train-0" in error
+            assert "held-by-pod" in error
+            assert (await node.command(*unbind, gpu, "--allow", "in-use"))[0] == 0
+            (free, _) = set(GPUS) - {gpu}
+            assert (await node.command(*unbind, free))[0] == 0
+            del node.kubelet.pods["ml/train-0"]
+            await node.until_used_by(gpu, None)
+            assert (await node.command(*unbind, gpu))[0] == 0
+
+    tell(story())
+
+
+def test_an_agent_that_was_killed_delays_no_command(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert node.process is not None
+            node.process.kill()
+            await node.process.communicate()
+            node.process = None
+            tree = HostTree(node.kernel.root)
+            assert tree.exists(CONTROL)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                begun = time.monotonic()
+                assert find_status(tree) is None
+                assert time.monotonic() - begun < 0.5
+
+    tell(story())
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (None, "timed out"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{", "truncated"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", "the field is missing"),
+        (b"HTTP/1.1 503 Unavailable\r\n\r\nbusy", "busy"),
+        (b"SSH-2.0-OpenSSH", "its answer is not HTTP"),
+    ],
+)
+def test_an_agent_that_does_not_answer_is_reported_after_a_second(
+    place: Path, answer: bytes | None, why: str
+) -> None:
+    tree = gpu_node(place)
+    path = tree.locate(CONTROL)
+    os.makedirs(os.path.dirname(path))
+    with socket.socket(socket.AF_UNIX) as stuck, ExitStack() as open_ones:
+        stuck.bind(path)
+        stuck.listen()
+
+        def serve() -> None:
+            connection = open_ones.enter_context(stuck.accept()[0])
+            if answer is not None:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        begun = time.monotonic()
+        with pytest.warns(UserWarning, match="cannot ask the node agent on") as told:
+            found = Host(tree).scan(with_users=True)
+        server.join(5)
+        assert found.agent is None
+        assert why in str(told[0].message)
+        assert time.monotonic() - begun < 2.5
+
+
+def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            code = (
+                "import sys; from vfiomgr.library import Host; "
+                f"host = Host({node.kernel.root!r}).scan(with_users=True); "
+                "assert len(host.agent.resources[0].devices) == 3; "
+                "names = {'grpc', 'google.protobuf', 'prometheus_client', 'http.client', 'ssl'}; "
+                "print(sorted(names & set(sys.modules)))"
+            )
+            made = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", code), stdout=asyncio.subprocess.PIPE
+            )
+            assert (await made.communicate())[0] == b"[]\n"
 
     tell(story())
 

@@ -181,10 +181,18 @@ def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
 
 
 def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
+    pods = [pod for function in functions for pod in _pods(host, function)]
     if host.users is None:
-        return _UNKNOWN
+        return users_in_words((), pods) if pods else _UNKNOWN
     nodes = frozenset[str]().union(*(_nodes(host, function) for function in functions))
-    return users_in_words(host.users_of(nodes))
+    return users_in_words(host.users_of(nodes), pods)
+
+
+def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
+    """The pods that have a function, or vGPUs on it."""
+    vgpus = host.vgpus_of(str(device.address))
+    found = (host.pod_of(device), *map(host.pod_of, vgpus))
+    yield from dict.fromkeys(filter(None, found))
 
 
 def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]) -> Iterator[str]:
@@ -218,6 +226,7 @@ def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "state": host.state_of(device),
         "vram_mib": memory and memory.mib,
         "is_vram_certain": memory and memory.is_certain,
+        "pods": list(_pods(host, device)),
         "users": None if users is None else [_user(user) for user in users],
     }
 

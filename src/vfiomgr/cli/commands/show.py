@@ -96,10 +96,13 @@ def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
 
 
 def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
-    """Processes that use the function, on the host or in a guest; None if they cannot be seen."""
-    if host.users is None:
+    """The pod that has the function, and the processes that use it; None if they cannot be seen."""
+    pod = host.pod_of(device)
+    if host.users is None and pod is None:
         return None
-    return list(dict.fromkeys(str(user) for user in host.holders(device)))
+    users = () if host.users is None else host.holders(device)
+    is_named = pod is None or any(user.pod == pod for user in users)
+    return list(dict.fromkeys((*(() if is_named else (f"pod {pod}",)), *map(str, users))))
 
 
 def _refusal(host: HostSnapshot, device: PciDevice) -> Refusal | None:

@@ -56,9 +56,11 @@ def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
 
 
 def _used_by(host: HostSnapshot, vgpu: Vgpu) -> str:
-    if host.users is None:
+    pod = host.pod_of(vgpu)
+    if host.users is None and pod is None:
         return _UNSEEN
-    return or_dash(", ".join(dict.fromkeys(map(str, _holders(host, vgpu)))))
+    users = () if host.users is None else map(str, _holders(host, vgpu))
+    return or_dash(", ".join(dict.fromkeys((*((f"pod {pod}",) if pod else ()), *users))))
 
 
 def _holders(host: HostSnapshot, vgpu: Vgpu) -> tuple[DeviceUser, ...]:
@@ -92,6 +94,7 @@ def _item(host: HostSnapshot, vgpu: Vgpu) -> dict[str, object]:
         "made_by_vfiomgr": host.is_own(vgpu),
         "definition": defined and dict(zip(("type", "start", "path"), defined, strict=True)),
         **_share(host, vgpu),
+        "pod": host.pod_of(vgpu),
         "users": users_of(host, vgpu),
     }
 
