@@ -577,6 +577,93 @@ def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -
     tell(story())
 
 
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: cuda}
+spec:
+  runtimeClassName: kata-vfio
+  containers:
+    - name: main
+      image: example
+      resources: {limits: {RESOURCE: COUNT}}
+"""
+
+
+async def why_pending(node: Running, resource: str, count: int, name: str = "cuda") -> list[Any]:
+    """What `check pod` says about the request: rules, summaries, remedies."""
+    file = node.place / "pod.yaml"
+    text = POD.replace("RESOURCE", resource).replace("COUNT", str(count))
+    file.write_text(text.replace("name: cuda", f"name: {name}"))
+    _, output, error = await node.command("check", "pod", str(file), "--format", "json")
+    assert output, error
+    (item,) = json.loads(output)["items"]
+    (step,) = [step for step in item["steps"] if step["name"] == "request"]
+    found = [each for each in step["breaks"] if each["id"].startswith("pod-")]
+    assert not found or item["is_broken"]
+    return found
+
+
+def test_check_pod_says_why_a_pod_is_pending(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            assert await why_pending(node, NAME, 9) == []  # nothing is known without an agent
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert await why_pending(node, NAME, 3) == []
+            assert await why_pending(node, "nvidia.com/gpu", 9) == []  # another device plugin's
+            (found,) = await why_pending(node, "vfiomgr.io/GA102GL_A4", 1)
+            assert found["id"] == "pod-resource-not-offered"
+            assert f"did you mean {NAME}?" in found["remedy"]
+            (found,) = await why_pending(node, NAME, 4)
+            assert found["id"] == "pod-too-few-devices"
+            assert "this node has 3" in found["title"]
+
+            container = await node.kubelet.admit("ml/train-0", NAME, 1)
+            (gpu,) = container.ids
+            await node.until_used_by(gpu, "ml/train-0/c0")
+            assert await why_pending(node, NAME, 2) == []
+            (found,) = await why_pending(node, NAME, 3)
+            assert found["id"] == "pod-devices-taken"
+            assert found["title"].endswith("2 are available: others belong to pod ml/train-0")
+            assert found["evidence"] == [f"{gpu}: pod ml/train-0"]
+            assert await why_pending(node, NAME, 3, name="train-0") == []  # it has it itself
+
+            (sick, _) = sorted(set(GPUS) - {gpu})
+            node.unbind(sick)
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            assert await why_pending(node, NAME, 1) == []
+            unhealthy, taken = await why_pending(node, NAME, 2)
+            assert (unhealthy["id"], taken["id"]) == ("pod-device-unhealthy", "pod-devices-taken")
+            assert unhealthy["title"].startswith(f"{sick} is unhealthy: {sick} is on no driver")
+            assert unhealthy["remedy"].startswith(f"vfiomgr bind {sick}")
+
+            await node.kubelet.stop()
+            os.unlink(node.kubelet.socket)
+            found = (await why_pending(node, NAME, 1))[0]
+            assert found["id"] == "pod-resource-not-listed"
+
+    tell(story())
+
+
+def test_check_pod_of_a_device_looks_at_that_device(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("ml/train-0", NAME, 1)
+            (gpu,) = container.ids
+            await node.until_used_by(gpu, "ml/train-0/c0")
+            for device in (gpu, f"{NAME}={gpu}"):
+                _, output, error = await node.command("check", "pod", device)
+                assert "others belong to pod ml/train-0" in output, error
+            (free, _) = sorted(set(GPUS) - {gpu})
+            _, output, _ = await node.command("check", "pod", free)
+            assert "belong to pod" not in output
+
+    tell(story())
+
+
 def test_without_an_agent_its_commands_say_so(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:

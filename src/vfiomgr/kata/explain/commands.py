@@ -219,8 +219,9 @@ def explain(
     it is one that requests DEVICE (an address, or KIND=NAME of CDI). The links are RuntimeClass,
     handler, Kata's configuration, resource, CDI name, specification, device node, IOMMU group,
     functions, root ports, and the GPU index in the guest. Nothing is started, and no cluster is
-    contacted. The kubelet chooses the device of a resource, so all candidates are checked and their
-    differences shown; without -v only the first ones are listed.
+    contacted; the node agent, if it runs here, is asked which devices are available. The kubelet
+    chooses the device of a resource, so all candidates are checked and their differences shown;
+    without -v only the first ones are listed.
 
     Exit status: 1 if a link is broken.
 

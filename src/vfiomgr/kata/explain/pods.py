@@ -35,6 +35,7 @@ from vfiomgr.kata.model import (
     handler_configuration,
     key_table,
 )
+from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
         require_label("--handler", handler)
     if resource is not None:
         require_resource("--resource", resource)
-    scene = _Scene(host, host.scan(), told, runtime, config, cri)
+    seen = host.scan()
+    if host.snapshot is None:
+        seen = replace(seen, agent=find_status(host.tree))
+    scene = _Scene(host, seen, told, runtime, config, cri)
     if _is_file(subject):
         objects = _read(subject)
         found = tuple(scene.explain(spec, objects, handler) for spec in objects.pods)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.grammar import is_qualified
+from vfiomgr.kata.explain import offered
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
 from vfiomgr.units import Version
@@ -80,8 +81,8 @@ def _told(situation: PodContext) -> str:
         case "kubelet":
             return (
                 f"Kata asks the kubelet which devices of {asked} the pod has (PodResources; "
-                "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet); not "
-                "checked: whether a device plugin offers the resource (kubectl describe node)"
+                "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet); "
+                f"{_supply(situation)}"
             )
         case "annotations":
             return f"annotations of the pod name devices: {', '.join(situation.pod.cdi_names)}"
@@ -101,6 +102,14 @@ def _told(situation: PodContext) -> str:
     return f"Kata cannot find out which devices of {asked} the pod has"
 
 
+def _supply(situation: PodContext) -> str:
+    """How many devices the node's agent has; nothing is known of other device plugins."""
+    known = offered.numbers(situation)
+    if known:
+        return f"the node agent offers {known}"
+    return "not checked: whether a device plugin offers the resource (kubectl describe node)"
+
+
 def _looked_at(situation: PodContext) -> tuple[str, ...]:
     settings = situation.settings
     if settings is None:
@@ -109,6 +118,7 @@ def _looked_at(situation: PodContext) -> tuple[str, ...]:
 
 
 def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
+    yield from offered.breaks(situation)
     yield from _claims(situation)
     yield from _no_socket(situation)
     yield from _closed_gate(situation)

@@ -1,0 +1,140 @@
+"""Whether the kubelet could give a pod its devices now, as the running agent of the node reports.
+
+Without an agent, and for resources of other device plugins, nothing is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from vfiomgr.kata.explain.model import chain_break
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.kata.explain.context import PodContext
+    from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+
+_OWN = "vfiomgr.io"
+"""The usual domain of the agent's resources."""
+_STATUS = "vfiomgr node status"
+_NOTES = 3
+
+
+def numbers(situation: PodContext) -> str:
+    """`vfiomgr.io/A40: 3 devices, 1 available`, of each resource that the agent offers."""
+    found = (
+        (resource, _devices(situation, resource))
+        for resource in _resources(situation)
+        if resource is not None
+    )
+    return ", ".join(
+        f"{resource.name}: {len(devices)} device{'s' * (len(devices) != 1)}, "
+        f"{len(_available(situation, devices))} available"
+        for resource, devices in found
+    )
+
+
+def breaks(situation: PodContext) -> Iterator[Diagnostic]:
+    """Why the pod would stay Pending on this node."""
+    agent = situation.host.agent
+    if agent is None:
+        return
+    for name, count in situation.pod.resources:
+        resource = _named(agent, name)
+        if resource is not None:
+            yield from _too_few(situation, resource, count)
+        elif name.partition("/")[0] in {_OWN, *(r.name.partition("/")[0] for r in agent.resources)}:
+            yield _not_offered(agent, name)
+
+
+def _resources(situation: PodContext) -> Iterator[ResourceStatus | None]:
+    agent = situation.host.agent
+    for name, _ in situation.pod.resources if agent is not None else ():
+        yield None if agent is None else _named(agent, name)
+
+
+def _named(agent: NodeStatus, name: str) -> ResourceStatus | None:
+    return next((resource for resource in agent.resources if resource.name == name), None)
+
+
+def _not_offered(agent: NodeStatus, name: str) -> Diagnostic:
+    known = [resource.name for resource in agent.resources]
+    near = difflib.get_close_matches(name, known, n=1)
+    others = f"this node offers {', '.join(known)}" if known else "this node offers no resource"
+    remedy = f"did you mean {near[0]}? " if near else ""
+    return chain_break(
+        "pod-resource-not-offered",
+        name,
+        f"no such resource on this node: {name}",
+        f"{remedy}{others}; prepare a device for it ({_STATUS}), or use another node",
+        evidence=tuple(note.summary for note in agent.notes[:_NOTES]),
+    )
+
+
+def _too_few(situation: PodContext, resource: ResourceStatus, count: int) -> Iterator[Diagnostic]:
+    if not resource.is_registered:
+        yield chain_break(
+            "pod-resource-not-listed",
+            resource.name,
+            f"the kubelet does not list {resource.name}",
+            f"start the kubelet, and look at the log of the agent: {_STATUS}",
+        )
+    devices = _devices(situation, resource)
+    available = _available(situation, devices)
+    if len(devices) < count:
+        yield chain_break(
+            "pod-too-few-devices",
+            resource.name,
+            f"the pod requests {count} devices of {resource.name}, and this node has "
+            f"{len(devices)}",
+            f"request at most {len(devices)}, or use a node with more",
+        )
+    elif len(available) < count:
+        yield from map(_unhealthy, (device for device in devices if not device.is_healthy))
+        taken = [d for d in devices if d.is_healthy and d not in available]
+        if taken:
+            pods = dict.fromkeys(d.pod.rpartition("/")[0] for d in taken)
+            yield chain_break(
+                "pod-devices-taken",
+                resource.name,
+                f"the pod requests {count} of {len(devices)} devices of {resource.name}, and "
+                f"{len(available)} are available: others belong to pod {', '.join(pods)}",
+                "wait until one of these pods ends, delete it, or use another node",
+                evidence=tuple(f"{d.id}: pod {d.pod.rpartition('/')[0]}" for d in taken),
+            )
+
+
+def _unhealthy(device: DeviceStatus) -> Diagnostic:
+    reasons = "; ".join(reason.summary for reason in device.reasons) or "no reason is known"
+    remedies = dict.fromkeys(reason.hint for reason in device.reasons if reason.hint)
+    return chain_break(
+        "pod-device-unhealthy",
+        device.id,
+        f"{device.id} is unhealthy: {reasons}",
+        "; ".join(remedies) or _STATUS,
+    )
+
+
+def _devices(situation: PodContext, resource: ResourceStatus) -> list[DeviceStatus]:
+    """The devices of a resource; of a requested device only that one."""
+    wanted = {str(address) for address in situation.only}
+    return [
+        device
+        for device in resource.devices
+        if (not wanted or wanted.intersection(device.addresses))
+        and situation.only_name in (None, device.id)
+    ]
+
+
+def _available(situation: PodContext, devices: Sequence[DeviceStatus]) -> list[DeviceStatus]:
+    """The devices that the pod could get, or has already."""
+    return [d for d in devices if d.is_healthy and (not d.pod or _is_same_pod(situation, d.pod))]
+
+
+def _is_same_pod(situation: PodContext, pod: str) -> bool:
+    """Whether it is the pod of the file, or one that the object of the file creates."""
+    name, spec = pod.split("/")[1], situation.pod
+    return name == spec.name if spec.kind == "Pod" else name.startswith(f"{spec.name}-")
