@@ -26,9 +26,10 @@ from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
     from typing import Any
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
 
@@ -160,9 +161,25 @@ class Agent:
         if report.inventory is None:
             return
         self._found = report.inventory
+        for device, reason in (await self._confirmed(report.inventory, report.crashes)).items():
+            await self._withhold(device, reason)
         self._metrics.scanned = report.metrics
         self._is_scanned.set()
         await self._join()
+
+    async def _confirmed(
+        self, found: Inventory, crashes: Mapping[str, Diagnostic]
+    ) -> dict[str, Diagnostic]:
+        """The crashes, without those of guests that ended with their pods.
+
+        The kubelet names a pod for some seconds after its end, and is asked seldom.
+        """
+        pods = await self._ask_for_pods() if crashes else None
+        if pods is not None:
+            self._pods = pods
+        held = {device for _, device in self._pods}
+        ended = {unit.id for unit in found.units if unit.pod and unit.id not in held}
+        return {device: reason for device, reason in crashes.items() if device not in ended}
 
     async def _join(self) -> None:
         """Offer what was found, as soon as the scan and the pods are known.
@@ -229,19 +246,20 @@ class Agent:
         for problem in failed:
             unit = next((u for u in self._found.units if u.id == problem.device), None)
             if unit is not None:
-                await self._withhold(unit, problem.message)
+                await self._withhold(unit.id, reset_failed(unit, problem.message))
         if problems:
             message = "; ".join(problem.message for problem in problems)
             raise HostError(message, "see vfiomgr node status on the node")
 
-    def _allocated(self, resource: str, seconds: float) -> None:
+    def _allocated(self, resource: str, devices: tuple[str, ...], seconds: float) -> None:
         self._metrics.observe(resource, seconds)
+        self._start(self._scanning.allocated(devices))
         self._pods_at = min(self._pods_at, time.monotonic() + _AFTER_ALLOCATION)
         self._has_allocated.set()
 
-    async def _withhold(self, unit: NodeUnit, cause: str) -> None:
-        seconds = self._quarantine.add(unit.id, reset_failed(unit, cause), time.monotonic())
-        self._tell(f"{unit.id}: quarantined for {seconds:g} s: {cause}")
+    async def _withhold(self, device: str, reason: Diagnostic) -> None:
+        seconds = self._quarantine.add(device, reason, time.monotonic())
+        self._tell(f"{device}: quarantined for {seconds:g} s: {reason.summary}")
         await self._share_quarantine()
 
     async def _end_quarantines(self) -> None:

@@ -28,7 +28,7 @@ _AWAKE = frozenset({"active", "error"})
 """A function in D3cold that is awake or failed to wake up lost its power."""
 _CONTAINER = ("cri-containerd-", "crio-", "docker-")
 """Scopes of containers by systemd's cgroup driver."""
-_SANDBOX = re.compile(r"sandbox-[0-9a-f]{16,64}")
+SANDBOX = re.compile(r"sandbox-[0-9a-f]{16,64}")
 """What Kata calls the guest of a pod."""
 UNUSABLE = frozenset(
     {
@@ -96,7 +96,7 @@ def is_outside(user: DeviceUser) -> bool:
     With the kubelet's own cgroups instead of systemd's, the process of a container has no unit.
     """
     in_scope = (user.unit or "").startswith(_CONTAINER)
-    in_sandbox = user.guest is not None and _SANDBOX.fullmatch(user.guest) is not None
+    in_sandbox = user.guest is not None and SANDBOX.fullmatch(user.guest) is not None
     is_unknown = user.unit is None and user.guest is None
     return not (user.pod or in_scope or in_sandbox or is_unknown)
 

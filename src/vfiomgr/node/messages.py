@@ -74,6 +74,8 @@ class Question(Value):
     """Of the devices to verify."""
     number: int = 0
     """Of a verification; the report has the same."""
+    allocated: tuple[str, ...] = ()
+    """Devices that a pod was just given; alone, it leads to no scan."""
 
 
 class Problem(Value):
@@ -95,6 +97,8 @@ class Report(Value):
     metrics: str = ""
     number: int = 0
     problems: tuple[Problem, ...] = field(default=())
+    crashes: dict[str, Diagnostic] = field(default_factory=dict)
+    """Why devices are to be withheld, because their guests crashed."""
     error: str = ""
     """Why a scan failed; with an inventory, why the last valid layout is still in use."""
 

@@ -14,13 +14,15 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.host.owners import NotARecord, read_own
+from vfiomgr.node.health import SANDBOX
 from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from vfiomgr.node.model import Inventory, NodeUnit
+    from vfiomgr.snapshot.model import DeviceUser
 
     Key = tuple[str, str]
     """The name of a resource, and the ID of a device."""
@@ -87,6 +89,95 @@ def _in_one_resource(unit: NodeUnit, name: str, pods_name: str | None) -> NodeUn
         "wait until the pod ends, or delete it",
     )
     return replace(unit, reasons=(*unit.reasons, reason))
+
+
+SETTLE = 20.0
+"""Seconds for which the kubelet names a pod that has ended, or a process outlives its pod."""
+
+
+class _Sandbox(Value):
+    """The last processes of a pod that had a device open."""
+
+    pod: str
+    guest: str
+    """Kata's name for the guest; empty for other processes."""
+    pids: frozenset[int]
+    since: float | None = None
+    """Since when the guest is gone although the pod has the device, or the pod without it."""
+
+
+class Sandboxes:
+    """Notices guests that crashed, by what has each device open from scan to scan.
+
+    A pod keeps its sandbox while it runs: another guest in the same pod replaces one that crashed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Sandbox] = {}
+
+    def forget(self, devices: Iterable[str]) -> None:
+        """Forget the guests of devices that were allocated again: to a new pod of that name."""
+        for device in devices:
+            self._known.pop(device, None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a later scan decides about a device."""
+        return any(sandbox.since is not None for sandbox in self._known.values())
+
+    def crashes(
+        self,
+        units: Iterable[NodeUnit],
+        users: Mapping[str, Sequence[DeviceUser]],
+        quarantine: Container[str],
+        now: float,
+    ) -> dict[str, Diagnostic]:
+        """Why to withhold devices; `users` are the processes that have each one open."""
+        found = {}
+        for unit in units:
+            cause = self._cause(unit, users.get(unit.id, ()), now)
+            if cause and unit.id not in quarantine:
+                found[unit.id] = _crashed(unit, cause)
+        return found
+
+    def _cause(self, unit: NodeUnit, users: Sequence[DeviceUser], now: float) -> str:
+        """Why to withhold a device; nothing if its guest runs, or ended with its pod."""
+        pod = unit.pod.rpartition("/")[0]
+        last = self._known.pop(unit.id, None)
+        guest = next((u.guest for u in users if SANDBOX.fullmatch(u.guest or "")), None) or ""
+        pids = frozenset(user.pid for user in users)
+        if pod and users:
+            self._known[unit.id] = _Sandbox(pod, guest, pids)
+        if last is None:
+            return ""
+        if not pod:
+            left = last.pids & pids
+            is_over = bool(left) and self._is_over(unit, replace(last, pids=left), now)
+            named = ", ".join(map(str, sorted(left)))
+            return f"pod {last.pod} ended, and PID {named} still has {unit.id} open" * is_over
+        if last.pod != pod or not last.guest or guest == last.guest:
+            return ""
+        is_over = bool(guest) or (not users and self._is_over(unit, last, now))
+        if is_over and not guest:
+            del self._known[unit.id]  # once for each guest
+        return f"guest {last.guest} of pod {pod} ended while the pod had {unit.id}" * is_over
+
+    def _is_over(self, unit: NodeUnit, last: _Sandbox, now: float) -> bool:
+        """Whether the time to settle is over; a later scan decides again."""
+        since = now if last.since is None else last.since
+        is_over = now >= since + SETTLE
+        self._known[unit.id] = replace(last, since=now if is_over else since)
+        return is_over
+
+
+def _crashed(unit: NodeUnit, cause: str) -> Diagnostic:
+    return blocker(
+        "sandbox-crashed",
+        unit.id,
+        cause,
+        f"see dmesg and the log of the container runtime; then: vfiomgr node release {unit.id}",
+        why="a device that crashes its guests would do so in the next pod",
+    )
 
 
 FILE = RUNTIME / "node-quarantine.json"

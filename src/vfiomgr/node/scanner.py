@@ -20,9 +20,11 @@ from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFa
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.facts import forgiven, kata_handlers, read_health
+from vfiomgr.node.health import users_of
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.names import labels, qualified
+from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
@@ -30,7 +32,7 @@ from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.users import read_holders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
@@ -69,6 +71,20 @@ class Scanner:
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
         self._released = ""
+        self._sandboxes = Sandboxes()
+
+    @property
+    def pause(self) -> float:
+        """Seconds until a scan without events."""
+        interval = self.settings.interval
+        return min(interval, SETTLE) if self._sandboxes.is_waiting else interval
+
+    def answers(self, lines: Iterable[bytes]) -> Iterator[Report]:
+        """The reports for questions; what was allocated needs none."""
+        for question in (read(Question, line) for line in lines):
+            self._sandboxes.forget(question.allocated)
+            if not question.allocated:
+                yield self.answer(question)
 
     def answer(self, question: Question) -> Report:
         """Take over what a question says, scan, and verify what it names."""
@@ -98,7 +114,8 @@ class Scanner:
             found = replace(found, notes=(*found.notes, *_unreset(self._host.tree, found)))
             write_specifications(self._host.tree, found, written)
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
-            problems = tuple(self._problems(asked, seen, found))
+            crashes = self._crashes(seen, found)
+            problems = tuple(self._problems(asked, seen, found, crashes))
             metrics = "" if self._measured is None else self._measured(seen, found, now)
         except VfiomgrError as error:
             return Report(number=asked.number, error=_text(error))
@@ -106,8 +123,22 @@ class Scanner:
             return Report(number=asked.number, error=str(error))
         seconds = round(time.monotonic() - begun, 4)
         return Report(
-            found, self._before, seconds, metrics, asked.number, problems, self._layout_error
+            found,
+            self._before,
+            seconds,
+            metrics,
+            asked.number,
+            problems,
+            crashes,
+            self._layout_error,
         )
+
+    def _crashes(self, seen: HostSnapshot, found: Inventory) -> dict[str, Diagnostic]:
+        """The devices whose guests crashed; none where processes cannot be seen."""
+        if seen.users is None:
+            return {}
+        users = {unit.id: users_of(seen, unit) for unit in found.units if unit.is_open}
+        return self._sandboxes.crashes(found.units, users, self._quarantine, time.monotonic())
 
     def _inventory(
         self, seen: HostSnapshot, now: HealthFacts, written: frozenset[str]
@@ -154,7 +185,11 @@ class Scanner:
         return node
 
     def _problems(
-        self, question: Question, seen: HostSnapshot, found: Inventory
+        self,
+        question: Question,
+        seen: HostSnapshot,
+        found: Inventory,
+        crashes: Mapping[str, Diagnostic],
     ) -> Iterator[Problem]:
         """Why a container must not start with the devices of a question."""
         resource = found.resource(question.resource)
@@ -165,6 +200,8 @@ class Scanner:
                 yield Problem(device, f"{device} is not a device of {question.resource}")
             elif unit.reasons:
                 yield Problem(device, "; ".join(each.summary for each in unit.reasons))
+            elif device in crashes:
+                yield Problem(device, crashes[device].summary)
             elif resource is not None and resource.resets:
                 yield from self._reset(unit, seen)
 
@@ -252,13 +289,13 @@ def serve(host: Host, source: int, sink: int, measured: Measured | None = None) 
             if not data:
                 return
             *lines, rest = (rest + data).split(b"\n")
-            reports = [scanner.answer(read(Question, line)) for line in lines]
+            reports = list(scanner.answers(lines))
         else:
             _await_quiet(changes if ready else None)
             reports = [scanner.scan()]
         for report in reports:
             _write_all(sink, write(report))
-        due = time.monotonic() + scanner.settings.interval
+        due = time.monotonic() + scanner.pause
 
 
 def _await_quiet(changes: DeviceChanges | None) -> None:

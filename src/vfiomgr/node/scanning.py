@@ -82,6 +82,10 @@ class Scanning:
         self._state = replace(self._state, **facts)
         await self._send(Question(**facts))  # type: ignore[arg-type]
 
+    async def allocated(self, devices: tuple[str, ...]) -> None:
+        """Report that a pod was given devices: what their last guests did is not its guest's."""
+        await self._send(Question(allocated=devices))
+
     async def scan(self) -> None:
         """Have the host scanned now."""
         await self._send(Question())

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     Verify = Callable[[str, tuple[str, ...]], Awaitable[None]]
     """Verify the devices of a resource; raises VfiomgrError if a container must not start."""
-    Observe = Callable[[str, float], None]
-    """Receives the seconds that an allocation of a resource took."""
+    Observe = Callable[[str, tuple[str, ...], float], None]
+    """Receives the devices of an allocation, and the seconds that it took."""
     from collections.abc import Callable
 
     from vfiomgr.node.kubelet import Stamp
@@ -125,7 +125,8 @@ class DevicePlugin:
                 response.container_responses.append(_written(made))
         except VfiomgrError as error:
             await _fail(context, error)
-        self._observe(self._resource.name, time.perf_counter() - begun)
+        given = tuple(d for each in request.container_requests for d in each.devices_ids)
+        self._observe(self._resource.name, given, time.perf_counter() - begun)
         return response
 
     async def pre_start_container(

@@ -103,7 +103,7 @@ class Agent:
         if self.refusal is not None:
             raise self.refusal
 
-    def _observe(self, _name: str, seconds: float) -> None:
+    def _observe(self, _name: str, _ids: tuple[str, ...], seconds: float) -> None:
         self.seconds.append(seconds)
 
     def start(self) -> None:

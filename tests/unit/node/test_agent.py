@@ -16,6 +16,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.fakes.kubelet import Kubelet
@@ -660,6 +661,88 @@ def test_check_pod_of_a_device_looks_at_that_device(place: Path) -> None:
             (free, _) = sorted(set(GPUS) - {gpu})
             _, output, _ = await node.command("check", "pod", free)
             assert "belong to pod" not in output
+
+    tell(story())
+
+
+def start_guest(node: Running, gpu: str, name: str) -> None:
+    """Have a guest open the node of a GPU, in place of the last one."""
+    group = 11 + GPUS.index(gpu)
+    if group in node.kernel.vfio.guests:
+        node.kernel.guest_closes(group)
+    node.kernel.guest_opens(group)
+    process = f"/proc/{node.kernel.vfio.guests[group].pid}"
+    node.kernel.sysfs.put(f"{process}/cmdline", f"qemu-system-x86_64\0-name\0{name}\0")
+
+
+def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("ml/train-0", NAME, 1)
+            (gpu,) = container.ids
+            start_guest(node, gpu, f"sandbox-{'a' * 64}")
+            await node.until_used_by(gpu, "ml/train-0/c0")
+            await node.kubelet.restart_containers("ml/train-0")  # in the same guest
+            await node.kubelet.until_capacity(NAME, 3, 3)
+
+            start_guest(node, gpu, f"sandbox-{'b' * 64}")
+            await node.kubelet.until_capacity(NAME, 3, 2)
+            with pytest.raises(Exception, match="ended while the pod had"):
+                await node.kubelet.restart_containers("ml/train-0")
+            (found,) = (await node.status())["resources"]
+            (sick,) = [device for device in found["devices"] if not device["healthy"]]
+            assert [each["id"] for each in sick["reasons"]] == ["sandbox-crashed"]
+            assert Quarantine(HostTree(node.kernel.root)).active(time.monotonic()).keys() == {gpu}
+
+            assert (await node.command("node", "release", gpu))[0] == 0
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            await node.kubelet.restart_containers("ml/train-0")
+            status, error = await node.stop()
+            assert status == 0
+            assert f"{gpu}: quarantined for 60 s: guest sandbox-{'a' * 64} of pod" in error
+
+    tell(story())
+
+
+def test_the_guest_of_the_next_pod_with_the_same_name_has_not_crashed(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start("--pods-interval=60")
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("ml/train-0", NAME, 3)
+            start_guest(node, GPUS[0], f"sandbox-{'a' * 64}")
+            await node.until_used_by(GPUS[0], "ml/train-0/c0")
+            await asyncio.sleep(0.5)
+            node.kernel.guest_closes(11)
+            del node.kubelet.pods["ml/train-0"]
+            again = await node.kubelet.admit("ml/train-0", NAME, 3)
+            assert set(again.ids) == set(container.ids)
+            start_guest(node, GPUS[0], f"sandbox-{'b' * 64}")
+            await node.kubelet.restart_containers("ml/train-0")
+            await asyncio.sleep(1)
+            assert node.kubelet.capacity(NAME) == (3, 3)
+
+    tell(story())
+
+
+def test_a_guest_that_ends_with_its_pod_is_no_crash_for_an_agent(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        agent = waiting_agent(place)
+        made = resource(2, NAME)
+        first, second = (replace(each, pod="ml/train-0/c0") for each in made.units)
+        reason = blocker("sandbox-crashed", "", "guest ended")
+        crashes = {first.id: reason, second.id: reason}
+        found = Inventory((replace(made, units=(first, second)),))
+
+        async def ask() -> dict[tuple[str, str], str]:
+            return {(NAME, second.id): "ml/train-0/c0"}
+
+        monkeypatch.setattr(agent, "_ask_for_pods", ask)
+        assert await agent._confirmed(found, crashes) == {second.id: reason}
 
     tell(story())
 
