@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import subprocess
 import sys
 import tempfile
-from contextlib import asynccontextmanager
+import time
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 from tests.fakes.kubelet import Kubelet
-from tests.lab import containers
-from tests.lab.command import vfiomgr
+from tests.lab import containers, nested
+from tests.lab.command import document, vfiomgr
 from tests.lab.cri import Pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tests.lab.topology import Topology
 
 pytestmark = [pytest.mark.topology("workstation"), pytest.mark.pods]
 
-_NAME = "vfiomgr.io/1234_1111"
 _SECONDS = 300.0
+_SEEN = 5.0
+"""Seconds in which the agent scans once."""
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_MODIFIED = 2
+"""IN_MODIFY."""
 _PROBE = """
 cd /dev
 for node in vfio/*; do /bin/busybox stat -c "%n %t:%T" $node; done
@@ -91,3 +98,92 @@ def test_a_pod_has_the_node_of_its_gpu_by_its_name(bound: str, place: Path) -> N
     assert f"vfio/{group} {os.major(number):x}:{os.minor(number):x}" in output.splitlines()
     assert f"opened vfio/{group}" in output
     assert status == 0
+
+
+def test_a_device_whose_guest_was_killed_is_withheld_reset_and_offered_again(
+    topology: Topology, place: Path
+) -> None:
+    address = topology.addresses["nic"]
+    vfiomgr("bind", address)
+    options = ("--reset", "--scan-interval=1", "--pods-interval=1", "--debounce=1")
+
+    async def story() -> None:
+        async with serving(place, *options) as kubelet:
+            (name,) = kubelet.endpoints
+            await kubelet.until_capacity(name, 1, 1)
+            await kubelet.admit("ml/train", name, 1)
+            with guest(address, f"sandbox-{'a' * 64}") as qemu:
+                await until(lambda: device()["used_by"] == "ml/train/c0")
+                await asyncio.sleep(_SEEN)
+                qemu.kill()
+            await kubelet.until(lambda: kubelet.capacity(name) == (1, 0), _SECONDS)
+            assert [reason["id"] for reason in device()["reasons"]] == ["sandbox-crashed"]
+
+            kubelet.pods.clear()
+            vfiomgr("node", "release", address)
+            await kubelet.until(lambda: kubelet.capacity(name) == (1, 1), _SECONDS)
+            with Writes(f"/sys/bus/pci/devices/{address}/reset") as resets:
+                await kubelet.admit("ml/next", name, 1)
+                assert resets.are_seen
+            with guest(address, f"sandbox-{'b' * 64}"):
+                await until(lambda: device()["used_by"] == "ml/next/c0")
+            kubelet.pods.clear()
+
+    asyncio.run(story())
+    vfiomgr("unbind", address)
+
+
+def device() -> dict[str, Any]:
+    """The device of the agent's only resource, as `node status` shows it."""
+    (resource,) = document("node", "status")["resources"]
+    (found,) = resource["devices"]
+    assert isinstance(found, dict)
+    return found
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; the kubelet works meanwhile."""
+    end = time.monotonic() + _SECONDS
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.5)
+
+
+@contextmanager
+def guest(address: str, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A QEMU with a device and the name that Kata gives it; killed at the end."""
+    machine = ("-nodefaults", "-display", "none", "-machine", "q35", "-accel", "tcg", "-m", "64")
+    command = ["qemu-system-x86_64", "-name", name, *machine]
+    command += ["-device", f"vfio-pci,host={address}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            nested.await_open(process)
+            yield process
+        finally:
+            process.kill()
+
+
+class Writes:
+    """Whether anybody writes to a file, in a block (inotify(7))."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._descriptor = _LIBC.inotify_init1(os.O_NONBLOCK)
+        assert _LIBC.inotify_add_watch(self._descriptor, self._path.encode(), _MODIFIED) >= 0
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        os.close(self._descriptor)
+
+    @property
+    def are_seen(self) -> bool:
+        """Whether there was one until now."""
+        try:
+            return bool(os.read(self._descriptor, 4096))
+        except BlockingIOError:
+            return False
