@@ -132,16 +132,8 @@ class FakeKernel(Hardware):
         return super().locate(path)
 
     def read_bytes(self, path: HostPath, limit: int = 1 << 16) -> bytes | None:
-        """As the real tree; some attributes say nothing, to root neither."""
-        return super().read_bytes(path, limit) if self._answers(path) else None
-
-    def read_whole(self, path: HostPath) -> bytes | None:
-        """As the real tree, with the same exceptions."""
-        return super().read_whole(path) if self._answers(path) else None
-
-    def read_text(self, path: HostPath, limit: int = -1) -> str | None:
-        """As the real tree, with the same exceptions."""
-        return super().read_text(path, limit) if self._answers(path) else None
+        """As the real tree, and more of it at once."""
+        return super().read_bytes(path, limit)
 
     def is_claimed(self, path: HostPath, number: str) -> bool | None:
         """What an open with O_EXCL shows, of the device that has this number."""
@@ -149,13 +141,11 @@ class FakeKernel(Hardware):
             return None
         return self.disks.is_claimed(path)
 
-    def _answers(self, path: HostPath) -> bool:
-        """Whether a read succeeds: not of write-only attributes, nor of those without a value."""
-        try:
-            mode = os.stat(self.locate(path)).st_mode
-        except OSError:
-            return False
-        return bool(mode & _READABLE) and not mode & UNASSIGNED
+    def _require_readable(self, mode: int, path: HostPath) -> None:
+        """As the real tree; attributes that are write-only or without a value say nothing."""
+        super()._require_readable(mode, path)
+        if not mode & _READABLE or mode & UNASSIGNED:
+            reject(errno.EACCES)
 
     def read(self, path: HostPath) -> str | None:
         """As the real tree; what is under the lock of a stuck device never answers."""

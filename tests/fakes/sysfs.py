@@ -13,6 +13,8 @@ from vfiomgr.paths import HostPath
 READ_ONLY, WRITE_ONLY, READ_WRITE = 0o444, 0o200, 0o644
 UNASSIGNED = 0o1000
 """Marks an attribute that answers ENXIO, or the like, when it is read."""
+_MOST = 1 << 16
+"""Bytes of a file that are read at once."""
 _DECIMAL = re.compile(r"([+-]?[0-9]+)\n?")
 _UNSIGNED = re.compile(r"\+?(?:0[xX](?P<hex>[0-9a-fA-F]+)|0(?P<oct>[0-7]*)|(?P<dec>[1-9]\d*))\n?")
 
@@ -63,8 +65,7 @@ class Sysfs:
     def get(self, path: str) -> str:
         """The text of an attribute without newline; empty where there is none."""
         try:
-            with open(self.real(path), encoding="utf-8", errors="replace") as file:
-                return file.read().rstrip("\n")
+            return read_file(self.real(path)).decode(errors="replace").rstrip("\n")
         except OSError:
             return ""
 
@@ -74,27 +75,36 @@ class Sysfs:
 
     def link(self, path: str, target: str) -> None:
         """A relative link that ends with the target's name, as all links of sysfs do."""
-        self.generation += 1
-        self.make(os.path.dirname(path))
-        above = os.path.relpath(os.path.dirname(target), os.path.dirname(path))
-        name = os.path.basename(target)
-        os.symlink(name if above == "." else f"{above}/{name}", self.real(path))
+        self.link_absolute(path, _relative(target, path.rpartition("/")[0]))
 
     def link_absolute(self, path: str, target: str) -> None:
         """A link as /proc has them."""
         self.generation += 1
-        self.make(os.path.dirname(path))
-        os.symlink(target, self.real(path))
+        real = self.real(path)
+        try:
+            os.symlink(target, real)
+        except FileNotFoundError:
+            os.makedirs(os.path.dirname(real), exist_ok=True)
+            os.symlink(target, real)
 
     def target(self, path: str) -> HostPath | None:
         """What a path leads to with all links followed; None where it leads nowhere."""
-        real = os.path.realpath(self.real(path))
-        return HostPath(real.removeprefix(self._root)) if os.path.exists(real) else None
+        try:
+            descriptor = os.open(self.real(path), os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            real = os.readlink(f"/proc/self/fd/{descriptor}")
+        finally:
+            os.close(descriptor)
+        return HostPath(real.removeprefix(self._root))
 
     def target_name(self, path: str) -> str | None:
         """The last component of what a link points to; None where there is no link."""
-        real = self.real(path)
-        return os.path.basename(os.readlink(real)) if os.path.islink(real) else None
+        try:
+            return os.readlink(self.real(path)).rpartition("/")[2]
+        except OSError:
+            return None
 
     def names(self, path: str) -> list[str]:
         """What a directory holds, sorted; empty where there is none."""
@@ -124,21 +134,48 @@ class Sysfs:
     def picture(self, *directories: str) -> dict[str, str]:
         """Each file's text, each link's target and each directory's being there, by path."""
         found: dict[str, str] = {}
-        for directory in directories:
-            for place, subdirectories, files in os.walk(self.real(directory)):
-                for name in (*subdirectories, *files):
-                    real = os.path.join(place, name)
-                    found[real.removeprefix(self._root)] = _shown(real)
+        waiting = [self.real(directory) for directory in directories]
+        while waiting:
+            try:
+                entries = os.scandir(waiting.pop())
+            except OSError:
+                continue
+            with entries:
+                for entry in entries:
+                    found[entry.path.removeprefix(self._root)] = _shown(entry)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
         return dict(sorted(found.items()))
 
 
-def _shown(real: str) -> str:
-    if os.path.islink(real):
-        return f"-> {os.readlink(real)}"
-    if os.path.isdir(real):
+def _relative(target: str, start: str) -> str:
+    """A target as a link in the directory `start` names it; both are absolute, without `..`."""
+    there, here = target.split("/"), start.split("/")
+    common = 0
+    while common < len(here) and common < len(there) - 1 and there[common] == here[common]:
+        common += 1
+    return "../" * (len(here) - common) + "/".join(there[common:])
+
+
+def _shown(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return f"-> {os.readlink(entry.path)}"
+    if entry.is_dir():
         return "/"
-    with open(real, "rb") as file:
-        return file.read().decode("latin-1")
+    return read_file(entry.path).decode("latin-1")
+
+
+def read_file(real: str) -> bytes:
+    """All bytes of a file of this machine; the files here are small, and there are thousands."""
+    descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = data = os.read(descriptor, _MOST)
+        while len(data) == _MOST:
+            data = os.read(descriptor, _MOST)
+            found += data
+    finally:
+        os.close(descriptor)
+    return found
 
 
 def reject(number: int) -> NoReturn:

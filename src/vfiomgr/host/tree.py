@@ -113,8 +113,17 @@ class HostTree:
             if stat.S_ISLNK(mode):
                 place = self._real(path)
                 mode = os.lstat(place).st_mode
-            _require_regular(mode, path)
+            self._require_readable(mode, path)
         return os.open(place, self._reading)
+
+    def _require_readable(self, mode: int, path: HostPath) -> None:
+        """Refuse files of a foreign tree that are not to be read.
+
+        Raises:
+            OSError: it is not a regular file.
+
+        """
+        _require_regular(mode, path)
 
     def read_bytes(self, path: HostPath, limit: int = _READ_LIMIT) -> bytes | None:
         """The first bytes of a file."""
