@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +51,16 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 @pytest.fixture
 def run(
-    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Run a command; `/` is the fake kernel's tree."""
+    """Run a command; `/` is the fake kernel's tree, which is built only if it is read."""
 
     def tree(root: str) -> object:
+        if root != "/" and not os.path.isdir(f"{os.path.realpath(root)}.kernel"):
+            return HostTree(root)
+        kernel: FakeKernel = request.getfixturevalue("kernel")
         return kernel if root in ("/", kernel.root) else HostTree(root)
 
     monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", tree)
