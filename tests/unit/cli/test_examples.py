@@ -152,6 +152,12 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> FakeKernel:
     return kernel
 
 
+@pytest.fixture(scope="module")
+def recording(kernel: FakeKernel) -> str:
+    """The snapshot of that host."""
+    return write_snapshot(scan(kernel, kernel))
+
+
 def addresses() -> set[str]:
     """All that examples name; one without its domain is in the first one, or where there is one."""
     found = set(_ADDRESS.findall(" ".join(example.text for example in EXAMPLES)))
@@ -164,7 +170,7 @@ ADDRESSES = addresses()
 
 
 @pytest.fixture
-def _place(tmp_path: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+def _place(tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory with the files that examples name."""
     place = tmp_path / "cwd"
     place.mkdir()
@@ -174,7 +180,7 @@ def _place(tmp_path: Path, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) 
     for name in ("win.xml", "guest.xml", "gb200.xml"):
         (place / name).write_text(DOMAIN)
     (place / "pod.yaml").write_text(POD)
-    (place / "host.json").write_text(write_snapshot(scan(kernel, kernel)))
+    (place / "host.json").write_text(recording)
     monkeypatch.chdir(place)
     monkeypatch.setenv("VFIOMGR_DRY_RUN", "1")
     monkeypatch.setenv("VFIOMGR_CONNECT", "test:///default")
