@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
-from tests import api
 from tests.fakes.containerd import CRI, IMAGES, RUNTIME
 from tests.unit.engine.faults import Course, EveryFault
 from tests.unit.runtimes import (
@@ -44,7 +43,7 @@ from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RolledBack
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import BOOT_ID, HostPath
 from vfiomgr.persistence.steps import ChangeFiles
 from vfiomgr.units import Version
 
@@ -980,7 +979,7 @@ def test_a_death_at_any_operation_leaves_files_old_or_new_and_the_command_goes_o
             uninstall(kernel)
         assert text(kernel, MAIN) == main, cut.at
         assert text(kernel, DROP_IN) is None, cut.at
-        assert cut_off_runs(kernel, api.scan(kernel).boot_id) == [], cut.at
+        assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == [], cut.at
 
 
 def test_a_file_that_others_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from vfiomgr.errors import (
 )
 from vfiomgr.passthrough import apply as passthrough_apply
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import PCI_DRIVERS, HostPath, pci_device
+from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, HostPath, pci_device
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
@@ -302,7 +302,7 @@ def test_after_a_power_cut_the_same_command_finishes_and_the_opposite_undoes(
 ) -> None:
     for at, kernel, intent, before in course(tmp_path, name).cuts():
         notes: list[str] = []
-        cut_off = len(cut_off_runs(kernel, api.scan(kernel).boot_id))
+        cut_off = len(cut_off_runs(kernel, kernel.read(BOOT_ID)))
         api.apply(intent if finish else OPPOSITES[name], tree=kernel, on_note=notes.append)
         assert len(notes) == cut_off
         assert all("an earlier operation was interrupted" in note for note in notes)
@@ -340,7 +340,7 @@ def test_a_record_that_was_cut_off_hides_no_whole_one(kernel: FakeKernel) -> Non
     with pytest.raises(PowerCut):
         api.apply(Bind((GPU,)), tree=kernel)
     kernel.revive()
-    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    (run,) = cut_off_runs(kernel, kernel.read(BOOT_ID))
     whole = read_journal(kernel, run.name)
     with open(kernel.locate(DIRECTORY / run.name), "a") as file:
         file.write('{"event": "do')

@@ -20,7 +20,7 @@ from vfiomgr.layout.export import export
 from vfiomgr.layout.import_driverctl import import_layouts
 from vfiomgr.layout.model import Layout, VgpuRule
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
-from vfiomgr.paths import pci_device
+from vfiomgr.paths import BOOT_ID, pci_device
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
@@ -394,7 +394,7 @@ def test_a_run_cut_off_around_the_functions_is_not_settled_by_typing_it_again(
     name = "instances kept while functions come"
     for at, kernel, intent, _ in course(tmp_path, name).cuts(after=lambda _: True):
         apply(kernel, intent)
-        if cut_off_runs(kernel, api.scan(kernel).boot_id):
+        if cut_off_runs(kernel, kernel.read(BOOT_ID)):
             api.recover(tree=kernel, finish=True)
         assert there(kernel) == ["3g.20gb at 0", "1g.5gb at 6"], at
 
