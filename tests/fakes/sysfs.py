@@ -58,7 +58,8 @@ class Sysfs:
             os.unlink(real)  # a read-only file opens for nobody but root
             descriptor = os.open(real, flags, mode)
         try:
-            os.write(descriptor, data)
+            if data:
+                os.write(descriptor, data)
         finally:
             os.close(descriptor)
 
