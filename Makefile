@@ -1,5 +1,9 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
+# Idle processors take over tests that others still have; and the tests of a file stay together.
+UNIT_TESTS := $(PYTHON) -m pytest --numprocesses auto --dist worksteal tests/unit
+# pytest compiles its tests again in each run, by each process, unless it may keep them.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-fast check lab lab-faults bench docs package format clean
 
@@ -12,13 +16,13 @@ demo:  ## the main job, told in the laboratory
 
 test: check  ## static checks, then all tests
 	@status=0; \
-	$(PYTHON) -m pytest --numprocesses auto tests/unit || status=1; \
+	$(UNIT_TESTS) || status=1; \
 	$(PYTHON) -m compileall -q src tests || status=1; \
 	$(PYTHON) -m pytest tests/integration tests/lab || status=1; \
 	exit $$status
 
 test-fast: check  ## static checks and unit tests: before each commit
-	$(PYTHON) -m pytest --numprocesses auto tests/unit
+	$(UNIT_TESTS)
 
 check: setup  ## static checks
 	.venv/bin/ruff check
