@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from tests.fakes.sysfs import read_file
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -75,14 +76,16 @@ class Record:
     def add(self, operation: Operation) -> int:
         """Note one operation and tell its number."""
         line = json.dumps([operation.kind, operation.path, operation.text]) + "\n"
-        with open(self._file, "a", encoding="utf-8") as file:
-            file.write(line)
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
         return len(self)
 
     def __len__(self) -> int:
         """How many there were."""
-        with open(self._file, "rb") as file:
-            return file.read().count(b"\n")
+        return read_file(self._file).count(b"\n")
 
     def all(self) -> list[Operation]:
         """The operations in their order."""

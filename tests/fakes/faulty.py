@@ -264,8 +264,8 @@ class FaultyTree(HostTree, ABC):
             raise failure(due["fail-after"].errno)
 
     def _is_dead(self) -> bool:
-        done = len(self._record)
-        return any(f.kind in ("kill", "kill-after") and f.at <= done for f in self._faults)
+        deaths = [fault.at for fault in self._faults if fault.kind in ("kill", "kill-after")]
+        return bool(deaths) and min(deaths) <= len(self._record)
 
     def _refusal(self, operation: Operation, due: dict[FaultKind, Fault]) -> int | None:
         """The errno of an operation that fails before it acts."""

@@ -33,13 +33,13 @@ from tests.fakes.reactions import Reactions
 from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
-from vfiomgr.paths import HostPath
 from vfiomgr.pci.capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tests.fakes.programs import Program, Said
+    from vfiomgr.paths import HostPath
 
 _VOLATILE = ("/sys", "/dev", "/proc", "/run")
 _READABLE = 0o444
@@ -185,7 +185,9 @@ class FakeKernel(Hardware):
             reject(errno.EISDIR)
         if not mode & _WRITABLE:
             reject(errno.EACCES)  # kernfs checks the mode for root too
-        where = HostPath(os.path.realpath(real).removeprefix(self.root))
+        where = self.sysfs.target(real.removeprefix(self.root))
+        if where is None:
+            reject(errno.ENOENT)
         if not self._reactions.act(where, text):
             self.sysfs.put(where, text.removesuffix("\n"))
 
