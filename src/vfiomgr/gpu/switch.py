@@ -26,6 +26,7 @@ from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus
+from vfiomgr.vgpu.mig.sriov_manage import lacks_vgpu_functions
 from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.steps import RemoveVgpu
@@ -124,7 +125,7 @@ def resolve(
         found = replace(found, instances=gpu_instances.places(host, device))
         if device.sriov_totalvfs:
             mode = host.gpu_mode(device)
-            mixed = mode is not None and mode.heterogeneous is True
+            mixed = None if mode is None else mode.heterogeneous is True
             found = replace(found, functions=device.sriov_totalvfs, heterogeneous=mixed)
     if checkpoint is None:
         return found
@@ -159,6 +160,9 @@ def _to_vgpu(course: _SwitchPlan) -> None:
     if mixed:
         mode = course.host.gpu_mode(device)
         refuse_if_any(plan.unmixable(device, mode), frozenset())
+    if wanted and device.sriov_numvfs and lacks_vgpu_functions(course.host, device):
+        _set_functions(course, 0)
+        device = course.device
     if wanted != device.sriov_numvfs:
         _remove_vgpus(course)
         _set_functions(course, wanted or 0, heterogeneous=mixed)

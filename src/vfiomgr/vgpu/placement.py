@@ -22,7 +22,7 @@ from vfiomgr.vgpu.capacity import (
     room,
     why_none_is_free,
 )
-from vfiomgr.vgpu.mig.sriov_manage import creation, without_functions
+from vfiomgr.vgpu.mig.sriov_manage import creation, lacks_vgpu_functions, without_functions
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
 if TYPE_CHECKING:
@@ -102,10 +102,14 @@ def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDe
         return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu list --types")
     device = host.device(host.parse_address(name))
     message = f"{device} does not support vGPUs in its current state"
+    gpu = host.device_named(str(device.physical_function)) or device
     if device.is_on_vfio:
         remedy = f"unbind it from {device.driver}: vfiomgr unbind {device.address}"
+    elif lacks_vgpu_functions(host, gpu):
+        again = f" again, on the driver {gpu.driver}" if gpu.virtual_functions else ""
+        remedy = f"create its virtual functions{again}: {creation(host, gpu)}"
     elif device.sriov_totalvfs and not device.virtual_functions:
-        remedy = f"create its virtual functions: {creation(device)}"
+        remedy = f"create its virtual functions: {creation(host, device)}"
     else:
         remedy = (
             "load the vendor's vGPU driver; list supported devices with: vfiomgr vgpu list --types"
@@ -128,7 +132,7 @@ def _asked_gpus(host: HostSnapshot, request: CreateVgpu) -> list[Gpu]:
         remedy = "load the vendor's vGPU driver"
         if lacking := without_functions(host):
             message += " in its current state"
-            remedy = f"create virtual functions: {'; '.join(map(creation, lacking))}"
+            remedy = f"create virtual functions: {'; '.join(creation(host, d) for d in lacking)}"
         raise UnknownDevice(message, remedy)
     return found
 

@@ -76,6 +76,15 @@ def test_all_uses_one_after_the_other(tmp_path: Path) -> None:
     assert not switch(kernel, "host").is_changed
 
 
+def test_functions_without_a_driver_are_created_again_on_it(tmp_path: Path) -> None:
+    kernel, request = prepared(tmp_path, "functions without a driver to vgpus")
+    drivers = {kernel.driver_of(str(function)) for function in functions(kernel)}
+    assert drivers == {None}
+    apply(kernel, request)
+    assert {kernel.driver_of(str(function)) for function in functions(kernel)} == {"nvidia"}
+    assert not apply(kernel, request).is_changed
+
+
 def test_mediated_devices_go_too(tmp_path: Path) -> None:
     kernel = a40_host(tmp_path, total_vfs=2)
     apply(kernel, CreateVgpu(UUIDS[:1], type="A40-4Q"))
@@ -227,6 +236,12 @@ def quiet(kernel: FakeKernel) -> None:
 
 def prepared(tmp_path: Path, name: str) -> tuple[FakeKernel, Request]:
     """A host, and what it shall become."""
+    if name == "functions without a driver to vgpus":
+        kernel = l40s_host(
+            tmp_path, total_vfs=4, is_enabled=False, rejects_raw=False, has_programs=False
+        )
+        apply(kernel, SetVirtualFunctions(GPU, 4))
+        return kernel, SwitchGpu(GPU, "vgpu")
     enabled = name.startswith("vgpus")
     kernel = l40s(tmp_path, enabled=enabled)
     quiet(kernel)
@@ -253,6 +268,7 @@ COURSES = (
     "vgpus to the host",
     "a guest's to vgpus",
     "the host's to vgpus",
+    "functions without a driver to vgpus",
 )
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.vgpu_hosts import l40s_host
+from tests.fakes.nvidia.cards import A40
+from tests.fakes.vgpu_hosts import GPUS, l40s_host, nvidia_host
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -72,3 +73,40 @@ def test_a_libvirt_that_would_unbind_it_is_refused(run: Run) -> None:
     assert "(libvirt 9.7.0 or later); this is 9.0.0" in refused.stderr
     assert "install libvirt 9.7.0 or later" in refused.stderr
     assert "managed='no'" in run("libvirt", "hostdev", FIRST, "--libvirt-version", "9.7").stdout
+
+
+class TestWithoutADriver:
+    """Virtual functions that the kernel created without a driver, and that have no types."""
+
+    @pytest.fixture(params=["mdev-sriov", "vendor"])
+    def kernel(self, request: pytest.FixtureRequest, tmp_path: Path) -> FakeKernel:
+        """A GPU without NVIDIA's programs."""
+        return nvidia_host(
+            tmp_path,
+            A40,
+            request.param,
+            total_vfs=2,
+            is_enabled=False,
+            has_programs=False,
+            rejects_raw=False,
+        )
+
+    def test_the_command_that_creates_them_for_vgpus_is_named_and_works(self, run: Run) -> None:
+        """By all that lack them."""
+        remedy = f"vfiomgr vgpu mode {GPUS[0]} vgpu"
+        made = run("sriov", "set", GPUS[0], "2")
+        assert made.status == 0
+        assert f"cannot have vGPUs, for which they need their driver: {remedy}\n" in made.stdout
+        listed = run("vgpu", "list", "--types")
+        assert listed.stdout == ""
+        assert "no device" not in listed.stderr
+        assert (
+            f"none of its 2 is on the driver nvidia; create them again: {remedy}\n" in listed.stderr
+        )
+        for parent in ([], ["--parent", GPUS[0]], ["--parent", FIRST]):
+            refused = run("vgpu", "create", "--type", "A40-4Q", *parent)
+            assert refused.status == 2
+            assert refused.stderr.endswith(f": {remedy}\n")
+        assert run(*remedy.split()[1:]).status == 0
+        assert run("vgpu", "create", "--type", "A40-4Q").status == 0
+        assert run("vgpu", "list", "--types").stderr == ""

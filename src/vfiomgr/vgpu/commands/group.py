@@ -19,7 +19,7 @@ from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_opt
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
-from vfiomgr.vgpu.mig.sriov_manage import creation
+from vfiomgr.vgpu.mig.sriov_manage import creation, without_functions
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
@@ -68,7 +68,7 @@ def _list_types(session: Session, parent: str | None) -> None:
         print_table(_TYPE_HEADINGS, rows)
     elif found:
         note(f"no vGPU types available on: {', '.join(gpu.name for gpu in found)}")
-    else:
+    elif not without_functions(host):
         note("no device of this host supports vGPUs")
     _tell_of_lost(host)
     _tell_of_idle(host)
@@ -157,13 +157,16 @@ def _tell_of_lost(host: HostSnapshot) -> None:
 def _tell_of_idle(host: HostSnapshot) -> None:
     """Report GPUs that need virtual functions before they offer vGPUs."""
     known = {gpu.name for gpu in gpus(host)}
-    for device in host.devices:
-        present, total = device.sriov_numvfs or 0, device.sriov_totalvfs or 0
-        if device.driver == "nvidia" and present < total and str(device.address) not in known:
-            note(
-                f"{device} needs virtual functions for vGPUs and has {present} of {total}; "
-                f"create them: {creation(device)}"
-            )
+    for device in without_functions(host):
+        if str(device.address) in known:
+            continue
+        present, total = device.sriov_numvfs or 0, device.sriov_totalvfs
+        has = (
+            f"none of its {present} is on the driver {device.driver}; create them again"
+            if present
+            else f"has 0 of {total}; create them"
+        )
+        note(f"{device} needs virtual functions for vGPUs and {has}: {creation(host, device)}")
 
 
 @vgpu.command("list")

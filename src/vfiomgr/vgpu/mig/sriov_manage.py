@@ -55,12 +55,12 @@ def kept_from_leaving(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[Cha
                 is_on[address] = False
 
 
-def creation(device: PciDevice, count: int | None = None) -> str:
+def creation(host: HostSnapshot, device: PciDevice, count: int | None = None) -> str:
     """The command that creates virtual functions of a device, all of them by default.
 
     NVIDIA's need their driver, which `sriov set` keeps from binding them.
     """
-    if device.driver == DRIVER and not device.sriov_numvfs:
+    if lacks_vgpu_functions(host, device):
         return f"vfiomgr vgpu mode {device.address} vgpu"
     return f"vfiomgr sriov set {device.address} {count or device.sriov_totalvfs}"
 
@@ -72,13 +72,20 @@ def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
         return None
     index = device.index_of_function(PciAddress.parse(name))
     present = device.sriov_numvfs or 0
-    return device, creation(device, None if index is None else max(index + 1, present))
+    return device, creation(host, device, None if index is None else max(index + 1, present))
+
+
+def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether an NVIDIA GPU on its driver has no virtual function that can have a vGPU.
+
+    They have their GPU's driver for that; `sriov set` creates them without one where the kernel
+    creates them.
+    """
+    functions = (host.device_named(str(address)) for address in device.virtual_functions)
+    drivers = {function.driver for function in functions if function is not None}
+    return device.driver == DRIVER and bool(device.sriov_totalvfs) and DRIVER not in drivers
 
 
 def without_functions(host: HostSnapshot) -> tuple[PciDevice, ...]:
-    """NVIDIA GPUs on their driver that support virtual functions and have none."""
-    return tuple(
-        device
-        for device in host.devices
-        if device.driver == DRIVER and device.sriov_totalvfs and not device.sriov_numvfs
-    )
+    """NVIDIA GPUs on their driver that support virtual functions, and have none for vGPUs."""
+    return tuple(device for device in host.devices if lacks_vgpu_functions(host, device))
