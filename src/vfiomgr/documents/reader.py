@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -34,6 +35,8 @@ _MOST_REPEATED = 100_000
 _DEEPEST = 100
 _LONGEST = 4 << 20
 """Maximum characters; a YAML reader that keeps places takes a minute for them."""
+_PART_OF_A_WORD = re.compile(r"[\w.+-]*")
+"""What may be left of a number or of a word such as `true` at the end of a truncated JSON text."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
 MERGES = "<< merges mappings only in YAML 1.1"
@@ -114,7 +117,7 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
         try:
             return parse_json(text)
         except Malformed as error:
-            why = "the file ends in the middle" if _is_cut_off(text, error) else str(error)
+            why = "the file is truncated" if _is_cut_off(text, error) else str(error)
             message = f"{source}: not JSON: {why}"
             raise InvalidDocument(message, remedy) from None
     try:
@@ -130,12 +133,17 @@ def read_values(text: str, source: str, remedy: str) -> Any:  # noqa: ANN401 - a
 
 
 def _is_cut_off(text: str, error: Malformed) -> bool:
-    """Whether the end of a text that begins like JSON is missing."""
-    if not error.line:
+    """Whether a text that begins like JSON is malformed only because its end is missing.
+
+    An error before that is named instead, and so are words after the end.
+    """
+    if not error.line or error.why.startswith("extra data"):
         return False
     present = text.rstrip()
-    end = (present.count("\n") + 1, len(present.rpartition("\n")[2]))
-    return not present.endswith(("}", "]")) or (error.line, error.column) > end
+    if error.why.startswith("unterminated string"):  # its place is that of the quote
+        return not present.endswith(("}", "]"))
+    rest = "\n".join(present.split("\n")[error.line - 1 :])[error.column - 1 :]
+    return _PART_OF_A_WORD.fullmatch(rest) is not None
 
 
 def misfit_in(error: Misfit, text: str) -> str:

@@ -158,10 +158,26 @@ def test_mistakes_get_one_clear_message(
     assert second.startswith("  remedy: ")
 
 
-def test_a_malformed_snapshot_exits_65(run: Run, tmp_path: Path) -> None:
+TRUNCATED = ('{"kind": "HostSnap', '{"kind"', '{"a": [1,', '{"a": tru', "[1,\n 2\n", "{")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        *((text, "not JSON: the file is truncated\n") for text in TRUNCATED),
+        ('{"a": 1,, "b": 2', "line 1 column 9: "),
+        ('{"a": 1 "b": 2}', "line 1 column 9: expecting ',' delimiter\n"),
+        ('{"a": 1} x', "line 1 column 10: extra data\n"),
+        ('{"a": 1,\n "b": "c}', "line 2 column 7: unterminated string"),
+        ('{"a": 1}}', "line 1 column 9: extra data\n"),
+    ],
+)
+def test_a_malformed_snapshot_exits_65(run: Run, tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "host.json"
-    file.write_text('{"kind": "HostSnapshot"')
-    assert run("--snapshot", str(file), "list").status == 65
+    file.write_text(text)
+    answer = run("--snapshot", str(file), "list")
+    assert answer.status == 65
+    assert why in answer.stderr
 
 
 def test_an_unexpected_error_shows_no_traceback_unless_asked(

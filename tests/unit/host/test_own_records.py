@@ -49,24 +49,41 @@ def test_a_mark_that_cannot_be_read_is_named_and_hides_no_other(
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "[]",
-        "5",
-        DEEP,
-        '{"name": "vm", "functions": "0000:01:00.0", "vgpus": []}',
-        '{"name": "vm", "functions": [], "vgpus": [5]}',
+        ("[]", "Expected `object`, got `array`"),
+        ("5", "Expected `object`, got `int`"),
+        (DEEP, "nested deeper than"),
+        ("{}", "name: the field is missing"),
+        ('{"name": "vm", "functions": "0000:01:00.0", "vgpus": []}', "functions: Expected `array`"),
+        ('{"name": "vm", "functions": [], "vgpus": [5]}', "vgpus.0: Expected `str`, got `int`"),
     ],
     ids=lambda text: text[:40],
 )
-def test_a_record_of_a_guest_that_is_none_is_a_malformed_document(text: str) -> None:
-    with pytest.raises(InvalidDocument, match="is not a valid record of vfiomgr"):
+def test_a_record_of_a_guest_that_is_none_is_a_malformed_document(text: str, why: str) -> None:
+    with pytest.raises(InvalidDocument, match=rf"is not a valid record of vfiomgr: .*{why}"):
         parse_guest("uuid", text)
 
 
-@pytest.mark.parametrize("text", ["[]", "5", DEEP, '{"api_version": "vfiomgr/v1", "entries": 5}'])
-def test_a_record_of_runtimes_that_is_none_is_a_malformed_document(text: str) -> None:
-    with pytest.raises(InvalidDocument, match="is not a valid record of vfiomgr"):
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "Expected `object`, got `array`"),
+        ("5", "Expected `object`, got `int`"),
+        (DEEP, "nested deeper than"),
+        (
+            '{"api_version": "vfiomgr/v1", "kind": "InstalledRuntimes", "entries": 5}',
+            "entries: Expected `array`, got `int`",
+        ),
+        (
+            '{"api_version": "vfiomgr/v9", "kind": "InstalledRuntimes", "entries": []}',
+            "api_version is 'vfiomgr/v9'",
+        ),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_record_of_runtimes_that_is_none_is_a_malformed_document(text: str, why: str) -> None:
+    with pytest.raises(InvalidDocument, match=rf"is not a valid record of vfiomgr: .*{why}"):
         parse_runtimes(text)
 
 

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vfiomgr.documents.jsonable import to_jsonable
+from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import STATE, HostPath
@@ -144,11 +144,18 @@ class InstalledRuntime(Value):
         return (self.program, self.main) == (other.program, other.main)
 
 
+class _Record(Value):
+    """The file with all entries."""
+
+    api_version: str
+    kind: str
+    entries: tuple[InstalledRuntime, ...]
+
+
 def render_record(installed: Iterable[InstalledRuntime]) -> str:
     """The record of all entries as a JSON document."""
-    entries = to_jsonable(tuple(installed))
-    document = {"api_version": _VERSION, "kind": "InstalledRuntimes", "entries": entries}
-    return json.dumps(document, indent=2) + "\n"
+    document = _Record(_VERSION, "InstalledRuntimes", tuple(installed))
+    return json.dumps(to_jsonable(document), indent=2) + "\n"
 
 
 def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
@@ -161,27 +168,15 @@ def parse_record(text: str | None) -> tuple[InstalledRuntime, ...]:
     if text is None:
         return ()
     try:
-        document = parse_json(text)
-        if document["api_version"] != _VERSION:
-            message = f"api_version is {document['api_version']!r}"
+        record = from_jsonable(_Record, parse_json(text))
+        if record.api_version != _VERSION:
+            message = f"api_version is {record.api_version!r}"
             raise ValueError(message)
-        return tuple(_installed(entry) for entry in document["entries"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         message = f"{RECORD} is not a valid record of vfiomgr: {error}"
         hint = "restore it from a backup; without it vfiomgr does not know which entries it wrote"
         raise InvalidDocument(message, hint) from None
-
-
-def _installed(entry: dict[str, Any]) -> InstalledRuntime:
-    files = (
-        OwnedFile(**{**file, "keys": tuple(map(_owned_key, file["keys"]))})
-        for file in entry["files"]
-    )
-    return InstalledRuntime(entry["program"], entry["main"], entry["name"], tuple(files))
-
-
-def _owned_key(key: dict[str, Any]) -> OwnedKey:
-    return OwnedKey(**{**key, "path": tuple(key["path"])})
+    return record.entries
 
 
 def shown(key: Key) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, ClassVar
 
+from vfiomgr.documents.jsonable import from_jsonable
 from vfiomgr.documents.parsed import parse_json
 from vfiomgr.engine.plan import Request
 from vfiomgr.errors import InvalidDocument
@@ -86,6 +87,14 @@ class GuestRecord(Value):
         return f"{json.dumps(document)}\n"
 
 
+class _Written(Value):
+    """The file of a record."""
+
+    name: str
+    functions: tuple[str, ...]
+    vgpus: tuple[str, ...]
+
+
 def parse_record(uuid: str, text: str) -> GuestRecord:
     """Read the file of a record.
 
@@ -94,22 +103,14 @@ def parse_record(uuid: str, text: str) -> GuestRecord:
 
     """
     try:
-        document = parse_json(text)
-        functions, vgpus = _texts(document["functions"]), _texts(document["vgpus"])
-        return GuestRecord(uuid, str(document["name"]), functions, vgpus)
-    except (ValueError, KeyError, TypeError) as error:
+        written = from_jsonable(_Written, parse_json(text))
+    except ValueError as error:
         message = f"{GUESTS / uuid}.json is not a valid record of vfiomgr: {error}"
         hint = (
             "remove it; vfiomgr list shows what is bound, and vfiomgr unbind returns it to the host"
         )
         raise InvalidDocument(message, hint) from None
-
-
-def _texts(values: object) -> tuple[str, ...]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        message = f"{values!r:.40} is not a list of strings"
-        raise TypeError(message)
-    return tuple(values)
+    return GuestRecord(uuid, written.name, written.functions, written.vgpus)
 
 
 class InstallHook(Request, Value):
