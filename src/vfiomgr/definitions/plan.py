@@ -20,7 +20,7 @@ from vfiomgr.definitions.model import (
     render_gpu_definition,
 )
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
@@ -82,15 +82,11 @@ def _gpu_of(host: HostSnapshot, address: PciAddress) -> Gpu:
 def _physical(host: HostSnapshot, gpu: Gpu) -> PciDevice:
     if gpu.mode is not None and gpu.mode.mig and gpu.partition is None:
         message = f"{gpu} is in MIG mode, but nvidia-smi does not report its GPU instances"
-        raise refusal(
-            [
-                blocker(
-                    "nvidia-smi-silent",
-                    gpu,
-                    message,
-                    f"find the cause with: nvidia-smi mig -lgip -i {gpu.name}",
-                )
-            ]
+        refuse(
+            "nvidia-smi-silent",
+            gpu,
+            message,
+            f"find the cause with: nvidia-smi mig -lgip -i {gpu.name}",
         )
     return host.device(PciAddress.parse(gpu.name))
 
@@ -100,21 +96,15 @@ def _document(host: HostSnapshot, device: PciDevice) -> GpuDefinition | None:
     for problem in host.vgpu_definition_problems:
         if problem.path == path:
             message = f"cannot use {path}: {problem.reason}"
-            raise refusal(
-                [blocker("definition-unusable", path, message, "correct the file, or remove it")]
-            )
+            refuse("definition-unusable", path, message, "correct the file, or remove it")
     known = next((g for g in host.defined.gpus if g.gpu.address == device.address), None)
     if known is not None and not known.gpu.is_same_as(device.identity):
         message = f"{path} is for another device: {known.gpu}, not {device.identity}"
-        raise refusal(
-            [
-                blocker(
-                    "another-device",
-                    device,
-                    message,
-                    f"remove it, or undefine its vGPUs first: {_names(known)}",
-                )
-            ]
+        refuse(
+            "another-device",
+            device,
+            message,
+            f"remove it, or undefine its vGPUs first: {_names(known)}",
         )
     return known
 
@@ -389,15 +379,11 @@ def _refuse_unreadable(host: HostSnapshot, definition: VgpuDefinition) -> None:
     for problem in host.vgpu_definition_problems:
         if problem.path == definition.path:
             message = f"cannot use {problem.path}: {problem.reason}"
-            raise refusal(
-                [
-                    blocker(
-                        "definition-unusable",
-                        problem.path,
-                        message,
-                        f"correct the file, or first run: vfiomgr vgpu undefine {definition.uuid}",
-                    )
-                ]
+            refuse(
+                "definition-unusable",
+                problem.path,
+                message,
+                f"correct the file, or first run: vfiomgr vgpu undefine {definition.uuid}",
             )
 
 

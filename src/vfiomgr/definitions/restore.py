@@ -17,7 +17,7 @@ from vfiomgr.definitions.start import (
     target_of,
     together,
 )
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import VfiomgrError
@@ -130,15 +130,11 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
         return _divided(host, device, definition, Plan(f"prepare {device}", ()))
     if device.sriov_numvfs:
         message = f"{device} has {device.sriov_numvfs} virtual functions other than those defined"
-        raise refusal(
-            [
-                blocker(
-                    "functions-not-as-defined",
-                    device,
-                    message,
-                    f"remove them: vfiomgr sriov set {device.address} 0",
-                )
-            ]
+        refuse(
+            "functions-not-as-defined",
+            device,
+            message,
+            f"remove them: vfiomgr sriov set {device.address} 0",
         )
     count = definition.virtual_functions
     if sriov_manage.makes_by_program(host, device):  # all, including those defined

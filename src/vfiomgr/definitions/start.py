@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from vfiomgr.definitions.model import Attributes, differing
 from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
@@ -213,16 +213,7 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
     if (active.parent, active.type) != (target.parent, target.type_id):
         message = f"{active} is a {active.type} on {active.parent}, but defined as"
         message += f" {target.type_id} on {target.parent}"
-        raise refusal(
-            [
-                blocker(
-                    "vgpu-differs",
-                    active,
-                    message,
-                    f"stop it first: vfiomgr vgpu stop {target.name}",
-                )
-            ]
-        )
+        refuse("vgpu-differs", active, message, f"stop it first: vfiomgr vgpu stop {target.name}")
     place = CreateCheckpoint(((active.parent, active.type),))
     present = vgpu_plan.plan_create(host, CreateVgpu((target.name,)), place)
     present = replace(present, locks=tuple(sorted({*present.locks, *_gpu_locks(host, active)})))
@@ -255,30 +246,21 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     kind = find_type(types_of(host, parent), target.type_id, target.parent)
     if target.type_name is not None and kind.name not in (None, target.type_name):
         message = f"{target} is defined as {target.type_name}, but {kind.id} is now {kind.name}"
-        raise refusal(
-            [
-                blocker(
-                    "vgpu-type-renumbered",
-                    target,
-                    message,
-                    "define it again: another driver numbers types differently",
-                )
-            ]
+        refuse(
+            "vgpu-type-renumbered",
+            target,
+            message,
+            "define it again: another driver numbers types differently",
         )
     gpu = next(known for known in gpus(host) if known.name == parent.gpu)
     found = room(gpu, kind)
     if not found.more and not found.makeable:
         message = f"no room for another {kind} on {target.parent}: {found.why_not}"
-        raise refusal(
-            [
-                blocker(
-                    "vgpu-no-room",
-                    target.parent,
-                    message,
-                    "remove one with vfiomgr vgpu remove; list what fits with: "
-                    "vfiomgr vgpu list --types",
-                )
-            ]
+        refuse(
+            "vgpu-no-room",
+            target.parent,
+            message,
+            "remove one with vfiomgr vgpu remove; list what fits with: vfiomgr vgpu list --types",
         )
     return parent, kind
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -302,7 +302,7 @@ class Feature(Value):
         if not self.is_in(libvirt):
             message = f"{why} needs {self.what} (libvirt {self.since} or later); this is {libvirt}"
             remedy = f"install libvirt {self.since} or later, or omit it"
-            raise refusal([blocker("libvirt-too-old", self.what, message, remedy)])
+            refuse("libvirt-too-old", self.what, message, remedy)
 
 
 UNASSIGNED_ADDRESS = Feature("<address type='unassigned'>", Version(6, 0))

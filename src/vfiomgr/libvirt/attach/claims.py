@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, Domain, GuestAddress
 from vfiomgr.value import Value
 
@@ -217,7 +217,7 @@ def refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
     else:
         message = f"{domain.name} has no free slot on its PCI bus for {', '.join(names)}"
         remedy = "remove a device, or change the machine type of the domain to q35"
-    raise refusal([blocker("no-guest-slot", domain.name, message, remedy)])
+    refuse("no-guest-slot", domain.name, message, remedy)
 
 
 def is_given(domain: Domain | None, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
 from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
 from vfiomgr.value import Value
@@ -171,7 +171,7 @@ def _refuse_part(domain: Domain, names: Sequence[str], there: Sequence[str]) -> 
     missing = ", ".join(name for name in names if name not in there)
     message = f"{domain.name} has {', '.join(there)}, but not {missing} of the same slot"
     remedy = f"pass --remove {there[0]} too, to add them as one device; or pass --function-only"
-    raise refusal([blocker("slot-split", domain.name, message, remedy)])
+    refuse("slot-split", domain.name, message, remedy)
 
 
 def _companions(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
@@ -162,7 +162,7 @@ def _check_options(unit: GuestDevice) -> None:
     if unit.is_vendor_function and hostdev_options.is_managed:
         first = unit.functions[0]
         message = f"{first} is a vGPU on driver {first.driver}, which libvirt must not unbind"
-        raise refusal([blocker("managed-vendor-function", first, message, "omit --managed")])
+        refuse("managed-vendor-function", first, message, "omit --managed")
     if unit.functions and hostdev_options.ramfb and hostdev_options.boot_order is not None:
         message = f"cannot boot from {unit.name}: it has ramfb"
         raise UsageError(message, "omit ramfb or the boot order")
@@ -267,7 +267,7 @@ def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
         needed = QEMU_IOMMUFD
         message = f"/dev/iommu for {unit.name} needs QEMU {needed} or later; this is {qemu}"
         remedy = f"install QEMU {needed} or later, or omit --iommufd"
-        raise refusal([blocker("iommufd-missing", unit.name, message, remedy)])
+        refuse("iommufd-missing", unit.name, message, remedy)
 
 
 def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:
@@ -368,7 +368,7 @@ def _refuse_division(share: NvlinkShare) -> NoReturn:
         "would fail with error 802)"
     )
     remedy = "add these devices, or leave all NVSwitches to the host's Fabric Manager"
-    raise refusal([blocker("fabric-divided", "", message, remedy)])
+    refuse("fabric-divided", "", message, remedy)
 
 
 def _is_gpu(device: PciDevice) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model import LOCKS_PER_DEVICE, MAXPHYSADDR, MAXPHYSADDR_LIMIT
 from vfiomgr.pci.mmio_window import (
@@ -70,7 +70,7 @@ def plan_lock(request: DomainRequest, devices: int, libvirt: Version) -> Lock:
     if limit is not None and limit < needed:
         message = f"a hard limit of {size(limit)} is less than VFIO needs: {told}"
         remedy = f"pass --hard-limit {-(-needed // GIB)}G, or omit it: libvirt then sets the limit"
-        raise refusal([blocker("hard-limit-too-low", request.name, message, remedy)])
+        refuse("hard-limit-too-low", request.name, message, remedy)
     if limit is not None or request.is_locked:
         return Lock(needed, limit, (Reason("memtune", f"VFIO needs {told}"),))
     if request.viommu is not None and devices > 1 and not LOCKS_PER_DEVICE.is_in(libvirt):
@@ -164,7 +164,7 @@ def _width(
     if request.kind == "qemu":
         message = f"cannot set the address width without KVM: it is always {TCG_BITS} bits"
         remedy = "omit --address-bits, or use KVM"
-        raise refusal([blocker("address-bits-without-kvm", request.name, message, remedy)])
+        refuse("address-bits-without-kvm", request.name, message, remedy)
     if MAXPHYSADDR_LIMIT.is_in(libvirt):
         return "passthrough"
     MAXPHYSADDR.require(libvirt, f"an address width of {asked} bits for the guest")
@@ -199,7 +199,7 @@ def _check_space(host: HostSnapshot, request: DomainRequest, bits: int | None) -
             f"end at {size(end)}, but the guest has only {bits} address bits ({size(1 << bits)})"
         )
         remedy = "pass less --memory" + ", or use KVM" * (request.kind == "qemu")
-        raise refusal([blocker("address-space-too-small", request.name, message, remedy)])
+        refuse("address-space-too-small", request.name, message, remedy)
 
 
 def _fitting(

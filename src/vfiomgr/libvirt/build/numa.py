@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model import NumaCell
 from vfiomgr.pci.numa import NumaNode
@@ -329,10 +329,10 @@ def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
             f"{MOST_WITHOUT_EIM})"
         )
         remedy = f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}"
-        raise refusal([blocker("too-many-cpus", request.name, message, remedy)])
+        refuse("too-many-cpus", request.name, message, remedy)
     if qemu is not None and request.vcpus > most_vcpus(qemu):
         most = most_vcpus(qemu)
         message = f"{request.vcpus} CPUs are too many: q35 of QEMU {qemu} supports {most}"
         later = next(since for since, count in reversed(_LIMITS) if count > most)
         remedy = f"pass --vcpus {most}, or install QEMU {later} or later"
-        raise refusal([blocker("too-many-cpus", request.name, message, remedy)])
+        refuse("too-many-cpus", request.name, message, remedy)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
 from vfiomgr.value import Value
@@ -157,7 +157,7 @@ def lay_buses(
     if min(numbers, default=_BUSES) < len(topology.controllers):
         message = f"{len(slots)} devices and {others + spare} more root ports need too many buses"
         remedy = "pass fewer --spare-ports or devices: a guest has 256 buses"
-        raise refusal([blocker("too-many-buses", "", message, remedy)])
+        refuse("too-many-buses", "", message, remedy)
     for place, number in zip(expanded, numbers, strict=True):
         topology.add_expander(place, number, [slot for slot in slots if _place(slot) == place])
     return Buses(tuple(topology.controllers), topology.places, tuple(topology.reasons))
@@ -228,7 +228,7 @@ class _Topology:
                 f"bridge, which has {len(_SLOTS_OF_BRIDGE)} slots"
             )
             remedy = "assign fewer, or omit --viommu"
-            raise refusal([blocker("viommu-bridge-full", slot.names, message, remedy)])
+            refuse("viommu-bridge-full", slot.names, message, remedy)
         port = self.add_port(f"for the bridge of {slot.names}", guest)
         where = PciController(0, len(self.controllers), TO_PCI, GuestAddress(port, 0, 0))
         group = f"IOMMU group {slot.first.iommu_group}"
@@ -246,7 +246,7 @@ class _Topology:
                 f"expander has {_PORTS_OF_EXPANDER} ports"
             )
             remedy = "assign some to another guest, or pass --numa off"
-            raise refusal([blocker("expander-full", complex_name, message, remedy)])
+            refuse("expander-full", complex_name, message, remedy)
         cell = self._cells.index(node) if node is not None and node in self._cells else None
         where = f"{complex_name}" + (f", NUMA node {node}" if node is not None else "")
         why = f"{where}, like {slots[0].first.name} (numa_node in sysfs)"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
@@ -99,7 +99,7 @@ def _check_architecture(host: HostSnapshot) -> None:
             "create the domain with virt-install, then add devices: vfiomgr libvirt edit FILE "
             "--add ADDRESS; vfiomgr libvirt hostdev prints only the devices"
         )
-        raise refusal([blocker("domain-architecture", "", message, remedy)])
+        refuse("domain-architecture", "", message, remedy)
 
 
 def _check_request(request: DomainRequest) -> None:
@@ -240,7 +240,7 @@ def _check_mapping(request: DomainRequest) -> None:
             "VFIO (dma-remap, since 10.2, is not in libvirt's XML)"
         )
         remedy = "pass --viommu intel, which also works on AMD hosts, or --viommu virtio"
-        raise refusal([blocker("viommu-without-mapping", request.name, message, remedy)])
+        refuse("viommu-without-mapping", request.name, message, remedy)
 
 
 def _cpus(request: DomainRequest, nodes: Nodes, window: MmioWindow) -> GuestCpus:

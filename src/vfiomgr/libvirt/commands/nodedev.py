@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
 from vfiomgr.definitions.named import type_of
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
 from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected, require_running_host
@@ -48,11 +48,11 @@ def mdev_request(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevReq
     if found is None:
         message = f"{device} does not support vGPUs"
         remedy = "vfiomgr vgpu list --types shows the parents of this host"
-        raise refusal([blocker("mdev-unsupported", device, message, remedy)])
+        refuse("mdev-unsupported", device, message, remedy)
     if found.family != "mdev":
         message = f"the vGPUs of {device} are virtual functions, which libvirt cannot define"
         remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
-        raise refusal([blocker("mdev-unsupported", device, message, remedy)])
+        refuse("mdev-unsupported", device, message, remedy)
     return MdevRequest(parent, type_of(host, found, wanted, str(parent)).id)
 
 
@@ -72,7 +72,7 @@ def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
         message = f"{parent} has no capacity for another vGPU of type {type_id}"
         listed = f"vfiomgr vgpu list --types --parent {parent}"
         remedy = f"{listed} shows the reason and the remaining capacity"
-        raise refusal([blocker("vgpu-no-room", parent, message, remedy)])
+        refuse("vgpu-no-room", parent, message, remedy)
 
 
 _EXAMPLE = "e.g. vfiomgr vgpu define --libvirt --parent 65:00.0 --type nvidia-468"
@@ -242,7 +242,7 @@ def _refuse_another(known: NodeMdev, parent: str, type_id: str, uri: str) -> Non
     if (known.parent, known.type) != (parent, type_id):
         message = f"{known.uuid} is already defined as {known.type} on {known.parent}"
         remedy = f"vfiomgr vgpu undefine {known.uuid}{_at(uri)}, or choose another UUID"
-        raise refusal([blocker("mdev-defined-otherwise", known.uuid, message, remedy)])
+        refuse("mdev-defined-otherwise", known.uuid, message, remedy)
 
 
 def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
@@ -251,7 +251,7 @@ def _refuse_used(connection: Connection, mdev: NodeMdev) -> None:
         if domain.running is not None and domain.running.hostdev(mdev.uuid) is not None:
             message = f"{mdev.uuid} is in use by the running domain {domain.name}"
             remedy = f"vfiomgr libvirt detach {domain.argument} {mdev.uuid} --live"
-            raise refusal([blocker("held-by-domain", mdev.uuid, message, remedy)])
+            refuse("held-by-domain", mdev.uuid, message, remedy)
 
 
 def _print_call(session: Session, verb: str, uuid: str, element: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.libvirt.hook.model import MODE, InstallHook, UninstallHook, render_script
@@ -128,7 +128,7 @@ def plan_install(host: HostSnapshot, request: InstallHook) -> Plan:
     if request.program is None:
         message = "cannot run vfiomgr from a script: it is not installed as a command"
         remedy = "install vfiomgr as its README says, and run that command"
-        raise refusal([blocker("hook-without-program", "", message, remedy)])
+        refuse("hook-without-program", "", message, remedy)
     wanted = render_script(request.program)
     there = host.file(SCRIPT)
     if there == wanted:
