@@ -5,12 +5,16 @@ of results, the errors, and the modules `cdi`, `kata`, `libvirt`, `oci` and `run
 imported on first use. docs/python.md is a tutorial.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.9.0"
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from vfiomgr import cdi, kata, libvirt, oci, runtimes
     from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Diagnostic
@@ -72,7 +76,25 @@ __all__ = [
     "runtimes",
 ]
 
-_PLACES = {
+
+def importing(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package (PEP 562), which imports names on first use.
+
+    `places` maps each public name to its module; it is empty for a name that is a module itself.
+    """
+
+    def find(name: str) -> object:
+        if name not in places:
+            message = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        if not places[name]:
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(f"{package}.{places[name]}"), name)
+
+    return find
+
+
+_PLACES = dict.fromkeys(__all__, "errors") | {
     "ApplyLayout": "layout.named",
     "Bind": "passthrough.named",
     "CreateVgpu": "vgpu.named",
@@ -91,19 +113,12 @@ _PLACES = {
     "TopologyNode": "topology.model",
     "Unbind": "passthrough.named",
     "Vgpu": "vgpu.model",
+    **dict.fromkeys(("cdi", "kata", "libvirt", "oci", "runtimes"), ""),
 }
-"""The module of each name that is neither a module itself nor an error."""
+"""The module of each name; an error, unless named here."""
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import a name on first use (PEP 562), since a command needs few of them."""
-        if name not in __all__:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
-        if name in {"cdi", "kata", "libvirt", "oci", "runtimes"}:
-            return import_module(f"{__name__}.{name}")
-        return getattr(import_module(f"{__name__}.{_PLACES.get(name, 'errors')}"), name)
+    __getattr__ = importing(__name__, _PLACES)
 
     def __dir__() -> list[str]:
         """The public names, imported or not."""

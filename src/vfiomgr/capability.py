@@ -3,7 +3,7 @@
 A capability names the modules that the engine imports when it needs them. `values` hold the
 classes of requests and steps, `plans` plan the requests, `applies` perform the steps, and `hooks`
 take part in every change; they register their functions with the decorators of
-`vfiomgr.engine.registry`. `vfiomgr.capabilities` lists those of vfiomgr itself.
+`vfiomgr.engine.registry`. Those of vfiomgr itself are registered at the end of this module.
 """
 
 from __future__ import annotations
@@ -47,3 +47,34 @@ def added_commands() -> dict[str, tuple[str, str]]:
         for capability in _KNOWN.values()
         for name, module in capability.commands.items()
     }
+
+
+register(
+    Capability("vfiomgr.vgpu", values=("steps", "mig.steps"), plans=("plan",), applies=("apply",)),
+    Capability(
+        "vfiomgr.passthrough", values=("steps",), plans=("plan", "reset"), applies=("apply",)
+    ),
+    Capability(
+        "vfiomgr.persistence", values=("steps",), plans=("plan", "file_changes"), applies=("apply",)
+    ),
+    Capability(
+        "vfiomgr.sriov", values=("steps",), plans=("plan", "quota_plan"), applies=("apply",)
+    ),
+    Capability(
+        "vfiomgr.gpu", values=("requests",), plans=("plan", "switch"), hooks=("undo_guards",)
+    ),
+    Capability("vfiomgr.definitions", values=("requests",), plans=("plan", "start", "restore")),
+    Capability(
+        "vfiomgr.containers.cdi",
+        values=("requests",),
+        plans=("plan",),
+        hooks=("requests", "apply"),
+    ),
+    Capability("vfiomgr.libvirt.hook", values=("model",), plans=("plan",)),
+    Capability(
+        "vfiomgr.layout",
+        values=("requests",),
+        plans=("compare", "revert", "boot"),
+        hooks=("revert",),
+    ),
+)

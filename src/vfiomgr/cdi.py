@@ -24,7 +24,7 @@ from vfiomgr.containers.cdi.model import (
     OfferRequest,
 )
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
-from vfiomgr.documents.files import STANDARD_INPUT, text_of
+from vfiomgr.documents.text import STANDARD_INPUT, text_of
 from vfiomgr.errors import UsageError, require_choice
 from vfiomgr.paths import MACHINE, HostPath
 

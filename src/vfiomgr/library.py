@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-import vfiomgr.capabilities  # noqa: F401 - makes them known to the engine
 from vfiomgr import check
 from vfiomgr import layout as layouts
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE

@@ -20,7 +20,7 @@ from typing import NoReturn, TypedDict
 import vfiomgr
 from vfiomgr.cli.main import main
 from vfiomgr.host.owners import weakness
-from vfiomgr.persistence import program
+from vfiomgr.persistence import named
 
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))
 """What it is called by, which it writes into the hooks and units that shall call it."""
@@ -90,7 +90,7 @@ def _trust_the_checkout() -> None:
     Nobody else is in the guest who could change them, and 9p shows them read-only.
     """
     owner = Path(__file__).stat().st_uid
-    vars(program)["weakness"] = partial(weakness, owner=owner)
+    vars(named)["weakness"] = partial(weakness, owner=owner)
 
 
 def _answer(request: Request) -> Answer:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from vfiomgr.engine.journal import Journal
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.run import run
 from vfiomgr.errors import RolledBack
@@ -23,6 +22,7 @@ from vfiomgr.passthrough.steps import Bind, ChangeDriver
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_device
 from vfiomgr.pci.names import Names
+from vfiomgr.persistence.steps import LoadModule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from vfiomgr.definitions.model import (
     render_definition,
     render_gpu_definition,
 )
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 

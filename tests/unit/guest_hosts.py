@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.libvirt.build.model import DomainRequest
 from vfiomgr.libvirt.build.plan import plan_guest
+from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode
 from vfiomgr.pci.model import Bar
-from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode
 from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.guest_device import DeviceRequest
 

@@ -10,7 +10,7 @@ from vfiomgr.units import format_cpulist
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vfiomgr.pci.numa import HostTopology
+    from vfiomgr.pci.memory import HostTopology
 
 
 def tree_of(root: Path, text: str) -> HostTree:

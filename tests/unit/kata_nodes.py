@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.kernel import FakeKernel
 from tests.unit.host_files import put_topology
-from vfiomgr.pci.numa import HostTopology, NumaNode
+from vfiomgr.pci.memory import HostTopology, NumaNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,11 +19,10 @@ from vfiomgr.containers.runtimes import text as runtime_text
 from vfiomgr.containers.runtimes.handlers import imports_of, read_containerd, read_crio
 from vfiomgr.containers.runtimes.model import Setting
 from vfiomgr.definitions.model import parse_definition, parse_gpu_definition, read_configuration
-from vfiomgr.documents.files import TextFile, text_of
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.documents.parsed import Malformed, parse_json, parse_toml
 from vfiomgr.documents.reader import read_values
+from vfiomgr.documents.text import Malformed, TextFile, parse_json, parse_toml, text_of
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.kata.explain.pod import read_objects
 from vfiomgr.kata.settings import read_settings, require_tables

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import vfiomgr.capabilities  # noqa: F401 - makes the steps known
 from tools.reference.json_types import Field, Structs, parsed
 from vfiomgr.engine.registry import step_kinds
 

@@ -1,12 +1,12 @@
 """Check whether a host is ready for passthrough.
 
-`facts` reads a `Readiness`; the rules in `rules/` turn it and the snapshot into findings with
+`facts` reads a `Readiness`; the modules of rules turn it and the snapshot into findings with
 evidence. A rule reports only what it can prove.
 """
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.public import importing
+from vfiomgr import importing
 
 if TYPE_CHECKING:
     from vfiomgr.check.plan import check

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.check import device_rules, driver_rules, platform_rules
 from vfiomgr.check.model import Report
-from vfiomgr.check.rules import devices, drivers, platform
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.snapshot.model import UNIDENTIFIED
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
-    devices.none,
-    devices.silence,
-    drivers.without_group,
-    drivers.shared_with_gpu,
-    drivers.acs_override,
-    drivers.unisolated_slots,
-    devices.twins,
-    devices.no_reset,
-    devices.weak_reset,
+    device_rules.none,
+    device_rules.silence,
+    driver_rules.without_group,
+    driver_rules.shared_with_gpu,
+    driver_rules.acs_override,
+    driver_rules.unisolated_slots,
+    device_rules.twins,
+    device_rules.no_reset,
+    device_rules.weak_reset,
 )
 """Rules over facts that every scan reads."""
 
 _OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Diagnostic]], ...] = (
-    platform.interrupt_remapping,
-    platform.no_iommu_mode,
-    platform.vfio_pci,
-    platform.iommu_backend,
-    platform.driver_override,
-    drivers.nouveau,
-    drivers.taken_by_identifiers,
-    drivers.lost_race,
-    drivers.left_out,
-    devices.reset_trouble,
-    devices.lost_by_reset,
-    devices.oops_at_unbind,
-    devices.firmware_framebuffer,
-    drivers.host_drivers,
-    platform.iommufd,
-    platform.container_node,
-    platform.memlock,
-    platform.lockdown,
-    platform.secure_boot,
-    devices.d3cold,
+    platform_rules.interrupt_remapping,
+    platform_rules.no_iommu_mode,
+    platform_rules.vfio_pci,
+    platform_rules.iommu_backend,
+    platform_rules.driver_override,
+    driver_rules.nouveau,
+    driver_rules.taken_by_identifiers,
+    driver_rules.lost_race,
+    driver_rules.left_out,
+    device_rules.reset_trouble,
+    device_rules.lost_by_reset,
+    device_rules.oops_at_unbind,
+    device_rules.firmware_framebuffer,
+    driver_rules.host_drivers,
+    platform_rules.iommufd,
+    platform_rules.container_node,
+    platform_rules.memlock,
+    platform_rules.lockdown,
+    platform_rules.secure_boot,
+    device_rules.d3cold,
 )
 """Rules over facts that a scan reads only for a check."""
 
 
 def check(host: HostSnapshot) -> Report:
     """Return all findings, the most severe first, and the facts that were not available."""
-    found = [*platform.iommu(host), *(f for rule in _OF_DEVICES for f in rule(host))]
+    found = [*platform_rules.iommu(host), *(f for rule in _OF_DEVICES for f in rule(host))]
     if host.readiness is not None:
         found += [f for rule in _OF_READINESS for f in rule(host, host.readiness)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))

@@ -10,7 +10,7 @@ import click
 
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.diagnostic import refuse
-from vfiomgr.documents.printable import printable
+from vfiomgr.documents.text import printable
 from vfiomgr.library import Host
 
 if TYPE_CHECKING:

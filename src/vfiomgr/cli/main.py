@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-import vfiomgr.capabilities  # makes them known
 import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
@@ -44,13 +43,13 @@ _COMMANDS = {
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "node": ("vfiomgr.node.commands", "node"),
-    "snapshot": ("vfiomgr.cli.commands.snapshot", "snapshot"),
+    "snapshot": ("vfiomgr.cli.commands.show", "snapshot"),
     "explain": ("vfiomgr.cli.commands.help", "explain"),
     "completion": ("vfiomgr.cli.commands.help", "completion"),
 }
 _FORMER: FormerTable = {
     "help": ("vfiomgr.cli.commands.help", "help_"),
-    "persist": ("vfiomgr.persistence.commands", "persist"),
+    "persist": ("vfiomgr.passthrough.commands", "persist"),
     "assert": ("vfiomgr.layout.commands.changes", "assert_"),
     "export": ("vfiomgr.layout.commands.changes", "export"),
     "revert": ("vfiomgr.layout.commands.changes", "revert"),

@@ -1,6 +1,6 @@
 """Data on stdout as table, JSON or YAML; everything else, errors and findings, on stderr.
 
-All output passes through here. What is for people is escaped (documents/printable.py),
+All output passes through here. What is for people is escaped (documents/text.py),
 newlines within a value too; a document that a program reads escapes by the rules of its format.
 """
 
@@ -17,7 +17,7 @@ import click
 from vfiomgr.cli.table import Column, lines_of
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
-from vfiomgr.documents.printable import printable
+from vfiomgr.documents.text import printable
 from vfiomgr.errors import Refusal
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from vfiomgr.libvirt.commands.connection import (
     libvirt_options,
 )
 from vfiomgr.libvirt.commands.nodedev import define_mdev, start_mdev, stop_mdev, undefine_mdev
-from vfiomgr.persistence.program import own_program
+from vfiomgr.persistence.named import own_program
 from vfiomgr.vgpu.commands.active import users_of
 from vfiomgr.vgpu.model import PARAMETERS, describe_type
 from vfiomgr.vgpu.named import name_of

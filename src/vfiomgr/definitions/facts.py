@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vfiomgr import paths
 from vfiomgr.definitions import model, service
 from vfiomgr.definitions.model import MDEVCTL_DIRECTORY, DefinitionFacts, MdevctlRule, VgpuAttribute
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.host.text import exists, settings_of, text_of
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu.model import PARAMETERS

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from vfiomgr.documents.files import TextFile
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
-from vfiomgr.documents.parsed import Malformed, parse_json
 from vfiomgr.documents.reader import misfit_in
+from vfiomgr.documents.text import Malformed, TextFile, parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import MDEV_DEVICES, HostPath, pci_device
 from vfiomgr.pci.model import DeviceIdentity, PciAddress

@@ -28,7 +28,7 @@ from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
-from vfiomgr.vgpu.mig import sriov_manage
+from vfiomgr.vgpu.mig import steps
 from vfiomgr.vgpu.projection import with_functions
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def preparation(host: HostSnapshot, definition: GpuDefinition) -> Plan:
             f"remove them: vfiomgr sriov set {device.address} 0",
         )
     count = definition.virtual_functions
-    if sriov_manage.makes_by_program(host, device):  # all, including those defined
+    if steps.makes_by_program(host, device):  # all, including those defined
         count = device.sriov_totalvfs or count
     change = _change_of_modes(host, definition)
     if change is not None and change.mig:

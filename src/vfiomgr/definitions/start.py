@@ -21,8 +21,7 @@ from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus, room
-from vfiomgr.vgpu.mig.sriov_manage import creation_of
-from vfiomgr.vgpu.mig.steps import SetGpuInstances
+from vfiomgr.vgpu.mig.steps import SetGpuInstances, creation_of
 from vfiomgr.vgpu.model import PARAMETERS
 from vfiomgr.vgpu.steps import CreateCheckpoint, CreateVgpu, RemoveVgpu, SetVgpuAttribute
 

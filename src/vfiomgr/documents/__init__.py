@@ -1,6 +1,6 @@
 """Documents as text: JSON, YAML, TOML and XML, with line and column of their parts.
 
 `reader` reads documents written by people, JSON or YAML 1.2, into values that know their line and
-column; `parsed` reads JSON and TOML into plain values, or reports them as malformed. `json_text`
+column; `text` reads JSON and TOML into plain values, or reports them as malformed. `json_text`
 changes values in a JSON text and keeps the rest of the text.
 """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Position
-from vfiomgr.documents.parsed import Located, Malformed, parse_json
+from vfiomgr.documents.text import Located, Malformed, parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.value import Value
 

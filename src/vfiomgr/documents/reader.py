@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from vfiomgr.diagnostic import Diagnostic, Position, flaw, in_document
 from vfiomgr.documents.json_text import read_json
-from vfiomgr.documents.parsed import (
+from vfiomgr.documents.text import (
     TOO_LARGE,
     Located,
     Malformed,

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Remedy, in_words
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
-from vfiomgr.documents.printable import printable
+from vfiomgr.documents.text import printable
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.journal import Journal, runs_so_far, supersede, survey
 from vfiomgr.engine.journal_files import refuse_lost_state, unusable
 from vfiomgr.engine.locks import hold, require_file_rights, require_rights
@@ -23,7 +23,7 @@ from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import UNKNOWN_CALL, PciAddress, is_address
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.uses.facts import with_present_uses
+from vfiomgr.snapshot.uses import with_present_uses
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -19,15 +19,14 @@ from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
 from vfiomgr.vgpu.gpu_instances import users
-from vfiomgr.vgpu.mig.model import by_start
 from vfiomgr.vgpu.mig.placement import more_of
+from vfiomgr.vgpu.model import by_start
 
 if TYPE_CHECKING:
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile
-    from vfiomgr.vgpu.model import GpuMode
+    from vfiomgr.vgpu.model import GpuInstance, GpuMode, GpuPartition, InstanceProfile
 
 
 _HEADINGS = ("GPU", "VFS", "VGPU SIZES", "MIG")

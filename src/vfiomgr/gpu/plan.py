@@ -17,9 +17,9 @@ from vfiomgr.passthrough import guards
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances
-from vfiomgr.vgpu.mig.model import counted
 from vfiomgr.vgpu.mig.placement import lay_out
 from vfiomgr.vgpu.mig.steps import SetHeterogeneous, SetMig
+from vfiomgr.vgpu.model import counted
 from vfiomgr.vgpu.projection import with_functions, with_mode
 
 if TYPE_CHECKING:
@@ -28,8 +28,14 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstancePlace, InstanceProfile
-    from vfiomgr.vgpu.model import GpuMode, Vgpu
+    from vfiomgr.vgpu.model import (
+        GpuInstance,
+        GpuMode,
+        GpuPartition,
+        InstancePlace,
+        InstanceProfile,
+        Vgpu,
+    )
 
 
 @plans(SetGpuMode)

@@ -8,7 +8,7 @@ from vfiomgr.diagnostic import Override
 from vfiomgr.engine.plan import Checkpoint, Request
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.model import InstancePlace
+from vfiomgr.vgpu.model import InstancePlace
 
 GpuUse = Literal["host", "passthrough", "vgpu"]
 """The use of a GPU: by its host driver, by one guest, or by guests that share it."""

@@ -26,8 +26,7 @@ from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVirtualFunctions
 from vfiomgr.vgpu import gpu_instances, projection
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.mig.sriov_manage import lacks_vgpu_functions
-from vfiomgr.vgpu.mig.steps import SetPersistence
+from vfiomgr.vgpu.mig.steps import SetPersistence, lacks_vgpu_functions
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.steps import RemoveVgpu
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.registry import guards_undo
 from vfiomgr.passthrough import guards
-from vfiomgr.vgpu.mig.sriov_manage import kept_from_leaving
+from vfiomgr.vgpu.mig.steps import kept_from_leaving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

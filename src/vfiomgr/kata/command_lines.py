@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from vfiomgr.containers.oci import plan as oci_plan
 from vfiomgr.diagnostic import blocker, refusal, refuse
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import refuse_mediated

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfiomgr.documents.files import resource_directory
+from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
+from vfiomgr.documents.text import Malformed, line_of, parse_toml
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.model import PciePort, RuntimeName
 from vfiomgr.paths import HostPath

@@ -8,7 +8,7 @@ not exist yet is planned once they do. `boot` installs a layout for every boot, 
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.public import importing
+from vfiomgr import importing
 
 if TYPE_CHECKING:
     from vfiomgr.layout.named import ApplyLayout

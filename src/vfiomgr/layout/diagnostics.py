@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
-    from vfiomgr.documents.parsed import Located
+    from vfiomgr.documents.text import Located
     from vfiomgr.layout.model import Rule
 
 

@@ -38,7 +38,7 @@ from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, Vg
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.documents.parsed import Located, Path
+    from vfiomgr.documents.text import Located, Path
 
 
 _FIRST = ("select", "state", "at_least")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST, Plan
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.layout.parts import RuleMatch
 from vfiomgr.passthrough.plan import components
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.steps import (
     RunSriovManage,

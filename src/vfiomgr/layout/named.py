@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.documents.files import source_of, text_of
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable
+from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.engine.journal_files import current
 from vfiomgr.engine.plan import Request, Step
 from vfiomgr.errors import InvalidDocument

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.owners import NodeOwner
     from vfiomgr.layout.model import Layout, Selector
     from vfiomgr.layout.requests import FunctionBefore
-    from vfiomgr.vgpu.mig.model import InstancePlace
+    from vfiomgr.vgpu.model import InstancePlace
 
 
 class RuleMatch(Value):

@@ -11,7 +11,7 @@ from vfiomgr.engine.plan import Checkpoint, Request, Step
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.model import InstancePlace
+from vfiomgr.vgpu.model import InstancePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

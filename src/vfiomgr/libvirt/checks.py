@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.files import source_of
+from vfiomgr.documents.text import source_of
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.preflight.plan import preflight

@@ -1,4 +1,4 @@
-"""The commands `vfiomgr bind`, `vfiomgr unbind` and `vfiomgr reset`."""
+"""The commands `vfiomgr bind`, `unbind`, `reset` and `persist`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.completion import complete_address, complete_owner, complete_vfio_driver
-from vfiomgr.cli.options import CHANGING, function_only_option, session_options
-from vfiomgr.cli.output import note
+from vfiomgr.cli.options import CHANGING, READING, LazyGroup, function_only_option, session_options
+from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
+from vfiomgr.passthrough.watch import watch_machine
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.commands import forget_only as remove_rules
-from vfiomgr.persistence.commands import import_driverctl
+from vfiomgr.persistence.named import persisted, program_for_units
+from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
+    from vfiomgr.engine.plan import Request
     from vfiomgr.engine.run import Outcome
+    from vfiomgr.persistence.named import PersistedFunction
 
 
 _match_option = click.option(
@@ -281,3 +284,83 @@ def reset(
     outcome = plan_or_apply(session, request)
     if outcome is not None:
         print_outcome(session, outcome, [f"{request.address} was reset and answers as before"])
+
+
+_PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
+
+
+_FORMER_PERSIST = {
+    "remove": "unbind --forget-only",
+    "import": "bind --persist --driverctl",
+}
+
+
+@click.group("persist", cls=LazyGroup, table={}, unlisted=_FORMER_PERSIST)
+def persist() -> None:
+    """Bind persisted functions as they are hot-plugged: see `vfiomgr bind --persist`."""
+
+
+@persist.command("list", hidden=True)
+@session_options(*READING)
+@pass_session
+def list_persisted(session: Session) -> None:
+    """List persistent bindings: now `vfiomgr list --persistent`."""
+    rows = persisted(session)
+    if session.format != "table":
+        print_document("PersistedList", {"items": rows}, session.format)
+    elif rows:
+        print_table(_PERSISTED_HEADINGS, [_persisted_cells(row) for row in rows])
+    else:
+        note("no persistent bindings; create one with: vfiomgr bind --persist ADDRESS")
+
+
+def _persisted_cells(row: PersistedFunction) -> tuple[str, ...]:
+    return (
+        str(row.address),
+        row.driver,
+        row.owner,
+        row.device,
+        or_dash(None if row.node_owner is None else row.node_owner.name),
+        or_dash(row.driver_now),
+    )
+
+
+def remove_rules(
+    session: Session, addresses: tuple[str, ...], *, every: bool, update_initramfs: bool
+) -> None:
+    """Remove the rules of functions, or all, and leave the drivers as they are."""
+    if bool(addresses) == every:
+        message = "expected addresses, or --all"
+        raise UsageError(message, "list persistent bindings with: vfiomgr list --persistent")
+    known = session.addresses(addresses)
+    _carry_out(session, ForgetPersisted(known, every=every, update_initramfs=update_initramfs))
+
+
+def import_driverctl(session: Session, *, update_initramfs: bool) -> None:
+    """Import VFIO entries from /etc/driverctl.d as rules."""
+    _carry_out(
+        session,
+        ImportDriverctl(update_initramfs=update_initramfs, program=program_for_units(session)),
+    )
+
+
+@persist.command("watch", hidden=True)
+@session_options(*CHANGING)
+@pass_session
+def watch(session: Session) -> None:
+    """Bind persisted functions as they are hot-plugged.
+
+    Runs until interrupted. With systemd, `bind --persist` installs a service that runs it.
+
+    \b
+    Examples:
+      vfiomgr persist watch
+    """
+    watch_machine(session)
+
+
+def _carry_out(session: Session, request: Request) -> None:
+    outcome = plan_or_apply(session, request)
+    if outcome is not None:
+        steps = outcome.plan.steps if outcome.is_changed else ()
+        print_outcome(session, outcome, [step.describe() for step in steps])

@@ -9,10 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
-from vfiomgr.passthrough.iommu_hints import iommu_remedy
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import best_variant
-from vfiomgr.pci.iommu import blockers
+from vfiomgr.pci.iommu import blockers, iommu_remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

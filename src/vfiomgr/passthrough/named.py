@@ -15,7 +15,7 @@ from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.model import rule_file
-from vfiomgr.persistence.program import program_for_units
+from vfiomgr.persistence.named import program_for_units
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Option, Remedy, refuse_if_any
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import FIRST, LAST, Plan
 from vfiomgr.engine.registry import device_notes, plans
@@ -27,6 +26,7 @@ from vfiomgr.passthrough.steps import (
 from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence import plan as persistence_plan
+from vfiomgr.persistence.steps import LoadModule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.paths import STATE, HostPath

@@ -1,4 +1,4 @@
-"""Perform steps on files, node owners and the initramfs."""
+"""Perform steps on files, node owners, kernel modules and the initramfs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from vfiomgr.engine.registry import performs
 from vfiomgr.errors import HostError
 from vfiomgr.host import udev
 from vfiomgr.paths import HostPath
+from vfiomgr.pci import drivers
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
 from vfiomgr.persistence.model import RULES, UNIT, UNITS
-from vfiomgr.persistence.steps import RebuildInitramfs, ReplaceFile, SetNodeAccess
+from vfiomgr.persistence.steps import LoadModule, RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,3 +136,21 @@ def _readers(tree: HostTree, target: HostPath, *, is_there: bool) -> Iterator[Ca
         yield partial(systemctl, "daemon-reload")  # what they start is for the next boot
         if is_watch and is_there:
             yield partial(systemctl, "--no-block", "try-restart", target.name)
+
+
+@performs(LoadModule)
+def load_module(tree: HostTree, step: LoadModule) -> None:
+    """Load the module and verify that it provides the driver."""
+    if not tree.exists(paths.PCI_DRIVERS / step.driver):
+        tree.load_module(step.module)
+    if not tree.exists(paths.PCI_DRIVERS / step.driver):
+        brought = drivers.driver_of_module(tree, step.module)
+        other = f" but {brought}" if brought else ""
+        message = (
+            f"the module {step.module} is loaded but does not provide the driver "
+            f"{step.driver}{other}"
+        )
+        raise HostError(
+            message,
+            "run the command again, or choose another driver (--driver; in a layout: driver)",
+        )

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.paths import SCRIPT, VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.model import (

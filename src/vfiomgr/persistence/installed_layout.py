@@ -6,7 +6,7 @@ import re
 import shlex
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 from vfiomgr.value import Value

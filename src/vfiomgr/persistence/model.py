@@ -6,9 +6,8 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.documents.files import TextFile
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import TextFile, parse_json
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
 from vfiomgr.host.owners import ROOT_ONLY
@@ -27,6 +26,7 @@ from vfiomgr.persistence.model import (
 from vfiomgr.persistence.steps import (
     ForgetPersisted,
     ImportDriverctl,
+    LoadModule,
     RebuildInitramfs,
     ReplaceFile,
     SetNodeAccess,

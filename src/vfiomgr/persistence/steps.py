@@ -1,4 +1,4 @@
-"""Requests about persistent bindings and configuration files, and their steps."""
+"""Requests about persistent bindings and configuration files, and steps on files and modules."""
 
 from __future__ import annotations
 
@@ -151,3 +151,24 @@ class RebuildInitramfs(Step, Value):
 
     def inverse(self) -> None:
         """Return None: a failed tool keeps the old image."""
+
+
+class LoadModule(Step, Value):
+    """Load a kernel module that brings `driver`; it stays loaded."""
+
+    module: str
+    driver: str
+    kind: ClassVar[str] = "load-module"
+
+    is_harmless: ClassVar[bool] = True
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return f"load the kernel module {self.module}"
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return (f"modprobe {shlex.quote(self.module)}",)
+
+    def inverse(self) -> None:
+        """Return None: a loaded module is harmless and may be in use by then."""

@@ -10,15 +10,15 @@ from msgspec import field
 from vfiomgr.check.model import Readiness
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model import DefinitionFacts, DefinitionProblem
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
 from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
+from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in, is_address
-from vfiomgr.pci.numa import HostTopology
 from vfiomgr.persistence.model import (
     DRIVERCTL,
     RULES,
@@ -30,8 +30,15 @@ from vfiomgr.persistence.model import (
 )
 from vfiomgr.snapshot.node_agent import NodeStatus
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.model import GpuPartition
-from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, WedgedFunction, mark_file, mark_of
+from vfiomgr.vgpu.model import (
+    GpuMode,
+    GpuPartition,
+    Vgpu,
+    VgpuParent,
+    WedgedFunction,
+    mark_file,
+    mark_of,
+)
 from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 if TYPE_CHECKING:

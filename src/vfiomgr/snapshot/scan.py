@@ -11,13 +11,13 @@ from vfiomgr.check.facts import read_readiness
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
-from vfiomgr.pci import capabilities, drivers, host_use, iommu, numa
+from vfiomgr.pci import capabilities, drivers, host_use, iommu, memory
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.snapshot import node_agent, users
+from vfiomgr.snapshot import uses as uses_facts
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
-from vfiomgr.snapshot.uses import facts as uses_facts
 from vfiomgr.vgpu import facts as vgpu_facts
 from vfiomgr.vgpu.mig import facts as mig_facts
 from vfiomgr.vgpu.quota import facts as quota_facts
@@ -63,7 +63,7 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
         definitions=definitions_facts.read_definitions(tree, host.vgpus),
         quotas=quota_facts.read_quotas(tree, host.devices),
-        topology=numa.read_topology(tree),
+        topology=memory.read_topology(tree),
         cdi_files=cdi_facts.read_cdi_files(tree),
     )
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.disks import functions_below, remote_places
 from vfiomgr.snapshot.model import DeviceUser
-from vfiomgr.snapshot.uses.disks import functions_below, remote_places
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -24,9 +24,14 @@ from vfiomgr.sriov.steps import (
     SetVirtualFunctions,
 )
 from vfiomgr.vgpu import gpu_instances
-from vfiomgr.vgpu.mig.model import counted
-from vfiomgr.vgpu.mig.sriov_manage import DRIVER, makes_by_program, persistence_before
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous
+from vfiomgr.vgpu.mig.steps import (
+    DRIVER,
+    RunSriovManage,
+    SetHeterogeneous,
+    makes_by_program,
+    persistence_before,
+)
+from vfiomgr.vgpu.model import counted
 from vfiomgr.vgpu.projection import without_instances
 from vfiomgr.vgpu.quota import capacity
 from vfiomgr.vgpu.quota.model import PHYSICAL_PRIORITY

@@ -10,7 +10,7 @@ from vfiomgr.engine.plan import Checkpoint, Request, Step
 from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.model import InstancePlace
+from vfiomgr.vgpu.model import InstancePlace
 from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
 
 if TYPE_CHECKING:

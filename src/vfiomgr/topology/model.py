@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from vfiomgr.documents.printable import printable
+from vfiomgr.documents.text import printable
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import format_cpulist

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from vfiomgr.documents.files import resource_directory
+from vfiomgr.documents.text import resource_directory
 from vfiomgr.topology.model import facts_text, rows, summary, wrap
 
 if TYPE_CHECKING:

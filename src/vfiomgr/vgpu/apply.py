@@ -1,23 +1,38 @@
-"""Perform steps on vGPUs, and verify the result."""
+"""Perform steps on vGPUs, and steps with nvidia-smi, and verify the result."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from errno import EINVAL, EIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs
-from vfiomgr.engine.verified_write import becomes_true, explaining, require_same_device
-from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.engine.verified_write import (
+    becomes_true,
+    explaining,
+    require_runnable,
+    require_same_device,
+)
+from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.passthrough.apply import NODE_DEADLINE, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu import facts
-from vfiomgr.vgpu.model import is_same_text
+from vfiomgr.vgpu.mig.facts import read_instances, read_mode, read_persistence
+from vfiomgr.vgpu.mig.steps import (
+    ModeStep,
+    SetGpuInstances,
+    SetHeterogeneous,
+    SetMig,
+    SetPersistence,
+    instance_command,
+)
+from vfiomgr.vgpu.model import counted, is_same_text
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.vgpu.model import GpuInstance, InstancePlace
 
 
 @performs(SetVgpuAttribute)
@@ -141,3 +156,178 @@ def _write_type(tree: HostTree, step: SetVgpuType) -> None:
                 "; vfiomgr uses another virtual function next time: vfiomgr vgpu list --types"
             )
         raise
+
+
+NOT_FOUND = 6
+IN_USE = 19
+
+_CAUSES: dict[int, tuple[str, str]] = {
+    2: (
+        "the driver does not support this profile or placement",
+        "list the profiles with: vfiomgr vgpu instances (placements need driver 510 or later)",
+    ),
+    3: ("not supported by the GPU or its driver", "list supported modes with: vfiomgr vgpu mode"),
+    4: ("permission denied", "run as root, outside of a container"),
+    NOT_FOUND: (
+        "GPU in MIG mode, or GPU instance, not found",
+        "check with: vfiomgr vgpu mode; vfiomgr vgpu instances",
+    ),
+    9: ("NVIDIA's driver is not loaded", "load it: modprobe nvidia"),
+    15: ("the GPU fell off the bus", "power-cycle the device or the host"),
+    IN_USE: (
+        "the instance is in use by a vGPU, a process, or a GPU monitor (DCGM)",
+        "stop the vGPUs and processes that vfiomgr vgpu instances shows, and nvidia-dcgm",
+    ),
+    23: (
+        "no room beside the existing GPU instances",
+        "check with vfiomgr vgpu instances, then run the command again",
+    ),
+}
+
+
+def explained(error: ProgramFailed, subject: str) -> HostError:
+    """Add cause and remedy to an error of nvidia-smi, if its status is known."""
+    cause, remedy = _CAUSES.get(
+        error.status or 0, ("", "check the output of nvidia-smi above, and dmesg (NVRM)")
+    )
+    message = f"{subject}: {cause}: {error.message}" if cause else f"{subject}: {error.message}"
+    return HostError(message, remedy)
+
+
+_Where = tuple[int, int]
+
+
+@performs(SetGpuInstances)
+def set_instances(tree: HostTree, step: SetGpuInstances) -> None:
+    """Create and destroy the GPU instances that a step names.
+
+    Raises:
+        HostError: nvidia-smi fails, or does not report the new state.
+
+    """
+    require_same_device(tree, step.device)
+    require_runnable(tree, "nvidia-smi")
+    there = _present(tree, step)
+    staying = {_where(place) for place in step.after}
+    for place in step.gone:
+        instance = there.get(_where(place))
+        if instance is not None and _where(place) not in staying:
+            _destroy(tree, step, instance)
+    there = _present(tree, step)
+    for place in step.made:
+        instance = there.get(_where(place))
+        if instance is not None and instance.place.has_compute is not place.has_compute:
+            _complete(tree, step, instance, place)
+    missing = tuple(place for place in step.made if _where(place) not in there)
+    for call in step.creations(missing):
+        _call(tree, call, f"{step.device.address}: GPU instances {counted(missing)}")
+    _verify(tree, step)
+
+
+def _where(place: InstancePlace | GpuInstance) -> _Where:
+    """The identity of an instance; its number changes when it is created again."""
+    return place.profile, place.start
+
+
+def _present(tree: HostTree, step: SetGpuInstances) -> dict[_Where, GpuInstance]:
+    return {_where(one): one for one in read_instances(tree, step.device.address)}
+
+
+def _destroy(tree: HostTree, step: SetGpuInstances, instance: GpuInstance) -> None:
+    """Destroy an instance, its compute instances first; they may already be removed."""
+    words = ["-dci", "-dgi"] if instance.compute_instances else ["-dgi"]
+    for word in words:
+        call = instance_command(step.device, word, "-gi", str(instance.id))
+        _call(tree, call, f"{step.device.address}: {instance}")
+
+
+def _complete(
+    tree: HostTree, step: SetGpuInstances, instance: GpuInstance, place: InstancePlace
+) -> None:
+    """Add or remove the compute instance of a GPU instance that is incomplete."""
+    word = "-cci" if place.has_compute else "-dci"
+    call = instance_command(step.device, word, "-gi", str(instance.id))
+    _call(tree, call, f"{step.device.address}: {instance}")
+
+
+def _call(tree: HostTree, call: tuple[str, ...], subject: str) -> None:
+    try:
+        tree.call(*call, limit=None)  # whoever runs the step has a deadline
+    except ProgramFailed as error:
+        raise explained(error, subject) from error
+
+
+def _verify(tree: HostTree, step: SetGpuInstances) -> None:
+    there = {one.place for one in read_instances(tree, step.device.address)}
+    missing = tuple(place for place in step.made if place not in there)
+    left = tuple(place for place in step.gone if place in there)
+    if missing or left:
+        message = f"cannot set GPU instances of {step.device.address}: nvidia-smi reports "
+        message += counted(tuple(sorted(there, key=lambda place: place.start)))
+        message += f"; missing: {counted(missing)}; left over: {counted(left)}"
+        raise HostError(message, "check dmesg (NVRM), and run: vfiomgr vgpu instances")
+
+
+_UNKNOWN = "check that NVIDIA's vGPU host driver is loaded: nvidia-smi -q"
+
+
+@performs(SetHeterogeneous, SetMig, SetPersistence)
+def set_mode(tree: HostTree, step: ModeStep) -> None:
+    """Set the mode of a GPU that a step names.
+
+    Raises:
+        HostError: nvidia-smi fails, or does not report the new mode.
+
+    """
+    require_same_device(tree, step.device)
+    require_runnable(tree, "nvidia-smi")
+    if _current(tree, step) is step.after:
+        return
+    try:
+        tree.call(*step.command(), limit=None)  # whoever runs the step has a deadline
+    except ProgramFailed as error:
+        raise _explained(step, error) from error
+    found = _current(tree, step)
+    if found is not step.after:
+        shown = {True: "Enabled", False: "Disabled", None: "nothing"}[found]
+        message = (
+            f"cannot set the mode of {step.device.address}: nvidia-smi reports {shown} after "
+            f"{step.commands()[0]}"
+        )
+        raise HostError(message, _why_not(tree, step))
+
+
+def _current(tree: HostTree, step: ModeStep) -> bool | None:
+    address = step.device.address
+    if isinstance(step, SetPersistence):
+        return read_persistence(tree, address)
+    mode = read_mode(tree, address)
+    if mode is None:
+        return None
+    match step:
+        case SetHeterogeneous():
+            return mode.heterogeneous
+        case SetMig():
+            return mode.mig
+        case _ as never:
+            assert_never(never)
+
+
+def _explained(step: ModeStep, error: ProgramFailed) -> HostError:
+    if error.status == IN_USE:
+        message = f"{step.device.address} has an active vGPU or is in use: {error.message}"
+        return HostError(message, "remove its vGPUs first; list them with: vfiomgr vgpu list")
+    remedy = "check the output of nvidia-smi above, and dmesg (NVRM)"
+    if isinstance(step, SetHeterogeneous):
+        remedy = "the GPU must have its virtual functions, and MIG must be off; " + remedy
+    return HostError(error.message, remedy)
+
+
+def _why_not(tree: HostTree, step: ModeStep) -> str:
+    mode = read_mode(tree, step.device.address) if isinstance(step, SetMig) else None
+    if mode is not None and mode.pending_mig is step.after:
+        return (
+            f"the mode changes with the next GPU reset: stop everything that uses the GPU, then "
+            f"nvidia-smi --gpu-reset -i {step.device.address}"
+        )
+    return _UNKNOWN

@@ -10,9 +10,16 @@ from vfiomgr.diagnostic import Option, Remedy
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.model import GpuPartition, counted
 from vfiomgr.vgpu.mig.placement import more_of, seats
-from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, VgpuType, describe_type
+from vfiomgr.vgpu.model import (
+    GpuMode,
+    GpuPartition,
+    Vgpu,
+    VgpuParent,
+    VgpuType,
+    counted,
+    describe_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

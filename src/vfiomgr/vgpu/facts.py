@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal
 from vfiomgr.engine.plan import Plan
 from vfiomgr.vgpu.capacity import gpus
-from vfiomgr.vgpu.mig.model import InstancePlace, counted
 from vfiomgr.vgpu.mig.placement import lacking, lay_out, occupants
 from vfiomgr.vgpu.mig.steps import SetGpuInstances
+from vfiomgr.vgpu.model import InstancePlace, counted
 from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.capacity import Gpu
-    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition
-    from vfiomgr.vgpu.model import Vgpu, VgpuType
+    from vfiomgr.vgpu.model import GpuInstance, GpuPartition, Vgpu, VgpuType
 
 
 def needed(host: HostSnapshot, steps: Sequence[Step]) -> tuple[SetGpuInstances, ...]:

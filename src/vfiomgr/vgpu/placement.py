@@ -22,7 +22,7 @@ from vfiomgr.vgpu.capacity import (
     room,
     why_none_is_free,
 )
-from vfiomgr.vgpu.mig.sriov_manage import creation, lacks_vgpu_functions, without_functions
+from vfiomgr.vgpu.mig.steps import creation, lacks_vgpu_functions, without_functions
 from vfiomgr.vgpu.model import VgpuParent, VgpuType, types_called
 
 if TYPE_CHECKING:

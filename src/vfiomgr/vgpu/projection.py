@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.snapshot.model import HostUse
-from vfiomgr.vgpu.mig.sriov_manage import makes_by_program
+from vfiomgr.vgpu.mig.steps import makes_by_program
 from vfiomgr.vgpu.model import GpuMode, mark_file
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.mig.model import GpuPartition
-    from vfiomgr.vgpu.model import Vgpu, VgpuParent
+    from vfiomgr.vgpu.model import GpuPartition, Vgpu, VgpuParent
 
 
 def without_vgpus(host: HostSnapshot, vgpus: Collection[Vgpu]) -> HostSnapshot:

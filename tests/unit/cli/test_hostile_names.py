@@ -18,7 +18,7 @@ from tests.fakes.hosts import workstation
 from vfiomgr.cli import main
 from vfiomgr.cli.options import Options
 from vfiomgr.cli.output import Marked, note, say, say_text
-from vfiomgr.documents.printable import printable
+from vfiomgr.documents.text import printable
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot

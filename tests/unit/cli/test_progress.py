@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.cli.changes import followed, shown_wait
 from vfiomgr.cli.session import Session
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.transaction import ApplyContext
+from vfiomgr.persistence.steps import LoadModule
 
 if TYPE_CHECKING:
     import pytest

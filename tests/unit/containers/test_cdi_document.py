@@ -21,7 +21,7 @@ from vfiomgr.containers.cdi.model import (
     CdiNetDevice,
     CdiSpecification,
 )
-from vfiomgr.documents.parsed import shown_path
+from vfiomgr.documents.text import shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version

@@ -15,7 +15,7 @@ from vfiomgr.definitions.model import (
     parse_gpu_definition,
     render_gpu_definition,
 )
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.pci.model import PciAddress
 

@@ -18,7 +18,7 @@ from vfiomgr.definitions.model import (
     read_configuration,
     render_definition,
 )
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"

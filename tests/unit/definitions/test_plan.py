@@ -42,7 +42,7 @@ from vfiomgr.definitions.service import (
     render_service,
     render_wanted,
 )
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress

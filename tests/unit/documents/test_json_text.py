@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from vfiomgr.diagnostic import Position
 from vfiomgr.documents.json_text import Repeated, Verbatim, read_json, read_object
-from vfiomgr.documents.parsed import Malformed, shown_path
 from vfiomgr.documents.reader import Wording, read_located
+from vfiomgr.documents.text import Malformed, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.documents.parsed import Located
+    from vfiomgr.documents.text import Located
 
 _WORDING = Wording("a document", "documents", shown_path)
 _VALUES = st.recursive(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.persistence.steps import LoadModule
 
 LOAD = tuple(LoadModule(name, name) for name in ("one", "two", "three"))
 

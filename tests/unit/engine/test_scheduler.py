@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import LAST, Plan, Schedule
+from vfiomgr.persistence.steps import LoadModule
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Step

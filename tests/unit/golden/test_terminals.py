@@ -36,7 +36,7 @@ CALLERS = {
     "groups": "cli.listing.print",
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
-    "list-persistent": "persistence.commands.list_persisted",
+    "list-persistent": "passthrough.commands.list_persisted",
     "node status": "node.commands.status.status",
     "sriov list": "sriov.commands.list_physical_functions",
     "sriov-set-existing": "sriov.commands._show",

@@ -45,10 +45,10 @@ class Place:
 def as_installed(patch: pytest.MonkeyPatch) -> None:
     """Run as a program that root installed, whatever runs the tests."""
     program = SimpleNamespace(executable=PROGRAM, prefix="/usr", argv=["vfiomgr"])
-    patch.setattr("vfiomgr.persistence.program.sys", program)
-    patch.setattr("vfiomgr.persistence.program._is_command", lambda: True)
-    patch.setattr("vfiomgr.persistence.program._isolated_places", list)
-    patch.setattr("vfiomgr.persistence.program.weakness", lambda *_: "")
+    patch.setattr("vfiomgr.persistence.named.sys", program)
+    patch.setattr("vfiomgr.persistence.named._is_command", lambda: True)
+    patch.setattr("vfiomgr.persistence.named._isolated_places", list)
+    patch.setattr("vfiomgr.persistence.named.weakness", lambda *_: "")
 
 
 def untouched(_place: Place) -> None:

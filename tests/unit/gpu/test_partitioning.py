@@ -16,7 +16,7 @@ from vfiomgr.definitions.model import (
     GpuDefinition,
     render_gpu_definition,
 )
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
@@ -30,7 +30,7 @@ from vfiomgr.vgpu.steps import CreateVgpu, SetVgpuType
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.mig.model import GpuInstance, InstancePlace
+    from vfiomgr.vgpu.model import GpuInstance, InstancePlace
 
 MIG = GpuMode("0000:41:00.0", heterogeneous=None, mig=True, framebuffer=None)
 NAME = str(VFS[0].address)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from tests.unit.gpu.test_mode import PLAIN, VGPU, divided, whole
 from tests.unit.vgpu.test_sriov_manage import DIVIDED, GPU, KEPT, OFF, ON, VFS, run
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import GpuUse, SwitchCheckpoint, SwitchGpu

@@ -28,7 +28,7 @@ from vfiomgr.kata.model import (
 )
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import HostPath
-from vfiomgr.pci.numa import HostTopology
+from vfiomgr.pci.memory import HostTopology
 from vfiomgr.units import GIB, Version
 
 MAIN = HostPath("/opt/kata/share/defaults/kata-containers/configuration-qemu.toml")

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
-from vfiomgr.documents.files import resource_directory
+from vfiomgr.documents.text import resource_directory
 from vfiomgr.kata.model import NEWEST, OLDEST, KataRelease, KeyType, RuntimeName, key_table
 from vfiomgr.units import Version
 

@@ -22,7 +22,7 @@ from vfiomgr.errors import Refusal, RolledBack, StillDiffers
 from vfiomgr.gpu.requests import GpuUse, SwitchGpu
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.layout.compare import compare
-from vfiomgr.layout.export import export
+from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import Layout
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import HostPath, pci_device

@@ -12,14 +12,14 @@ from tests.fakes.hosts import mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, t4_host
 from tests.unit.devices import host_of, pci_device
 from tests.unit.vgpus import a40_type, vgpu_host
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.plan import FIRST
 from vfiomgr.errors import Refusal
 from vfiomgr.layout.compare import compare, plan_layout
-from vfiomgr.layout.export import export
+from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import Layout
 from vfiomgr.passthrough.steps import Bind, ChangeDriver, Unbind
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
 

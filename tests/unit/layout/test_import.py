@@ -8,11 +8,11 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.definitions.model import DefinitionFacts
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.layout.compare import plan_layout
 from vfiomgr.layout.document import read_layouts, render_layouts
-from vfiomgr.layout.import_driverctl import Import, import_layouts
+from vfiomgr.layout.from_host import Import, import_layouts
 from vfiomgr.layout.model import PassthroughRule
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.vgpu_device_manager import identifier_of, read_vgpu_configs

@@ -15,7 +15,7 @@ from tests.fakes.hosts import workstation
 from tests.fakes.vgpu_hosts import a40_host
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.layout.document import render_layouts
-from vfiomgr.layout.export import export
+from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.pci.model import PciAddress
 

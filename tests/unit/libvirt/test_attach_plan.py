@@ -11,7 +11,7 @@ from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import EMPTY, hostdev, hypervisor, known, with_hostdevs, with_ports
 from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.plan import (

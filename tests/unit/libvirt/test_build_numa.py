@@ -14,8 +14,7 @@ from tests.unit.guest_hosts import two_sockets as host_of_two
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.limits import ovmf_window
 from vfiomgr.libvirt.xml import render
-from vfiomgr.pci.mmio_window import bar_window
-from vfiomgr.pci.numa import HostTopology
+from vfiomgr.pci.memory import HostTopology, bar_window
 from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.guest_device import units_of
 

@@ -15,7 +15,7 @@ from tests.unit.host_files import put_topology
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
-from vfiomgr.pci.numa import HostTopology, NumaNode
+from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.units import GIB
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions

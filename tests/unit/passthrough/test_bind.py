@@ -6,13 +6,13 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 

@@ -4,11 +4,11 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.engine.load_module import LoadModule
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver, Unbind
 from vfiomgr.pci.drivers import DriverState, OriginalState
+from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 
 GPU = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", power_control="auto")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import api
 from tests.unit.host_files import put_topology
 from vfiomgr.host.tree import HostTree
-from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode, read_topology
+from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode, read_topology
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.units import format_cpulist, parse_cpulist
 

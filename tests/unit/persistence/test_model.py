@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal
 from vfiomgr.host.owners import NodeAccess, NodeOwner
 from vfiomgr.pci.model import PciAddress

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
 from vfiomgr.passthrough.steps import Bind, Unbind

@@ -13,7 +13,7 @@ import pytest
 
 from vfiomgr import __main__ as entry
 from vfiomgr.errors import Refusal
-from vfiomgr.persistence import program
+from vfiomgr.persistence import named
 from vfiomgr.persistence.model import RULES
 
 if TYPE_CHECKING:
@@ -29,16 +29,16 @@ HOME = "/home is owned by user 1000, not by root"
 @pytest.fixture(autouse=True)
 def _trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkout of whoever runs the tests passes for root's."""
-    monkeypatch.setattr(program, "weakness", lambda _tree, _path: None)
+    monkeypatch.setattr(named, "weakness", lambda _tree, _path: None)
 
 
 def untrusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "weakness", lambda _tree, _path: HOME)
+    monkeypatch.setattr(named, "weakness", lambda _tree, _path: HOME)
 
 
 def test_it_is_the_interpreter_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [COMMAND])
-    words = program.own_program()
+    words = named.own_program()
     assert words == f"{sys.executable} -I -m vfiomgr"
     env = {**os.environ, "PYTHONPATH": "/nonexistent"}
     said = subprocess.run(
@@ -49,14 +49,14 @@ def test_it_is_the_interpreter_isolated(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_module_that_somebody_runs_is_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/src/vfiomgr/__main__.py"])
-    assert program.own_program() is None
+    assert named.own_program() is None
 
 
 def test_every_directory_that_python_searches_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(program, "weakness", lambda _tree, path: seen.append(path))
+    monkeypatch.setattr(named, "weakness", lambda _tree, path: seen.append(path))
     monkeypatch.setattr(sys, "argv", [COMMAND])
-    assert program.own_program()
+    assert named.own_program()
     package = os.path.dirname(entry.__file__)
     assert {sys.executable, os.path.dirname(sys.executable), sys.prefix, package} <= set(seen)
     assert any(path.endswith("site-packages") for path in seen)
@@ -71,7 +71,7 @@ def test_what_others_may_write_is_run_by_no_unit_and_no_hook(
 ) -> None:
     kernel.sysfs.make("/run/systemd/system")
     untrusted(monkeypatch)
-    monkeypatch.setattr(program, "_is_command", lambda: True)
+    monkeypatch.setattr(named, "_is_command", lambda: True)
     answer = run(*line.split(), *["--dry-run"] * dry)
     assert (answer.status, answer.stdout) == (4, "")
     assert HOME in answer.stderr
@@ -83,7 +83,7 @@ def test_what_needs_no_unit_is_done_all_the_same(
     run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untrusted(monkeypatch)
-    monkeypatch.setattr(program, "_is_command", lambda: True)
+    monkeypatch.setattr(named, "_is_command", lambda: True)
     assert run("bind", "0000:02:00.0", "--persist", "--dry-run").status == 0, "no systemd"
     kernel.sysfs.make("/run/systemd/system")
     assert run("bind", "0000:02:00.0", "--dry-run").status == 0
@@ -94,10 +94,10 @@ def test_what_needs_no_unit_is_done_all_the_same(
 
 def test_a_path_that_no_unit_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [COMMAND])
-    monkeypatch.setattr(program, "_isolated_places", list)
+    monkeypatch.setattr(named, "_isolated_places", list)
     monkeypatch.setattr(sys, "executable", "/opt/my tools/bin/python")
     with pytest.raises(Refusal, match="cannot write a systemd unit"):
-        program.own_program()
+        named.own_program()
 
 
 def shadow(tmp_path: Path) -> str:

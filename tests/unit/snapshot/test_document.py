@@ -18,8 +18,8 @@ from vfiomgr.check.model import (
     ModuleSetting,
     Readiness,
 )
-from vfiomgr.documents.files import TextFile
 from vfiomgr.documents.jsonable import API_VERSION
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.library import Host
 from vfiomgr.pci.drivers import DriverState, OriginalState

@@ -13,9 +13,9 @@ from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot.uses import facts
-from vfiomgr.snapshot.uses.facts import read_network_uses
-from vfiomgr.snapshot.uses.routing import FarLink, Routing, read_far_links
+from vfiomgr.snapshot import uses
+from vfiomgr.snapshot.routing import FarLink, Routing, read_far_links
+from vfiomgr.snapshot.uses import read_network_uses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,7 @@ def test_interfaces_of_other_namespaces_are_named_with_a_process(
 ) -> None:
     moved = FarLink("eth1", "0000:06:00.0", "", 0, 77, "sh")
     above = FarLink("eth0", "", "macvlan", 2, 78, "pause")
-    monkeypatch.setattr(facts, "read_far_links", lambda _: (moved, above))
+    monkeypatch.setattr(uses, "read_far_links", lambda _: (moved, above))
     nic = replace(pci_device("0000:06:00.0"), class_code="020000", driver="e1000e")
     tree = tree_of(tmp_path, INTERFACE + "proc/net/route: Iface")
     (tmp_path / "sys/bus/pci/devices/0000:06:00.0/net").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_a_kernel_that_lists_no_interfaces_is_waited_for_once(
         yield ""
 
     monkeypatch.setattr(bounded, "DEADLINE", 0.1)
-    monkeypatch.setattr("vfiomgr.snapshot.uses.routing._links_at", hang)
+    monkeypatch.setattr("vfiomgr.snapshot.routing._links_at", hang)
     numbers = range(1, 60)
     tree_of(tmp_path, "\n".join(f"proc/{pid}/ns/net -> net:[{pid}]" for pid in numbers))
     begin = time.monotonic()
@@ -217,7 +217,7 @@ def test_the_machine_is_asked_for_ipv4_addresses_and_routes_of_all_tables(
         found.routes[2] = ["default in table 100"]
         return found
 
-    monkeypatch.setattr("vfiomgr.snapshot.uses.routing.read_routing", answer)
+    monkeypatch.setattr("vfiomgr.snapshot.routing.read_routing", answer)
     own = "proc/self/ns/net -> net:[1]\nproc/1/ns/net -> net:[{}]\n"
     tcp = r"proc/1/net/tcp: sl\n0: 050200C0:0016 010200C0:D431 01 0\n1: 050200C0:0016 0 06 0"
     tree_of(tmp_path, INTERFACE + own.format(1) + tcp)

@@ -11,7 +11,7 @@ from lxml import etree, html
 
 from tests.unit.cli.test_hostile_names import IN_JSON, free_places, poisoned, require_harmless
 from tests.unit.topology.hosts import nodes, vgpu_server
-from vfiomgr.documents.printable import printable
+from vfiomgr.documents.text import printable
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.topology.build import build
 from vfiomgr.topology.model import view

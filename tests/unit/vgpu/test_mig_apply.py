@@ -16,8 +16,7 @@ from vfiomgr.engine.registry import perform
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.layout.compare import compare
-from vfiomgr.layout.export import export
-from vfiomgr.layout.import_driverctl import import_layouts
+from vfiomgr.layout.from_host import export, import_layouts
 from vfiomgr.layout.model import Layout, VgpuRule
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.paths import BOOT_ID, pci_device
@@ -25,8 +24,8 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov import apply as sriov_apply
 from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.mig.facts import read_instances
-from vfiomgr.vgpu.mig.model import InstancePlace
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetGpuInstances, SetMig
+from vfiomgr.vgpu.model import InstancePlace
 from vfiomgr.vgpu.steps import CreateVgpu, RemoveVgpu
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from vfiomgr.vgpu.mig.facts import (
     read_instances,
     read_partitions,
 )
-from vfiomgr.vgpu.mig.model import InstanceProfile
+from vfiomgr.vgpu.model import InstanceProfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

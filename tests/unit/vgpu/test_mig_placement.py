@@ -12,7 +12,7 @@ from tests.unit.partitions import A100, instance, partition
 from vfiomgr.vgpu.mig.placement import lay_out, more_of
 
 if TYPE_CHECKING:
-    from vfiomgr.vgpu.mig.model import GpuPartition
+    from vfiomgr.vgpu.model import GpuPartition
 
 NUMBERS = {profile.name: profile.id for profile in A100}
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.vgpus import a40_type, vgpu_host
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup

@@ -14,7 +14,7 @@ from vfiomgr.cli.output import print_document, print_table, print_text, say, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import Rule, declare, declared
-from vfiomgr.documents.parsed import parse_toml
+from vfiomgr.documents.text import parse_toml
 from vfiomgr.errors import UsageError
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from vfiomgr.cli.output import (
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
-from vfiomgr.gpu.memory import memory_of
+from vfiomgr.pci.memory import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

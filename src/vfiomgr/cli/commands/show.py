@@ -1,14 +1,23 @@
-"""`vfiomgr show`."""
+"""The commands `vfiomgr show` and `vfiomgr snapshot`."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import click
 
 from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import group_cell, or_dash, print_document, say
+from vfiomgr.cli.output import (
+    group_cell,
+    note,
+    or_dash,
+    print_document,
+    print_text,
+    print_yaml,
+    say,
+)
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
@@ -18,6 +27,7 @@ from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.capabilities import COMMON_RESETS
+from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
 
 if TYPE_CHECKING:
@@ -25,6 +35,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -227,3 +238,42 @@ def _size(size: int) -> str:
         if size >= unit:
             return f"{size // unit} {name}"
     return f"{size} B"
+
+
+@click.command("snapshot")
+@session_options(*READING)
+@pass_session
+def snapshot(session: Session) -> None:
+    """Print a snapshot of this host, for use with --snapshot.
+
+    A snapshot contains all facts about the host as JSON or YAML. With --snapshot, other commands
+    answer from it on any machine.
+
+    \b
+    Examples:
+      vfiomgr snapshot > host.json
+      vfiomgr --snapshot host.json bind 04:00.0 --dry-run
+    """
+    host = session.scan(
+        with_users=True,
+        with_readiness=True,
+        with_resets=True,
+        with_gpu_modes=True,
+        with_links=True,
+    )
+    text = write_snapshot(host)
+    if session.format == "yaml":
+        print_yaml(json.loads(text))
+    else:
+        print_text(text)
+    missing = list(_not_included(host))
+    if missing and session.snapshot is None and session.tree.is_live:
+        note(f"not included: {', '.join(missing)}; run vfiomgr as root on the host")
+
+
+def _not_included(host: HostSnapshot) -> Iterator[str]:
+    """The facts that only root of a running host can read."""
+    if host.users is None:
+        yield "processes"
+        if host.devices and not host.reset_capabilities:
+            yield "reset capabilities"

@@ -21,8 +21,8 @@ from vfiomgr.containers.cdi.model import (
     CdiSpecification,
 )
 from vfiomgr.diagnostic import Position, flaw
-from vfiomgr.documents.parsed import Path, shown_path
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
+from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.documents.parsed import Located
+    from vfiomgr.documents.text import Located
 
 _FORMS = {
     "text": "a string",

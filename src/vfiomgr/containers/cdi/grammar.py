@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.containers.cdi.model import CdiSpecification
-    from vfiomgr.documents.parsed import Path
+    from vfiomgr.documents.text import Path
 
 
 ANY = "any"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.parsed import Path
+from vfiomgr.documents.text import Path
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value

@@ -14,7 +14,7 @@ from vfiomgr.containers.cdi.grammar import (
     version_of,
 )
 from vfiomgr.diagnostic import Diagnostic, Position, flaw
-from vfiomgr.documents.parsed import shown_path
+from vfiomgr.documents.text import shown_path
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         CdiOddity,
         CdiSpecification,
     )
-    from vfiomgr.documents.parsed import Path
+    from vfiomgr.documents.text import Path
 
     Rule = Callable[[CdiSpecification, Consumer], Iterator[Diagnostic]]
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msgspec import field
 
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.value import Value
 

@@ -14,7 +14,7 @@ from msgspec import field
 
 from vfiomgr.containers.runtimes.facts import found
 from vfiomgr.containers.runtimes.model import absolute, covers, imports_of, is_pattern
-from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import HostError, InvalidDocument
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from vfiomgr.documents.parsed import Malformed, line_of, parse_toml
+from vfiomgr.documents.text import Malformed, line_of, parse_toml
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import STATE, HostPath
 from vfiomgr.units import Version

@@ -14,7 +14,7 @@ from vfiomgr.containers.runtimes import values
 from vfiomgr.containers.runtimes.model import ConfigFile, Key, OwnedFile, Setting, shown
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.json_text import read_object
-from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.value import Value
 

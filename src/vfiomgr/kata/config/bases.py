@@ -10,7 +10,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.documents.parsed import Malformed, parse_toml
+from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import DROP_IN, KataConfigurationFile, KeyEntry, search_path

@@ -12,7 +12,7 @@ from vfiomgr.kata.config.check import annotation_name, with_annotations, with_ho
 from vfiomgr.kata.config.check_values import container_timeout_key
 from vfiomgr.kata.config.sizing import Sizing, check_sizing, recommended_overhead_mib, sizing_of
 from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, OLDEST, KataPlan, KataSetup, KeyEntry
-from vfiomgr.pci.mmio_window import DEFAULT_WINDOW
+from vfiomgr.pci.memory import DEFAULT_WINDOW
 from vfiomgr.units import Version, size
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.kata.config.check import HOST_BITS
 from vfiomgr.kata.model import MAX_PORTS, KataHypervisor, RuntimeName
-from vfiomgr.pci.mmio_window import TCG_BITS, bar_window, memory_end
+from vfiomgr.pci.memory import TCG_BITS, bar_window, memory_end
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.units import MIB, size
 from vfiomgr.value import Value

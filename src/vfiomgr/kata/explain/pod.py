@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct, field
 
 from vfiomgr.diagnostic import Diagnostic, by_place, flaw, in_document
-from vfiomgr.documents.parsed import Path, shown_path
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
+from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.manifests.model import is_extended_resource
 from vfiomgr.units import parse_quantity, whole
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Position
-    from vfiomgr.documents.parsed import Located
+    from vfiomgr.documents.text import Located
 
 
 CDI_ANNOTATION = "cdi.k8s.io/"

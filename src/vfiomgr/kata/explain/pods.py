@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.runtimes.handlers import CriName
-from vfiomgr.documents.files import STANDARD_INPUT, source_of, text_of
+from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError, forbid_together, require_choice
 from vfiomgr.kata.explain import (
     cdi_names,

@@ -6,8 +6,8 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.documents.files import resource_directory
 from vfiomgr.documents.jsonable import UNFOLDED
+from vfiomgr.documents.text import resource_directory
 from vfiomgr.kata.manifests.model import mebibytes
 
 if TYPE_CHECKING:

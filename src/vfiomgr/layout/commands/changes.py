@@ -15,10 +15,9 @@ from vfiomgr.cli.options import CHANGING, READING, RenamedOption, complete_file,
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
-from vfiomgr.documents.files import source_of, text_of
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
-from vfiomgr.documents.parsed import parse_json
 from vfiomgr.documents.reader import read_values
+from vfiomgr.documents.text import parse_json, source_of, text_of
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.errors import (
     HostError,
@@ -30,7 +29,7 @@ from vfiomgr.errors import (
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.layout.compare import compare, plan_of
 from vfiomgr.layout.document import read_layouts, render_layouts
-from vfiomgr.layout.export import export as exported
+from vfiomgr.layout.from_host import export as exported
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
 from vfiomgr.layout.revert import reversion

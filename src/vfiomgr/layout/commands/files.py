@@ -17,17 +17,17 @@ from vfiomgr.cli.options import CHANGING, READING, complete_file, session_option
 from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
-from vfiomgr.documents.files import source_of, text_of
+from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
-from vfiomgr.layout.import_driverctl import import_layouts
+from vfiomgr.layout.from_host import import_layouts
 from vfiomgr.layout.model import layout_schema
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.program import program_for_units
+from vfiomgr.persistence.named import program_for_units
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from vfiomgr.cli.options import CHANGING, complete_file, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES
-from vfiomgr.documents.files import STANDARD_INPUT, source_of, text_of
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
+from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model import LOCKS_PER_DEVICE, MAXPHYSADDR, MAXPHYSADDR_LIMIT
-from vfiomgr.pci.mmio_window import (
+from vfiomgr.pci.memory import (
     DEFAULT_WINDOW,
     TCG_BITS,
     NoRoom,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model import NumaCell
-from vfiomgr.pci.numa import NumaNode
+from vfiomgr.pci.memory import NumaNode
 from vfiomgr.units import MIB, Version, format_cpulist, size
 from vfiomgr.value import Value
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.libvirt.build.model import DomainRequest
-    from vfiomgr.pci.numa import HostTopology
+    from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import print_document, say
-from vfiomgr.documents.files import source_of
+from vfiomgr.documents.text import source_of
 from vfiomgr.libvirt.client.define import DefineForecast
 from vfiomgr.libvirt.commands.connection import connected, require_running_host
 from vfiomgr.libvirt.xml.read import read_domain, read_xml

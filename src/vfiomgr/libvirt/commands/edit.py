@@ -20,7 +20,7 @@ from vfiomgr.cli.options import (
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.documents.files import STANDARD_INPUT, source_of
+from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.host.rewrite import rewrite

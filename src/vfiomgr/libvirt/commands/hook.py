@@ -28,7 +28,7 @@ from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.paths import SCRIPT
-from vfiomgr.persistence.program import own_program
+from vfiomgr.persistence.named import own_program
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection

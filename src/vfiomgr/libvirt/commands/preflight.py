@@ -11,7 +11,7 @@ from vfiomgr.check.model import Report
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import counted, note, print_document, print_findings, report_document, say
 from vfiomgr.cli.session import Session, session_of
-from vfiomgr.documents.files import STANDARD_INPUT, source_of
+from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
 from vfiomgr.libvirt.checks import check_domains

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr.documents.jsonable import from_jsonable
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.engine.plan import Request
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import RUNTIME, HostPath

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.libvirt.preflight.context import PreflightContext
-    from vfiomgr.pci.numa import NumaNode
+    from vfiomgr.pci.memory import NumaNode
 
 _SESSION = "/session"
 _LOCKED = (

@@ -14,7 +14,7 @@ from vfiomgr.libvirt.build.limits import ovmf_window
 from vfiomgr.libvirt.model import MAXPHYSADDR
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
-from vfiomgr.pci.mmio_window import (
+from vfiomgr.pci.memory import (
     DEFAULT_WINDOW,
     TCG_BITS,
     NoRoom,

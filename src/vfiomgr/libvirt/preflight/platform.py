@@ -7,9 +7,9 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.rules import platform
+from vfiomgr.check import platform_rules
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.documents.parsed import parse_json
+from vfiomgr.documents.text import parse_json
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.model import ADDS_EIM, TO_PCI
 from vfiomgr.libvirt.preflight.presence import seen
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 """Other architectures that a host CPU can run as guests."""
-_OF_THE_HOST = (platform.interrupt_remapping, platform.vfio_pci, platform.iommu_backend)
+_OF_THE_HOST = (
+    platform_rules.interrupt_remapping,
+    platform_rules.vfio_pci,
+    platform_rules.iommu_backend,
+)
 
 
 def host(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -33,7 +37,7 @@ def host(context: PreflightContext) -> Iterator[Diagnostic]:
     if not context.takes_functions:
         return
     facts = context.host.readiness
-    found = [*platform.iommu(context.host)]
+    found = [*platform_rules.iommu(context.host)]
     found += [f for rule in _OF_THE_HOST if facts for f in rule(context.host, facts)]
     yield from (finding for finding in found if finding.severity not in ("ok", "info"))
 

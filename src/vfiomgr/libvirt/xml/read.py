@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.files import STANDARD_INPUT, source_of
+from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.libvirt.model import NAMESPACE, Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import count
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.files import resource_directory
+from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
 from vfiomgr.units import format_cpulist
 

@@ -10,7 +10,7 @@ from vfiomgr.cli.options import READING, complete_directory, complete_file, sess
 from vfiomgr.cli.output import note, print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
-from vfiomgr.documents.files import source_of, text_of
+from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.kata.manifests.commands import print_objects
 from vfiomgr.kata.model import KUBELET_ROOT
@@ -29,7 +29,7 @@ from vfiomgr.node.manifests import (
 from vfiomgr.node.manifests import manifests as manifests_of
 from vfiomgr.node.systemd import RENDERERS
 from vfiomgr.paths import HostPath
-from vfiomgr.persistence.program import own_program
+from vfiomgr.persistence.named import own_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -19,7 +19,7 @@ from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_opt
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
-from vfiomgr.vgpu.mig.sriov_manage import creation, without_functions
+from vfiomgr.vgpu.mig.steps import creation, without_functions
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms

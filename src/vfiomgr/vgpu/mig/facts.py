@@ -18,8 +18,16 @@ from vfiomgr.errors import HostError, ProgramFailed, UsageError
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.facts import ask
-from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition, InstanceProfile, by_start
-from vfiomgr.vgpu.model import GpuMode, VgpuParent, VgpuType, describe_type
+from vfiomgr.vgpu.model import (
+    GpuInstance,
+    GpuMode,
+    GpuPartition,
+    InstanceProfile,
+    VgpuParent,
+    VgpuType,
+    by_start,
+    describe_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from vfiomgr.value import Value
-from vfiomgr.vgpu.mig.model import InstancePlace, InstanceProfile
+from vfiomgr.vgpu.model import InstancePlace, InstanceProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.vgpu.capacity import Gpu
-    from vfiomgr.vgpu.mig.model import GpuInstance, GpuPartition
-    from vfiomgr.vgpu.model import Vgpu, VgpuType
+    from vfiomgr.vgpu.model import GpuInstance, GpuPartition, Vgpu, VgpuType
 
 
 class _Slot(Struct):

@@ -30,7 +30,7 @@ from tests.unit.libvirt.preflight.situations import (
 )
 from vfiomgr.check.model import DeviceNode, KernelModule, MemlockLimit
 from vfiomgr.definitions.model import DefinitionFacts
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.model import DeviceUser, HostUse

@@ -11,8 +11,8 @@ from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode
 from vfiomgr.pci.model import Bar
-from vfiomgr.pci.numa import HostTopology, HugepagePool, NumaNode
 from vfiomgr.units import Version
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 

@@ -21,7 +21,7 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.rules import remedy
+from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import IOMMU_GROUPS
@@ -85,7 +85,7 @@ def acs_override(host: HostSnapshot) -> Iterator[Diagnostic]:
             "a kernel with the ACS override patch assumes that these ports isolate devices: a "
             "guest's device may then bypass the IOMMU and access devices of the host and of other "
             "guests; a kernel without the patch ignores the option",
-            f"remove {' '.join(words)} from the kernel command line{remedy.command_line(facts)}, "
+            f"remove {' '.join(words)} from the kernel command line{command_line(facts)}, "
             "reboot, and list the real groups with: vfiomgr groups",
         )
 
@@ -186,7 +186,7 @@ def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
 def _blacklisting(facts: Readiness) -> str:
     return (
         f"add `blacklist nouveau` to /etc/modprobe.d/blacklist-nouveau.conf, "
-        f"{remedy.rebuild_initramfs(facts)}, and reboot"
+        f"{rebuild_initramfs(facts)}, and reboot"
     )
 
 
@@ -257,7 +257,7 @@ def _race_remedy(host: HostSnapshot, first: PciDevice, facts: Readiness, *, is_f
     bind = f"before a guest starts: vfiomgr bind {first.address}{' --with-group' * shared}"
     if is_first:
         return f"{bind} (repeat it after each boot)"
-    rebuild = remedy.rebuild_initramfs(facts)
+    rebuild = rebuild_initramfs(facts)
     return f"{bind}; for a rule that applies at boot, add --persist and {rebuild}"
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.rules import remedy
+from vfiomgr.check.model import command_line, install_modules
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
-from vfiomgr.passthrough.iommu_hints import command_line_words
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS
+from vfiomgr.pci.iommu import command_line_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding("iommu", "ok", "the IOMMU isolates devices", evidence, why)
         return
     is_for_words = command_line_words(host) is not None
-    how = remedy.command_line(host.readiness) if is_for_words else ""
+    how = command_line(host.readiness) if is_for_words else ""
     yield finding(
         "iommu",
         "blocker",
@@ -125,7 +125,7 @@ def _unsafe_interrupts(facts: Readiness) -> tuple[str, ...]:
 def _remapping_remedy(host: HostSnapshot, facts: Readiness) -> str:
     words = [w for w in (host.kernel_command_line or "").split() if w in _NOT_REMAPPED]
     if words:
-        how = remedy.command_line(facts)
+        how = command_line(facts)
         return f"remove {' '.join(words)} from the kernel command line{how}; then reboot"
     if facts.config.get("IRQ_REMAP") == "n":
         return f"boot a kernel with CONFIG_IRQ_REMAP (not set in {facts.config_source})"
@@ -206,7 +206,7 @@ def vfio_pci(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         yield finding("vfio-pci", "ok", "vfio-pci is available", evidence, why)
     elif lacking := tuple(_lacking_vfio_pci(host, facts)):
         title = "this kernel has no vfio-pci"
-        fix = remedy.install_modules(host, facts)
+        fix = install_modules(host, facts)
         yield finding("vfio-pci", "blocker", title, lacking, why, fix)
     elif stopped := [s for s in facts.settings("install", "vfio_pci") if _is_stopped(s.arguments)]:
         title = "modprobe is configured not to load vfio-pci"
@@ -267,7 +267,7 @@ def iommu_backend(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         "VFIO cannot map a guest's memory",
         tuple(_missing(name, host) for name in names),
         "VFIO needs one of the two to map the addresses of a guest's device",
-        remedy.install_modules(host, facts),
+        install_modules(host, facts),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.rules import remedy
-from vfiomgr.check.rules.drivers import gpus
+from vfiomgr.check.driver_rules import gpus
+from vfiomgr.check.model import command_line
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import CLASS_VGA
@@ -295,6 +295,6 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
             (f"/proc/iomem: {names} below {device.address}", f"class {device.class_code}"),
             f"the framebuffer occupies the function's BAR (\"can't reserve\" in dmesg){kept}",
             f"{since}add initcall_blacklist=sysfb_init to the kernel command line"
-            f"{remedy.command_line(facts)} and reboot",
+            f"{command_line(facts)} and reboot",
             subject=device,
         )

@@ -1,4 +1,6 @@
-"""Layouts from the configuration of other tools, and what a layout cannot express.
+"""Layouts made from a host: its present state, or the configuration of other tools.
+
+An exported layout changes nothing when it is applied to the same host.
 
 driverctl and `vfio-pci.ids=` move single functions, and so do the rules made from them: `only` if a
 slot has others. mdevctl names the parent device of a vGPU; a rule names its GPU.
@@ -7,11 +9,12 @@ slot has others. mdevctl names the parent device of a vGPU; a rule names its GPU
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
 from vfiomgr.errors import UsageError
+from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.identifiers import identifier_rules, is_alone
 from vfiomgr.layout.model import (
@@ -25,19 +28,154 @@ from vfiomgr.layout.model import (
 )
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.vgpu_device_manager import layouts_of
+from vfiomgr.paths import vfio_group_node
+from vfiomgr.pci.capabilities import RESET_METHODS
+from vfiomgr.pci.drivers import PLAIN
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.model import DRIVERCTL
-from vfiomgr.vgpu.model import PARAMETERS
+from vfiomgr.vgpu.capacity import gpus
+from vfiomgr.vgpu.model import PARAMETERS, types_called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.layout.identifiers import Boards
     from vfiomgr.layout.model import Rule
     from vfiomgr.layout.vgpu_device_manager import VgpuConfigs
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.capacity import Gpu
+    from vfiomgr.vgpu.model import Vgpu, VgpuType
+
+    _Rule = dict[str, Any]
+
+
+def export(host: HostSnapshot) -> Layout:
+    """The devices that are passed through or divided; the others stay with the host."""
+    carrying = [gpu for gpu in gpus(host) if gpu.instances]
+    divided = {gpu.name for gpu in carrying}
+    rules = [
+        *(rule for device in host.devices for rule in _functions(host, device, divided)),
+        *_passthrough(host),
+        *(_vgpus(host, gpu) for gpu in carrying),
+    ]
+    return Layout.model_validate({"description": "as the host was found", "devices": rules})
+
+
+def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iterator[_Rule]:
+    """Physical functions with virtual ones; those that are vGPUs belong to their GPU's rule."""
+    if not device.sriov_numvfs:
+        return
+    if str(device.address) in divided:
+        for vf in (host.device(address) for address in device.virtual_functions):
+            if vf.is_on_vfio:
+                yield _one(host, vf)
+        return
+    rule: _Rule = {
+        "select": {"address": str(device.address)},
+        "state": "sriov",
+        "count": device.sriov_numvfs,
+    }
+    virtual = [host.device(address) for address in device.virtual_functions]
+    of_guests = [vf for vf in virtual if vf.is_on_vfio]
+    settings = {tuple(_settings(host, vf).items()) for vf in of_guests}
+    if of_guests == virtual and len(settings) == 1 and _fits_functions(dict(*settings)):
+        yield {**rule, "functions": "passthrough", **dict(*settings)}
+        return
+    yield rule
+    yield from (_one(host, vf) for vf in of_guests)
+
+
+def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
+    """A virtual function that can be passed through."""
+    return {
+        "select": {"address": str(function.address)},
+        "state": "passthrough",
+        **_settings(host, function),
+    }
+
+
+def _fits_functions(settings: _Rule) -> bool:
+    return settings.keys() <= {"driver", "owner"}
+
+
+def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
+    """Entire slots if all functions are passed through alike; otherwise single functions."""
+    of_guests = [d for d in host.devices if d.is_on_vfio and d.physical_function is None]
+    told: set[PciDevice] = set()
+    for device in of_guests:
+        if device in told:
+            continue
+        slot = host.slot(device)
+        rule: _Rule = {"state": "passthrough", **_settings(host, device)}
+        is_whole = all(
+            other.is_on_vfio and _settings(host, other) == _settings(host, device) for other in slot
+        )
+        if is_whole:
+            told.update(slot)
+        else:
+            rule["only"] = True
+        names = [str(other.address) for other in (slot if is_whole else (device,))]
+        yield {"select": {"address": names}, **rule}
+
+
+def _settings(host: HostSnapshot, device: PciDevice) -> _Rule:
+    """The settings of a function that differ from the defaults of `bind`."""
+    found: _Rule = {}
+    if device.driver != PLAIN:
+        found["driver"] = device.driver
+    group = device.iommu_group
+    access = None if group is None else host.access(vfio_group_node(group))
+    if access not in (None, ROOT_ONLY):
+        found["owner"] = f"{access.uid}:{access.gid}" if access.gid else str(access.uid)
+    origin = host.origin(device)
+    if origin is not None:
+        methods = " ".join(device.reset_method)
+        if methods in RESET_METHODS and methods != origin.state.reset_method:
+            found["reset_method"] = methods
+        if origin.state.d3cold_allowed and device.d3cold_allowed is False:
+            found["d3cold"] = False
+    return found
+
+
+def _vgpus(host: HostSnapshot, gpu: Gpu) -> _Rule:
+    """All vGPUs of a GPU, by type and parameters."""
+    key = "parent" if gpu.device is None else "address"
+    rule: _Rule = {"select": {key: gpu.name}, "state": "vgpu"}
+    if gpu.device is not None and gpu.device.sriov_numvfs:
+        rule["functions"] = gpu.device.sriov_numvfs
+    if gpu.is_heterogeneous:
+        rule["heterogeneous"] = True
+    if gpu.mode is not None and gpu.mode.mig:
+        rule["mig"] = True
+    batches: dict[tuple[str, str], list[Vgpu]] = {}
+    for vgpu in gpu.instances:
+        kind = gpu.type_of(vgpu)
+        name = _called(gpu, kind) if kind else vgpu.type
+        parameters = dict(host.defined.attributes_of(vgpu.name)).get(PARAMETERS, "").strip()
+        batches.setdefault((name, parameters), []).append(vgpu)
+    rule["vgpus"] = [_vgpu_request(*batch, vgpus) for batch, vgpus in batches.items()]
+    return rule
+
+
+def _called(gpu: Gpu, kind: VgpuType) -> str:
+    """The short name of a type, if it is unique on the GPU."""
+    name = kind.short_name
+    return name if name and types_called(gpu.types, name) == [kind] else kind.id
+
+
+def _vgpu_request(kind: str, parameters: str, vgpus: Sequence[Vgpu]) -> _Rule:
+    request: _Rule = {"type": kind, "count": len(vgpus)}
+    names = [vgpu.uuid for vgpu in vgpus if vgpu.uuid is not None]
+    if names:
+        request["uuids"] = names
+    pairs = [pair.partition("=") for pair in parameters.replace(" ", "").split(",") if "=" in pair]
+    if pairs:
+        request["parameters"] = {key: value for key, _, value in pairs}
+    return request
+
 
 _NAME = "imported"
 _SECOND_NAME = "imported-host"

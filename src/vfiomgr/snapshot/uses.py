@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.paths import pci_device
-from vfiomgr.snapshot.model import HostUse
-from vfiomgr.snapshot.uses.disks import (
+from vfiomgr.snapshot.disks import (
     NETWORK,
     PROC,
     functions_below,
@@ -20,7 +19,8 @@ from vfiomgr.snapshot.uses.disks import (
     read_claims,
     read_disk_uses,
 )
-from vfiomgr.snapshot.uses.routing import FarLink, ask_routing, read_far_links
+from vfiomgr.snapshot.model import HostUse
+from vfiomgr.snapshot.routing import FarLink, ask_routing, read_far_links
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from vfiomgr.host import bounded
-from vfiomgr.snapshot.uses.disks import PROC
+from vfiomgr.snapshot.disks import PROC
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -1,0 +1,271 @@
+"""Memory: NUMA nodes with their CPUs, windows for large BARs, and how much a GPU has of its own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY
+from vfiomgr.units import GIB, MIB, parse_cpulist
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import Bar, PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+class HugepagePool(Value):
+    """The huge pages of one size on a node: the total, and the free ones."""
+
+    page_bytes: int
+    total: int
+    free: int
+
+
+class NumaNode(Value):
+    """`/sys/devices/system/node/node<number>`; it may have no CPUs or no memory."""
+
+    number: int
+    cpus: tuple[int, ...]
+    """The online CPUs."""
+    memory_bytes: int
+    free_bytes: int
+    """Free memory, including reclaimable page cache."""
+    hugepages: tuple[HugepagePool, ...] = ()
+    distances: tuple[int, ...] = ()
+    """Distances to the online nodes, by number; 10 to itself (ACPI's SLIT)."""
+
+    def pool(self, page_bytes: int) -> HugepagePool | None:
+        """The pages of a size."""
+        return next((pool for pool in self.hugepages if pool.page_bytes == page_bytes), None)
+
+
+class HostTopology(Value):
+    """The nodes and CPUs of a host."""
+
+    nodes: tuple[NumaNode, ...]
+    """Sorted by number; empty if the kernel does not support NUMA."""
+    boot_cpu_threads: tuple[int, ...] = ()
+    """The threads of the core of CPU 0, which handles the host's interrupts and timers."""
+    isolated_cpus: tuple[int, ...] = ()
+    """CPUs excluded from the scheduler (isolcpus=)."""
+
+    def node(self, number: int | None) -> NumaNode | None:
+        """The node with this number."""
+        return next((node for node in self.nodes if node.number == number), None)
+
+
+NODES = HostPath("/sys/devices/system/node")
+CPUS = HostPath("/sys/devices/system/cpu")
+_NODE = re.compile(r"node(\d+)")
+_POOL = re.compile(r"hugepages-(\d+)kB")
+_MEMORY = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB")
+_KIB = 1024
+_GIVEN_UP = ("MemFree", "Inactive(file)", "SReclaimable")
+"""Counters of available memory of a node, like MemAvailable, which only the host has."""
+
+
+def read_topology(tree: HostTree) -> HostTopology:
+    """The nodes with their present free memory, and the CPUs."""
+    names = filter(None, map(_NODE.fullmatch, tree.children(NODES)))
+    online = parse_cpulist(tree.read(CPUS / "online"))
+    nodes = [_read_node(tree, int(match[1]), frozenset(online)) for match in names]
+    threads = tree.read(CPUS / "cpu0/topology/thread_siblings_list")
+    return HostTopology(
+        nodes=tuple(sorted(nodes, key=lambda node: node.number)),
+        boot_cpu_threads=parse_cpulist(threads),
+        isolated_cpus=parse_cpulist(tree.read(CPUS / "isolated")),
+    )
+
+
+def _read_node(tree: HostTree, number: int, online: frozenset[int]) -> NumaNode:
+    directory = NODES / f"node{number}"
+    memory = dict(_MEMORY.findall(tree.read(directory / "meminfo") or ""))
+    cpus = parse_cpulist(tree.read(directory / "cpulist"))
+    distances = tree.read(directory / "distance") or ""
+    return NumaNode(
+        number=number,
+        cpus=tuple(cpu for cpu in cpus if not online or cpu in online),
+        memory_bytes=int(memory.get("MemTotal", 0)) * _KIB,
+        free_bytes=sum(int(memory.get(name, 0)) for name in _GIVEN_UP) * _KIB,
+        hugepages=_read_pools(tree, directory / "hugepages"),
+        distances=tuple(map(int, filter(str.isdecimal, distances.split()))),
+    )
+
+
+def _read_pools(tree: HostTree, directory: HostPath) -> tuple[HugepagePool, ...]:
+    matches = filter(None, map(_POOL.fullmatch, tree.children(directory)))
+    pools = (
+        HugepagePool(
+            page_bytes=int(match[1]) * _KIB,
+            total=_number(tree.read(directory / match[0] / "nr_hugepages")),
+            free=_number(tree.read(directory / match[0] / "free_hugepages")),
+        )
+        for match in matches
+    )
+    return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+TCG_BITS = 40
+"""Address bits of a CPU emulated by QEMU (TCG_PHYS_ADDR_BITS in target/i386/cpu.h)."""
+DEFAULT_WINDOW = 32 * GIB
+"""The default of q35 (pci-hole64-size), and of OVMF with an unknown width (PcdPciMmio64Size)."""
+_BELOW_4G = {True: 2 * GIB, False: 3 * GIB}
+"""Bytes of memory below 4 GiB on q35 and i440fx, if there is that much (pc_q35_init, pc_init1)."""
+_FITS_BELOW_4G = {True: 0xB0000000, False: 0xE0000000}
+_AMD_RESERVED = 0xFD_0000_0000
+"""AMD_HT_START (hw/i386/pc.c): memory is moved to 1 TiB if its window would reach this address."""
+_TIB = 1 << 40
+_OF_EMULATED = MIB
+"""Bytes of the window per emulated device: BAR 4 of virtio in the smallest window of a port."""
+
+
+def bar_window(slots: Iterable[Sequence[PciDevice]], emulated: int = 0) -> int:
+    """The 64-bit window for the functions of each slot behind a bridge, in GiB.
+
+    Only 64-bit prefetchable BARs count. A virtual function has its share of the physical function's
+    VF BARs as its own; QEMU hides those from guests, and a resizable BAR gets its present size at
+    most (vfio_add_ext_cap in hw/vfio/pci.c). Emulated devices behind ports use some of the window
+    too, if the host's devices need one.
+    """
+    end = 0
+    for sizes in sorted(map(_large, slots), key=_largest, reverse=True):
+        end = _aligned(end, _largest(sizes) or 1) + sum(sizes)
+    return _aligned(end + emulated * _OF_EMULATED, GIB) if end else 0
+
+
+def _largest(sizes: Sequence[int]) -> int:
+    """The largest BAR, to which all BARs of a unit are aligned."""
+    return max(sizes, default=0)
+
+
+def _large(slot: Iterable[PciDevice]) -> tuple[int, ...]:
+    return tuple(
+        bar.size
+        for function in slot
+        for bar in function.bars
+        if bar.is_memory and bar.is_64bit and bar.is_prefetchable
+    )
+
+
+def large_bytes(slot: Iterable[PciDevice]) -> int:
+    """The bytes of the window for some functions, without gaps."""
+    return sum(_large(slot))
+
+
+def _aligned(number: int, to: int) -> int:
+    """Align upward."""
+    return -(-number // to) * to
+
+
+def _power_of_two(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def memory_end(memory: int, hole: int, *, is_q35: bool = True, is_amd: bool = False) -> int:
+    """The end of memory and start of the 64-bit hole, as in QEMU (pc_max_used_gpa).
+
+    `is_amd` says that the guest has the AMD CPU of a host, with KVM.
+    """
+    above = memory - _BELOW_4G[is_q35] if memory >= _FITS_BELOW_4G[is_q35] else 0
+    end = _aligned(4 * GIB + above, GIB)
+    if is_amd and end + hole >= _AMD_RESERVED:
+        return _aligned(_TIB + above, GIB)
+    return end
+
+
+def fitting_window(needed: int, bits: int | None, end_of_memory: Callable[[int], int]) -> int:
+    """The window size: a power of two if it fits, otherwise the exact size.
+
+    `end_of_memory` returns the end of memory for a given window size.
+
+    Raises:
+        NoRoom: there are too few addresses above the memory.
+
+    """
+    sizes = (_power_of_two(needed), needed)
+    ends = [_aligned(end_of_memory(each), 1 << (each.bit_length() - 1)) + each for each in sizes]
+    for each, end in zip(sizes, ends, strict=True):
+        if bits is None or end <= 1 << bits:
+            return each
+    raise NoRoom(ends[-1])
+
+
+class NoRoom(Exception):  # noqa: N818 - an answer for callers here
+    """A window that would end beyond the last address."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__(end)
+        self.end = end
+
+
+_MIB = 1 << 20
+_WINDOW = 256 * _MIB
+"""The size of the BAR that GPUs show of their memory where it is not resized."""
+_INTEL = "8086"
+
+
+class GpuMemory(NamedTuple):
+    """The memory of a GPU in MiB; where it `is_certain`, else so much at most."""
+
+    mib: int
+    is_certain: bool
+
+    def __str__(self) -> str:
+        """`16G`, or `<=64G`, or `15356M`."""
+        whole, rest = divmod(self.mib, 1024)
+        size = f"{self.mib}M" if rest else f"{whole}G"
+        return size if self.is_certain else f"<={size}"
+
+
+def memory_of(host: HostSnapshot, device: PciDevice) -> GpuMemory | None:
+    """The memory of a GPU; None where nothing shows it, and of virtual functions.
+
+    What drivers report is certain. A BAR that shows all of it has the next power of two as its
+    size, so that it is an upper bound.
+    """
+    is_gpu = device.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR))
+    if not is_gpu or device.is_bridge or device.physical_function is not None:
+        return None
+    known = max(_reported(host, device), default=0)
+    if known:
+        return GpuMemory(known, is_certain=True)
+    size = max((bar.size for bar in device.bars if _shows_all(device, bar)), default=0)
+    return GpuMemory(size // _MIB, is_certain=False) if size else None
+
+
+def _reported(host: HostSnapshot, device: PciDevice) -> Iterator[int]:
+    """MiB, as amdgpu, nvidia-smi, Intel's quotas and NVIDIA's vGPU types have it."""
+    if device.vram is not None:
+        yield device.vram // _MIB
+    mode, quotas = host.gpu_mode(device), host.quotas_of(device)
+    if mode is not None and mode.framebuffer is not None:
+        yield mode.framebuffer
+    if quotas is not None and quotas.memory is not None:
+        yield quotas.memory // _MIB
+    for kind in host.types_of_gpu(str(device.address)):
+        if kind.series and kind.framebuffer and kind.max_instances:
+            yield kind.framebuffer * kind.max_instances
+
+
+def _shows_all(device: PciDevice, bar: Bar) -> bool:
+    """Whether a BAR is a window to all of the memory of its GPU, and not to a part of it.
+
+    A BAR that can be resized shows all at its largest size. Linux before 6.1 does not report
+    sizes; there, a BAR that was never resized has 256 MiB. The BAR of Intel's integrated GPUs is
+    a window to memory of the host.
+    """
+    if not (bar.is_memory and bar.is_64bit and bar.is_prefetchable):
+        return False
+    if device.vendor_id == _INTEL and "/" not in device.bridge_path:
+        return False
+    return bar.size == bar.largest if bar.largest is not None else bar.size > _WINDOW
