@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Remedy, in_words
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.text import printable
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.diagnostic import Option
-    from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
+    from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
@@ -93,6 +94,17 @@ class Request:
         return None
 
 
+class FunctionRequest(Request, Value):
+    """A request about one PCI function."""
+
+    address: PciAddress
+
+    @property
+    def named_functions(self) -> tuple[PciAddress, ...]:
+        """The function that it names."""
+        return (self.address,)
+
+
 REQUEST_KINDS: dict[str, type[Request]] = {}
 """Classes of the imported modules by kind; for all: `vfiomgr.engine.registry`."""
 
@@ -105,7 +117,9 @@ DEADLINE = 60.0
 class Step:
     """A change of the host, as data; repeating it leads to the same state.
 
-    Steps are values (`vfiomgr.value`) of a `kind`, which identifies them in journals.
+    Steps are values (`vfiomgr.value`) of a `kind`, which identifies them in journals. A value is a
+    msgspec Struct, whose metaclass excludes that of abc.ABC: therefore the methods that every step
+    must have raise NotImplementedError here.
     """
 
     __slots__ = ()
@@ -199,6 +213,18 @@ class Step:
     def functions_reduced_by_undo(self, _host: HostSnapshot) -> list[PciDevice]:
         """The virtual functions that lose memory by undoing it."""
         return []
+
+
+class Exchange(Step):
+    """A step from the state `before` to the state `after`; undone by exchanging the two."""
+
+    __slots__ = ()
+    before: Any
+    after: Any
+
+    def inverse(self) -> Self:
+        """The same step with its states exchanged."""
+        return replace(self, before=self.after, after=self.before)  # type: ignore[type-var]
 
 
 STEP_KINDS: dict[str, type[Step]] = {}

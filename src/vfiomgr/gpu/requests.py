@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.plan import Checkpoint, Request
-from vfiomgr.pci.model import PciAddress
-from vfiomgr.value import Value
+from vfiomgr.engine.plan import Checkpoint, FunctionRequest
 from vfiomgr.vgpu.model import InstancePlace
 
 GpuUse = Literal["host", "passthrough", "vgpu"]
@@ -36,10 +34,9 @@ class SwitchCheckpoint(Checkpoint):
     """For vGPUs: the GPU instances (MIG)."""
 
 
-class SetGpuMode(Request, Value):
+class SetGpuMode(FunctionRequest):
     """Set the modes of a GPU; None leaves a mode unchanged."""
 
-    address: PciAddress
     heterogeneous: bool | None = None
     mig: bool | None = None
     kind: ClassVar[str] = "set-gpu-mode"
@@ -47,32 +44,20 @@ class SetGpuMode(Request, Value):
 
     needs_gpu_modes: ClassVar[bool] = True
 
-    @property
-    def named_functions(self) -> tuple[PciAddress, ...]:
-        """The function that the request names."""
-        return (self.address,)
 
-
-class SetMigInstances(Request, Value):
+class SetMigInstances(FunctionRequest):
     """Set the exact GPU instances (MIG) of a GPU; an empty list destroys all."""
 
-    address: PciAddress
     instances: tuple[tuple[str, int], ...] = ()
     """Profiles by name or number, and the number of instances of each."""
     kind: ClassVar[str] = "set-mig-instances"
 
     needs_gpu_modes: ClassVar[bool] = True
 
-    @property
-    def named_functions(self) -> tuple[PciAddress, ...]:
-        """The function that the request names."""
-        return (self.address,)
 
-
-class SwitchGpu(Request, Value):
+class SwitchGpu(FunctionRequest):
     """Switch a GPU to the host driver, to passthrough, or to vGPUs."""
 
-    address: PciAddress
     to: GpuUse
     functions: int | None = None
     """For vGPUs: the number of virtual functions; None for the maximum."""
@@ -86,8 +71,3 @@ class SwitchGpu(Request, Value):
     checkpoint = SwitchCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
-
-    @property
-    def named_functions(self) -> tuple[PciAddress, ...]:
-        """The function that the request names."""
-        return (self.address,)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Request, Step
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import echo
 from vfiomgr.pci.capabilities import ResetMethod
@@ -79,19 +79,13 @@ class ResetCheckpoint(Checkpoint):
     """The list in sysfs, e.g. `flr bus`; empty if there is none."""
 
 
-class Reset(Request, Value):
+class Reset(FunctionRequest):
     """Reset a function, by one method or by the first that works."""
 
-    address: PciAddress
     method: ResetMethod | None = None
     allow: frozenset[Override] = frozenset()
     kind: ClassVar[str] = "reset"
     checkpoint = ResetCheckpoint
-
-    @property
-    def named_functions(self) -> tuple[PciAddress, ...]:
-        """The function that the request names."""
-        return (self.address,)
 
     @property
     def needs_resets(self) -> bool:
@@ -99,11 +93,10 @@ class Reset(Request, Value):
         return True
 
 
-class SaveOriginalState(Step, Value):
-    """Save the original state of a function, so that `unbind` can restore it."""
+class _RecordStep(Step, Value):
+    """A step on the saved state of a function."""
 
     origin: OriginalState
-    kind: ClassVar[str] = "save-original-state"
 
     is_record: ClassVar[bool] = True
     affects: ClassVar[str] = "origin"
@@ -112,6 +105,16 @@ class SaveOriginalState(Step, Value):
     def subject(self) -> str:
         """The function of the saved state."""
         return str(self.origin.device.address)
+
+    def commands(self) -> tuple[str, ...]:
+        """Return no command: only vfiomgr uses the saved state."""
+        return ()
+
+
+class SaveOriginalState(_RecordStep):
+    """Save the original state of a function, so that `unbind` can restore it."""
+
+    kind: ClassVar[str] = "save-original-state"
 
     @property
     def tied_to(self) -> DeviceIdentity:
@@ -122,51 +125,33 @@ class SaveOriginalState(Step, Value):
         """Describe the step in one line."""
         return f"{self.origin.device.address}: save original driver ({self.origin.state})"
 
-    def commands(self) -> tuple[str, ...]:
-        """Return no command: only vfiomgr uses the saved state."""
-        return ()
-
     def inverse(self) -> DropOriginalState:
         """Return the step that deletes the saved state."""
         return DropOriginalState(self.origin)
 
 
-class DropOriginalState(Step, Value):
+class DropOriginalState(_RecordStep):
     """Delete the saved state of a function that is on its original driver again."""
 
-    origin: OriginalState
     kind: ClassVar[str] = "drop-original-state"
 
-    is_record: ClassVar[bool] = True
     needs_all_undone: ClassVar[bool] = True
     """A function that is not restored still needs its saved state."""
-    affects: ClassVar[str] = "origin"
-
-    @property
-    def subject(self) -> str:
-        """The function of the saved state."""
-        return str(self.origin.device.address)
 
     def describe(self) -> str:
         """Describe the step in one line."""
         return f"{self.origin.device.address}: delete saved state"
-
-    def commands(self) -> tuple[str, ...]:
-        """Return no command: only vfiomgr uses the saved state."""
-        return ()
 
     def inverse(self) -> SaveOriginalState:
         """Return the step that saves the state again."""
         return SaveOriginalState(self.origin)
 
 
-class ChangeDriver(Step, Value):
-    """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
+class _DriverStep(Step, Value):
+    """A step that moves a function from a driver."""
 
     device: DeviceIdentity
     before: DriverState
-    after: DriverState
-    kind: ClassVar[str] = "change-driver"
 
     affects: ClassVar[str] = "driver"
 
@@ -178,6 +163,13 @@ class ChangeDriver(Step, Value):
     def is_moved_by_undo(self, device: PciDevice) -> bool:
         """Whether the device is not on its former driver."""
         return bool(device.stuck) or device.driver != self.before.driver
+
+
+class ChangeDriver(_DriverStep, Exchange):
+    """Move a function from one driver to another: driver_override, unbind, then probe or bind."""
+
+    after: DriverState
+    kind: ClassVar[str] = "change-driver"
 
     def is_effective_after_reboot(self, device: PciDevice) -> bool:
         """Whether a persistence rule has bound the device to the VFIO driver again."""
@@ -204,10 +196,6 @@ class ChangeDriver(Step, Value):
             lines.append(echo(self.after.power_control, directory / "power/control"))
         return tuple(lines)
 
-    def inverse(self) -> ChangeDriver:
-        """Return the step that undoes this one."""
-        return ChangeDriver(self.device, before=self.after, after=self.before)
-
 
 def _pins(before: DriverState, after: DriverState) -> list[tuple[str, str]]:
     """The reset and power attributes that differ between `before` and `after`."""
@@ -230,23 +218,10 @@ def probe_file(state: DriverState) -> paths.HostPath:
     return paths.PCI_DRIVERS / state.driver / "bind"
 
 
-class ReleaseDriver(Step, Value):
+class ReleaseDriver(_DriverStep):
     """Unbind a function without saved original driver; the kernel picks the next driver."""
 
-    device: DeviceIdentity
-    before: DriverState
     kind: ClassVar[str] = "release-driver"
-
-    affects: ClassVar[str] = "driver"
-
-    @property
-    def tied_to(self) -> DeviceIdentity:
-        """The device that moved."""
-        return self.device
-
-    def is_moved_by_undo(self, device: PciDevice) -> bool:
-        """Whether the device is not on its former driver."""
-        return bool(device.stuck) or device.driver != self.before.driver
 
     def describe(self) -> str:
         """Describe the step in one line."""
@@ -287,7 +262,7 @@ class AwaitVfioNode(Step, Value):
         """Return None: waiting changes nothing."""
 
 
-class SetResetMethod(Step, Value):
+class SetResetMethod(Exchange, Value):
     """Set reset_method of a function; the values are lists such as `flr bus`."""
 
     device: DeviceIdentity
@@ -304,10 +279,6 @@ class SetResetMethod(Step, Value):
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         return (echo(self.after, paths.pci_device(self.device.address) / "reset_method"),)
-
-    def inverse(self) -> SetResetMethod:
-        """Return the step that restores the former methods."""
-        return SetResetMethod(self.device, before=self.after, after=self.before)
 
 
 class ResetFunction(Step, Value):

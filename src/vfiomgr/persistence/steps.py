@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
-from vfiomgr.engine.plan import DEADLINE, Request, Step
+from vfiomgr.engine.plan import DEADLINE, Exchange, Request, Step
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
@@ -68,7 +68,7 @@ class ChangeFiles(Request, Value):
         return ChangeFiles(f"undo: {self.summary}", tuple(back), self.locks)
 
 
-class ReplaceFile(Step, Value):
+class ReplaceFile(Exchange, Value):
     """Replace the text of a configuration file; None if the file does not exist."""
 
     path: str
@@ -101,12 +101,8 @@ class ReplaceFile(Step, Value):
             end += "_"
         return (f"cat > {path} <<'{end}'", *lines, end, f"chmod {self.mode:04o} {path}")
 
-    def inverse(self) -> ReplaceFile:
-        """Return the step that restores the former text."""
-        return ReplaceFile(self.path, before=self.after, after=self.before, mode=self.mode)
 
-
-class SetNodeAccess(Step, Value):
+class SetNodeAccess(Exchange, Value):
     """Set the owner of the VFIO nodes of a function."""
 
     device: DeviceIdentity
@@ -125,10 +121,6 @@ class SetNodeAccess(Step, Value):
             return ()
         node, access = paths.vfio_group_node(self.group), self.after
         return (f"chown {access.uid}:{access.gid} {node}", f"chmod {access.mode:04o} {node}")
-
-    def inverse(self) -> SetNodeAccess:
-        """Return the step that restores the former owner."""
-        return SetNodeAccess(self.device, self.group, before=self.after, after=self.before)
 
 
 class RebuildInitramfs(Step, Value):

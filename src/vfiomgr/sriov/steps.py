@@ -6,10 +6,11 @@ import shlex
 from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
-from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step
 from vfiomgr.paths import HostPath, echo
-from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value
+from vfiomgr.vgpu.mig.steps import FunctionsStep
 from vfiomgr.vgpu.model import InstancePlace
 from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
 
@@ -39,10 +40,9 @@ class QuotasCheckpoint(Checkpoint):
     """Its priority, which changes temporarily; None if unchanged."""
 
 
-class SetVirtualFunctions(Request, Value):
+class SetVirtualFunctions(FunctionRequest):
     """Set the number of virtual functions; existing ones are removed."""
 
-    address: PciAddress
     count: int
     autoprobe: bool = False
     """Let host drivers bind the new functions."""
@@ -53,27 +53,18 @@ class SetVirtualFunctions(Request, Value):
 
     needs_gpu_modes: ClassVar[bool] = True
 
-    @property
-    def named_functions(self) -> tuple[PciAddress, ...]:
-        """The function that the request names."""
-        return (self.address,)
 
+class ChangeQuotas(FunctionRequest):
+    """Change the quotas of existing functions of a GPU.
 
-class ChangeQuotas(Request, Value):
-    """Change the quotas of existing functions of a GPU."""
+    The address is that of one virtual function, or of the physical function for all of them.
+    """
 
-    address: PciAddress
-    """One virtual function, or the physical function for all of its virtual functions."""
     share: VfQuota
     is_physical: bool = False
     """Change the quotas of the physical function itself."""
     kind: ClassVar[str] = "change-quotas"
     checkpoint = QuotasCheckpoint
-
-    @property
-    def named_functions(self) -> tuple[PciAddress, ...]:
-        """The function that the request names."""
-        return (self.address,)
 
 
 ALL = -1
@@ -162,7 +153,7 @@ def _in_words(change: QuotaChange) -> str:
     return f"{name} {shown}"
 
 
-class SetAutoprobe(Step, Value):
+class SetAutoprobe(Exchange, Value):
     """Allow or forbid host drivers to bind new virtual functions."""
 
     device: DeviceIdentity
@@ -182,38 +173,16 @@ class SetAutoprobe(Step, Value):
         directory = paths.pci_device(self.device.address)
         return (echo(str(int(self.after)), directory / "sriov_drivers_autoprobe"),)
 
-    def inverse(self) -> SetAutoprobe:
-        """Return the step that restores the former value."""
-        return SetAutoprobe(self.device, before=self.after, after=self.before)
 
-
-class SetVfCount(Step, Value):
+class SetVfCount(FunctionsStep):
     """Set the number of virtual functions; the kernel requires 0 between two other numbers.
 
     `shares` are quotas that the driver drops with the functions; the step or its inverse sets them
     before the functions are created.
     """
 
-    device: DeviceIdentity
-    before: int
-    after: int
     shares: tuple[SetQuotas, ...] = ()
     kind: ClassVar[str] = "set-vf-count"
-
-    affects: ClassVar[str] = "functions"
-
-    @property
-    def recreates_below(self) -> str | None:
-        """The bridge of the physical function, if it had virtual functions before."""
-        return self.device.bridge_path if self.before > 0 else None
-
-    def functions_removed_by_undo(self, host: HostSnapshot) -> list[PciDevice]:
-        """The virtual functions that the step created."""
-        return host.virtual_functions(self.device) if self.after else []
-
-    def describe(self) -> str:
-        """Describe the step in one line."""
-        return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -221,7 +190,3 @@ class SetVfCount(Step, Value):
         clearing = (echo("0", target),) if self.before and self.after else ()
         sharing = [line for share in self.shares for line in share.commands()] if self.after else ()
         return (*clearing, *sharing, echo(str(self.after), target))
-
-    def inverse(self) -> SetVfCount:
-        """Return the step that restores the former number."""
-        return SetVfCount(self.device, before=self.after, after=self.before, shares=self.shares)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from errno import EINVAL, EIO
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs
@@ -304,13 +304,7 @@ def _current(tree: HostTree, step: ModeStep) -> bool | None:
     mode = read_mode(tree, address)
     if mode is None:
         return None
-    match step:
-        case SetHeterogeneous():
-            return mode.heterogeneous
-        case SetMig():
-            return mode.mig
-        case _ as never:
-            assert_never(never)
+    return mode.mig if isinstance(step, SetMig) else mode.heterogeneous
 
 
 def _explained(step: ModeStep, error: ProgramFailed) -> HostError:

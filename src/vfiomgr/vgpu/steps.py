@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from msgspec.structs import replace
+
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.engine.plan import Checkpoint, Exchange, Request, Step
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value
@@ -118,19 +120,16 @@ class SetVgpuAttribute(Step, Value):
         """Return the step that restores the old value; None if it is unknown."""
         if self.before is None:
             return None
-        return SetVgpuAttribute(
-            self.vgpu, self.directory, self.attribute, before=self.after, after=self.before
-        )
+        return replace(self, before=self.after, after=self.before)
 
 
-class CreateMdev(Step, Value):
-    """Create a mediated device."""
+class _MdevStep(Step, Value):
+    """A step on a mediated device."""
 
     parent: str
     parent_path: str
     type_id: str
     uuid: str
-    kind: ClassVar[str] = "create-mdev"
 
     affects: ClassVar[str] = "mdev"
 
@@ -143,6 +142,12 @@ class CreateMdev(Step, Value):
     def topic(self) -> Topic:
         """Identify the vGPU by UUID, parent and type."""
         return (self.affects, self.uuid, self.parent, self.type_id)
+
+
+class CreateMdev(_MdevStep):
+    """Create a mediated device."""
+
+    kind: ClassVar[str] = "create-mdev"
 
     def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
         """The vGPU, if it exists."""
@@ -162,26 +167,10 @@ class CreateMdev(Step, Value):
         return RemoveMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
-class RemoveMdev(Step, Value):
+class RemoveMdev(_MdevStep):
     """Remove a mediated device."""
 
-    parent: str
-    parent_path: str
-    type_id: str
-    uuid: str
     kind: ClassVar[str] = "remove-mdev"
-
-    affects: ClassVar[str] = "mdev"
-
-    @property
-    def subject(self) -> str:
-        """The vGPU."""
-        return self.uuid
-
-    @property
-    def topic(self) -> Topic:
-        """Identify the vGPU by UUID, parent and type."""
-        return (self.affects, self.uuid, self.parent, self.type_id)
 
     def describe(self) -> str:
         """Describe the step in one line."""
@@ -196,7 +185,7 @@ class RemoveMdev(Step, Value):
         return CreateMdev(self.parent, self.parent_path, self.type_id, self.uuid)
 
 
-class SetVgpuType(Step, Value):
+class SetVgpuType(Exchange, Value):
     """Set the vendor's vGPU type of a virtual function; type 0 removes the vGPU."""
 
     device: DeviceIdentity
@@ -223,7 +212,3 @@ class SetVgpuType(Step, Value):
         """Return the equivalent shell commands."""
         target = paths.pci_device(self.device.address) / "nvidia/current_vgpu_type"
         return (echo(str(self.after), target),)
-
-    def inverse(self) -> SetVgpuType:
-        """Return the step that restores the former type."""
-        return SetVgpuType(self.device, before=self.after, after=self.before)

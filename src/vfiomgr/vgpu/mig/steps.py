@@ -10,7 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vfiomgr.documents.text import printable
-from vfiomgr.engine.plan import Step
+from vfiomgr.engine.plan import Exchange, Step
 from vfiomgr.passthrough.steps import ChangeDriver
 from vfiomgr.paths import SRIOV_MANAGE
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
@@ -28,15 +28,13 @@ PROGRAM_DEADLINE = 300.0
 """Seconds to create all virtual functions of a GPU, including an unbind and bind of the GPU."""
 
 
-class RunSriovManage(Step, Value):
-    """Create all virtual functions of a GPU, or remove them; `before` or `after` is 0."""
+class FunctionsStep(Exchange, Value):
+    """A step that creates or removes virtual functions; the states are their numbers."""
 
     device: DeviceIdentity
     before: int
     after: int
-    kind: ClassVar[str] = "run-sriov-manage"
 
-    deadline: ClassVar[float | None] = PROGRAM_DEADLINE
     affects: ClassVar[str] = "functions"
 
     @property
@@ -52,75 +50,81 @@ class RunSriovManage(Step, Value):
         """Describe the step in one line."""
         return f"{self.device.address}: {self.before} -> {self.after} virtual functions"
 
+
+class RunSriovManage(FunctionsStep):
+    """Create all virtual functions of a GPU, or remove them; `before` or `after` is 0."""
+
+    kind: ClassVar[str] = "run-sriov-manage"
+
+    deadline: ClassVar[float | None] = PROGRAM_DEADLINE
+
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         return (shlex.join(sriov_manage_command(self.device, is_on=bool(self.after))),)
 
-    def inverse(self) -> RunSriovManage:
-        """Return the step that restores the former number."""
-        return RunSriovManage(self.device, before=self.after, after=self.before)
 
-
-class SetHeterogeneous(Step, Value):
-    """Allow or forbid vGPUs of different sizes on a GPU; possible only without vGPUs."""
+class ModeStep(Exchange, Value):
+    """A step that sets a mode of a GPU with an option of nvidia-smi."""
 
     device: DeviceIdentity
     before: bool
     after: bool
+
+    option: ClassVar[tuple[str, ...]]
+
+    def command(self) -> tuple[str, ...]:
+        """The command that performs the step."""
+        value, address = str(int(self.after)), str(self.device.address)
+        return ("nvidia-smi", *self.option, value, "-i", address)
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return (shlex.join(self.command()),)
+
+
+class SetHeterogeneous(ModeStep):
+    """Allow or forbid vGPUs of different sizes on a GPU; possible only without vGPUs."""
+
     kind: ClassVar[str] = "set-heterogeneous"
 
     is_setting: ClassVar[bool] = True
+    option: ClassVar[tuple[str, ...]] = ("vgpu", "-shm")
 
     def describe(self) -> str:
         """Describe the step in one line."""
         word = "of different sizes" if self.after else "of one size only"
         return f"{self.device.address}: vGPUs {word}"
 
-    def command(self) -> tuple[str, ...]:
-        """The command that performs the step."""
-        number = str(int(self.after))
-        return ("nvidia-smi", "vgpu", "-shm", number, "-i", str(self.device.address))
 
-    def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
-        return (shlex.join(self.command()),)
-
-    def inverse(self) -> SetHeterogeneous:
-        """Return the step that restores the former state."""
-        return SetHeterogeneous(self.device, before=self.after, after=self.before)
-
-
-class SetMig(Step, Value):
+class SetMig(ModeStep):
     """Turn MIG mode of a GPU on or off; possible only without virtual functions.
 
     The mode survives a reboot of the host.
     """
 
-    device: DeviceIdentity
-    before: bool
-    after: bool
     kind: ClassVar[str] = "set-mig"
 
     outlasts_reboot: ClassVar[bool] = True
+    option: ClassVar[tuple[str, ...]] = ("-mig",)
 
     def describe(self) -> str:
         """Describe the step in one line."""
         return f"{self.device.address}: MIG {'on' if self.after else 'off'}"
 
-    def command(self) -> tuple[str, ...]:
-        """The command that performs the step."""
-        return ("nvidia-smi", "-mig", str(int(self.after)), "-i", str(self.device.address))
 
-    def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
-        return (shlex.join(self.command()),)
+class SetPersistence(ModeStep):
+    """Turn persistence mode on or off; while it is on, the driver never releases the GPU."""
 
-    def inverse(self) -> SetMig:
-        """Return the step that restores the former state."""
-        return SetMig(self.device, before=self.after, after=self.before)
+    kind: ClassVar[str] = "set-persistence"
+
+    option: ClassVar[tuple[str, ...]] = ("-pm",)
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return f"{self.device.address}: persistence mode {'on' if self.after else 'off'}"
 
 
-class SetGpuInstances(Step, Value):
+class SetGpuInstances(Exchange, Value):
     """Replace GPU instances of a GPU in MIG mode; instances in both states are not touched.
 
     Placements are in memory slices, so that a destroyed instance can be recreated in place.
@@ -181,38 +185,6 @@ class SetGpuInstances(Step, Value):
                 words = ("-cgi", ",".join(some), *(["-C"] * has_compute))
                 calls.append(instance_command(self.device, *words))
         return calls
-
-    def inverse(self) -> SetGpuInstances:
-        """Return the step that restores the former instances."""
-        return SetGpuInstances(self.device, before=self.after, after=self.before)
-
-
-class SetPersistence(Step, Value):
-    """Turn persistence mode on or off; while it is on, the driver never releases the GPU."""
-
-    device: DeviceIdentity
-    before: bool
-    after: bool
-    kind: ClassVar[str] = "set-persistence"
-
-    def describe(self) -> str:
-        """Describe the step in one line."""
-        return f"{self.device.address}: persistence mode {'on' if self.after else 'off'}"
-
-    def command(self) -> tuple[str, ...]:
-        """The command that performs the step."""
-        return ("nvidia-smi", "-pm", str(int(self.after)), "-i", str(self.device.address))
-
-    def commands(self) -> tuple[str, ...]:
-        """Return the equivalent shell commands."""
-        return (shlex.join(self.command()),)
-
-    def inverse(self) -> SetPersistence:
-        """Return the step that restores the former state."""
-        return SetPersistence(self.device, before=self.after, after=self.before)
-
-
-ModeStep = SetHeterogeneous | SetMig | SetPersistence
 
 
 def instance_command(device: DeviceIdentity, *words: str) -> tuple[str, ...]:
