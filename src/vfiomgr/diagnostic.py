@@ -199,7 +199,9 @@ def in_document(diagnostic: Diagnostic) -> str:
     return f"{place.line}:{place.column}: {': '.join(parts)}{remedy}"
 
 
-def refuse_if_any(diagnostics: Iterable[Diagnostic], allowed: frozenset[Override]) -> None:
+def refuse_if_any(
+    diagnostics: Iterable[Diagnostic], allowed: frozenset[Override] = frozenset()
+) -> None:
     """Raise one refusal with all diagnostics that are not overridden.
 
     Raises:

@@ -16,6 +16,8 @@ from vfiomgr.paths import MACHINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from vfiomgr.diagnostic import Override
+
 
 _DAY = 86400
 
@@ -132,6 +134,13 @@ def function_only_option(text: str) -> Callable[[Any], Any]:
     return click.option(
         "--function-only", "only", cls=RenamedOption, former=("--only",), is_flag=True, help=text
     )
+
+
+def allow_option(
+    *overrides: Override, text: str = "Override a safety check (the error message names it)."
+) -> Callable[[Any], Any]:
+    """The option that overrides safety checks; `text` is its help."""
+    return click.option("--allow", multiple=True, type=click.Choice(overrides), help=text)
 
 
 _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {

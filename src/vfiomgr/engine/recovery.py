@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.journal import (
     Journal,
     cut_off_runs,
@@ -219,18 +219,11 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
         return
     if work.needs_kernel(read_unfinished(work.tree, run.name).request):
         message = f"{run.summary}: {without_kernel(work.tree)}"
-        raise refusal(
-            [
-                blocker(
-                    "not-a-running-host",
-                    run.name,
-                    message,
-                    (
-                        "run vfiomgr recover on that host; here, only operations on files can be "
-                        "recovered"
-                    ),
-                )
-            ]
+        refuse(
+            "not-a-running-host",
+            run.name,
+            message,
+            "run vfiomgr recover on that host; here, only operations on files can be recovered",
         )
 
 
@@ -276,9 +269,7 @@ def _still_left(
     left = tuple(run for run in now if any(run in group for group in groups))
     if not locks.issuperset(lock for run in left for lock in run.locks):
         message = "another vfiomgr was interrupted on the same devices in the meantime"
-        raise refusal(
-            [blocker("interrupted-meanwhile", ", ".join(sorted(locks)), message, "vfiomgr recover")]
-        )
+        refuse("interrupted-meanwhile", ", ".join(sorted(locks)), message, "vfiomgr recover")
     return left
 
 

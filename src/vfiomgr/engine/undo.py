@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.engine.registry import undo_guards
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.value import Value
@@ -123,15 +123,11 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
     for step in steps:
         found = None if step.tied_to is None else _present(host, step.tied_to)
         if isinstance(found, str):
-            raise refusal(
-                [
-                    blocker(
-                        "another-device",
-                        step.tied_to,
-                        found,
-                        "to close the run without touching it: vfiomgr recover --undo",
-                    )
-                ]
+            refuse(
+                "another-device",
+                step.tied_to,
+                found,
+                "to close the run without touching it: vfiomgr recover --undo",
             )
 
 
@@ -150,15 +146,11 @@ def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:
     changed += [step for step in then if step not in now]
     names = dict.fromkeys(step.subject or step.describe() for step in changed)
     message = f"the host has changed since the plan was made: {', '.join(names) or 'the order'}"
-    raise refusal(
-        [
-            blocker(
-                "plan-outdated",
-                ", ".join(names),
-                message,
-                "make and review a new plan: vfiomgr plan FILE --output PLAN",
-            )
-        ]
+    refuse(
+        "plan-outdated",
+        ", ".join(names),
+        message,
+        "make and review a new plan: vfiomgr plan FILE --output PLAN",
     )
 
 

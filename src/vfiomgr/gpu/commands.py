@@ -9,11 +9,11 @@ import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_gpu
-from vfiomgr.cli.options import CHANGING, FormerGroup, session_options
+from vfiomgr.cli.options import CHANGING, FormerGroup, allow_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
-from vfiomgr.diagnostic import OVERRIDES, Override, blocker, refusal
+from vfiomgr.diagnostic import OVERRIDES, Override, refuse
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
@@ -40,12 +40,7 @@ _WORDS = {True: "on", False: "off", None: "-"}
 @click.option("--heterogeneous/--homogeneous", default=None, help="Allow vGPUs of different sizes.")
 @click.option("--mig/--no-mig", default=None, help="Turn MIG (GPU instances) on or off.")
 @click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: number of VFs.")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(OVERRIDES),
-    help="Override a safety check (the error message names it).",
-)
+@allow_option(*OVERRIDES)
 @session_options(*CHANGING, "yes")
 @pass_session
 def mode(
@@ -110,15 +105,11 @@ def _show(session: Session, gpu: str | None) -> None:
         modes = tuple(found for found in modes if found.gpu == str(address))
         if not modes:
             message = f"nvidia-smi does not report {address}"
-            raise refusal(
-                [
-                    blocker(
-                        "nvidia-smi-silent",
-                        address,
-                        message,
-                        "check that it uses the driver nvidia and that nvidia-smi -q works",
-                    )
-                ]
+            refuse(
+                "nvidia-smi-silent",
+                address,
+                message,
+                "check that it uses the driver nvidia and that nvidia-smi -q works",
             )
     if session.format != "table":
         items = [_item(host, found) for found in modes]
@@ -257,15 +248,11 @@ def _list(session: Session, gpu: str | None) -> None:
         found = tuple(known for known in found if known.gpu == str(device.address))
         if not found:
             message = f"{device} is not in MIG mode, or nvidia-smi does not report it"
-            raise refusal(
-                [
-                    blocker(
-                        "mig-mode",
-                        device,
-                        message,
-                        f"show its modes with: vfiomgr vgpu mode {device.address}",
-                    )
-                ]
+            refuse(
+                "mig-mode",
+                device,
+                message,
+                f"show its modes with: vfiomgr vgpu mode {device.address}",
             )
     if session.format != "table":
         items = [_instance_item(host, known) for known in found]

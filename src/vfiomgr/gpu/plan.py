@@ -50,7 +50,7 @@ def plan_mode(
 
     """
     device = host.device(request.address)
-    refuse_if_any([*guards.stuck(host, device), *silent(host, device)], frozenset())
+    refuse_if_any([*guards.stuck(host, device), *silent(host, device)])
     mode = host.gpu_mode(device)
     assert mode is not None  # noqa: S101 - refused above
     functions = resolve(host, request, checkpoint).functions
@@ -66,10 +66,10 @@ def plan_mode(
         mode_then = replace(mode_then, heterogeneous=False)
     is_mixed = mode_then.heterogeneous is True
     if mixed is not None and mixed is not is_mixed:
-        refuse_if_any(_unmixable(device, mode_then, functions, mixed=mixed), frozenset())
+        refuse_if_any(_unmixable(device, mode_then, functions, mixed=mixed))
         steps.append(SetHeterogeneous(device.identity, before=is_mixed, after=mixed))
     if steps:
-        refuse_if_any(_carrying(host, device), frozenset())
+        refuse_if_any(_carrying(host, device))
     return Plan(
         summary=f"set the mode of {device.address}: {_words(request)}",
         steps=tuple(steps),
@@ -122,14 +122,14 @@ def _mig_steps(
     steps: list[Step] = []
     if request.mig is None or request.mig is mode.mig:
         return steps, host
-    refuse_if_any(_no_mig(device, mode), frozenset())
+    refuse_if_any(_no_mig(device, mode))
     if device.sriov_numvfs:
-        refuse_if_any(_carrying(host, device), frozenset())
+        refuse_if_any(_carrying(host, device))
         none = SetVirtualFunctions(device.address, 0)
         steps += sriov_plan.plan_set(host, none, FunctionsCheckpoint(instances=())).steps
         host = with_functions(host, device, 0)
     else:
-        refuse_if_any(gpu_instances.unmovable(host, device), frozenset())
+        refuse_if_any(gpu_instances.unmovable(host, device))
         steps += gpu_instances.exchange(host, device, ())
     steps.append(SetMig(device.identity, before=mode.mig is True, after=request.mig))
     return steps, with_mode(host, replace(mode, mig=request.mig, heterogeneous=False))
@@ -226,20 +226,18 @@ def plan_divide(host: HostSnapshot, request: SetMigInstances) -> Plan:
 
     """
     device = host.device(request.address)
-    refuse_if_any([*guards.stuck(host, device), *silent(host, device)], frozenset())
-    refuse_if_any(_undivided(host, device), frozenset())
+    refuse_if_any([*guards.stuck(host, device), *silent(host, device)])
+    refuse_if_any(_undivided(host, device))
     partition = host.partition(str(device.address))
     assert partition is not None  # noqa: S101 - refused above
     wanted = {_profile(device, partition, name).id: count for name, count in request.instances}
     fixed = _fixed(host, device, partition, wanted)
     left = {n: c - sum(one.profile == n for one in fixed) for n, c in wanted.items()}
     more = lay_out(partition, {n: count for n, count in left.items() if count}, fixed)
-    refuse_if_any(
-        [] if more is not None else [_no_room(device, wanted, partition, fixed)], frozenset()
-    )
+    refuse_if_any([] if more is not None else [_no_room(device, wanted, partition, fixed)])
     after = sorted((*(one.place for one in fixed), *(more or ())), key=lambda place: place.start)
     going = [one for one in partition.instances if one.place not in after]
-    refuse_if_any(gpu_instances.unmovable(host, device, going), frozenset())
+    refuse_if_any(gpu_instances.unmovable(host, device, going))
     steps = gpu_instances.exchange(host, device, tuple(after))
     return Plan(
         summary=f"set GPU instances of {device.address}: {counted(tuple(after))}",
@@ -307,7 +305,7 @@ def _fixed(
             continue
         alike = sum(other.profile == one.profile for other in fixed)
         (fixed if alike < wanted.get(one.profile, 0) else surplus).append(one)
-    refuse_if_any(gpu_instances.unmovable(host, device, surplus), frozenset())
+    refuse_if_any(gpu_instances.unmovable(host, device, surplus))
     return fixed
 
 

@@ -95,7 +95,7 @@ def brought(
     `bind` is the request to use for passthrough instead of the default; it may name more functions.
     """
     device = host.device(request.address)
-    refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)], frozenset())
+    refuse_if_any([*guards.stuck(host, device), *_no_gpu(host, device)])
     course = _SwitchPlan(host, request, checkpoint or SwitchCheckpoint())
     match request.to:
         case "host":
@@ -158,7 +158,7 @@ def _to_vgpu(course: _SwitchPlan) -> None:
         return  # the GPU itself is the vGPU parent
     if mixed:
         mode = course.host.gpu_mode(device)
-        refuse_if_any(plan.unmixable(device, mode), frozenset())
+        refuse_if_any(plan.unmixable(device, mode))
     if wanted and device.sriov_numvfs and lacks_vgpu_functions(course.host, device):
         _set_functions(course, 0)
         device = course.device
@@ -188,7 +188,7 @@ def _give_back(course: _SwitchPlan) -> None:
     slot = (device,) if request.only else course.host.slot(device)
     if not any(d.is_on_vfio or course.host.origin(d) is not None for d in slot):
         return
-    refuse_if_any(_unknown_driver(course.host, device), frozenset())
+    refuse_if_any(_unknown_driver(course.host, device))
     unbind = Unbind((device.address,), only=request.only, allow=request.allow)
     part = passthrough_plan.plan_unbind(course.host, unbind)
     course.add(part, projection.given_back(course.host, slot))
@@ -200,7 +200,7 @@ def _clear(course: _SwitchPlan) -> None:
     if course.device.sriov_numvfs:
         _set_functions(course, 0)
         return
-    refuse_if_any(gpu_instances.unmovable(course.host, course.device), frozenset())
+    refuse_if_any(gpu_instances.unmovable(course.host, course.device))
     steps = gpu_instances.exchange(course.host, course.device, ())
     course.add(Plan("", steps), projection.without_instances(course.host, course.device))
 
@@ -211,8 +211,7 @@ def _remove_vgpus(course: _SwitchPlan) -> None:
         [
             *_foreign(course.host, course.device, here),
             *_in_instances(course.host, course.device, here),
-        ],
-        frozenset(),
+        ]
     )
     if here:
         removal = RemoveVgpu(tuple(v.name for v in here), allow=course.request.allow & {"in-use"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
@@ -72,7 +72,7 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     """
     compared = compare(host, request.apply)
     refused = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
-    refuse_if_any(refused, frozenset())
+    refuse_if_any(refused)
     name = request.apply.name
     services = _services(host, request)
     before = _without_own_rules(host)
@@ -219,15 +219,11 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
         return dict.fromkeys(SERVICES)
     if request.program is None:
         message = "vfiomgr is not an installed command, so no service can run it at boot"
-        raise refusal(
-            [
-                blocker(
-                    "not-installed",
-                    "vfiomgr",
-                    message,
-                    "install vfiomgr as described in its README, and run the installed command",
-                )
-            ]
+        refuse(
+            "not-installed",
+            "vfiomgr",
+            message,
+            "install vfiomgr as described in its README, and run the installed command",
         )
     name, allow = request.apply.name, _kept_allowances(request)
     return {

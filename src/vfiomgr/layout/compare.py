@@ -148,9 +148,9 @@ def plan_of(
     """
     parts = [part for part in compared.parts if not request.only or part.name in request.only]
     if not request.only:
-        refuse_if_any(compared.diagnostics, frozenset())
+        refuse_if_any(compared.diagnostics)
     refused = [diagnostic for part in parts for diagnostic in part.diagnostics]
-    refuse_if_any(refused, frozenset())
+    refuse_if_any(refused)
     steps, numbers = in_parallel_groups(parts)
     leftovers = [] if checkpoint is None else [*_leftovers(host, checkpoint, steps)]
     right = sum(part.is_met for part in parts)

@@ -333,7 +333,7 @@ def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Cha
             same = SetVirtualFunctions(device.address, count)
             known = FunctionsCheckpoint(found.autoprobe, instances=found.instances)
             return sriov_plan.plan_set(case.host, same, known)
-        refuse_if_any(sriov_plan.impossible(case.host, device, count), frozenset())
+        refuse_if_any(sriov_plan.impossible(case.host, device, count))
         goal = SwitchGpu(
             device.address,
             "vgpu",

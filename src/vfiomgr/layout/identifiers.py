@@ -120,7 +120,7 @@ class _Identified:
             return None
         self._refuse_others(boards, shared)
         if not boards:
-            refuse_if_any(self._questions(shared), frozenset())
+            refuse_if_any(self._questions(shared))
             return None
         unnamed = {s for found in shared.values() for s in _slots(found)}
         unnamed.difference_update(address.slot for address in boards)

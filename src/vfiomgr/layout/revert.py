@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.engine import undo
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import names
@@ -128,7 +128,7 @@ def reversion(tree: HostTree, boot_id: str | None, allow: frozenset[Override]) -
     if not runs:
         message = "no layout was applied since this host booted, or it is already reverted"
         remedy = "undo other changes with vfiomgr unbind, sriov set and vgpu remove"
-        raise refusal([blocker("no-layout-applied", "layout", message, remedy)])
+        refuse("no-layout-applied", "layout", message, remedy)
     steps = of_several(_taken(tree, run) for run in runs)
     name = str(runs[0].request["name"])
     locks = sorted({lock for run in runs for lock in run.locks})
@@ -145,15 +145,11 @@ def refuse_other_reversion(request: RevertLayout, tree: HostTree) -> None:
     """
     if not request.is_same_as(reversion(tree, tree.read(BOOT_ID), request.allow)):
         message = "another vfiomgr applied or reverted a layout in the meantime"
-        raise refusal(
-            [
-                blocker(
-                    "layout-changed-meanwhile",
-                    request.name,
-                    message,
-                    "check vfiomgr layout revert --dry-run, then run the command again",
-                )
-            ]
+        refuse(
+            "layout-changed-meanwhile",
+            request.name,
+            message,
+            "check vfiomgr layout revert --dry-run, then run the command again",
         )
 
 

@@ -9,7 +9,14 @@ import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.completion import complete_address, complete_owner, complete_vfio_driver
-from vfiomgr.cli.options import CHANGING, READING, LazyGroup, function_only_option, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    READING,
+    LazyGroup,
+    allow_option,
+    function_only_option,
+    session_options,
+)
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
@@ -72,12 +79,7 @@ def _refuse_name(text: str) -> None:
 )
 @function_only_option("Do not bind the other functions of the slot.")
 @click.option("--with-group", is_flag=True, help="Bind all devices of the IOMMU group.")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(OVERRIDES),
-    help="Override a safety check (the error message names it).",
-)
+@allow_option(*OVERRIDES)
 @click.option(
     "--reset-method",
     type=click.Choice(RESET_METHODS),
@@ -179,12 +181,7 @@ def _require_import(*, is_alone: bool, persist: bool) -> None:
 @_match_option
 @function_only_option("Do not unbind the other functions of the slot.")
 @click.option("--with-group", is_flag=True, help="Unbind all devices of the IOMMU group.")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(["in-use"]),
-    help="Try even if a guest uses the device (see --timeout).",
-)
+@allow_option("in-use", text="Try even if a guest uses the device (see --timeout).")
 @click.option("--forget", is_flag=True, help="Also remove the rules of bind --persist.")
 @click.option("--forget-only", is_flag=True, help="Only remove these rules; keep the drivers.")
 @click.option("--all", "every", is_flag=True, help="With --forget-only: all, but a layout's.")
@@ -256,12 +253,7 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
 @click.option(
     "--method", type=click.Choice(RESET_METHODS), help="Use this method for this reset only."
 )
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(OVERRIDES),
-    help="Override a safety check (the error message names it).",
-)
+@allow_option(*OVERRIDES)
 @session_options(*CHANGING, "yes")
 @pass_session
 def reset(

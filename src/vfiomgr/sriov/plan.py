@@ -64,8 +64,8 @@ def plan_set(
     present = _virtual_functions(host, device)
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {request.count}"
-    refuse_if_any(impossible(host, device, request.count), frozenset())
-    refuse_if_any(_unshareable(host, device, request), frozenset())
+    refuse_if_any(impossible(host, device, request.count))
+    refuse_if_any(_unshareable(host, device, request))
     if device.sriov_numvfs == request.count:
         return _plan_as_many(host, device, request, checkpoint, Plan(summary, (), locks))
     refuse_if_any(
@@ -75,8 +75,7 @@ def plan_set(
             *_carrying(host, device, present),
             *(o for vf in present for o in _in_use(host, vf)),
             *(gpu_instances.unmovable(host, device) if makes_by_program(host, device) else ()),
-        ],
-        frozenset(),
+        ]
     )
     return Plan(
         summary,

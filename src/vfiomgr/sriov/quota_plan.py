@@ -126,12 +126,11 @@ def plan_change(
         [
             *guards.stuck(host, physical),
             *impossible(host, physical, request.share, is_physical=request.is_physical),
-        ],
-        frozenset(),
+        ]
     )
     known = host.quotas_of(physical)
     assert known is not None  # noqa: S101 - refused above
-    refuse_if_any(_no_function(physical, numbers, request), frozenset())
+    refuse_if_any(_no_function(physical, numbers, request))
     wanted = quota_changes.wanted(known, request.share, numbers)
     texts = quota_changes.texts(known)
     changed = {
@@ -139,14 +138,13 @@ def plan_change(
         for name, text in wanted.items()
         if not is_met(name, text, texts[name])
     }
-    refuse_if_any(_unchangeable(physical, named, known, request, changed), frozenset())
+    refuse_if_any(_unchangeable(physical, named, known, request, changed))
     if request.share.memory is not None and changed:
         refuse_if_any(
             [
                 *too_much(physical, known, request.share, numbers, _others(known, numbers)),
                 *_held(host, physical, numbers),
-            ],
-            frozenset(),
+            ]
         )
     priority = None if checkpoint is None else checkpoint.priority
     steps = tuple(quota_changes.steps(physical, known, changed, priority))

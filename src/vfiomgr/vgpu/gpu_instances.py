@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse
 from vfiomgr.engine.plan import Plan
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.mig.placement import lacking, lay_out, occupants
@@ -65,15 +65,11 @@ def completion(host: HostSnapshot, device: PciDevice, names: Sequence[str]) -> P
         profile = partition.called(name)
         if profile is None:
             message = f"GPU instance profile not found on {device}: {name}"
-            raise refusal(
-                [
-                    blocker(
-                        "no-gpu-instance-profile",
-                        device,
-                        message,
-                        f"use one of: {', '.join(p.name for p in partition.profiles)}",
-                    )
-                ]
+            refuse(
+                "no-gpu-instance-profile",
+                device,
+                message,
+                f"use one of: {', '.join(p.name for p in partition.profiles)}",
             )
         there = sum(one.profile == profile.id for one in partition.instances)
         if names.count(name) > there:

@@ -150,7 +150,7 @@ def _apart(
 
 def _refuse_bridges(host: HostSnapshot, bridges: Iterable[PciDevice]) -> None:
     for device in bridges:
-        refuse_if_any(bridge(host, device), frozenset())
+        refuse_if_any(bridge(host, device))
 
 
 def _refuse_contradictions(host: HostSnapshot, requests: Iterable[DeviceRequest]) -> None:

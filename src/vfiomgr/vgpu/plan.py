@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Option, Remedy, blocker, refusal, refuse_if_any
+from vfiomgr.diagnostic import Option, Remedy, refuse, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import device_notes, plans, resolves
@@ -162,7 +162,7 @@ def _there_already(
                 message = f"{vgpu} already exists with type {vgpu.type} on {vgpu.parent}"
                 fresh = Option("not-uuid", "leave out the UUID")
                 then = " to use a random one, or remove that vGPU first"
-                raise refusal([blocker("vgpu-exists", vgpu, message, Remedy("", fresh, then))])
+                refuse("vgpu-exists", vgpu, message, Remedy("", fresh, then))
             found[number] = vgpu
         elif place is not None:
             parent, type_id = place
@@ -201,15 +201,11 @@ def _chosen_before(
         kind = next((kind for kind in gpu.types if kind.id == type_id), None)
         if kind is None or parent not in gpu.free:
             message = f"{name} no longer offers type {type_id}"
-            raise refusal(
-                [
-                    blocker(
-                        "vgpu-type-unavailable",
-                        name,
-                        message,
-                        "undo the interrupted operation: vfiomgr recover --undo",
-                    )
-                ]
+            refuse(
+                "vgpu-type-unavailable",
+                name,
+                message,
+                "undo the interrupted operation: vfiomgr recover --undo",
             )
         places.append(Placement(gpu, parent, kind))
     return Placements(tuple(places), ())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.options import CHANGING, session_options
+from vfiomgr.cli.options import CHANGING, allow_option, session_options
 from vfiomgr.cli.output import print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import REVERSIBLE
@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 @click.command("recover")
 @click.option("--undo", is_flag=True, help="Roll back the operations.  [default]")
 @click.option("--finish", is_flag=True, help="Finish the operations.")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(REVERSIBLE),
-    help="Override a safety check (the error message names it).",
-)
+@allow_option(*REVERSIBLE)
 @session_options(*CHANGING)
 @pass_session
 def recover(session: Session, *, undo: bool, finish: bool, allow: tuple[Override, ...]) -> None:

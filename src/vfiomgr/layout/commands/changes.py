@@ -11,7 +11,14 @@ import click
 from msgspec.structs import replace
 
 from vfiomgr.cli.changes import followed, host_of, print_outcome, print_plan
-from vfiomgr.cli.options import CHANGING, READING, RenamedOption, complete_file, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    READING,
+    RenamedOption,
+    allow_option,
+    complete_file,
+    session_options,
+)
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
@@ -79,12 +86,7 @@ def complete_layout(
 def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     """Arguments and options: the file, the layout in it, and the safety checks to override."""
     for decorate in (
-        click.option(
-            "--allow",
-            multiple=True,
-            type=click.Choice(OVERRIDES),
-            help="Override a safety check (the error message names it).",
-        ),
+        allow_option(*OVERRIDES),
         click.option(
             "--layout",
             "name",
@@ -250,12 +252,7 @@ def export(session: Session, *, name: str) -> None:
 
 
 @click.command("revert")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(REVERSIBLE),
-    help="Override a safety check (the error message names it).",
-)
+@allow_option(*REVERSIBLE)
 @session_options(*CHANGING)
 @pass_session
 def revert(session: Session, *, allow: tuple[Override, ...]) -> None:

@@ -13,7 +13,7 @@ from vfiomgr.cli.changes import (
     update_initramfs_option,
 )
 from vfiomgr.cli.completion import complete_board
-from vfiomgr.cli.options import CHANGING, READING, complete_file, session_options
+from vfiomgr.cli.options import CHANGING, READING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
@@ -49,12 +49,7 @@ if TYPE_CHECKING:
     shell_complete=complete_layout,
     help="Name of the layout, if FILE has several.",
 )
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(OVERRIDES),
-    help="Override a safety check at each boot; in-use: only now.",
-)
+@allow_option(*OVERRIDES, text="Override a safety check at each boot; in-use: only now.")
 @click.option(
     "--enforce", is_flag=True, help="Also correct drift after the boot (layout watch --enforce)."
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from vfiomgr.cli.changes import host_of, shown_wait
-from vfiomgr.cli.options import CHANGING, complete_file, session_options
+from vfiomgr.cli.options import CHANGING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES
@@ -46,12 +46,7 @@ _Told = TypeVar("_Told")
     help="Name of the layout, if FILE has several.",
 )
 @click.option("--enforce", is_flag=True, help="Correct drift.")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(OVERRIDES),
-    help="Override a safety check (a failure message names it).",
-)
+@allow_option(*OVERRIDES, text="Override a safety check (a failure message names it).")
 @session_options(*CHANGING)
 @pass_session
 def watch(

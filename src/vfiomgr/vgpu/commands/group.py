@@ -8,7 +8,14 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_numa_node, complete_parent, complete_type, complete_vgpu
-from vfiomgr.cli.options import CHANGING, READING, LazyGroup, WholeNumber, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    READING,
+    LazyGroup,
+    WholeNumber,
+    allow_option,
+    session_options,
+)
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
@@ -330,12 +337,7 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
     shell_complete=complete_parent,
     help="With --all: only vGPUs of this device.",
 )
-@click.option(
-    "--allow",
-    type=click.Choice(["in-use"]),
-    multiple=True,
-    help="Try even if a guest uses the vGPU (see --timeout).",
-)
+@allow_option("in-use", text="Try even if a guest uses the vGPU (see --timeout).")
 @session_options(*CHANGING)
 @pass_session
 def remove(

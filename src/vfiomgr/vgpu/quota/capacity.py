@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, blocker, refusal
+from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse
 from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 from vfiomgr.vgpu.quota.model import SHARED, in_bytes
@@ -226,7 +226,7 @@ def refuse_function(host: HostSnapshot, name: str | None, *, count: int | None =
                 f"create them: vfiomgr sriov set {gpu.address} {count + len(functions)}{memory}; "
                 "then bind each one: vfiomgr bind ADDRESS"
             )
-        raise refusal([blocker("functions-made-together", gpu, message, remedy)])
+        refuse("functions-made-together", gpu, message, remedy)
 
 
 def _divided(host: HostSnapshot) -> Iterator[PciDevice]:
