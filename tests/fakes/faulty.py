@@ -11,7 +11,8 @@ from tests.fakes.faults import Fault, FaultKind, Operation, PowerCut, Record
 from tests.fakes.programs import HANGS, Said
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
-from vfiomgr.host.tree import HostTree, ProgramAnswer, write_failed
+from vfiomgr.host.programs import ProgramAnswer
+from vfiomgr.host.tree import HostTree, write_failed
 from vfiomgr.paths import VFIO_NODES, HostPath
 
 _FOR_ALL = NodeAccess(0, 0, 0o666)

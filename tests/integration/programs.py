@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from tests import debian
 from tests.debian import Program
-from vfiomgr.host.tree import HostTree, ProgramAnswer
+from vfiomgr.host.programs import ProgramAnswer
+from vfiomgr.host.tree import HostTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,8 +16,8 @@ from vfiomgr.check.model import (
     ModuleSetting,
     Readiness,
 )
+from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
-from vfiomgr.host.tree import PROGRAM_PATH
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 

@@ -20,7 +20,7 @@ from vfiomgr.definitions.facts import read_definitions
 from vfiomgr.errors import UsageError, VfiomgrError
 from vfiomgr.paths import MACHINE, MDEV_DEVICES, PCI_DEVICES, HostPath
 from vfiomgr.pci.drivers import PLAIN, read_variants
-from vfiomgr.pci.facts import identifiers_of
+from vfiomgr.pci.function import identifiers_of
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, is_address
 from vfiomgr.pci.names import Names
 from vfiomgr.vgpu.facts import EMPTY, read_current

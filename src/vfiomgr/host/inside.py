@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from errno import EINVAL, ELOOP, ENOTDIR
 
-_MOST_LINKS = 40
+MOST_LINKS = 40
 """Maximum number of nested links, as in the kernel (MAXSYMLINKS)."""
 
 
@@ -24,7 +24,7 @@ class Inside:
         """Resolve all links again: they may have changed."""
         self._known.clear()
 
-    def directory(self, path: str, links: int = _MOST_LINKS) -> str:
+    def directory(self, path: str, links: int = MOST_LINKS) -> str:
         """Like `real`, and cached, since directories contain many files."""
         known = self._known.get(path)
         if known is None:
@@ -38,7 +38,7 @@ class Inside:
                 self._known[place] = known
         return known
 
-    def real(self, path: str, links: int = _MOST_LINKS) -> str:
+    def real(self, path: str, links: int = MOST_LINKS) -> str:
         """The path below the root without any link; it need not exist.
 
         Raises:

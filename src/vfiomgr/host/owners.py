@@ -12,6 +12,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.host.inside import MOST_LINKS
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
@@ -103,8 +104,6 @@ def _in_range(kind: str, digits: str) -> int:
     return int(shown)
 
 
-_MOST_LINKS = 40
-"""The kernel's limit (include/linux/namei.h, MAXSYMLINKS)."""
 _ROOT = 0
 
 
@@ -139,7 +138,7 @@ def _why(status: os.stat_result, owner: int, *, is_shared_fine: bool) -> str:
 
 def _visited(tree: HostTree, path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every directory, link and file on a path, as far as it exists."""
-    place, names, links = "/", path.split("/"), _MOST_LINKS
+    place, names, links = "/", path.split("/"), MOST_LINKS
     root = tree.status(HostPath("/."))
     if root is not None:
         yield place, root

@@ -1,287 +1,48 @@
-"""Facts of PCI functions: identity, location, driver, virtual functions, power, registers."""
+"""Facts of PCI functions: all of a host, one by its address, and which shows the console.
+
+The console's display is recognised by any of these signs:
+boot_vga: the firmware's primary VGA device. boot_display: the screen of the boot sequence, in newer
+kernels (Documentation/ABI/testing/sysfs-bus-pci). /proc/iomem: a firmware framebuffer that is still
+in a BAR. The frame buffer of the text console. A DRM master with a screen that is switched on.
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.errors import HostError
 from vfiomgr.host import bounded
+from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.capabilities import read_serial
 from vfiomgr.pci.drivers import DriverState
-from vfiomgr.pci.host_use import nodes_of
-from vfiomgr.pci.model import UNKNOWN_CALL, Bar, DeviceIdentity, PciAddress, PciDevice, is_address
+from vfiomgr.pci.function import (
+    Function,
+    bridge_path,
+    config_header,
+    flag,
+    identifiers_of,
+    is_alive,
+    override,
+    place_of,
+    power_of,
+    registers_of,
+    service_of,
+    sriov_of,
+    virtual_functions_of,
+)
+from vfiomgr.pci.model import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevice, is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.paths import HostPath
     from vfiomgr.pci.names import Names
-
-
-_CONFIG_BYTES = 16
-"""Up to the header type; each further dword is another access to the device."""
-_HEADER_TYPE_OFFSET = 0x0E
-_HEADER_TYPE_MASK = 0x7F
-_BARS = 6
-_IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
-"""Flags of the third column of `resource` (include/linux/ioport.h)."""
-_MODALIAS = re.compile(
-    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
-    r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
-)
-"""All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
-_RESOURCE = re.compile(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
-_NO_FLAGS = " 0x0000000000000000"
-"""At the end of the line of a BAR that is not there, as most are."""
-_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
-_INTEGER = re.compile(r"-?[0-9]+")
-_VIRTFN = re.compile(r"virtfn(\d+)")
-
-
-class Function:
-    """The directory of a function, listed once, so that absent attributes are not opened."""
-
-    __slots__ = ("directory", "entries", "tree")
-
-    def __init__(self, tree: HostTree, directory: HostPath) -> None:
-        self.tree = tree
-        self.directory = directory
-        self.entries = frozenset(tree.children(directory))
-
-    def read(self, attribute: str) -> str | None:
-        """The text of an attribute; None if it is absent or empty."""
-        if attribute not in self.entries:
-            return None
-        return self.tree.read(self.directory / attribute) or None
-
-    def link_name(self, link: str) -> str | None:
-        """The last component of a link's target."""
-        return self.tree.link_name(self.directory / link) if link in self.entries else None
-
-    def children(self, name: str) -> list[str]:
-        """The names in a directory of the function."""
-        return self.tree.children(self.directory / name) if name in self.entries else []
-
-
-class Identifiers(NamedTuple):
-    """The IDs of a function, hexadecimal digits without prefix."""
-
-    vendor_id: str
-    device_id: str
-    subsystem_id: str
-    class_code: str
-
-
-def identifiers_of(tree: HostTree, directory: HostPath, modalias: str | None) -> Identifiers | None:
-    """The IDs from `modalias`, or from single attributes; None if the function is gone."""
-    if match := _MODALIAS.fullmatch(modalias or ""):
-        parts = [part.lower() for part in match.groups()]
-        return Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
-    vendor, device, code, subvendor, subdevice = (
-        _hexadecimal(tree.read(directory / attribute))
-        for attribute in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
-    )
-    if not (vendor and device and code):
-        return None
-    return Identifiers(vendor, device, f"{subvendor or '0000'}:{subdevice or '0000'}", code)
-
-
-def bridge_path(tree: HostTree, directory: HostPath) -> str:
-    """The bridges above a function, from the root complex down."""
-    target = tree.link(directory) or ""
-    return target.partition("devices/")[2].rpartition("/")[0]
-
-
-class BusLocation(TypedDict):
-    """The location of a function."""
-
-    bridge_path: str
-    iommu_group: int | None
-    numa_node: int | None
-
-
-def place_of(function: Function) -> BusLocation:
-    """Read the location of a function; node -1 means that the firmware did not report one."""
-    node = _number(function.read("numa_node"))
-    return BusLocation(
-        bridge_path=bridge_path(function.tree, function.directory),
-        iommu_group=_number(function.link_name("iommu_group")),
-        numa_node=None if node is None or node < 0 else node,
-    )
-
-
-class Service(TypedDict):
-    """The driver of a function, and what it offers to programs and guests."""
-
-    driver: str | None
-    vfio_device: str | None
-    vfio_cdev: bool
-    nodes: tuple[str, ...]
-
-
-def service_of(function: Function) -> Service:
-    """Read the driver of a function and the nodes that belong to it."""
-    driver = function.link_name("driver")
-    vfio_device = next(iter(function.children("vfio-dev")), None)
-    return Service(
-        driver=driver,
-        vfio_device=vfio_device,
-        vfio_cdev=vfio_device is not None and function.tree.exists(paths.VFIO_CDEVS / vfio_device),
-        nodes=nodes_of(function, driver),
-    )
-
-
-class Sriov(TypedDict):
-    """The virtual functions of a function, or its physical function."""
-
-    physical_function: PciAddress | None
-    virtual_functions: tuple[PciAddress, ...]
-    sriov_totalvfs: int | None
-    sriov_numvfs: int | None
-    sriov_drivers_autoprobe: bool | None
-    sriov_offset: int | None
-    sriov_stride: int | None
-
-
-def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
-    """Read the SR-IOV attributes; reading sriov_numvfs takes the lock of the device."""
-    return Sriov(
-        physical_function=_address(function.link_name("physfn")),
-        virtual_functions=virtual_functions_of(function),
-        sriov_totalvfs=_number(function.read("sriov_totalvfs")),
-        sriov_numvfs=_number(sriov_numvfs),
-        sriov_drivers_autoprobe=flag(function.read("sriov_drivers_autoprobe")),
-        sriov_offset=_number(function.read("sriov_offset")),
-        sriov_stride=_number(function.read("sriov_stride")),
-    )
-
-
-def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
-    """Sorted by index, which may differ from the order of their addresses."""
-    names = (name for name in function.entries if name.startswith("virtfn"))
-    links = sorted((int(match[1]), match[0]) for match in map(_VIRTFN.fullmatch, names) if match)
-    targets = (_address(function.link_name(name)) for _, name in links)
-    return tuple(target for target in targets if target)
-
-
-class Power(TypedDict):
-    """Reset methods and power state of a function."""
-
-    reset_method: tuple[str, ...]
-    power_state: str | None
-    power_control: str | None
-    runtime_status: str | None
-    d3cold_allowed: bool | None
-
-
-def power_of(function: Function) -> Power:
-    """Read the reset and power attributes of a function."""
-    tree, directory = function.tree, function.directory
-    return Power(
-        reset_method=tuple((function.read("reset_method") or "").split()),
-        power_state=function.read("power_state"),
-        power_control=tree.read(directory / "power/control") or None,
-        runtime_status=tree.read(directory / "power/runtime_status") or None,
-        d3cold_allowed=flag(function.read("d3cold_allowed")),
-    )
-
-
-class Registers(TypedDict):
-    """The start of the configuration space of a function, and its BARs."""
-
-    revision: str
-    header_type: int | None
-    is_responsive: bool
-    bars: tuple[Bar, ...]
-    vram: int | None
-
-
-def registers_of(function: Function, *, is_asleep: bool) -> Registers:
-    """Read the BARs and, unless that wakes or hangs the device, the configuration header."""
-    config = b"" if is_asleep else config_header(function.tree, function.directory)
-    return Registers(
-        revision=_hexadecimal(function.read("revision")) or "00",
-        header_type=_header_type(config),
-        is_responsive=is_alive(config),
-        bars=tuple(_bars(function, is_asleep=is_asleep)),
-        vram=_number(function.read("mem_info_vram_total")),
-    )
-
-
-def config_header(tree: HostTree, directory: HostPath) -> bytes:
-    """The configuration space up to the header type; reading it wakes a sleeping function."""
-    return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
-
-
-def is_alive(config: bytes) -> bool:
-    """A dead function reads as all ones; a virtual function does so only in vendor and device."""
-    return not config or config.count(0xFF) < len(config)
-
-
-def _header_type(config: bytes) -> int | None:
-    if len(config) <= _HEADER_TYPE_OFFSET or not is_alive(config):
-        return None
-    return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
-
-
-def _bars(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
-    """The six BARs of `resource`: start, end and flags, one line each."""
-    for index, line in enumerate((function.read("resource") or "").splitlines()[:_BARS]):
-        match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
-        if match is None:
-            continue
-        start, end, flags = (int(field, 16) for field in match.groups())
-        if flags & (_IO | _MEM) and end > start:
-            yield Bar(
-                index=index,
-                start=start,
-                size=end - start + 1,
-                is_memory=bool(flags & _MEM),
-                is_64bit=bool(flags & _MEM_64),
-                is_prefetchable=bool(flags & _PREFETCH),
-                largest=None if is_asleep else _largest(function, index),
-            )
-
-
-def _largest(function: Function, index: int) -> int | None:
-    """The largest of the sizes that a BAR can have: bit n is 2^n MiB; reading wakes the function.
-
-    See sysfs-bus-pci in Documentation/ABI/testing, as of Linux 6.1.
-    """
-    sizes = _hexadecimal(function.read(f"resource{index}_resize"))
-    if sizes is None or not _HEXADECIMAL.fullmatch(sizes):
-        return None
-    bits = int(sizes, 16).bit_length()
-    return 1 << (bits + 19) if bits else None
-
-
-def override(text: str | None) -> str | None:
-    """None if unset: the kernel then prints `(null)` or nothing."""
-    return None if text in (None, "", "(null)") else text
-
-
-def flag(text: str | None) -> bool | None:
-    """An attribute of 0 or 1."""
-    return text == "1" if text else None
-
-
-def _hexadecimal(text: str | None) -> str | None:
-    return None if not text else text.removeprefix("0x").lower()
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
-
-
-def _address(name: str | None) -> PciAddress | None:
-    return PciAddress.parse(name) if name is not None and is_address(name) else None
 
 
 _ASLEEP = "suspended"
@@ -429,7 +190,7 @@ def read_identity(
     tree: HostTree, address: PciAddress, *, with_serial: bool = False
 ) -> DeviceIdentity | None:
     """The identity of the device at an address; None if there is none."""
-    directory = paths.pci_device(address)
+    directory = pci_device(address)
     known = identifiers_of(tree, directory, tree.read(directory / "modalias"))
     if known is None:
         return None
@@ -445,7 +206,7 @@ def read_driver_state(
     tree: HostTree, address: PciAddress, *, with_pins: bool = False
 ) -> DriverState:
     """The driver and override of a function; `with_pins` also reset methods and D3cold."""
-    directory = paths.pci_device(address)
+    directory = pci_device(address)
     allowed = tree.read(directory / "d3cold_allowed") if with_pins else None
     return DriverState(
         driver=tree.link_name(directory / "driver"),
@@ -458,9 +219,102 @@ def read_driver_state(
 
 def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddress, ...]:
     """The virtual functions of a physical function, by its links."""
-    return virtual_functions_of(Function(tree, paths.pci_device(address)))
+    return virtual_functions_of(Function(tree, pci_device(address)))
 
 
 def answers(tree: HostTree, address: PciAddress) -> bool:
     """Whether the configuration space reads as anything but all ones."""
-    return is_alive(config_header(tree, paths.pci_device(address)))
+    return is_alive(config_header(tree, pci_device(address)))
+
+
+_FIRMWARE_RANGE = re.compile(
+    r"^\s*([0-9a-f]+)-([0-9a-f]+) : "
+    r"(BOOTFB|efifb|vesafb|simplefb|simpledrm|simple-framebuffer\S*)$",
+    re.MULTILINE,
+)
+_CONSOLES = HostPath("/sys/class/vtconsole")
+_FRAMEBUFFERS = HostPath("/sys/class/graphics")
+_FRAMEBUFFER = re.compile(r"fb(\d+)")
+_DRM_DEBUG = HostPath("/sys/kernel/debug/dri")
+_DRM_DEVICE = re.compile(r"\bdev=(\S+)")
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_MASTER_COLUMN = 3
+
+
+def mark_displays(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
+    """The functions; those that show the console are marked with its signs."""
+    ranges = _firmware_ranges(tree)
+    framebuffer = _console_framebuffer(tree)
+    masters = _masters(tree)
+    return tuple(
+        replace(device, is_boot_display=True, display_signs=signs)
+        if (signs := tuple(_signs(tree, device, ranges, framebuffer, masters)))
+        else device
+        for device in devices
+    )
+
+
+def _signs(
+    tree: HostTree,
+    device: PciDevice,
+    ranges: list[tuple[int, int, str]],
+    framebuffer: tuple[str, PciAddress] | None,
+    masters: dict[PciAddress, str],
+) -> Iterator[str]:
+    directory = pci_device(device.address)
+    for name in ("boot_vga", "boot_display"):
+        if tree.read(directory / name) == "1":
+            yield f"{name} is 1"
+    for first, last, name in ranges:
+        if any(bar.start <= first and last < bar.start + bar.size for bar in device.bars):
+            yield f"{name} is in its memory (/proc/iomem)"
+    if framebuffer is not None and framebuffer[1] == device.address:
+        yield f"the text console uses its {framebuffer[0]}"
+    if device.address in masters and _has_screen(tree, device):
+        yield f"{masters[device.address]} is its DRM master, with a screen switched on"
+
+
+def _firmware_ranges(tree: HostTree) -> list[tuple[int, int, str]]:
+    """The first and last byte and the name of each range; non-root users see zeros."""
+    found = _FIRMWARE_RANGE.findall(tree.read_text(HostPath("/proc/iomem")) or "")
+    return [(int(first, 16), int(last, 16), name) for first, last, name in found if int(last, 16)]
+
+
+def _console_framebuffer(tree: HostTree) -> tuple[str, PciAddress] | None:
+    """The first frame buffer, if the text console is bound to one (fbcon takes the first)."""
+    bound = any(
+        "frame buffer" in (tree.read(_CONSOLES / name / "name") or "")
+        and tree.read(_CONSOLES / name / "bind") == "1"
+        for name in tree.children(_CONSOLES)
+    )
+    matches = map(_FRAMEBUFFER.fullmatch, tree.children(_FRAMEBUFFERS) if bound else ())
+    numbers = sorted(int(match[1]) for match in matches if match)
+    if not numbers:
+        return None
+    name = f"fb{numbers[0]}"
+    device = tree.link_name(_FRAMEBUFFERS / name / "device") or ""
+    return (name, PciAddress.parse(device)) if _ADDRESS.fullmatch(device) else None
+
+
+def _masters(tree: HostTree) -> dict[PciAddress, str]:
+    """DRM masters by function; only root can read them in debugfs (drm_clients_info)."""
+    found: dict[PciAddress, str] = {}
+    for minor in tree.children(_DRM_DEBUG):
+        device = _DRM_DEVICE.search(tree.read(_DRM_DEBUG / minor / "name") or "")
+        if device is None or not _ADDRESS.fullmatch(device[1]):
+            continue
+        for line in (tree.read_text(_DRM_DEBUG / minor / "clients") or "").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > _MASTER_COLUMN and fields[_MASTER_COLUMN] == "y":
+                found[PciAddress.parse(device[1])] = f"{fields[0]} (PID {fields[1]})"
+    return found
+
+
+def _has_screen(tree: HostTree, device: PciDevice) -> bool:
+    drm = pci_device(device.address) / "drm"
+    return any(
+        tree.read(drm / card / connector / "enabled") == "enabled"
+        for card in tree.children(drm)
+        for connector in tree.children(drm / card)
+        if connector.startswith(f"{card}-")
+    )

@@ -11,7 +11,7 @@ from vfiomgr.check.facts import read_readiness
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
-from vfiomgr.pci import capabilities, drivers, host_use, iommu, memory
+from vfiomgr.pci import capabilities, drivers, iommu, memory
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
@@ -152,7 +152,7 @@ def scan_devices(
     """
     groups = iommu.read_groups(tree)
     found, unidentified = pci_facts.read_devices(tree, Names(tree, machine), serials_of, only)
-    devices = host_use.mark_displays(tree, found)
+    devices = pci_facts.mark_displays(tree, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.unit.host_files import tree_of
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
-from vfiomgr.host.tree import PROGRAM_PATH, HostTree
+from vfiomgr.host.programs import PROGRAM_PATH
+from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:

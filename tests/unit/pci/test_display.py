@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
-from vfiomgr.pci.host_use import mark_displays
+from vfiomgr.pci.facts import mark_displays
 from vfiomgr.pci.model import Bar
 
 if TYPE_CHECKING:

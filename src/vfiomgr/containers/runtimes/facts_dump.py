@@ -24,7 +24,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from vfiomgr.host.tree import ProgramAnswer
+    from vfiomgr.host.programs import ProgramAnswer
 
 _SECONDS = 20.0
 _UNKNOWN = "Ignoring unknown key in TOML"

@@ -1,0 +1,316 @@
+"""The directory of one PCI function: identity, location, driver, nodes, power, registers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from vfiomgr import paths
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import Bar, PciAddress, is_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+
+
+_CONFIG_BYTES = 16
+"""Up to the header type; each further dword is another access to the device."""
+_HEADER_TYPE_OFFSET = 0x0E
+_HEADER_TYPE_MASK = 0x7F
+_BARS = 6
+_IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
+"""Flags of the third column of `resource` (include/linux/ioport.h)."""
+_MODALIAS = re.compile(
+    r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
+    r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
+)
+"""All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
+_RESOURCE = re.compile(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
+_NO_FLAGS = " 0x0000000000000000"
+"""At the end of the line of a BAR that is not there, as most are."""
+_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
+_INTEGER = re.compile(r"-?[0-9]+")
+_VIRTFN = re.compile(r"virtfn(\d+)")
+
+
+class Function:
+    """The directory of a function, listed once, so that absent attributes are not opened."""
+
+    __slots__ = ("directory", "entries", "tree")
+
+    def __init__(self, tree: HostTree, directory: HostPath) -> None:
+        self.tree = tree
+        self.directory = directory
+        self.entries = frozenset(tree.children(directory))
+
+    def read(self, attribute: str) -> str | None:
+        """The text of an attribute; None if it is absent or empty."""
+        if attribute not in self.entries:
+            return None
+        return self.tree.read(self.directory / attribute) or None
+
+    def link_name(self, link: str) -> str | None:
+        """The last component of a link's target."""
+        return self.tree.link_name(self.directory / link) if link in self.entries else None
+
+    def children(self, name: str) -> list[str]:
+        """The names in a directory of the function."""
+        return self.tree.children(self.directory / name) if name in self.entries else []
+
+
+class Identifiers(NamedTuple):
+    """The IDs of a function, hexadecimal digits without prefix."""
+
+    vendor_id: str
+    device_id: str
+    subsystem_id: str
+    class_code: str
+
+
+def identifiers_of(tree: HostTree, directory: HostPath, modalias: str | None) -> Identifiers | None:
+    """The IDs from `modalias`, or from single attributes; None if the function is gone."""
+    if match := _MODALIAS.fullmatch(modalias or ""):
+        parts = [part.lower() for part in match.groups()]
+        return Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
+    vendor, device, code, subvendor, subdevice = (
+        _hexadecimal(tree.read(directory / attribute))
+        for attribute in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
+    )
+    if not (vendor and device and code):
+        return None
+    return Identifiers(vendor, device, f"{subvendor or '0000'}:{subdevice or '0000'}", code)
+
+
+def bridge_path(tree: HostTree, directory: HostPath) -> str:
+    """The bridges above a function, from the root complex down."""
+    target = tree.link(directory) or ""
+    return target.partition("devices/")[2].rpartition("/")[0]
+
+
+class BusLocation(TypedDict):
+    """The location of a function."""
+
+    bridge_path: str
+    iommu_group: int | None
+    numa_node: int | None
+
+
+def place_of(function: Function) -> BusLocation:
+    """Read the location of a function; node -1 means that the firmware did not report one."""
+    node = _number(function.read("numa_node"))
+    return BusLocation(
+        bridge_path=bridge_path(function.tree, function.directory),
+        iommu_group=_number(function.link_name("iommu_group")),
+        numa_node=None if node is None or node < 0 else node,
+    )
+
+
+class Service(TypedDict):
+    """The driver of a function, and what it offers to programs and guests."""
+
+    driver: str | None
+    vfio_device: str | None
+    vfio_cdev: bool
+    nodes: tuple[str, ...]
+
+
+def service_of(function: Function) -> Service:
+    """Read the driver of a function and the nodes that belong to it."""
+    driver = function.link_name("driver")
+    vfio_device = next(iter(function.children("vfio-dev")), None)
+    return Service(
+        driver=driver,
+        vfio_device=vfio_device,
+        vfio_cdev=vfio_device is not None and function.tree.exists(paths.VFIO_CDEVS / vfio_device),
+        nodes=nodes_of(function, driver),
+    )
+
+
+class Sriov(TypedDict):
+    """The virtual functions of a function, or its physical function."""
+
+    physical_function: PciAddress | None
+    virtual_functions: tuple[PciAddress, ...]
+    sriov_totalvfs: int | None
+    sriov_numvfs: int | None
+    sriov_drivers_autoprobe: bool | None
+    sriov_offset: int | None
+    sriov_stride: int | None
+
+
+def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
+    """Read the SR-IOV attributes; reading sriov_numvfs takes the lock of the device."""
+    return Sriov(
+        physical_function=_address(function.link_name("physfn")),
+        virtual_functions=virtual_functions_of(function),
+        sriov_totalvfs=_number(function.read("sriov_totalvfs")),
+        sriov_numvfs=_number(sriov_numvfs),
+        sriov_drivers_autoprobe=flag(function.read("sriov_drivers_autoprobe")),
+        sriov_offset=_number(function.read("sriov_offset")),
+        sriov_stride=_number(function.read("sriov_stride")),
+    )
+
+
+def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
+    """Sorted by index, which may differ from the order of their addresses."""
+    names = (name for name in function.entries if name.startswith("virtfn"))
+    links = sorted((int(match[1]), match[0]) for match in map(_VIRTFN.fullmatch, names) if match)
+    targets = (_address(function.link_name(name)) for _, name in links)
+    return tuple(target for target in targets if target)
+
+
+class Power(TypedDict):
+    """Reset methods and power state of a function."""
+
+    reset_method: tuple[str, ...]
+    power_state: str | None
+    power_control: str | None
+    runtime_status: str | None
+    d3cold_allowed: bool | None
+
+
+def power_of(function: Function) -> Power:
+    """Read the reset and power attributes of a function."""
+    tree, directory = function.tree, function.directory
+    return Power(
+        reset_method=tuple((function.read("reset_method") or "").split()),
+        power_state=function.read("power_state"),
+        power_control=tree.read(directory / "power/control") or None,
+        runtime_status=tree.read(directory / "power/runtime_status") or None,
+        d3cold_allowed=flag(function.read("d3cold_allowed")),
+    )
+
+
+class Registers(TypedDict):
+    """The start of the configuration space of a function, and its BARs."""
+
+    revision: str
+    header_type: int | None
+    is_responsive: bool
+    bars: tuple[Bar, ...]
+    vram: int | None
+
+
+def registers_of(function: Function, *, is_asleep: bool) -> Registers:
+    """Read the BARs and, unless that wakes or hangs the device, the configuration header."""
+    config = b"" if is_asleep else config_header(function.tree, function.directory)
+    return Registers(
+        revision=_hexadecimal(function.read("revision")) or "00",
+        header_type=_header_type(config),
+        is_responsive=is_alive(config),
+        bars=tuple(_bars(function, is_asleep=is_asleep)),
+        vram=_number(function.read("mem_info_vram_total")),
+    )
+
+
+def config_header(tree: HostTree, directory: HostPath) -> bytes:
+    """The configuration space up to the header type; reading it wakes a sleeping function."""
+    return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
+
+
+def is_alive(config: bytes) -> bool:
+    """A dead function reads as all ones; a virtual function does so only in vendor and device."""
+    return not config or config.count(0xFF) < len(config)
+
+
+def _header_type(config: bytes) -> int | None:
+    if len(config) <= _HEADER_TYPE_OFFSET or not is_alive(config):
+        return None
+    return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
+
+
+def _bars(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
+    """The six BARs of `resource`: start, end and flags, one line each."""
+    for index, line in enumerate((function.read("resource") or "").splitlines()[:_BARS]):
+        match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
+        if match is None:
+            continue
+        start, end, flags = (int(field, 16) for field in match.groups())
+        if flags & (_IO | _MEM) and end > start:
+            yield Bar(
+                index=index,
+                start=start,
+                size=end - start + 1,
+                is_memory=bool(flags & _MEM),
+                is_64bit=bool(flags & _MEM_64),
+                is_prefetchable=bool(flags & _PREFETCH),
+                largest=None if is_asleep else _largest(function, index),
+            )
+
+
+def _largest(function: Function, index: int) -> int | None:
+    """The largest of the sizes that a BAR can have: bit n is 2^n MiB; reading wakes the function.
+
+    See sysfs-bus-pci in Documentation/ABI/testing, as of Linux 6.1.
+    """
+    sizes = _hexadecimal(function.read(f"resource{index}_resize"))
+    if sizes is None or not _HEXADECIMAL.fullmatch(sizes):
+        return None
+    bits = int(sizes, 16).bit_length()
+    return 1 << (bits + 19) if bits else None
+
+
+def override(text: str | None) -> str | None:
+    """None if unset: the kernel then prints `(null)` or nothing."""
+    return None if text in (None, "", "(null)") else text
+
+
+def flag(text: str | None) -> bool | None:
+    """An attribute of 0 or 1."""
+    return text == "1" if text else None
+
+
+def _hexadecimal(text: str | None) -> str | None:
+    return None if not text else text.removeprefix("0x").lower()
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
+
+
+def _address(name: str | None) -> PciAddress | None:
+    return PciAddress.parse(name) if name is not None and is_address(name) else None
+
+
+_DIRECTORIES = {
+    "drm": (re.compile(r"(card|renderD)\d+"), "/dev/dri"),
+    "accel": (re.compile(r"accel\d+"), "/dev/accel"),
+    "infiniband_verbs": (re.compile(r"uverbs\d+"), "/dev/infiniband"),
+    "infiniband_mad": (re.compile(r"(umad|issm)\d+"), "/dev/infiniband"),
+}
+"""Subdirectories of a function by class, and where udev creates their nodes."""
+_OWNERS = frozenset({*_DIRECTORIES, "sound"})
+_SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
+_NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
+_NVIDIA_GPUS = HostPath("/proc/driver/nvidia/gpus")
+
+
+def nodes_of(function: Function, driver: str | None) -> tuple[str, ...]:
+    """The nodes of a function bound to `driver`."""
+    nvidia = _nvidia_nodes(function.tree, function.directory.name) if driver == "nvidia" else ()
+    if function.entries.isdisjoint(_OWNERS):
+        return nvidia
+    return (*_by_class(function), *_of_sound(function), *nvidia)
+
+
+def _by_class(function: Function) -> Iterator[str]:
+    for kind, (pattern, place) in _DIRECTORIES.items():
+        for name in function.children(kind):
+            if pattern.fullmatch(name):
+                yield f"{place}/{name}"
+
+
+def _of_sound(function: Function) -> Iterator[str]:
+    for card in function.children("sound"):
+        for name in function.tree.children(function.directory / "sound" / card):
+            if _SOUND_NODE.fullmatch(name):
+                yield f"/dev/snd/{name}"
+
+
+def _nvidia_nodes(tree: HostTree, address: str) -> tuple[str, ...]:
+    """`/dev/nvidiaN`, with the number from the driver; if unknown, the control node."""
+    information = tree.read(_NVIDIA_GPUS / address / "information") or ""
+    minor = _NVIDIA_MINOR.search(information)
+    return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)
