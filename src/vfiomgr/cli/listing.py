@@ -19,7 +19,7 @@ from vfiomgr.cli.output import print_table, say
 from vfiomgr.cli.session import session_of
 from vfiomgr.errors import UsageError, forbid_together
 from vfiomgr.pci.names import DEVICE_KINDS
-from vfiomgr.snapshot.model import DeviceState
+from vfiomgr.snapshot.values import DeviceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
     from vfiomgr.cli.table import Column
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 _NO_DRIVER = "none"

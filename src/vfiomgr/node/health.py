@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.node.model import NodeUnit
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser
 
 _D3COLD = "D3cold"
 _POWER_CYCLE = "power-cycle the device or the host"

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser, HostUse
     from vfiomgr.vgpu.model import Vgpu
 
     Guard = Callable[[HostSnapshot, PciDevice], Iterator["Diagnostic"]]

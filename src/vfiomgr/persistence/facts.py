@@ -20,7 +20,7 @@ from vfiomgr.persistence.model import (
     is_rule_file,
     parse_rule,
 )
-from vfiomgr.snapshot.model import NodeFact
+from vfiomgr.snapshot.values import NodeFact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.model import HostUse
+from vfiomgr.snapshot.values import HostUse
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -1,51 +1,41 @@
-"""All facts that a decision about a host needs, as one value."""
+"""All facts that a decision about a host needs, as one value, with its lookups."""
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from msgspec import field
-
-from vfiomgr.check.model import Readiness
-from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model import DefinitionFacts, DefinitionProblem
-from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UnknownDevice, UsageError
-from vfiomgr.host.owners import NodeAccess
 from vfiomgr.paths import VFIO_CDEVS
-from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
-from vfiomgr.pci.drivers import OriginalState, VfioVariant
-from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState, blockers
-from vfiomgr.pci.memory import HostTopology
+from vfiomgr.pci.iommu import IommuGroup, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in, is_address
 from vfiomgr.persistence.model import (
     DRIVERCTL,
     RULES,
     DriverctlOverride,
-    Initramfs,
     PersistedBinding,
     parse_driverctl,
     parse_rule,
 )
-from vfiomgr.snapshot.node_agent import NodeStatus
-from vfiomgr.value import Value
+from vfiomgr.snapshot.values import DeviceState, DeviceUser, HostFacts
 from vfiomgr.vgpu.model import (
     GpuMode,
     GpuPartition,
     Vgpu,
-    VgpuParent,
-    WedgedFunction,
     mark_file,
     mark_of,
 )
-from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.definitions.model import VgpuDefinition
+    from vfiomgr.host.owners import NodeAccess
+    from vfiomgr.pci.capabilities import ResetCapabilities
+    from vfiomgr.pci.drivers import OriginalState
     from vfiomgr.vgpu.model import VgpuType
+    from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 UNIDENTIFIED = "no modalias, and no vendor, device and class"
 """The reason why a function is omitted: it cannot be identified."""
@@ -53,121 +43,8 @@ _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-DeviceState = Literal["host", "vfio", "in-use", "vgpu", "no-driver"]
-"""What a function is used for: by a driver of the host, by VFIO without a guest, by a guest that
-has it open, as the carrier of active vGPUs, or by no driver."""
-
-
-class DeviceUser(Value):
-    """A process that has a device node open."""
-
-    node: str
-    pid: int
-    command: str
-    unit: str | None = None
-    """Its systemd unit: `gdm.service`, `machine-qemu-3-win.scope`."""
-    functions: tuple[PciAddress, ...] = ()
-    """The PCI functions below the node, if it belongs to several: block devices."""
-    guest: str | None = None
-    """What QEMU was told to call its guest: the domain of libvirt, the sandbox of Kata."""
-    pod: str | None = None
-    """The pod of such a sandbox, `namespace/name`, where its runtime keeps it."""
-
-    def __str__(self) -> str:
-        """`guest win (qemu-system-x86, PID 4711, machine-qemu-3-win.scope)`, or `bash (PID 7)`."""
-        place = f"PID {self.pid}{f', {self.unit}' if self.unit else ''}"
-        if self.pod:
-            return f"pod {self.pod} ({self.command}, {place})"
-        if self.guest:
-            return f"guest {self.guest} ({self.command}, {place})"
-        return f"{self.command} ({place})"
-
-
-class HostUse(Value):
-    """A use of the function by the host itself, which would break without it."""
-
-    address: PciAddress
-    kind: Literal["mounted-disk", "default-route", "network", "persistence-mode"]
-    what: str
-    lift: str = ""
-    """The command that ends this use; empty if unknown."""
-
-
-class NodeFact(Value):
-    """A node of VFIO, with its owner and mode."""
-
-    path: str
-    access: NodeAccess
-
-
-class HostSnapshot(Value, dict=True):
-    """The facts of a host at one moment; devices, groups and vGPUs sorted by number."""
-
-    kernel_release: str | None
-    kernel_command_line: str | None
-    boot_id: str | None
-    cpu_vendor: str | None
-    iommu: IommuState
-    pci_drivers: tuple[str, ...]
-    devices: tuple[PciDevice, ...]
-    groups: tuple[IommuGroup, ...]
-    vgpu_parents: tuple[VgpuParent, ...]
-    vgpus: tuple[Vgpu, ...]
-    origins: tuple[OriginalState, ...] = ()
-    host_uses: tuple[HostUse, ...] | None = ()
-    """None if the tree has no /proc, as in recordings."""
-    users: tuple[DeviceUser, ...] | None = None
-    """Open device nodes; None if not read (it requires root and a walk through /proc)."""
-    vfio: VfioState = field(default_factory=VfioState)
-    variants: tuple[VfioVariant, ...] = ()
-    """Variant drivers of VFIO of this kernel; read together with the users."""
-    readiness: Readiness | None = None
-    """The facts for `vfiomgr check`; None if not requested."""
-    reset_capabilities: tuple[ResetCapabilities, ...] | None = None
-    """The reset capabilities in configuration spaces; None if not read (requires root)."""
-    files: tuple[TextFile, ...] = ()
-    """The files of vfiomgr below /etc, and those of driverctl."""
-    nodes: tuple[NodeFact, ...] = ()
-    initramfs: Initramfs | None = None
-    """None if no supported tool is installed."""
-    has_systemd: bool = False
-    gpu_modes: tuple[GpuMode, ...] = ()
-    """How GPUs divide their memory, if nvidia-smi was asked."""
-    vgpu_marks: tuple[TextFile, ...] = ()
-    """The records of vGPUs that vfiomgr created in this boot."""
-    made_functions: tuple[str, ...] = ()
-    """Virtual functions whose type was set by vfiomgr and not changed since."""
-    wedged: tuple[WedgedFunction, ...] = ()
-    """Virtual functions that cannot become vGPUs until all those of the GPU are recreated."""
-    has_sriov_manage: bool = False
-    """Whether NVIDIA's program that creates virtual functions is installed."""
-    vfio_modules: tuple[str, ...] | None = None
-    """Modules of this kernel with `vfio` in their names; read together with the users.
-
-    None without the module lists.
-    """
-    pci_unlisted: str | None = None
-    """The reason why its PCI functions cannot be listed; None if they can."""
-    pci_unidentified: tuple[str, ...] = ()
-    """Addresses of functions that are omitted because they cannot be identified."""
-    definitions: DefinitionFacts | None = None
-    """Definitions of vGPUs; None if not read."""
-    gpu_partitions: tuple[GpuPartition, ...] = ()
-    """The partitions of GPUs in MIG mode, if nvidia-smi was asked."""
-    quotas: tuple[GpuQuotas, ...] = ()
-    """Quotas of GPUs whose drivers share them among plain virtual functions."""
-    topology: HostTopology | None = None
-    """NUMA nodes and CPUs; None if not read."""
-    cpu_address_bits: int | None = None
-    """The physical address width of an x86 CPU; None for other CPUs."""
-    cdi_files: tuple[CdiFile, ...] = ()
-    """All CDI specifications, of any origin."""
-    architecture: str | None = None
-    """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
-    links: tuple[PciLink, ...] | None = None
-    """Links of PCI Express; None if not read."""
-    agent: NodeStatus | None = None
-    """What the agent of a Kubernetes node offers; None if not read, or if none answers."""
+class HostSnapshot(HostFacts):
+    """The facts of a host at one moment, and what follows from them."""
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:

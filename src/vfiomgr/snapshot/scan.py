@@ -25,7 +25,7 @@ from vfiomgr.vgpu.quota import facts as quota_facts
 if TYPE_CHECKING:
     from vfiomgr.check.model import Readiness
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.snapshot.model import HostUse
+    from vfiomgr.snapshot.values import HostUse
 
 
 def with_surroundings(  # noqa: PLR0913 - each is a question of its own

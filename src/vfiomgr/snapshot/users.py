@@ -17,7 +17,7 @@ from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.disks import functions_below, remote_places
-from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

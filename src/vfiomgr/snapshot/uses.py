@@ -19,8 +19,8 @@ from vfiomgr.snapshot.disks import (
     read_claims,
     read_disk_uses,
 )
-from vfiomgr.snapshot.model import HostUse
 from vfiomgr.snapshot.routing import FarLink, ask_routing, read_far_links
+from vfiomgr.snapshot.values import HostUse
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

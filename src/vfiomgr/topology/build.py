@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.capabilities import PciLink
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot, HostUse
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import HostUse
     from vfiomgr.topology.model import NodeKind
     from vfiomgr.vgpu.model import Vgpu
 

@@ -28,7 +28,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.model import HostUse
+from vfiomgr.snapshot.values import HostUse
 from vfiomgr.vgpu.model import MARKS, Vgpu, VgpuParent, VgpuType, WedgedFunction, describe_type
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.snapshot.model import HostUse
+from vfiomgr.snapshot.values import HostUse
 from vfiomgr.vgpu.mig.steps import makes_by_program
 from vfiomgr.vgpu.model import GpuMode, mark_file
 

@@ -16,8 +16,8 @@ from tests.fakes.vgpu_hosts import a40_host, samples_host, t4_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.model import DeviceUser
 from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:

@@ -25,12 +25,13 @@ from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import MARKS
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuAttribute, SetVgpuType
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Step
+    from vfiomgr.snapshot.model import HostSnapshot
 
 ATTRIBUTES = (("power/control", "on"), ("a", "1"), ("a", "2"))
 DEFINED = replace(DEFINITION, attributes=ATTRIBUTES)

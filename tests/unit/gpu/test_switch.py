@@ -22,7 +22,7 @@ from vfiomgr.passthrough.steps import (
 )
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
 from vfiomgr.vgpu.mig.steps import SetPersistence
 from vfiomgr.vgpu.model import VgpuParent, mark_file, mark_of
@@ -31,6 +31,7 @@ from vfiomgr.vgpu.steps import SetVgpuType
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 MARK = TextFile(mark_file(VGPU), mark_of(VGPU))
 AUDIO = replace(

@@ -14,7 +14,7 @@ from vfiomgr.layout.revert import of_several, plan_revert
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import QuotaChange, SetAutoprobe, SetQuotas, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetPersistence
 from vfiomgr.vgpu.steps import SetVgpuAttribute
@@ -22,6 +22,7 @@ from vfiomgr.vgpu.steps import SetVgpuAttribute
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = pci_device().identity
 

@@ -24,11 +24,12 @@ from vfiomgr.libvirt.attach.plan import (
 from vfiomgr.libvirt.model import DomainIommu, GuestAddress, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Hypervisor, KnownDomain
+    from vfiomgr.snapshot.model import HostSnapshot
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 PARENT = PciAddress.parse("0000:41:00.0")

@@ -16,7 +16,7 @@ from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.capabilities import PciLink
-from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.snapshot.values import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path

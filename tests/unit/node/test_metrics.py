@@ -14,7 +14,7 @@ from vfiomgr.node.metrics import METRICS, Metric, samples
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
-from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.snapshot.values import DeviceUser
 
 if TYPE_CHECKING:
     from vfiomgr.node.metrics import Sample

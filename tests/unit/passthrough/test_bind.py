@@ -13,12 +13,13 @@ from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence.steps import LoadModule
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = pci_device("0000:04:00.0")
 AUDIO = replace(

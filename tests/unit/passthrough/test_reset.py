@@ -11,11 +11,12 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.reset import unavailable, working
 from vfiomgr.passthrough.steps import RequireAnswer, Reset, ResetFunction, SetResetMethod
 from vfiomgr.pci.capabilities import Offer, ResetCapabilities, ResetMethod
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.snapshot.values import DeviceUser, HostUse
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = replace(pci_device(), nodes=("/dev/dri/card1",))
 AUDIO = replace(pci_device("0000:04:00.1"), driver="snd_hda_intel", reset_method=())

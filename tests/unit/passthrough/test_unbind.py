@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -9,7 +11,10 @@ from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState, ReleaseDriver, Unbind
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.persistence.steps import LoadModule
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.snapshot.values import DeviceUser
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", power_control="auto")
 FIRST = DriverState("nvidia", "nvidia", "on")

@@ -27,10 +27,11 @@ from vfiomgr.persistence.steps import (
     ReplaceFile,
     SetNodeAccess,
 )
-from vfiomgr.snapshot.model import HostSnapshot, NodeFact
+from vfiomgr.snapshot.values import NodeFact
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Request, Step
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = pci_device()
 BOUND = replace(GPU, driver="vfio-pci", driver_override="vfio-pci", driver_module="vfio_pci")

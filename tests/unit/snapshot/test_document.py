@@ -24,12 +24,14 @@ from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.library import Host
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import Bar, PciAddress
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import GpuMode, Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 def readiness() -> Readiness:

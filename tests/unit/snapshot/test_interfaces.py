@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from vfiomgr.snapshot.model import HostUse
+    from vfiomgr.snapshot.values import HostUse
 
 FUNCTION = "sys/devices/pci0000:00/0000:05:00.0"
 NIC = f"{FUNCTION}/net/eth0"

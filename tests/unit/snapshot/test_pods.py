@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.snapshot.model import DeviceUser
 from vfiomgr.snapshot.users import pod_of
+from vfiomgr.snapshot.values import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path

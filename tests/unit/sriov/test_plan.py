@@ -10,12 +10,13 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
+    from vfiomgr.snapshot.model import HostSnapshot
 
 NIC = replace(
     pci_device("0000:05:00.0"),

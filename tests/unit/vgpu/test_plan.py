@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from vfiomgr.engine.registry import plan, resolve
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.pci.iommu import IommuGroup
 from vfiomgr.persistence.steps import ReplaceFile
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 from vfiomgr.vgpu.steps import (
     CreateCheckpoint,
@@ -22,6 +22,9 @@ from vfiomgr.vgpu.steps import (
     RemoveVgpu,
     SetVgpuType,
 )
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"

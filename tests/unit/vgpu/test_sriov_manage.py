@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,10 +13,13 @@ from vfiomgr.errors import Refusal
 from vfiomgr.gpu.requests import SetGpuMode
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
-from vfiomgr.snapshot.model import DeviceUser, HostSnapshot, HostUse
+from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous, SetPersistence
 from vfiomgr.vgpu.model import GpuMode
+
+if TYPE_CHECKING:
+    from vfiomgr.snapshot.model import HostSnapshot
 
 GPU = replace(
     pci_device("0000:41:00.0"),

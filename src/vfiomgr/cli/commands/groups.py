@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.listing import Filter, Selection, View
     from vfiomgr.pci.iommu import IommuGroup
-    from vfiomgr.snapshot.model import DeviceState, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceState
 
     Bound = Literal["yes", "partly", "no"]
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.listing import Filter, View
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser
 
 _COLUMNS = (
     *(Column("ADDRESS"), cut("NAME"), Column("STATE"), Column("DRIVER"), Column("GROUP")),

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.attach.plan import Attachment, AttachRequest, Detachment
     from vfiomgr.libvirt.model import Domain, DomainHostdev, Hypervisor, KnownDomain
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser
 
 
 def detach_diagnostics(domain: KnownDomain, items: Sequence[Detachment]) -> Iterator[Diagnostic]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import DomainHostdev, KnownDomain
     from vfiomgr.libvirt.preflight.context import AssignedFunction, DeviceOwner, PreflightContext
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 

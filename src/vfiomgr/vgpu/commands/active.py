@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from vfiomgr.cli.session import Session
     from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.model import DeviceUser, HostSnapshot
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.values import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 
 _HEADINGS = (

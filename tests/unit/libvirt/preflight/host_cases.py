@@ -33,7 +33,7 @@ from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.pci.iommu import IommuState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.model import DeviceUser, HostUse
+from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.units import Version
 from vfiomgr.vgpu.model import describe_type
 

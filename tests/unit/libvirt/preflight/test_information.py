@@ -38,7 +38,7 @@ from tests.unit.libvirt.preflight.situations import (
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.model import DeviceUser
+from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
