@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
 
@@ -23,24 +23,43 @@ from vfiomgr.vgpu.mig import facts as mig_facts
 from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Readiness
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.values import HostUse
 
 
-def with_surroundings(  # noqa: PLR0913 - each is a question of its own
-    host: HostSnapshot,
+class FurtherFacts(TypedDict, total=False):
+    """What a scan reads besides the facts for a change; each takes time, or requires a program."""
+
+    with_users: bool
+    """Open device nodes, from a walk through /proc (requires root), and variant drivers of VFIO."""
+    with_readiness: bool
+    """The facts for a check of the host."""
+    with_resets: bool
+    """The reset capabilities of all functions that are awake (requires root)."""
+    with_gpu_modes: bool
+    """The vGPU modes, from nvidia-smi."""
+    with_links: bool
+    """The links of PCI Express."""
+
+
+def scan(
     tree: HostTree,
+    machine: HostTree,
     *,
-    with_users: bool,
-    with_readiness: bool,
-    with_resets: bool,
-    with_gpu_modes: bool,
-    with_claims: bool,
-    with_links: bool,
+    with_claims: bool = True,
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    **further: Unpack[FurtherFacts],
 ) -> HostSnapshot:
-    """The devices of a host, with the further facts requested from `vfiomgr.snapshot.scan.scan`."""
-    host = _with_gpu_modes(host, tree) if with_gpu_modes else host
+    """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
+
+    `with_claims` tests whether the kernel uses disks, by opening idle ones briefly, if users are
+    read. Serial numbers are read in the slots of `serials_of`.
+    """
+    host = scan_devices(tree, machine, serials_of)
+    if further.get("with_gpu_modes"):
+        host = _with_gpu_modes(host, tree)
+    with_users = further.get("with_users", False)
+    resets, links = further.get("with_resets"), further.get("with_links")
     return replace(
         host,
         host_uses=_host_uses(host, tree, with_users=with_users, with_claims=with_claims),
@@ -48,11 +67,15 @@ def with_surroundings(  # noqa: PLR0913 - each is a question of its own
         agent=node_agent.find_status(tree) if with_users else None,
         variants=drivers.read_variants(tree) if with_users else (),
         vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,
-        readiness=_readiness(host, tree) if with_readiness else None,
-        reset_capabilities=(
-            capabilities.read_reset_capabilities(tree, host.devices) if with_resets else None
+        readiness=(
+            read_readiness(tree, host.kernel_release, host.devices)
+            if further.get("with_readiness")
+            else None
         ),
-        links=capabilities.read_links(tree, host.devices) if with_links else None,
+        reset_capabilities=(
+            capabilities.read_reset_capabilities(tree, host.devices) if resets else None
+        ),
+        links=capabilities.read_links(tree, host.devices) if links else None,
         files=persistence_facts.read_files(tree),
         nodes=persistence_facts.read_nodes(tree),
         initramfs=persistence_facts.read_initramfs(tree),
@@ -84,10 +107,6 @@ def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
     )
 
 
-def _readiness(host: HostSnapshot, tree: HostTree) -> Readiness:
-    return read_readiness(tree, host.kernel_release, host.devices)
-
-
 def _host_uses(
     host: HostSnapshot, tree: HostTree, *, with_users: bool, with_claims: bool
 ) -> tuple[HostUse, ...] | None:
@@ -97,38 +116,6 @@ def _host_uses(
     if found is None:
         return None
     return (*found, *vgpu_facts.persistence_uses(tree, host.devices))
-
-
-def scan(  # noqa: PLR0913 - each is a question of its own, with a default
-    tree: HostTree,
-    machine: HostTree,
-    *,
-    with_users: bool = False,
-    with_readiness: bool = False,
-    with_resets: bool = False,
-    with_gpu_modes: bool = False,
-    with_claims: bool = True,
-    with_links: bool = False,
-    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
-) -> HostSnapshot:
-    """Read all facts of the host below `tree`; names of hardware are looked up on `machine`.
-
-    `with_users` adds what a change needs: open device nodes, from a walk through /proc, and variant
-    drivers; `with_claims` also tests whether the kernel uses disks, by opening idle ones briefly;
-    `with_readiness` adds the facts for a check of the host; `with_resets` the capabilities of all
-    functions that are awake; `with_gpu_modes` the vGPU modes from nvidia-smi; `with_links` the
-    links of PCI Express. Serial numbers are read in the slots of `serials_of`.
-    """
-    return with_surroundings(
-        scan_devices(tree, machine, serials_of),
-        tree,
-        with_users=with_users,
-        with_readiness=with_readiness,
-        with_resets=with_resets,
-        with_gpu_modes=with_gpu_modes,
-        with_claims=with_claims,
-        with_links=with_links,
-    )
 
 
 _ARCHITECTURES = (

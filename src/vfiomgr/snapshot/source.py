@@ -6,7 +6,7 @@ import codecs
 import os
 import shlex
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.scan import FurtherFacts
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -133,22 +134,15 @@ class HostSource:
         """The machine that runs vfiomgr, whose tables name hardware that `tree` does not."""
         return HostTree(MACHINE)
 
-    def scan(  # noqa: PLR0913 - each is a question of its own, with a default
+    def scan(
         self,
         *,
-        with_users: bool = False,
-        with_readiness: bool = False,
-        with_resets: bool = False,
-        with_gpu_modes: bool = False,
-        with_links: bool = False,
         serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+        **further: Unpack[FurtherFacts],
     ) -> HostSnapshot:
         """The facts of the host at one moment; for a snapshot, those it was made with.
 
-        `with_users` adds the users of devices (requires root), `with_readiness` the facts for
-        `check`, `with_resets` the reset capabilities, `with_gpu_modes` the vGPU modes from
-        nvidia-smi, `with_links` the links of PCI Express; serial numbers are read in the slots of
-        `serials_of`.
+        Serial numbers are read in the slots of `serials_of`.
 
         Raises:
             UsageError: the root is not that of a host, or the snapshot cannot be read.
@@ -158,17 +152,7 @@ class HostSource:
         """
         if self.snapshot is not None:
             return self._loaded
-        host = scan(
-            self.tree,
-            self.machine,
-            with_users=with_users,
-            with_readiness=with_readiness,
-            with_resets=with_resets,
-            with_gpu_modes=with_gpu_modes,
-            with_links=with_links,
-            serials_of=serials_of,
-        )
-        return self._required(host)
+        return self._required(scan(self.tree, self.machine, serials_of=serials_of, **further))
 
     def scan_or_image(self) -> HostSnapshot:
         """Like `scan`, for changes of files only: the devices of an image are unknown."""

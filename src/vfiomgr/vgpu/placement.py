@@ -275,47 +275,34 @@ def _packing(item: tuple[Gpu, Capacity]) -> tuple[bool, int, bool, tuple[int, Pc
 
 def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | Refusal:
     """Build the error for a request that no type matches."""
+
+    def refused(rule: str, text: str, remedy: str) -> Refusal:
+        return refusal([blocker(rule, ", ".join(gpu.name for gpu in asked), text, remedy)])
+
     where = asked[0].name if len(asked) == 1 else "no GPU of this host"
     kinds = {str(kind): kind for gpu in asked for kind in gpu.types}
     full = [gpu for gpu in asked if gpu.is_divided and not gpu.free]
     if len(full) == len(asked) and request.type not in {kind.id for kind in kinds.values()}:
         why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
         text = f"no room for a vGPU {_request(request)}: {'; '.join(why)}"
-        return refusal(
-            [
-                blocker(
-                    "vgpu-no-room",
-                    ", ".join(gpu.name for gpu in asked),
-                    text,
-                    "remove one with vfiomgr vgpu remove; list them with: vfiomgr vgpu list",
-                )
-            ]
+        return refused(
+            "vgpu-no-room",
+            text,
+            "remove one with vfiomgr vgpu remove; list them with: vfiomgr vgpu list",
         )
     verb = "has no" if len(asked) == 1 else "has a"
     message = f"{where} {verb} vGPU type {_request(request)}"
     if not kinds:
-        return refusal(
-            [
-                blocker(
-                    "vgpu-type-unavailable",
-                    ", ".join(gpu.name for gpu in asked),
-                    f"{message}: its driver offers none now",
-                    "check dmesg, and run: nvidia-smi vgpu -c",
-                )
-            ]
+        return refused(
+            "vgpu-type-unavailable",
+            f"{message}: its driver offers none now",
+            "check dmesg, and run: nvidia-smi vgpu -c",
         )
     message += f"; available: {', '.join(kinds)}"
     if any(gpu.family == "vendor-vfio" and gpu.instances for gpu in asked):
         message += " (the driver lists only types that fit with the active vGPUs)"
-        return refusal(
-            [
-                blocker(
-                    "vgpu-type-unavailable",
-                    ", ".join(gpu.name for gpu in asked),
-                    message,
-                    "remove those vGPUs first (vfiomgr vgpu list)",
-                )
-            ]
+        return refused(
+            "vgpu-type-unavailable", message, "remove those vGPUs first (vfiomgr vgpu list)"
         )
     untold = _untold(tuple(kinds.values()), request)
     if untold:
