@@ -129,6 +129,13 @@ class RenamedOption(click.Option):
         self.opts = shown
 
 
+def with_options(command: Callable[..., Any], *options: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Decorate a command with options, which its help lists in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def function_only_option(text: str) -> Callable[[Any], Any]:
     """The option that excludes the other functions of a slot; `text` is its help."""
     return click.option(

@@ -8,7 +8,14 @@ import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_sriov
-from vfiomgr.cli.options import CHANGING, READING, LazyGroup, WholeNumber, session_options
+from vfiomgr.cli.options import (
+    CHANGING,
+    READING,
+    LazyGroup,
+    WholeNumber,
+    session_options,
+    with_options,
+)
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut, wrapped
@@ -43,7 +50,8 @@ _MIB = 1 << 20
 
 def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the quota options to a command."""
-    options = (
+    return with_options(
+        command,
         click.option("--vf-memory", metavar="SIZE", help="Set the GPU memory of each VF, e.g. 4G."),
         click.option(
             "--exec-quantum",
@@ -61,9 +69,6 @@ def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--priority", type=click.Choice(PRIORITIES), help="Set the priority of all VFs."
         ),
     )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def share_of(

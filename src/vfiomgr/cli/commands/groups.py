@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from vfiomgr.cli.listing import filter_options, print_names, view_options
+from vfiomgr.cli.filters import filter_options
+from vfiomgr.cli.listing import print_names, view_options
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, say
 from vfiomgr.cli.session import Session, pass_session
@@ -17,7 +18,8 @@ from vfiomgr.pci.iommu import acs_override_words, blockers
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from vfiomgr.cli.listing import Filter, Selection, View
+    from vfiomgr.cli.filters import Filter, Selection
+    from vfiomgr.cli.listing import View
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceState

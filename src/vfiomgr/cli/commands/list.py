@@ -6,13 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.listing import (
-    PLAIN_VIEW,
-    filter_options,
-    print_names,
-    users_in_words,
-    view_options,
-)
+from vfiomgr.cli.filters import filter_options
+from vfiomgr.cli.listing import PLAIN_VIEW, print_names, users_in_words, view_options
 from vfiomgr.cli.options import READING, present_command, session_options
 from vfiomgr.cli.output import (
     group_cell,
@@ -30,7 +25,8 @@ from vfiomgr.pci.memory import memory_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from vfiomgr.cli.listing import Filter, View
+    from vfiomgr.cli.filters import Filter
+    from vfiomgr.cli.listing import View
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceUser

@@ -18,6 +18,7 @@ from vfiomgr.cli.options import (
     allow_option,
     complete_file,
     session_options,
+    with_options,
 )
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.session import Session, pass_session
@@ -83,21 +84,19 @@ def complete_layout(
     return [name for name in names if name.startswith(incomplete)]
 
 
+layout_option = click.option(
+    "--layout",
+    "name",
+    metavar="NAME",
+    shell_complete=complete_layout,
+    help="Name of the layout, if FILE has several.",
+)
+
+
 def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
     """Arguments and options: the file, the layout in it, and the safety checks to override."""
-    for decorate in (
-        allow_option(*OVERRIDES),
-        click.option(
-            "--layout",
-            "name",
-            metavar="NAME",
-            shell_complete=complete_layout,
-            help="Name of the layout, if FILE has several.",
-        ),
-        click.argument("file", shell_complete=complete_file),
-    ):
-        function = decorate(function)
-    return function
+    file = click.argument("file", shell_complete=complete_file)
+    return with_options(function, file, layout_option, allow_option(*OVERRIDES))
 
 
 @click.command("plan")

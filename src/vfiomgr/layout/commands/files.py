@@ -19,7 +19,7 @@ from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
-from vfiomgr.layout.commands.changes import complete_layout
+from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
 from vfiomgr.layout.from_host import import_layouts
 from vfiomgr.layout.model import layout_schema
@@ -42,13 +42,7 @@ if TYPE_CHECKING:
 
 @click.command("install")
 @click.argument("file", shell_complete=complete_file)
-@click.option(
-    "--layout",
-    "name",
-    metavar="NAME",
-    shell_complete=complete_layout,
-    help="Name of the layout, if FILE has several.",
-)
+@layout_option
 @allow_option(*OVERRIDES, text="Override a safety check at each boot; in-use: only now.")
 @click.option(
     "--enforce", is_flag=True, help="Also correct drift after the boot (layout watch --enforce)."

@@ -20,7 +20,7 @@ from vfiomgr.engine.transaction import once
 from vfiomgr.errors import RolledBack, UsageError
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.layout import watch_layout
-from vfiomgr.layout.commands.changes import complete_layout
+from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
 
@@ -38,13 +38,7 @@ _Told = TypeVar("_Told")
 
 @click.command("watch")
 @click.argument("file", required=False, shell_complete=complete_file)
-@click.option(
-    "--layout",
-    "name",
-    metavar="NAME",
-    shell_complete=complete_layout,
-    help="Name of the layout, if FILE has several.",
-)
+@layout_option
 @click.option("--enforce", is_flag=True, help="Correct drift.")
 @allow_option(*OVERRIDES, text="Override a safety check (a failure message names it).")
 @session_options(*CHANGING)
