@@ -14,7 +14,7 @@ from vfiomgr.documents.text import printable
 from vfiomgr.library import Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from rich.console import Console
     from rich.progress import Progress
@@ -220,8 +220,13 @@ def confirm(session: Session, question: str) -> None:
         refuse("not-confirmed", "", message, "nothing was changed; answer yes, or pass --yes")
 
 
-def print_outcome(session: Session, outcome: Outcome, lines: list[str], **facts: object) -> None:
-    """Print the result of a change: `lines` for people, steps and `facts` for programs."""
+def print_outcome(
+    session: Session, outcome: Outcome, lines: Iterable[str] | None = None, **facts: object
+) -> None:
+    """Print the result of a change: `lines` for people, steps and `facts` for programs.
+
+    Without `lines`, people read the steps.
+    """
     plan = outcome.plan
     if session.format != "table":
         body = {"changed": outcome.is_changed, **plan.to_document(), **facts}
@@ -231,6 +236,8 @@ def print_outcome(session: Session, outcome: Outcome, lines: list[str], **facts:
         say(text)
     if not outcome.is_changed:
         say("nothing to do")
+    if lines is None:
+        lines = (step.describe() for step in plan.steps) if outcome.is_changed else ()
     for line in lines:
         say(line)
 

@@ -93,8 +93,7 @@ def mode(
     address = session.address(gpu)
     outcome = plan_or_apply(session, SetGpuMode(address, heterogeneous, mig))
     if outcome is not None:
-        lines = [step.describe() for step in outcome.plan.steps] if outcome.is_changed else []
-        print_outcome(session, outcome, lines)
+        print_outcome(session, outcome)
 
 
 def _show(session: Session, gpu: str | None) -> None:
@@ -236,7 +235,9 @@ def instances(
         )
     address = session.address(gpu)
     counts = () if is_none else _counts(profiles)
-    _print_instances(session, plan_or_apply(session, SetMigInstances(address, counts)))
+    outcome = plan_or_apply(session, SetMigInstances(address, counts))
+    if outcome is not None:
+        print_outcome(session, outcome)
 
 
 def _list(session: Session, gpu: str | None) -> None:
@@ -331,9 +332,3 @@ def _counts(words: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
         message = "no GPU instances requested"
         raise UsageError(message, "destroy all with: vfiomgr vgpu instances GPU --none")
     return tuple((name, count) for name, count in counts.items() if count)
-
-
-def _print_instances(session: Session, outcome: Outcome | None) -> None:
-    if outcome is not None:
-        lines = [step.describe() for step in outcome.plan.steps] if outcome.is_changed else []
-        print_outcome(session, outcome, lines)

@@ -29,8 +29,11 @@ from vfiomgr.persistence.named import persisted, program_for_units
 from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.engine.plan import Request
     from vfiomgr.engine.run import Outcome
+    from vfiomgr.passthrough import steps
     from vfiomgr.persistence.named import PersistedFunction
 
 
@@ -153,18 +156,17 @@ def bind(
         owner=owner,
         update_initramfs=update_initramfs,
     ).request(session)
-    if allow:
-        confirm(session, f"Override safety check {', '.join(allow)} for {', '.join(addresses)}?")
-    outcome = plan_or_apply(session, request)
-    if outcome is None:
-        return
-    _print_moved(session, outcome)
-    if outcome.is_changed and session.format == "table":
-        names = " ".join(str(address) for address in request.addresses)
-        whole = " --with-group" * with_group + " --forget" * persist
-        note(f"undo with: vfiomgr unbind {names}{whole}")
-        if not persist and not is_kept(session, request.addresses):
-            note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
+    outcome = _move(session, request, addresses, allow)
+    if outcome is not None and outcome.is_changed and session.format == "table":
+        _tell_undo(session, request)
+
+
+def _tell_undo(session: Session, request: steps.Bind) -> None:
+    names = " ".join(str(address) for address in request.addresses)
+    whole = " --with-group" * request.with_group + " --forget" * request.persist
+    note(f"undo with: vfiomgr unbind {names}{whole}")
+    if not request.persist and not is_kept(session, request.addresses):
+        note(f"until reboot; keep it with: vfiomgr bind --persist {names}")
 
 
 def _require_import(*, is_alone: bool, persist: bool) -> None:
@@ -231,14 +233,21 @@ def unbind(
         forget=forget,
         update_initramfs=update_initramfs,
     ).request(session)
+    _move(session, request, addresses, allow)
+
+
+def _move(
+    session: Session,
+    request: steps.Bind | steps.Unbind,
+    named: Iterable[str],
+    allow: tuple[Override, ...],
+) -> Outcome | None:
+    """Bind or unbind the functions of a request, and print where they are now."""
     if allow:
-        confirm(session, f"Override safety check {', '.join(allow)} for {', '.join(addresses)}?")
+        confirm(session, f"Override safety check {', '.join(allow)} for {', '.join(named)}?")
     outcome = plan_or_apply(session, request)
-    if outcome is not None:
-        _print_moved(session, outcome)
-
-
-def _print_moved(session: Session, outcome: Outcome) -> None:
+    if outcome is None:
+        return None
     moved = moved_functions(session, outcome)
     lines = [
         f"{one.address} is on {one.driver or 'no driver'}"
@@ -246,6 +255,7 @@ def _print_moved(session: Session, outcome: Outcome) -> None:
         for one in moved
     ]
     print_outcome(session, outcome, lines, devices=moved)
+    return outcome
 
 
 @click.command("reset")
@@ -354,5 +364,4 @@ def watch(session: Session) -> None:
 def _carry_out(session: Session, request: Request) -> None:
     outcome = plan_or_apply(session, request)
     if outcome is not None:
-        steps = outcome.plan.steps if outcome.is_changed else ()
-        print_outcome(session, outcome, [step.describe() for step in steps])
+        print_outcome(session, outcome)

@@ -108,8 +108,8 @@ def plan_bind(
         request.allow,
     )
     drivers = [wanted[device.address].driver for device in named]
-    staying = [d for d in targets if d not in moving and host.origin(d) is not None]
-    repinned = {d.address: step for d in staying if (step := reset.repin(d, request))}
+    staying = [device for device in targets if device not in moving]
+    repinned = dict(_repinned(host, staying, request))
     kept = persistence_plan.part_of_bind(host, wanted, moving, request)
     steps: list[Step] = [
         *_loading(host, moving, wanted),
@@ -119,9 +119,9 @@ def plan_bind(
         *kept.steps,
     ]
     on_it = (
-        f"{d} is already on {d.driver}{reset.unpinned(d, request)}"
-        for d in targets
-        if d not in moving and d.address not in repinned
+        f"{device} is already on {device.driver}{reset.unpinned(device, request)}"
+        for device in staying
+        if device.address not in repinned
     )
     return Plan(
         summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
@@ -136,6 +136,16 @@ def plan_bind(
         alternatives=() if request.with_group else _alone(named, targets, moving),
         already=(*on_it, *kept.already),
     )
+
+
+def _repinned(
+    host: HostSnapshot, staying: Iterable[PciDevice], request: Bind
+) -> Iterator[tuple[PciAddress, Step]]:
+    """New settings of functions that stay on their driver and that vfiomgr had bound."""
+    for device in staying:
+        step = reset.repin(device, request)
+        if step is not None and host.origin(device) is not None:
+            yield device.address, step
 
 
 def _loading(host: HostSnapshot, moving: Iterable[PciDevice], wanted: Drivers) -> Iterable[Step]:

@@ -313,8 +313,13 @@ def set_count(
     if physical:
         forbid_together("--physical", "COUNT", "a physical function has quotas of its own")
     outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe, share=share))
-    if outcome is None:
-        return
+    if outcome is not None:
+        _print_functions(session, outcome, chosen)
+        _tell_undo(session, outcome)
+
+
+def _print_functions(session: Session, outcome: Outcome, chosen: PciAddress) -> None:
+    """Print the virtual functions that a device has now."""
     made = virtual_functions(session, chosen)
     shares = _shares(session, chosen) if _has_quotas(outcome) else {}
     lines = [
@@ -327,7 +332,6 @@ def set_count(
         {"address": vf.address, "iommu_group": vf.iommu_group, "driver": vf.driver} for vf in made
     ]
     print_outcome(session, outcome, shown, virtual_functions=items)
-    _tell_undo(session, outcome)
 
 
 def _has_quotas(outcome: Outcome) -> bool:

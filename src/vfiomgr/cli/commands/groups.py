@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.cli.filters import Filter, Selection
     from vfiomgr.cli.listing import View
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceState
@@ -60,7 +61,6 @@ def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None
         nodes = {n for device in host.devices for n in host.guest_nodes(device)}
         host = session.with_holders(host, nodes)
     off = iommu_off(host) if host.devices and not host.iommu.is_on else None
-    pretended = acs_override_words(host.kernel_command_line)
     found = [group for group in host.groups if not any(wanted) or _fits(host, group, selection)]
     documents = [_document(host, group) for group in found]
     shown = [d for d in documents if every or any(wanted) or d["state"] != "not-for-guests"]
@@ -68,26 +68,10 @@ def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None
         print_names([member["address"] for document in shown for member in document["members"]])
         return
     if session.format != "table":
-        body = {
-            "iommu": {
-                "is_on": host.iommu.is_on if host.iommu.is_known else None,
-                "finding": off.summary if off else None,
-                "remedy": off.remedy if off else None,
-                "acs_override": pretended,
-            },
-            "items": documents,
-        }
+        body = {"iommu": _iommu_document(host, off), "items": documents}
         print_document("IommuGroupList", body, session.format)
         return
-    if not host.devices:
-        note_no_devices(host)
-    if pretended:
-        note(
-            f"groups may be smaller than what the hardware isolates: {' '.join(pretended)} is on "
-            "the kernel command line (see vfiomgr check)"
-        )
-    if off:
-        say(off.summary, f"remedy: {off.remedy}")
+    _tell_of_host(host, off)
     if shown:
         rows = [row for document in shown for row in _rows(document)]
         view.print(_COLUMNS, rows, _USUAL)
@@ -96,6 +80,29 @@ def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None
     if len(shown) < len(documents):
         left = len(documents) - len(shown)
         note(f"not listed: {left} group{'s' * (left > 1)} of PCIe ports and bridges (see --all)")
+
+
+def _iommu_document(host: HostSnapshot, off: Diagnostic | None) -> dict[str, Any]:
+    """Whether devices are isolated at all, as JSON has it."""
+    return {
+        "is_on": host.iommu.is_on if host.iommu.is_known else None,
+        "finding": off.summary if off else None,
+        "remedy": off.remedy if off else None,
+        "acs_override": acs_override_words(host.kernel_command_line),
+    }
+
+
+def _tell_of_host(host: HostSnapshot, off: Diagnostic | None) -> None:
+    """Say why there are no groups, or why they are not what they seem."""
+    if not host.devices:
+        note_no_devices(host)
+    if pretended := acs_override_words(host.kernel_command_line):
+        note(
+            f"groups may be smaller than what the hardware isolates: {' '.join(pretended)} is on "
+            "the kernel command line (see vfiomgr check)"
+        )
+    if off:
+        say(off.summary, f"remedy: {off.remedy}")
 
 
 def _fits(host: HostSnapshot, group: IommuGroup, selection: Selection) -> bool:
