@@ -29,7 +29,7 @@ from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress, PciDevice
