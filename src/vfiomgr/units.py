@@ -80,6 +80,11 @@ def whole(quantity: Fraction) -> int:
     return math.ceil(quantity)
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 vGPU`, `2 vGPUs`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def size(count: int) -> str:
     """A size in GiB or MiB, rounded for people."""
     if count % GIB == 0 or count >= 100 * GIB:

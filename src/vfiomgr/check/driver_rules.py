@@ -11,6 +11,7 @@ from vfiomgr.passthrough import guards
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS, acs_override_words, blockers, is_blocking
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -307,7 +308,7 @@ def lost_race(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     yield finding(
         "vfio-pci-ids-lost",
         "warning",
-        f"vfio-pci has not bound {_counted_functions(lost)} that vfio-pci.ids= matches",
+        f"vfio-pci has not bound {counted(len(lost), 'function')} that vfio-pci.ids= matches",
         (*sources, *(f"{d} is on {d.driver}" for d in lost), *absent),
         "ids= applies only to functions without a driver when vfio-pci loads; the driver that "
         "loads first keeps them",
@@ -338,7 +339,7 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     yield finding(
         "vfio-pci-ids-incomplete",
         "warning",
-        f"vfio-pci.ids= omits {_counted_functions(rest)} of the same slot",
+        f"vfio-pci.ids= omits {counted(len(rest), 'function')} of the same slot",
         (*sources, *(f"{d} is {_state(d)}" for d in rest)),
         "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
         "only while all of its functions are on VFIO drivers",
@@ -348,10 +349,6 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 
 def _state(device: PciDevice) -> str:
     return f"on {device.driver}" if device.driver else "on no driver"
-
-
-def _counted_functions(devices: Sequence[PciDevice]) -> str:
-    return "1 function" if len(devices) == 1 else f"{len(devices)} functions"
 
 
 def _pin(devices: Sequence[PciDevice]) -> str:

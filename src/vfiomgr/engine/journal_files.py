@@ -21,9 +21,9 @@ import stat
 import warnings
 import zlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from vfiomgr.diagnostic import blocker, refusal
+from vfiomgr.diagnostic import refuse
 from vfiomgr.host.tree import sync_directory
 from vfiomgr.paths import STATE
 from vfiomgr.pci import drivers
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.journal import Damaged, Survey
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.errors import Refusal
     from vfiomgr.host.tree import HostTree
 
 
@@ -371,10 +370,10 @@ def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
     touched = {*plan.resolves, *filter(None, (step.subject for step in plan.steps))}
     for journal in left.damaged:
         if _may_be_about(journal, touched, set(plan.locks)):
-            raise _refusal(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)
+            _refuse(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)
     for address, why in drivers.unreadable_origins(tree).items():
         if address in touched:
-            raise _refusal([address], drivers.origin_file(address), why)
+            _refuse([address], drivers.origin_file(address), why)
 
 
 def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
@@ -383,15 +382,11 @@ def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
     return not (journal.subjects.isdisjoint(touched) and journal.locks.isdisjoint(locks))
 
 
-def _refusal(devices: list[str], file: str, why: str) -> Refusal:
+def _refuse(devices: list[str], file: str, why: str) -> NoReturn:
     of = ", ".join(devices) or "devices (which ones is not known)"
-    return refusal(
-        [
-            blocker(
-                "journal-unreadable",
-                file,
-                f"{file} cannot be read and may contain the original state of {of}: {why}",
-                f"check the devices, then move the file away: mv {file} /root/",
-            )
-        ]
+    refuse(
+        "journal-unreadable",
+        file,
+        f"{file} cannot be read and may contain the original state of {of}: {why}",
+        f"check the devices, then move the file away: mv {file} /root/",
     )

@@ -119,6 +119,11 @@ class HostTree(Programs):
         data = self.read_bytes(path)
         return None if data is None else data.decode(errors="replace").rstrip("\n")
 
+    def read_number(self, path: HostPath) -> int | None:
+        """An attribute that is a decimal number; None if it is not one."""
+        text = (self.read(path) or "").strip()
+        return int(text) if text.isdecimal() else None
+
     def read_whole(self, path: HostPath) -> bytes | None:
         """All bytes of a regular file.
 

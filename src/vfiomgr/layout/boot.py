@@ -15,7 +15,6 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout.compare import binds, compare
-from vfiomgr.layout.parts import counted
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -39,6 +38,7 @@ from vfiomgr.persistence.installed_layout import (
 )
 from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

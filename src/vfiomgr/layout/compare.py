@@ -22,18 +22,11 @@ from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, groups, vgpus
 from vfiomgr.layout.groups import in_parallel_groups
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
-from vfiomgr.layout.parts import (
-    Change,
-    Difference,
-    RuleContext,
-    RuleMatch,
-    counted,
-    moving_together,
-    select,
-)
+from vfiomgr.layout.parts import Change, Difference, RuleContext, RuleMatch, moving_together, select
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.model import MARKS, mark_file, mark_of

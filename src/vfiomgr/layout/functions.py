@@ -12,21 +12,14 @@ from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.layout.model import SriovRule
-from vfiomgr.layout.parts import (
-    Change,
-    Difference,
-    RuleContext,
-    attempt,
-    counted,
-    moving_together,
-    use_of,
-)
+from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, moving_together, use_of
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.passthrough import reset
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.sriov import plan as sriov_plan
 from vfiomgr.sriov.steps import FunctionsCheckpoint, SetVfCount, SetVirtualFunctions
+from vfiomgr.units import counted
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 
 if TYPE_CHECKING:

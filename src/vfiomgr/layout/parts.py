@@ -17,6 +17,7 @@ from vfiomgr.passthrough.plan import components
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def _too_few(
     yield blocker(
         "layout-too-few",
         claim.label,
-        f"{claim.label} requires at least {wanted} {'device' if wanted == 1 else 'devices'}, but "
+        f"{claim.label} requires at least {counted(wanted, 'device')}, but "
         f"this host has {found or 'none'}{there}",
         _remedy_for_few(host, claim.rule.select, taken),
     )
@@ -352,8 +353,3 @@ def use_of(host: HostSnapshot, device: PciDevice) -> str:
     vgpus = len(vgpus_on(host, device))
     parts += [counted(vgpus, "vGPU")] if vgpus else []
     return f"{'passthrough' if device.is_on_vfio else 'host'} ({', '.join(parts)})"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 part`, `2 parts`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

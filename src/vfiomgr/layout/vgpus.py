@@ -15,8 +15,9 @@ from vfiomgr.gpu import plan as gpu_plan
 from vfiomgr.gpu import switch
 from vfiomgr.gpu.requests import SetGpuMode, SwitchGpu
 from vfiomgr.layout import vgpu_shares
-from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, counted, use_of
+from vfiomgr.layout.parts import Change, Difference, RuleContext, attempt, use_of
 from vfiomgr.layout.vgpu_shares import Shares, creation, impossible, shared_out
+from vfiomgr.units import counted
 from vfiomgr.vgpu import plan as vgpu_plan
 from vfiomgr.vgpu import projection
 from vfiomgr.vgpu.capacity import Gpu, gpus

@@ -12,6 +12,7 @@ from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, 
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import best_variant
 from vfiomgr.pci.iommu import blockers, iommu_remedy
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -120,7 +121,7 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
         return
     vgpus = [v for v in host.vgpus if v.parent in {str(a) for a in device.virtual_functions}]
     first = (
-        f"remove {_counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
+        f"remove {counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
     )
     sriov = f"vfiomgr sriov set {device.address} 0"
     instead = (
@@ -131,8 +132,8 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
     yield blocker(
         "has-virtual-functions",
         device,
-        f"{device} has {_counted(count, 'active virtual function')}"
-        + (f" with {_counted(len(vgpus), 'vGPU')}" if vgpus else ""),
+        f"{device} has {counted(count, 'active virtual function')}"
+        + (f" with {counted(len(vgpus), 'vGPU')}" if vgpus else ""),
         f"{first}the virtual functions: {sriov}; or {instead}",
     )
 
@@ -144,7 +145,7 @@ def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]
         yield blocker(
             "carries-vgpus",
             device,
-            f"{device} has {_counted(len(uuids), 'active vGPU')}: {', '.join(uuids)}",
+            f"{device} has {counted(len(uuids), 'active vGPU')}: {', '.join(uuids)}",
             f"remove them first: vfiomgr vgpu remove {' '.join(uuids)}",
         )
 
@@ -414,7 +415,3 @@ def _lift(members: Iterable[PciDevice], slots: set[tuple[int, int, int]], reques
     if request.only and all(device.address.slot in slots for device in members):
         return Remedy("", Option("not-only", "leave out --function-only"))
     return Remedy("", Option("with-group", "pass --with-group to bind them too"))
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -102,16 +102,12 @@ def _read_pools(tree: HostTree, directory: HostPath) -> tuple[HugepagePool, ...]
     pools = (
         HugepagePool(
             page_bytes=int(match[1]) * _KIB,
-            total=_number(tree.read(directory / match[0] / "nr_hugepages")),
-            free=_number(tree.read(directory / match[0] / "free_hugepages")),
+            total=tree.read_number(directory / match[0] / "nr_hugepages") or 0,
+            free=tree.read_number(directory / match[0] / "free_hugepages") or 0,
         )
         for match in matches
     )
     return tuple(sorted(pools, key=lambda pool: pool.page_bytes))
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
 
 
 TCG_BITS = 40

@@ -21,6 +21,7 @@ from vfiomgr.snapshot.disks import (
 )
 from vfiomgr.snapshot.routing import FarLink, ask_routing, read_far_links
 from vfiomgr.snapshot.values import HostUse
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _doings(tree: HostTree, interface: str, tables: _Tables) -> Iterator[str]:
         yield from _listed("address", given)
     yield from _listed("route", tables.routes.get(interface, ()))
     if count:
-        yield f"{count} established TCP connection{'s' * (count > 1)}"
+        yield counted(count, "established TCP connection")
 
 
 def _listed(label: str, texts: Sequence[str]) -> Iterator[str]:

@@ -114,8 +114,7 @@ def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
 
 def virtual_function_count(tree: HostTree, address: PciAddress) -> int:
     """The number of virtual functions; 0 if the function does not support them."""
-    text = tree.read(pci_device(address) / "sriov_numvfs")
-    return int(text) if text and text.isdecimal() else 0
+    return tree.read_number(pci_device(address) / "sriov_numvfs") or 0
 
 
 def _write_count(tree: HostTree, address: PciAddress, count: int) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from vfiomgr.documents.text import printable
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.units import format_cpulist
+from vfiomgr.units import counted, format_cpulist
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def summary(topology: Topology, root: Item) -> str:
     nodes = list(_nodes(topology.root))
     functions = sum(node.address is not None for node in nodes)
     vgpus = sum(node.kind == "vgpu" for node in nodes)
-    counts = [_counted(functions, "PCI function"), *[_counted(vgpus, "vGPU")] * bool(vgpus)]
+    counts = [counted(functions, "PCI function"), *[counted(vgpus, "vGPU")] * bool(vgpus)]
     return ", ".join(filter(None, (root.name, states[topology.is_iommu_on], *counts)))
 
 
@@ -200,10 +200,6 @@ def _nodes(node: TopologyNode) -> Iterator[TopologyNode]:
     yield node
     for child in node.children:
         yield from _nodes(child)
-
-
-def _counted(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def facts_text(item: Item) -> str:
@@ -318,7 +314,7 @@ def _fold(
     word: str,
     facts: tuple[str, ...],
 ) -> Item:
-    title, children = _counted(len(nodes), word), _items(nodes)
+    title, children = counted(len(nodes), word), _items(nodes)
     return Item(f"{node.id} {kind}", kind, title, "", facts, is_fold=True, children=children)
 
 
@@ -332,4 +328,4 @@ def _of_virtual(nodes: Sequence[TopologyNode]) -> Iterator[str]:
         yield f"group{'s' * (len(groups) > 1)} {format_cpulist(groups)}"
     vgpus = sum(child.kind == "vgpu" for node in nodes for child in node.children)
     if vgpus:
-        yield _counted(vgpus, "vGPU")
+        yield counted(vgpus, "vGPU")

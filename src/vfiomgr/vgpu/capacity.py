@@ -6,6 +6,7 @@ import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from vfiomgr import units
 from vfiomgr.diagnostic import Option, Remedy
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -334,7 +335,7 @@ def _why_not_offered(gpu: Gpu, kind: VgpuType) -> str:
     if instance is not None:
         return instance
     if gpu.instances:
-        return f"the driver allows no more with {_counted(len(gpu.instances), 'active vGPU')}"
+        return f"the driver allows no more with {units.counted(len(gpu.instances), 'active vGPU')}"
     return "the driver offers none now"
 
 
@@ -408,7 +409,3 @@ def in_order(name: str) -> tuple[int, PciAddress | str]:
         return 0, PciAddress.parse(name)
     except UsageError:
         return 1, name
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -29,7 +29,15 @@ from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.values import HostUse
-from vfiomgr.vgpu.model import MARKS, Vgpu, VgpuParent, VgpuType, WedgedFunction, describe_type
+from vfiomgr.vgpu.model import (
+    MARKS,
+    Family,
+    Vgpu,
+    VgpuParent,
+    VgpuType,
+    WedgedFunction,
+    describe_type,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -103,20 +111,23 @@ def _read_parents(
         _read_parent(tree, real, functions.get(real.name), known)
         for real in sorted({*resolved, *active}, key=lambda p: p.name)
     ]
-    return tuple(sorted((*found, *_silent(tree, found, functions)), key=lambda p: p.name))
+    siblings = {(p.gpu, p.driver) for p in found if p.is_virtual_function}
+    silent = (d for d in functions.values() if (str(d.physical_function), d.driver) in siblings)
+    found += _unlisted(tree, silent, tuple(found), "mdev")
+    return tuple(sorted(found, key=lambda p: p.name))
 
 
-def _silent(
-    tree: HostTree, parents: Iterable[VgpuParent], functions: dict[str, PciDevice]
-) -> Iterable[VgpuParent]:
-    """Virtual functions of the same GPU and driver whose types are unknown."""
-    siblings = {(p.gpu, p.driver) for p in parents if p.is_virtual_function}
+def _unlisted(
+    tree: HostTree, devices: Iterable[PciDevice], parents: Iterable[VgpuParent], family: Family
+) -> Iterator[VgpuParent]:
+    """The devices that the driver does not serve now, as parents whose types are unknown."""
     named = {parent.name for parent in parents}
-    for name, device in functions.items():
-        gpu = str(device.physical_function)
-        if name not in named and (gpu, device.driver) in siblings:
+    for device in devices:
+        name = str(device.address)
+        if name not in named:
             place = tree.resolve(paths.PCI_DEVICES / name) or paths.PCI_DEVICES / name
-            yield VgpuParent(name, place, "mdev", device.driver, gpu, (), ())
+            gpu = str(device.physical_function)
+            yield VgpuParent(name, place, family, device.driver, gpu, (), ())
 
 
 def _read_parent(
@@ -139,7 +150,9 @@ def _read_parent(
         driver=function.driver if function else tree.link_name(directory / "driver"),
         gpu=gpu,
         types=tuple(known[gpu, type_id] for type_id in ids),
-        available=tuple(_available(tree, types, type_id) for type_id in ids),
+        available=tuple(
+            tree.read_number(types / type_id / "available_instances") for type_id in ids
+        ),
     )
 
 
@@ -150,11 +163,6 @@ def _read_type(tree: HostTree, directory: HostPath) -> VgpuType:
         tree.read(directory / "description") or None,
         tree.read(directory / "device_api") or None,
     )
-
-
-def _available(tree: HostTree, types: HostPath, type_id: str) -> int | None:
-    text = tree.read(types / f"{type_id}/available_instances")
-    return int(text) if text and text.isdecimal() else None
 
 
 def read_mdev(tree: HostTree, uuid: str) -> Vgpu | None:
@@ -175,7 +183,6 @@ def _read_mdev(
     name = names.get((parent, type_id))
     if name is None and type_id and (parent, type_id) not in names:
         name = tree.read(parent / TYPES / type_id / "name") or None
-    node = tree.read(parent / "numa_node")
     return Vgpu(
         uuid=uuid,
         family="mdev",
@@ -185,7 +192,7 @@ def _read_mdev(
         driver=tree.link_name(directory / "driver"),
         iommu_group=group_number(tree, directory),
         vfio_device=next(iter(tree.children(directory / "vfio-dev")), None),
-        numa_node=int(node) if node and node.isdecimal() else None,
+        numa_node=tree.read_number(parent / "numa_node"),
     )
 
 
@@ -215,21 +222,10 @@ def read_vendor_vgpus(
         parents.append(_parent(tree, device))
         if current != EMPTY:
             vgpus.append(_vgpu(device, current))
-    parents += _lost(tree, devices, parents)
-    return tuple(parents), tuple(_named(vgpus, parents))
-
-
-def _lost(
-    tree: HostTree, devices: Iterable[PciDevice], parents: Iterable[VgpuParent]
-) -> Iterator[VgpuParent]:
-    """Virtual functions of the same GPUs that the driver does not serve now."""
     gpus = {parent.gpu for parent in parents}
-    named = {parent.name for parent in parents}
-    for device in devices:
-        gpu, name = str(device.physical_function), str(device.address)
-        if gpu in gpus and name not in named:
-            place = tree.resolve(paths.PCI_DEVICES / name) or paths.PCI_DEVICES / name
-            yield VgpuParent(name, place, "vendor-vfio", device.driver, gpu, (), ())
+    served = (device for device in devices if str(device.physical_function) in gpus)
+    parents += _unlisted(tree, served, tuple(parents), "vendor-vfio")
+    return tuple(parents), tuple(_named(vgpus, parents))
 
 
 def creatable_types(tree: HostTree, directory: HostPath) -> tuple[VgpuType, ...]:

@@ -21,6 +21,7 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.memory import memory_of
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -201,7 +202,7 @@ def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]
         yield f"VF of {device.physical_function}"
     count = sum(len(host.vgpus_of(str(function.address))) for function in functions)
     if count:
-        yield f"{count} vGPU{'s' if count > 1 else ''}"
+        yield counted(count, "vGPU")
     if device.driver_override not in (None, device.driver):
         yield f"driver_override {device.driver_override}"
     origin = host.origin(device)

@@ -28,6 +28,7 @@ from vfiomgr.layout.requests import InstallLayout, UninstallLayout
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import program_for_units
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -204,18 +205,15 @@ def _counts(file: LayoutFile | None) -> Iterator[dict[str, Any]]:
 def _print_validated(item: dict[str, Any]) -> None:
     source = item["file"]
     if item["valid"]:
-        layouts = ", ".join(f"{one['name']} ({_rules(one['rules'])})" for one in item["layouts"])
-        word = "layout" if len(item["layouts"]) == 1 else "layouts"
-        say(f"{source}: {len(item['layouts'])} {word}: {layouts}")
+        layouts = ", ".join(
+            f"{one['name']} ({counted(one['rules'], 'rule')})" for one in item["layouts"]
+        )
+        say(f"{source}: {counted(len(item['layouts']), 'layout')}: {layouts}")
     for found in item["findings"]:
         where = f"{found['where']}: " if found["where"] else ""
         remedy = f"; {found['remedy']}" if found["remedy"] else ""
         place = f"{source}:{found['line']}:{found['column']}"
         say(f"{place}: {where}{found['message']}{remedy}")
-
-
-def _rules(count: int) -> str:
-    return "1 rule" if count == 1 else f"{count} rules"
 
 
 @click.command("import")

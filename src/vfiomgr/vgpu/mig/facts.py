@@ -109,8 +109,7 @@ def with_places(
 
 def _gpu_instance(tree: HostTree, vgpu: Vgpu) -> int | None:
     directory = (PCI_DEVICES if vgpu.uuid is None else MDEV_DEVICES) / vgpu.name
-    text = tree.read(directory / "nvidia/gpu_instance_id")
-    return int(text) if text and text.isdecimal() else None
+    return tree.read_number(directory / "nvidia/gpu_instance_id")
 
 
 def parse_profiles(table: str, places: str) -> dict[int, tuple[InstanceProfile, ...]]:

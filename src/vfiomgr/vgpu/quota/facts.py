@@ -129,14 +129,9 @@ def _supplies(tree: HostTree, directory: HostPath) -> Iterator[QuotaAttribute]:
     for place in _tiles(tree, directory / "pf"):
         for name in tree.children(place / "available"):
             if name.endswith("_free"):
-                spare = _number(tree, place / name.replace("_free", "_spare"))
-                left = max(0, _number(tree, place / "available" / name) - spare)
-                yield QuotaAttribute(f"{place.name}/{name}", str(left))
-
-
-def _number(tree: HostTree, attribute: HostPath) -> int:
-    text = tree.read(attribute)
-    return int(text) if text and text.isdecimal() else 0
+                spare = tree.read_number(place / name.replace("_free", "_spare")) or 0
+                free = tree.read_number(place / "available" / name) or 0
+                yield QuotaAttribute(f"{place.name}/{name}", str(max(0, free - spare)))
 
 
 # ---- debugfs
