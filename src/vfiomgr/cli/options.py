@@ -233,10 +233,8 @@ def _variables(name: str) -> str | list[str]:
 
 _WIDTH = 100
 """Characters of a short help: shells cut it at the end of the line."""
-Table = dict[str, tuple[str, str]]
-"""The module and the attribute of each command."""
 FormerTable = dict[str, tuple[str, str] | str]
-"""The same, or the present words of a command that is now written differently."""
+"""The module and the attribute of each command, or the present words of one that changed."""
 
 
 class FormerCommand(click.Command):

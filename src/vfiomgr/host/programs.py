@@ -38,10 +38,7 @@ class Programs:
     root: str
 
     def run(self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE) -> str | None:
-        """The output of a program of this machine; None if it is absent, fails or hangs.
-
-        Programs act on the machine itself, so with any other root there are none.
-        """
+        """The output of a program of this machine; None if it is absent, fails or hangs."""
         answer = self.ask(command, seconds)
         return None if answer is None or answer.status else answer.output
 
@@ -50,8 +47,8 @@ class Programs:
     ) -> ProgramAnswer | None:
         """The exit status and output of a program of this machine; None if it is absent or hangs.
 
-        Programs act on the machine itself, so with any other root there are none. They run in its
-        root, like services: containerd before 2.0 resolves patterns relative to that.
+        It runs in the root, like services: containerd before 2.0 resolves patterns relative to
+        that.
         """
         import subprocess  # noqa: PLC0415 - few callers run a program
 

@@ -9,8 +9,9 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
+from vfiomgr.documents.text import text_of
 from vfiomgr.errors import InvalidDocument, UsageError
-from vfiomgr.layout.commands.changes import read_layout_file
+from vfiomgr.layout.document import read_layouts
 
 if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
@@ -120,7 +121,7 @@ def test_a_file_that_is_not_there_is_a_mistake(run: Run, tmp_path: Path) -> None
     assert answer.status == 2
     assert "No such file" in answer.stderr
     with pytest.raises(UsageError, match="Is a directory"):
-        read_layout_file(str(tmp_path))
+        text_of(str(tmp_path), "a layout file")
 
 
 def test_several_flaws_have_a_line_each_in_an_error(
@@ -130,7 +131,7 @@ def test_several_flaws_have_a_line_each_in_an_error(
 
     Path(bad).write_text(BAD.replace("select", "selct").replace("at_least: 1", "stat: host"))
     with pytest.raises(InvalidDocument) as caught:
-        read_layout_file(bad)
+        read_layouts(Path(bad).read_text(), bad)
     print_error(caught.value)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == f"vfiomgr: error: {bad}: 4 errors"
@@ -161,7 +162,7 @@ def test_what_other_tools_keep_is_imported(run: Run, kernel: FakeKernel, tmp_pat
     assert answer.status == 0
     written = tmp_path / "layout.yaml"
     written.write_text(answer.stdout)
-    layouts = read_layout_file(str(written)).layouts
+    layouts = read_layouts(answer.stdout, str(written)).layouts
     assert {name: [r.state for r in layout.devices] for name, layout in layouts.items()} == {
         "A40-4Q": ["vgpu"],
         "imported": ["passthrough", "vgpu", "passthrough"],

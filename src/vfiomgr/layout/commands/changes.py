@@ -36,7 +36,7 @@ from vfiomgr.errors import (
 )
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.layout.compare import compare, plan_of
-from vfiomgr.layout.document import read_layouts, render_layouts
+from vfiomgr.layout.document import render_layouts
 from vfiomgr.layout.from_host import export as exported
 from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
@@ -53,17 +53,6 @@ if TYPE_CHECKING:
     from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.named import ReviewedPlan
-
-
-def read_layout_file(path: str) -> LayoutFile:
-    """Read the layouts of a file.
-
-    Raises:
-        UsageError: it cannot be read.
-        InvalidDocument: it is not a layout file, and why.
-
-    """
-    return read_layouts(text_of(path, "a layout file"), source_of(path))
 
 
 _DRIFT = 3
