@@ -22,17 +22,18 @@ from vfiomgr.pci.capabilities import read_serial
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.function import (
     Function,
+    address_in,
+    bars_of,
     bridge_path,
     config_header,
     flag,
+    header_type,
+    hexadecimal,
     identifiers_of,
     is_alive,
+    nodes_of,
+    number_in,
     override,
-    place_of,
-    power_of,
-    registers_of,
-    service_of,
-    sriov_of,
     virtual_functions_of,
 )
 from vfiomgr.pci.model import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevice, is_address
@@ -160,29 +161,49 @@ def read_device(
         return None
     found = Function(tree, directory)
     locked = locked or Locked(*map(found.read, _UNDER_LOCK))
-    service, power = service_of(found), power_of(found)
-    is_asleep = locked.stuck is not None or power["runtime_status"] == _ASLEEP
+    driver = found.link_name("driver")
+    cdev = next(iter(found.children("vfio-dev")), None)
+    node = found.number("numa_node")
+    runtime_status = tree.read(directory / "power/runtime_status") or None
+    is_asleep = locked.stuck is not None or runtime_status == _ASLEEP
+    config = b"" if is_asleep else config_header(tree, directory)
     own_name, class_name = names.of(
         directory, known.vendor_id, known.device_id, known.class_code, modalias
     )
     return PciDevice(
         address=PciAddress.parse(name),
         name=own_name,
-        vendor_id=known.vendor_id,
-        device_id=known.device_id,
-        subsystem_id=known.subsystem_id,
-        class_code=known.class_code,
+        **known._asdict(),
         class_name=class_name,
-        driver_override=override(locked.driver_override),
-        driver_module=(modules or DriverModules(tree)).of(service["driver"]),
+        revision=hexadecimal(found.read("revision")) or "00",
         modalias=modalias,
-        is_boot_display=False,
+        bridge_path=bridge_path(tree, directory),
+        iommu_group=number_in(found.link_name("iommu_group")),
+        numa_node=None if node is None or node < 0 else node,  # -1: the firmware reports none
+        driver=driver,
+        driver_override=override(locked.driver_override),
+        driver_module=(modules or DriverModules(tree)).of(driver),
+        vfio_device=cdev,
+        vfio_cdev=cdev is not None and tree.exists(paths.VFIO_CDEVS / cdev),
+        nodes=nodes_of(found, driver),
         stuck=locked.stuck,
-        **service,
-        **power,
-        **place_of(found),
-        **sriov_of(found, locked.sriov_numvfs),
-        **registers_of(found, is_asleep=is_asleep),
+        physical_function=address_in(found.link_name("physfn")),
+        virtual_functions=virtual_functions_of(found),
+        sriov_totalvfs=found.number("sriov_totalvfs"),
+        sriov_numvfs=number_in(locked.sriov_numvfs),
+        sriov_drivers_autoprobe=found.flag("sriov_drivers_autoprobe"),
+        sriov_offset=found.number("sriov_offset"),
+        sriov_stride=found.number("sriov_stride"),
+        reset_method=tuple((found.read("reset_method") or "").split()),
+        power_state=found.read("power_state"),
+        power_control=tree.read(directory / "power/control") or None,
+        runtime_status=runtime_status,
+        d3cold_allowed=found.flag("d3cold_allowed"),
+        header_type=header_type(config),
+        is_responsive=is_alive(config),
+        bars=tuple(bars_of(found, is_asleep=is_asleep)),
+        vram=found.number("mem_info_vram_total"),
+        is_boot_display=False,
     )
 
 

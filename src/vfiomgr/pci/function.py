@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
-from vfiomgr import paths
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import Bar, PciAddress, is_address
 
@@ -59,6 +58,14 @@ class Function:
         """The names in a directory of the function."""
         return self.tree.children(self.directory / name) if name in self.entries else []
 
+    def number(self, attribute: str) -> int | None:
+        """An attribute that is a whole number."""
+        return number_in(self.read(attribute))
+
+    def flag(self, attribute: str) -> bool | None:
+        """An attribute of 0 or 1."""
+        return flag(self.read(attribute))
+
 
 class Identifiers(NamedTuple):
     """The IDs of a function, hexadecimal digits without prefix."""
@@ -75,7 +82,7 @@ def identifiers_of(tree: HostTree, directory: HostPath, modalias: str | None) ->
         parts = [part.lower() for part in match.groups()]
         return Identifiers(parts[0], parts[1], f"{parts[2]}:{parts[3]}", "".join(parts[4:]))
     vendor, device, code, subvendor, subdevice = (
-        _hexadecimal(tree.read(directory / attribute))
+        hexadecimal(tree.read(directory / attribute))
         for attribute in ("vendor", "device", "class", "subsystem_vendor", "subsystem_device")
     )
     if not (vendor and device and code):
@@ -89,120 +96,12 @@ def bridge_path(tree: HostTree, directory: HostPath) -> str:
     return target.partition("devices/")[2].rpartition("/")[0]
 
 
-class BusLocation(TypedDict):
-    """The location of a function."""
-
-    bridge_path: str
-    iommu_group: int | None
-    numa_node: int | None
-
-
-def place_of(function: Function) -> BusLocation:
-    """Read the location of a function; node -1 means that the firmware did not report one."""
-    node = _number(function.read("numa_node"))
-    return BusLocation(
-        bridge_path=bridge_path(function.tree, function.directory),
-        iommu_group=_number(function.link_name("iommu_group")),
-        numa_node=None if node is None or node < 0 else node,
-    )
-
-
-class Service(TypedDict):
-    """The driver of a function, and what it offers to programs and guests."""
-
-    driver: str | None
-    vfio_device: str | None
-    vfio_cdev: bool
-    nodes: tuple[str, ...]
-
-
-def service_of(function: Function) -> Service:
-    """Read the driver of a function and the nodes that belong to it."""
-    driver = function.link_name("driver")
-    vfio_device = next(iter(function.children("vfio-dev")), None)
-    return Service(
-        driver=driver,
-        vfio_device=vfio_device,
-        vfio_cdev=vfio_device is not None and function.tree.exists(paths.VFIO_CDEVS / vfio_device),
-        nodes=nodes_of(function, driver),
-    )
-
-
-class Sriov(TypedDict):
-    """The virtual functions of a function, or its physical function."""
-
-    physical_function: PciAddress | None
-    virtual_functions: tuple[PciAddress, ...]
-    sriov_totalvfs: int | None
-    sriov_numvfs: int | None
-    sriov_drivers_autoprobe: bool | None
-    sriov_offset: int | None
-    sriov_stride: int | None
-
-
-def sriov_of(function: Function, sriov_numvfs: str | None) -> Sriov:
-    """Read the SR-IOV attributes; reading sriov_numvfs takes the lock of the device."""
-    return Sriov(
-        physical_function=_address(function.link_name("physfn")),
-        virtual_functions=virtual_functions_of(function),
-        sriov_totalvfs=_number(function.read("sriov_totalvfs")),
-        sriov_numvfs=_number(sriov_numvfs),
-        sriov_drivers_autoprobe=flag(function.read("sriov_drivers_autoprobe")),
-        sriov_offset=_number(function.read("sriov_offset")),
-        sriov_stride=_number(function.read("sriov_stride")),
-    )
-
-
 def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
     """Sorted by index, which may differ from the order of their addresses."""
     names = (name for name in function.entries if name.startswith("virtfn"))
     links = sorted((int(match[1]), match[0]) for match in map(_VIRTFN.fullmatch, names) if match)
-    targets = (_address(function.link_name(name)) for _, name in links)
+    targets = (address_in(function.link_name(name)) for _, name in links)
     return tuple(target for target in targets if target)
-
-
-class Power(TypedDict):
-    """Reset methods and power state of a function."""
-
-    reset_method: tuple[str, ...]
-    power_state: str | None
-    power_control: str | None
-    runtime_status: str | None
-    d3cold_allowed: bool | None
-
-
-def power_of(function: Function) -> Power:
-    """Read the reset and power attributes of a function."""
-    tree, directory = function.tree, function.directory
-    return Power(
-        reset_method=tuple((function.read("reset_method") or "").split()),
-        power_state=function.read("power_state"),
-        power_control=tree.read(directory / "power/control") or None,
-        runtime_status=tree.read(directory / "power/runtime_status") or None,
-        d3cold_allowed=flag(function.read("d3cold_allowed")),
-    )
-
-
-class Registers(TypedDict):
-    """The start of the configuration space of a function, and its BARs."""
-
-    revision: str
-    header_type: int | None
-    is_responsive: bool
-    bars: tuple[Bar, ...]
-    vram: int | None
-
-
-def registers_of(function: Function, *, is_asleep: bool) -> Registers:
-    """Read the BARs and, unless that wakes or hangs the device, the configuration header."""
-    config = b"" if is_asleep else config_header(function.tree, function.directory)
-    return Registers(
-        revision=_hexadecimal(function.read("revision")) or "00",
-        header_type=_header_type(config),
-        is_responsive=is_alive(config),
-        bars=tuple(_bars(function, is_asleep=is_asleep)),
-        vram=_number(function.read("mem_info_vram_total")),
-    )
 
 
 def config_header(tree: HostTree, directory: HostPath) -> bytes:
@@ -215,13 +114,14 @@ def is_alive(config: bytes) -> bool:
     return not config or config.count(0xFF) < len(config)
 
 
-def _header_type(config: bytes) -> int | None:
+def header_type(config: bytes) -> int | None:
+    """The type of the header, without the bit for several functions; None if unknown."""
     if len(config) <= _HEADER_TYPE_OFFSET or not is_alive(config):
         return None
     return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
 
 
-def _bars(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
+def bars_of(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
     """The six BARs of `resource`: start, end and flags, one line each."""
     for index, line in enumerate((function.read("resource") or "").splitlines()[:_BARS]):
         match = None if line.endswith(_NO_FLAGS) else _RESOURCE.fullmatch(line)
@@ -245,7 +145,7 @@ def _largest(function: Function, index: int) -> int | None:
 
     See sysfs-bus-pci in Documentation/ABI/testing, as of Linux 6.1.
     """
-    sizes = _hexadecimal(function.read(f"resource{index}_resize"))
+    sizes = hexadecimal(function.read(f"resource{index}_resize"))
     if sizes is None or not _HEXADECIMAL.fullmatch(sizes):
         return None
     bits = int(sizes, 16).bit_length()
@@ -262,15 +162,18 @@ def flag(text: str | None) -> bool | None:
     return text == "1" if text else None
 
 
-def _hexadecimal(text: str | None) -> str | None:
+def hexadecimal(text: str | None) -> str | None:
+    """Digits of a hexadecimal attribute, in lower case and without prefix."""
     return None if not text else text.removeprefix("0x").lower()
 
 
-def _number(text: str | None) -> int | None:
+def number_in(text: str | None) -> int | None:
+    """A whole number in a text."""
     return int(text) if text is not None and _INTEGER.fullmatch(text) else None
 
 
-def _address(name: str | None) -> PciAddress | None:
+def address_in(name: str | None) -> PciAddress | None:
+    """The address that is a name in sysfs."""
     return PciAddress.parse(name) if name is not None and is_address(name) else None
 
 
