@@ -82,12 +82,16 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     )
     meanwhile, after = _records(host, name, rules.written)
     steps: list[Step] = [
-        *_replaced(host, RECORD, meanwhile),
-        *_replaced(host, FILE, request.text),
+        *persistence_plan.replaced(host, RECORD, meanwhile),
+        *persistence_plan.replaced(host, FILE, request.text),
         *persistence_plan.unswept(host, kept.steps),
         *kept.steps,
         *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
-        *(step for path, text in services.items() for step in _replaced(host, path, text)),
+        *(
+            step
+            for path, text in services.items()
+            for step in persistence_plan.replaced(host, path, text)
+        ),
     ]
     return Plan(
         summary=f"install the layout {name}",
@@ -122,10 +126,10 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     return Plan(
         summary=f"uninstall the layout{f' {installed.name}' if installed else ''}",
         steps=(
-            *(step for path in services for step in _replaced(host, path, None)),
+            *(step for path in services for step in persistence_plan.replaced(host, path, None)),
             *persistence_plan.unswept(host, kept.steps),
             *kept.steps,
-            *(step for path in files for step in _replaced(host, path, None)),
+            *(step for path in files for step in persistence_plan.replaced(host, path, None)),
         ),
         locks=(LOCK, *kept.locks),
         notes=(*_left_notes(host, installed), *kept.notes, *_staying_notes()),
@@ -236,10 +240,6 @@ def _services(host: HostSnapshot, request: InstallLayout) -> dict[str, str | Non
 def _kept_allowances(request: InstallLayout) -> tuple[str, ...]:
     """The overrides that apply at each boot; in-use only concerns the present."""
     return tuple(sorted(request.apply.allow - {"in-use"}))
-
-
-def _replaced(host: HostSnapshot, path: str, text: str | None) -> Iterator[ReplaceFile]:
-    return persistence_plan.replaced(host, path, text)
 
 
 # ---- what is told
