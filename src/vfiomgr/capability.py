@@ -54,9 +54,7 @@ register(
     Capability(
         "vfiomgr.passthrough", values=("steps",), plans=("plan", "reset"), applies=("apply",)
     ),
-    Capability(
-        "vfiomgr.persistence", values=("steps",), plans=("plan", "file_changes"), applies=("apply",)
-    ),
+    Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(
         "vfiomgr.sriov", values=("steps",), plans=("plan", "quota_plan"), applies=("apply",)
     ),

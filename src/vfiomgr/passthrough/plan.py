@@ -25,6 +25,7 @@ from vfiomgr.passthrough.steps import (
 )
 from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant
 from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
 
@@ -103,7 +104,7 @@ def plan_bind(
             *guards.taking(host, moving),
             *guards.foreign_members(host, targets, request, going),
             *reset.diagnostics(host, named, request),
-            *(persistence_plan.diagnostics(host, targets) if request.persist else ()),
+            *(installed_layout.diagnostics(host, targets) if request.persist else ()),
         ],
         request.allow,
     )

@@ -1,15 +1,25 @@
-"""The installed layout: its file, its rules, and the units that apply it."""
+"""The installed layout: its file, its rules, the units that apply it, and what it binds."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import refuse
+from vfiomgr.diagnostic import blocker, refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.paths import HostPath
-from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
+from vfiomgr.persistence.model import SANDBOX, UNITS, render_rule, require_plain, rule_file
 from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.persistence.model import PersistedBinding
+    from vfiomgr.snapshot.model import HostSnapshot
 
 DIRECTORY = HostPath("/etc/vfiomgr")
 FILE = DIRECTORY / "layout.yaml"
@@ -186,3 +196,67 @@ def _word(name: str) -> str:
     for special, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         name = name.replace(special, escaped)
     return f'"{name}"'
+
+
+_parsed = lru_cache(maxsize=1)(parse_record)
+"""Cached, because every function of a plan needs it."""
+
+
+def layout_name(host: HostSnapshot) -> str:
+    """The name of the installed layout."""
+    installed = _installed(host)
+    return installed.name if installed is not None else ""
+
+
+def of_layout(host: HostSnapshot, address: PciAddress) -> WrittenRule | None:
+    """The installed layout's rule for a function, or its record that there must be none.
+
+    A rule that was changed since no longer belongs to the layout.
+    """
+    installed = _installed(host)
+    path = rule_file(address)
+    for rule in installed.rules if installed is not None else ():
+        if rule.path == path and (rule.is_absence or rule.is_as_written(host.file(path))):
+            return rule
+    return None
+
+
+def _installed(host: HostSnapshot) -> InstalledLayout | None:
+    text = host.file(RECORD)
+    return None if text is None else _parsed(text)
+
+
+def diagnostics(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Diagnostic]:
+    """Refuse functions that the installed layout pins, which a rule would prevent."""
+    for device in devices:
+        rule = of_layout(host, device.address)
+        if rule is not None and rule.is_absence:
+            yield blocker(
+                "set-by-layout",
+                device,
+                f"the installed layout {layout_name(host)} sets reset_method or d3cold of {device} "
+                "on its host driver, which a rule would prevent",
+                "leave out --persist (the layout binds it at each boot), or first run: "
+                "vfiomgr layout uninstall",
+            )
+
+
+def replacement_notes(host: HostSnapshot, wanted: Iterable[PersistedBinding]) -> Iterator[str]:
+    """Report rules of the layout that the plan replaces."""
+    for binding in wanted:
+        rule = of_layout(host, binding.address)
+        if rule is not None and not rule.is_as_written(render_rule(binding)):
+            yield (
+                f"replacing the rule of the layout {layout_name(host)} for {binding.address}; at "
+                "boot the layout is applied after all rules and takes precedence"
+            )
+
+
+def removal_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterator[str]:
+    """Report functions that the layout binds again, with or without rules."""
+    names = [str(address) for address in addresses if of_layout(host, address) is not None]
+    if names:
+        yield (
+            f"the installed layout {layout_name(host)} binds {', '.join(names)} again at the next "
+            "boot; to prevent it: vfiomgr layout uninstall"
+        )

@@ -18,8 +18,8 @@ from vfiomgr.host.owners import NodeOwner, weakness
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.persistence.facts import has_systemd
+from vfiomgr.persistence.installed_layout import of_layout
 from vfiomgr.persistence.model import require_plain
-from vfiomgr.persistence.plan import of_layout
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

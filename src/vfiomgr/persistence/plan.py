@@ -1,17 +1,21 @@
-"""Plans for udev rules, hooks and node owners, with respect to an installed layout."""
+"""Plans for udev rules, hooks, node owners and prepared configuration files."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import Diagnostic, blocker
+from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
 from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.model import is_vfio_driver
-from vfiomgr.persistence.installed_layout import RECORD, parse_record
+from vfiomgr.persistence.installed_layout import (
+    layout_name,
+    of_layout,
+    removal_notes,
+    replacement_notes,
+)
 from vfiomgr.persistence.model import (
     COMMANDS,
     MODES,
@@ -24,6 +28,7 @@ from vfiomgr.persistence.model import (
     rule_file,
 )
 from vfiomgr.persistence.steps import (
+    ChangeFiles,
     ForgetPersisted,
     ImportDriverctl,
     LoadModule,
@@ -39,75 +44,11 @@ if TYPE_CHECKING:
     from vfiomgr.host.owners import NodeAccess, NodeOwner
     from vfiomgr.passthrough.steps import Bind, Unbind
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.persistence.installed_layout import InstalledLayout, WrittenRule
     from vfiomgr.persistence.model import DriverctlOverride
+    from vfiomgr.persistence.steps import FileChange
     from vfiomgr.snapshot.model import HostSnapshot
 
     Bindings = dict[PciAddress, PersistedBinding]
-
-
-_parsed = lru_cache(maxsize=1)(parse_record)
-"""Cached, because every function of a plan needs it."""
-
-
-def layout_name(host: HostSnapshot) -> str:
-    """The name of the installed layout."""
-    installed = _installed(host)
-    return installed.name if installed is not None else ""
-
-
-def of_layout(host: HostSnapshot, address: PciAddress) -> WrittenRule | None:
-    """The installed layout's rule for a function, or its record that there must be none.
-
-    A rule that was changed since no longer belongs to the layout.
-    """
-    installed = _installed(host)
-    path = rule_file(address)
-    for rule in installed.rules if installed is not None else ():
-        if rule.path == path and (rule.is_absence or rule.is_as_written(host.file(path))):
-            return rule
-    return None
-
-
-def _installed(host: HostSnapshot) -> InstalledLayout | None:
-    text = host.file(RECORD)
-    return None if text is None else _parsed(text)
-
-
-def diagnostics(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Diagnostic]:
-    """Refuse functions that the installed layout pins, which a rule would prevent."""
-    for device in devices:
-        rule = of_layout(host, device.address)
-        if rule is not None and rule.is_absence:
-            yield blocker(
-                "set-by-layout",
-                device,
-                f"the installed layout {layout_name(host)} sets reset_method or d3cold of {device} "
-                "on its host driver, which a rule would prevent",
-                "leave out --persist (the layout binds it at each boot), or first run: "
-                "vfiomgr layout uninstall",
-            )
-
-
-def replacement_notes(host: HostSnapshot, wanted: Iterable[PersistedBinding]) -> Iterator[str]:
-    """Report rules of the layout that the plan replaces."""
-    for binding in wanted:
-        rule = of_layout(host, binding.address)
-        if rule is not None and not rule.is_as_written(render_rule(binding)):
-            yield (
-                f"replacing the rule of the layout {layout_name(host)} for {binding.address}; at "
-                "boot the layout is applied after all rules and takes precedence"
-            )
-
-
-def removal_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Iterator[str]:
-    """Report functions that the layout binds again, with or without rules."""
-    names = [str(address) for address in addresses if of_layout(host, address) is not None]
-    if names:
-        yield (
-            f"the installed layout {layout_name(host)} binds {', '.join(names)} again at the next "
-            "boot; to prevent it: vfiomgr layout uninstall"
-        )
 
 
 LOCK = "persistence"
@@ -416,3 +357,41 @@ def _staying_notes(host: HostSnapshot, addresses: Iterable[PciAddress]) -> Itera
     for device in host.devices:
         if device.address in addresses and device.is_on_vfio:
             yield f"{device} stays on {device.driver} until vfiomgr unbind {device.address}"
+
+
+@plans(ChangeFiles)
+def plan_change(host: HostSnapshot, request: ChangeFiles) -> Plan:
+    """Plan the remaining changes; an interrupted run may have made some of them.
+
+    Raises:
+        Refusal: a file has none of the expected texts.
+
+    """
+    wanted = set(_remaining(host, request))
+    steps = tuple(
+        ReplaceFile(change.path, change.before, change.after, change.mode)
+        for number, change in enumerate(request.changes)
+        if number in wanted
+    )
+    return Plan(
+        request.summary,
+        steps,
+        locks=request.locks,
+        notes=request.notes,
+        already=() if steps else request.already,
+    )
+
+
+def _remaining(host: HostSnapshot, request: ChangeFiles) -> Iterator[int]:
+    """The indices of the remaining changes."""
+    by_path: dict[str, list[tuple[int, FileChange]]] = {}
+    for numbered in enumerate(request.changes):
+        by_path.setdefault(numbered[1].path, []).append(numbered)
+    for path, changes in by_path.items():
+        texts = [changes[0][1].before, *(change.after for _, change in changes)]
+        current = host.file(path)
+        if current not in texts:
+            message = f"{path} was changed by another program during this run"
+            refuse("file-changed", path, message, "check the file, then run the command again")
+        done = len(texts) - 1 - texts[::-1].index(current)
+        yield from (number for number, _ in changes[done:])
