@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
 
-
-if TYPE_CHECKING:
     Questions = Mapping[str, Callable[[], Iterable[str | None]]]
 
 DEADLINE = 1.0

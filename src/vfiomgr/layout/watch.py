@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.library import Host
 
-
-if TYPE_CHECKING:
-    Correct = Callable[[ApplyLayout, str], Outcome | VfiomgrError | None]
+    Result = Outcome | VfiomgrError
+    Correct = Callable[[ApplyLayout, str], Result | None]
 
 QUIET = 0.25
 """Seconds without an event before the host is compared."""
@@ -283,10 +282,6 @@ def _event_of(
     return WatchEvent(
         event, difference.device, difference.name, difference.found, difference.wanted
     )
-
-
-if TYPE_CHECKING:
-    Result = Outcome | VfiomgrError
 
 
 def apply_parts(request: ApplyLayout, work: ApplyContext) -> tuple[tuple[str, Result], ...]:

@@ -204,8 +204,7 @@ class NoRoom(Exception):  # noqa: N818 - an answer for callers here
         self.end = end
 
 
-_MIB = 1 << 20
-_WINDOW = 256 * _MIB
+_WINDOW = 256 * MIB
 """The size of the BAR that GPUs show of their memory where it is not resized."""
 _INTEL = "8086"
 
@@ -236,18 +235,18 @@ def memory_of(host: HostSnapshot, device: PciDevice) -> GpuMemory | None:
     if known:
         return GpuMemory(known, is_certain=True)
     size = max((bar.size for bar in device.bars if _shows_all(device, bar)), default=0)
-    return GpuMemory(size // _MIB, is_certain=False) if size else None
+    return GpuMemory(size // MIB, is_certain=False) if size else None
 
 
 def _reported(host: HostSnapshot, device: PciDevice) -> Iterator[int]:
     """MiB, as amdgpu, nvidia-smi, Intel's quotas and NVIDIA's vGPU types have it."""
     if device.vram is not None:
-        yield device.vram // _MIB
+        yield device.vram // MIB
     mode, quotas = host.gpu_mode(device), host.quotas_of(device)
     if mode is not None and mode.framebuffer is not None:
         yield mode.framebuffer
     if quotas is not None and quotas.memory is not None:
-        yield quotas.memory // _MIB
+        yield quotas.memory // MIB
     for kind in host.types_of_gpu(str(device.address)):
         if kind.series and kind.framebuffer and kind.max_instances:
             yield kind.framebuffer * kind.max_instances

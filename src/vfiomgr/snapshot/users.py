@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
 
+    Disks = Mapping[str, tuple[PciAddress, ...]]
+
 
 _SANDBOX = re.compile(r"sandbox-([0-9a-f]{12,64})")
 """What Kata has QEMU call its guest: see buildName in virtcontainers/qemu.go."""
@@ -63,9 +65,6 @@ def _pod_in(text: str) -> str | None:
         return None  # not what a runtime writes
     return None
 
-
-if TYPE_CHECKING:
-    Disks = Mapping[str, tuple[PciAddress, ...]]
 
 _PROC = HostPath("/proc")
 _VFIO = "/dev/vfio/"

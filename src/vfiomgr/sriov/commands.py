@@ -22,7 +22,7 @@ from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.passthrough.named import virtual_functions
 from vfiomgr.sriov.steps import ChangeQuotas, SetQuotas, SetVfCount, SetVirtualFunctions
-from vfiomgr.units import mebibytes
+from vfiomgr.units import MIB, mebibytes
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 
@@ -45,7 +45,6 @@ _QUOTA_HEADINGS = (
     wrapped("NOTES"),
 )
 _LARGEST = (1 << 32) - 1
-_MIB = 1 << 20
 
 
 def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +77,7 @@ def share_of(
     priority: Priority | None,
 ) -> VfQuota | None:
     """The quota of the options; None if no option is given."""
-    memory = None if vf_memory is None else mebibytes("--vf-memory", vf_memory) * _MIB
+    memory = None if vf_memory is None else mebibytes("--vf-memory", vf_memory) * MIB
     share = VfQuota(memory, exec_quantum, preempt_timeout, priority)
     return share if share.quantities else None
 

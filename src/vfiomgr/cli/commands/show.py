@@ -29,6 +29,7 @@ from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
+from vfiomgr.units import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-_GIB = 1 << 30
-_MIB = 1 << 20
 _KIB = 1 << 10
 _MOST = 3
 """Lines of one kind at most, so that the output fits on a screen; JSON has all."""
@@ -234,7 +233,7 @@ def _readiness(
 
 
 def _size(size: int) -> str:
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (_KIB, "KiB")):
         if size >= unit:
             return f"{size // unit} {name}"
     return f"{size} B"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,6 +32,8 @@ from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.named import VgpuOutcome
@@ -56,6 +58,11 @@ add_commands(vgpu)
 
 vgpu.add_command(instances)
 vgpu.add_command(mode)
+
+
+def _parent_option(text: str) -> Callable[[Any], Any]:
+    """The option that names a parent of vGPUs; `text` is its help."""
+    return click.option("--parent", metavar="DEVICE", shell_complete=complete_parent, help=text)
 
 
 def _list_types(session: Session, parent: str | None) -> None:
@@ -179,12 +186,7 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 @vgpu.command("list")
 @click.option("--defined", is_flag=True, help="List definitions, active or not.")
 @click.option("--types", is_flag=True, help="List types, and how many more fit on each GPU.")
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="Only types of this GPU or virtual function.",
-)
+@_parent_option("Only types of this GPU or virtual function.")
 @libvirt_options
 @session_options(*READING, "timeout")
 @pass_session
@@ -249,12 +251,7 @@ def list_vgpus(
 @click.option(
     "--count", type=WholeNumber(1), default=1, metavar="N", help="Create N vGPUs, all or none."
 )
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="Use this GPU or virtual function.",
-)
+@_parent_option("Use this GPU or virtual function.")
 @click.option(
     "--numa",
     "numa_node",
@@ -331,12 +328,7 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
 @vgpu.command("remove")
 @click.argument("name", nargs=-1, shell_complete=complete_vgpu)
 @click.option("--all", "every", is_flag=True, help="Remove all vGPUs created by vfiomgr.")
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="With --all: only vGPUs of this device.",
-)
+@_parent_option("With --all: only vGPUs of this device.")
 @allow_option("in-use", text="Try even if a guest uses the vGPU (see --timeout).")
 @session_options(*CHANGING)
 @pass_session

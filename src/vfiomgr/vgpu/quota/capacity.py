@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse
+from vfiomgr.units import MIB
 from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 from vfiomgr.vgpu.quota.model import SHARED, in_bytes
@@ -174,7 +175,6 @@ def _without(device: PciDevice, option: str = "the quotas") -> str:
 
 TYPE = "vf"
 """The only type of such vGPUs; their resources are set by quotas."""
-_MIB = 1 << 20
 
 
 def function_vgpus(host: HostSnapshot) -> tuple[Vgpu, ...]:
@@ -256,14 +256,14 @@ def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tup
     size = sizes.pop() if len(sizes) == 1 else None
     left = None
     if quotas is not None and quotas.memory is not None:
-        left = max(0, quotas.memory - quotas.taken) // _MIB
+        left = max(0, quotas.memory - quotas.taken) // MIB
     kind = VgpuType(
         id=TYPE,
         name="virtual function",
         description=None,
         device_api="vfio-pci",
         series=None,
-        framebuffer=size // _MIB if size else None,
+        framebuffer=size // MIB if size else None,
         heads=None,
         resolution=None,
         max_instances=total,
@@ -284,7 +284,7 @@ def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tup
 def _note(device: PciDevice, made: int, total: int, left: int | None) -> str:
     if device.driver == GIM:
         return f"{made} of {total} created; AMD's GIM creates them when loaded (vf_num)"
-    memory = "" if left is None else f", {in_bytes(left * _MIB)} of memory left"
+    memory = "" if left is None else f", {in_bytes(left * MIB)} of memory left"
     if made:
         return f"{made} of {total} created, all at once{memory}: vfiomgr sriov set"
     return f"all are created at once{memory}: vfiomgr sriov set {device.address} N"

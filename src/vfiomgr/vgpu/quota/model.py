@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.units import GIB, MIB
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ _CHOSEN = re.compile(r"\[(\w+)\]")
 _IN_BYTES = ("vram_quota", "lmem_quota", "ggtt_quota")
 _LARGEST_UNIT = 64 << 20
 """Bytes by which a memory quota may exceed the request; drivers align it, currently to 2 MiB."""
-_MIB = 1 << 20
-_GIB = 1 << 30
 
 
 class QuotaAttribute(Value):
@@ -259,7 +258,7 @@ def is_met(name: str, wanted: str, text: str | None) -> bool:
 
 def in_bytes(size: int) -> str:
     """`4 GiB`, `1536 MiB`."""
-    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB")):
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
         if size and size % unit == 0:
             return f"{size // unit} {name}"
     return f"{size} bytes" if size else "0"
