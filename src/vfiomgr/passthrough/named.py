@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.errors import UsageError, chosen, forbid_alone, forbid_together, require_choice
@@ -67,29 +67,20 @@ class Bind:
 
         """
         said = self.options
-        persist, update = said.get("persist", False), said.get("update_initramfs", False)
-        only, with_group = said.get("only", False), said.get("with_group", False)
-        _refuse_contradictions(only=only, with_group=with_group)
-        if update and not persist:
+        _refuse_contradictions(said)
+        if said.get("update_initramfs") and not said.get("persist"):
             forbid_alone("--update-initramfs", "--persist", "no udev rule changes")
         require_choice("--reset-method", said.get("reset_method"), RESET_METHODS)
         allow = chosen("--allow", said.get("allow", ()), OVERRIDES)
         addresses = _addresses(host, self.devices)
         owner = said.get("owner")
         tree = host.tree if owner is not None and host.snapshot is None else None
-        return passthrough_steps.Bind(
-            addresses,
-            driver=said.get("driver"),
-            only=only,
-            with_group=with_group,
-            allow=allow,
-            reset_method=said.get("reset_method"),
-            no_d3cold=said.get("no_d3cold", False),
-            persist=persist,
-            owner=None if owner is None else find_owner(tree, owner),
-            update_initramfs=update,
-            program=_program(host) if persist else None,
-        )
+        resolved: dict[str, Any] = {
+            "allow": allow,
+            "owner": None if owner is None else find_owner(tree, owner),
+            "program": program_for_units(host) if said.get("persist") else None,
+        }
+        return passthrough_steps.Bind(addresses, **{**said, **resolved})
 
 
 class UnbindOptions(TypedDict, total=False):
@@ -122,20 +113,12 @@ class Unbind:
 
         """
         said = self.options
-        forget, update = said.get("forget", False), said.get("update_initramfs", False)
-        only, with_group = said.get("only", False), said.get("with_group", False)
-        _refuse_contradictions(only=only, with_group=with_group)
-        if update and not forget:
+        _refuse_contradictions(said)
+        if said.get("update_initramfs") and not said.get("forget"):
             forbid_alone("--update-initramfs", "--forget", "no udev rule changes")
-        allow = chosen("--allow", said.get("allow", ()), ("in-use",))
-        return passthrough_steps.Unbind(
-            _addresses(host, self.devices),
-            only=only,
-            with_group=with_group,
-            allow=allow,
-            forget=forget,
-            update_initramfs=update,
-        )
+        resolved: dict[str, Any] = {"allow": chosen("--allow", said.get("allow", ()), ("in-use",))}
+        addresses = _addresses(host, self.devices)
+        return passthrough_steps.Unbind(addresses, **{**said, **resolved})
 
 
 class Reset:
@@ -209,12 +192,7 @@ def _addresses(host: HostSource, devices: tuple[str | PciAddress, ...]) -> tuple
     return host.addresses(devices)
 
 
-def _program(host: HostSource) -> str | None:
-    """The program that the service runs to bind hot-plugged functions."""
-    return program_for_units(host)
-
-
-def _refuse_contradictions(*, only: bool, with_group: bool) -> None:
-    if only and with_group:
+def _refuse_contradictions(said: BindOptions | UnbindOptions) -> None:
+    if said.get("only") and said.get("with_group"):
         why = "one excludes functions of the slot, the other includes all of the group"
         forbid_together("--function-only", "--with-group", why)
