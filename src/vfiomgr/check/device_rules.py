@@ -223,15 +223,13 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
             "weak-reset",
             "info",
             "a GPU has no function-level reset",
-            tuple(f"{_DEVICES}/{d.address}/reset_method: {_methods(d)}" for d in devices),
+            tuple(
+                f"{_DEVICES}/{d.address}/reset_method: {' '.join(d.reset_method)}" for d in devices
+            ),
             "a bus reset affects all functions below the port, and a power-management reset may "
             "keep state: some GPUs do not start a second time",
             "start, stop and start a guest as a test",
         )
-
-
-def _methods(device: PciDevice) -> str:
-    return " ".join(device.reset_method)
 
 
 def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:

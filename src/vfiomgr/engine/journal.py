@@ -358,11 +358,7 @@ def _prune(tree: HostTree) -> None:
             records = read_journal(tree, name)
         except (FileNotFoundError, NotARecord, InvalidDocument):
             continue
-        if records and _is_about_layout(records[0]) and left:
+        if left and records and records[0]["request"].get("kind") in _ABOUT_LAYOUTS:
             left -= 1  # revert takes them back
         elif is_settled or not records:
             tree.remove(DIRECTORY / name)
-
-
-def _is_about_layout(plan: dict[str, Any]) -> bool:
-    return plan["request"].get("kind") in _ABOUT_LAYOUTS

@@ -81,9 +81,11 @@ def _functions(host: HostSnapshot, device: PciDevice, divided: set[str]) -> Iter
     virtual = [host.device(address) for address in device.virtual_functions]
     of_guests = [vf for vf in virtual if vf.is_on_vfio]
     settings = {tuple(_settings(host, vf).items()) for vf in of_guests}
-    if of_guests == virtual and len(settings) == 1 and _fits_functions(dict(*settings)):
-        yield {**rule, "functions": "passthrough", **dict(*settings)}
-        return
+    if of_guests == virtual and len(settings) == 1:
+        common: _Rule = dict(*settings)
+        if common.keys() <= {"driver", "owner"}:
+            yield {**rule, "functions": "passthrough", **common}
+            return
     yield rule
     yield from (_one(host, vf) for vf in of_guests)
 
@@ -95,10 +97,6 @@ def _one(host: HostSnapshot, function: PciDevice) -> _Rule:
         "state": "passthrough",
         **_settings(host, function),
     }
-
-
-def _fits_functions(settings: _Rule) -> bool:
-    return settings.keys() <= {"driver", "owner"}
 
 
 def _passthrough(host: HostSnapshot) -> Iterator[_Rule]:
@@ -326,7 +324,9 @@ class _HostRules:
         if not is_there:
             self._left.append(f"mdevctl: {gpu} is not present now, so its rule has at_least: 0")
         return VgpuRule(
-            select=Selector(address=(gpu,)) if isinstance(gpu, PciAddress) else _named(gpu),
+            select=Selector(address=(gpu,))
+            if isinstance(gpu, PciAddress)
+            else Selector(parent=(gpu,)),
             state="vgpu",
             at_least=1 if is_there else 0,
             vgpus=tuple(
@@ -354,10 +354,6 @@ class _HostRules:
             elif pair.strip():
                 why = "not name=value"
                 self._left.append(f"mdevctl, {definition.path}: {pair.strip()!r}: {why}")
-
-
-def _named(parent: str) -> Selector:
-    return Selector(parent=(parent,))
 
 
 def _order(gpu: PciAddress | str) -> tuple[int, PciAddress, str]:

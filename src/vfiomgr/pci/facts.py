@@ -84,7 +84,8 @@ def read_devices(
             warnings.warn(f"{name} is omitted: {error}", stacklevel=2)
         else:
             found += [device] if device else []
-            unidentified += [name] if device is None and _is_there(tree, name) else []
+            if device is None and tree.exists(paths.PCI_DEVICES / name):
+                unidentified.append(name)
     found = [
         replace(device, serial=read_serial(tree, device.address))
         if device.address.slot in serials_of
@@ -93,10 +94,6 @@ def read_devices(
     ]
     devices = tuple(sorted(found, key=lambda device: device.address))
     return devices, tuple(sorted(unidentified, key=PciAddress.parse))
-
-
-def _is_there(tree: HostTree, name: str) -> bool:
-    return tree.exists(paths.PCI_DEVICES / name)
 
 
 class Locked(Value):

@@ -248,7 +248,8 @@ def _described(
     tree: HostTree, used: Mapping[str, AbstractSet[str]], disks: Disks
 ) -> tuple[DeviceUser, ...]:
     """The processes that use each node."""
-    guests = _guests(tree, [pid for pid, nodes in used.items() if any(map(_is_vfio, nodes))])
+    of_vfio = [pid for pid, nodes in used.items() if any(n.startswith(_VFIO) for n in nodes)]
+    guests = _guests(tree, of_vfio)
     return tuple(
         user
         for pid, nodes in used.items()
@@ -266,10 +267,6 @@ def _users(
     for node in nodes:
         functions = disks.get(node, ())
         yield DeviceUser(node, int(pid), command, unit, functions, guest, pod)
-
-
-def _is_vfio(node: str) -> bool:
-    return node.startswith(_VFIO)
 
 
 def _guests(tree: HostTree, pids: Iterable[str]) -> dict[str, str | None]:

@@ -208,15 +208,13 @@ def _asked(tree: HostTree) -> tuple[ByInterface, ByInterface] | None:
     found = ask_routing(tree)
     if found is None:
         return None
-    indices = {name: int(tree.read(NETWORK / name / "ifindex") or 0) for name in _names(tree)}
+    indices = {
+        name: int(tree.read(NETWORK / name / "ifindex") or 0) for name in tree.children(NETWORK)
+    }
     return (
         {name: found.addresses.get(index, ()) for name, index in indices.items()},
         {name: found.routes.get(index, ()) for name, index in indices.items()},
     )
-
-
-def _names(tree: HostTree) -> list[str]:
-    return tree.children(NETWORK)
 
 
 def _rows(tree: HostTree, table: str) -> Rows:

@@ -27,7 +27,7 @@ from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from vfiomgr.engine.run import Outcome
     from vfiomgr.pci.model import PciAddress, PciDevice
@@ -215,7 +215,7 @@ def list_physical_functions(session: Session, address: str | None) -> None:
 
 
 def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
-    drivers = [vf.driver for vf in host.devices if vf.address in device.virtual_functions]
+    drivers = [vf.driver or "" for vf in host.devices if vf.address in device.virtual_functions]
     known = host.quotas_of(device)
     return {
         "address": device.address,
@@ -226,7 +226,7 @@ def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "sriov_numvfs": device.sriov_numvfs or 0,
         "sriov_drivers_autoprobe": device.sriov_drivers_autoprobe,
         "virtual_functions": device.virtual_functions,
-        "vf_drivers": {name or "": drivers.count(name) for name in _sorted(drivers)},
+        "vf_drivers": {name: drivers.count(name) for name in sorted(set(drivers))},
         "quotas": [] if known is None else quota_items(host, known),
     }
 
@@ -242,10 +242,6 @@ def _each(host: HostSnapshot, item: dict[str, object]) -> str | None:
         if len(found) == 1
         else f"different quotas: vfiomgr sriov list {item['address']}"
     )
-
-
-def _sorted(drivers: Iterable[str | None]) -> list[str | None]:
-    return sorted(set(drivers), key=lambda name: name or "")
 
 
 def _row(item: dict[str, object]) -> tuple[str, ...]:

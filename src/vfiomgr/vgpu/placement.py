@@ -58,7 +58,7 @@ def choose(host: HostSnapshot, request: CreateVgpu) -> Placements:
 
     """
     asked = _asked_gpus(host, request)
-    fitting = {gpu.name: _serving(gpu, request) for gpu in asked}
+    fitting = {gpu.name: sorted(serving(gpu, request), key=_by_size) for gpu in asked}
     if not any(fitting.values()):
         raise _no_such_type(asked, request)
     reasons: dict[str, str] = {}
@@ -135,11 +135,6 @@ def _asked_gpus(host: HostSnapshot, request: CreateVgpu) -> list[Gpu]:
             remedy = f"create virtual functions: {'; '.join(creation(host, d) for d in lacking)}"
         raise UnknownDevice(message, remedy)
     return found
-
-
-def _serving(gpu: Gpu, request: CreateVgpu) -> list[VgpuType]:
-    """The matching types of a GPU, the smallest first."""
-    return sorted(serving(gpu, request), key=_by_size)
 
 
 def _by_size(kind: VgpuType) -> tuple[int, int, int, tuple[str, int, str]]:
