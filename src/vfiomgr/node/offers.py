@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from vfiomgr.node.model import Inventory, NodeUnit
-    from vfiomgr.snapshot.model import DeviceUser
+    from vfiomgr.snapshot.values import DeviceUser
 
     Key = tuple[str, str]
     """The name of a resource, and the ID of a device."""
