@@ -84,11 +84,9 @@ class HostError(VfiomgrError):
 class NeedsRoot(HostError):
     """The process may not change the host."""
 
-    def __init__(self, what: str = "changing devices") -> None:
-        super().__init__(
-            f"{what} requires root",
-            "run the command as root, e.g. with sudo; --dry-run shows the plan without root",
-        )
+    def __init__(self, what: str = "changing devices", *, has_plan: bool = True) -> None:
+        shown = "; --dry-run shows the plan without root" if has_plan else ""
+        super().__init__(f"{what} requires root", f"run the command as root, e.g. with sudo{shown}")
 
 
 class WriteFailed(HostError):

@@ -330,8 +330,12 @@ class Host(HostSource):
         """
         self.require_live("a snapshot has no journal", "run vfiomgr recover on the host itself")
         overridden = chosen("--allow", allow, REVERSIBLE)
-        with self.changing(only_files=not self.files.is_live) as work:
-            return recovery.recover(work, overridden, finish=finish)
+        try:
+            with self.changing(only_files=not self.files.is_live) as work:
+                return recovery.recover(work, overridden, finish=finish)
+        except NeedsRoot:
+            message = "recovering interrupted operations"
+            raise NeedsRoot(message, has_plan=False) from None
 
     def interrupted(self) -> Survey:
         """The interrupted operations that `recover` handles; unreadable journals are noted too.
@@ -345,8 +349,8 @@ class Host(HostSource):
         try:
             left = survey(self.files, self.files.read(BOOT_ID))
         except PermissionError:
-            message = "reading the journal"
-            raise NeedsRoot(message) from None
+            message = "reading the journal of interrupted operations"
+            raise NeedsRoot(message, has_plan=False) from None
         for text in unusable(left):
             self.on_note(text)
         return left

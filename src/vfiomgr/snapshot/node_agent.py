@@ -145,8 +145,8 @@ def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, bytes]
     try:
         return _exchange(path, method, page, body.encode(), _DEADLINE)
     except PermissionError:
-        what = "asking the agent"
-        raise NeedsRoot(what) from None
+        what = "querying the agent"
+        raise NeedsRoot(what, has_plan=False) from None
     except OSError as error:
         message = f"no agent answers on {path}: {error.strerror or error}"
         raise HostError(message, "start it with: vfiomgr node run") from None

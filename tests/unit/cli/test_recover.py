@@ -71,3 +71,22 @@ def test_a_dry_run_of_recover_names_all(run: Run, kernel: FakeKernel, place: Pat
     assert [item["state"] for item in json.loads(answer.stdout)["items"]] == ["left"]
     assert f"cannot read {JOURNAL}: record 1 is not a record of vfiomgr" in answer.stderr
     assert f"ignoring {DIRECTORY / 'notes.txt'}: not a journal of vfiomgr" in answer.stderr
+
+
+@pytest.mark.parametrize("line", ["recover", "recover --finish", "recover --dry-run"])
+def test_a_user_who_may_not_read_the_journal_is_told_no_other_way(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    kernel.make_directory(DIRECTORY)
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("vfiomgr.engine.journal.names", forbidden)
+    monkeypatch.setattr("vfiomgr.engine.locks.os.geteuid", lambda: 1000)
+    monkeypatch.setattr("vfiomgr.engine.locks.os.access", lambda *_: False)
+    answer = run(*line.split())
+    assert answer.status == 1
+    first, second = answer.stderr.splitlines()
+    assert first.endswith(" requires root")
+    assert second == "  remedy: run the command as root, e.g. with sudo"
