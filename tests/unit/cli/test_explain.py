@@ -83,3 +83,11 @@ def test_a_rule_is_found_in_any_case_and_rules_by_a_word(run: Run) -> None:
     rows = run("explain", "display").stdout.splitlines()[1:]
     assert len(rows) > 1
     assert any(row.startswith("boot-display ") for row in rows)
+
+
+def test_a_part_of_the_name_of_one_rule_explains_it(run: Run) -> None:
+    answer = run("explain", "carries")
+    assert answer.stdout.startswith("carries-vgpus (Devices)\n  meaning  ")
+    assert "\n  remedy   " in answer.stdout
+    several = run("explain", "boot")
+    assert several.stdout.startswith("RULE ")

@@ -84,7 +84,8 @@ def _complete_rule(
 def explain(session: Session, *, name: str | None) -> None:
     """Explain a rule, or list all rules.
 
-    RULE is the name of a rule in a finding or a refusal, or a word in the names of several rules.
+    RULE is the name of a rule in a finding or a refusal, or a part of it: if several rules match,
+    they are listed.
 
     \b
     Examples:
@@ -103,7 +104,7 @@ def explain(session: Session, *, name: str | None) -> None:
         raise UsageError(message, f"{guess}list all rules: vfiomgr explain")
     if session.format != "table":
         print_document("RuleList", {"items": found}, session.format)
-    elif not exact:
+    elif len({rule.name for rule in found}) > 1:
         columns = ("RULE", "SECTION", wrapped("MEANING"))
         print_table(columns, [(rule.name, rule.section, rule.meaning) for rule in found])
     else:
