@@ -5,14 +5,18 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import pytest
 
 from vfiomgr.cli.main import cli
+from vfiomgr.cli.options import FormerGroup, LazyGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.unit.conftest import Run
 
 
@@ -217,3 +221,42 @@ def test_a_mistake_is_a_document_on_stderr(run: Run, words: list[str], place: st
 
 def test_an_error_can_be_yaml(run: Run) -> None:
     assert "kind: Error\n" in run("show", "99:00.0", "--format", "yaml").stderr
+
+
+CHECKOUT = Path(__file__).parents[3]
+KEPT = {"help", "persist", "persist watch", "libvirt hook run", "vgpu restore", "node scan"}
+"""Unlisted commands that are no former names: services, hooks and other programs run them."""
+
+
+def former_paths(group: click.Group, path: str = "") -> Iterator[str]:
+    """The words of all former commands."""
+    if isinstance(group, LazyGroup):
+        yield from (f"{path}{name}" for name in group._unlisted)
+    for name in {*group.list_commands(click.Context(group)), *getattr(group, "_unlisted", ())}:
+        command = found(f"{path}{name}")
+        if isinstance(command, click.Group):
+            yield from former_paths(command, f"{path}{name} ")
+            hidden = (below for below, one in command.commands.items() if one.hidden)
+            yield from (f"{path}{name} {below}" for below in hidden)
+        elif isinstance(command, FormerGroup):
+            yield from (f"{path}{name} {below}" for below in command._former)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """What people read: documents, and all texts of the program, each with the file's name."""
+    code = ("src/**/*.py", "src/**/*.toml", "tools/**/*.toml")
+    for pattern in ("*.md", "docs/**/*.md", "kata/**/*", "packaging/**/*", *code):
+        for path in CHECKOUT.glob(pattern):
+            name = str(path.relative_to(CHECKOUT))
+            if path.is_file() and not name.startswith(("docs/decisions", "CHANGELOG")):
+                yield name, " ".join(path.read_text(errors="replace").split())
+
+
+def test_no_text_names_a_former_command() -> None:
+    former = {path for path in former_paths(cli) if path not in KEPT}
+    assert {"watch", "persist list", "vgpu types", "kata install", "vgpu instances set"} <= former
+    several = "|".join(re.escape(path) for path in former if " " in path)
+    single = "|".join(path for path in former if " " not in path)
+    pattern = re.compile(rf"(?:(?:vfiomgr |`)({several})|vfiomgr ({single}))(?![\w-])")
+    named = {(name, match[0]) for name, text in texts() for match in pattern.finditer(text)}
+    assert named == set()

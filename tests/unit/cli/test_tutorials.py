@@ -88,7 +88,7 @@ def transcript(run: Run, kernel: FakeKernel, line: str) -> str:
     assert words[0] == "vfiomgr"
     if "--output" in words:
         place = words.index("--output") + 1
-        words[place] = f"{kernel.root}{words[place]}"
+        words[place] = f"{kernel.root}{words[place]}" if words[place][0] == "/" else words[place]
     answer = run(*words[1:])
     if target is not None:
         if target.startswith("/"):
