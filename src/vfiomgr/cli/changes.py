@@ -237,7 +237,7 @@ def print_outcome(
     if not outcome.is_changed:
         say("nothing to do")
     if lines is None:
-        lines = (step.describe() for step in plan.steps) if outcome.is_changed else ()
+        lines = (step.report() for step in plan.steps) if outcome.is_changed else ()
     for line in lines:
         say(line)
 

@@ -358,8 +358,7 @@ def undefine(
         return
     outcome = plan_or_apply(session, UndefineVgpu(tuple(map(name_of, name)), parent))
     if outcome is not None:
-        steps = outcome.plan.steps if outcome.is_changed else ()
-        print_outcome(session, outcome, [step.describe() for step in steps])
+        print_outcome(session, outcome)
 
 
 @click.command("start")

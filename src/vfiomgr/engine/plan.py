@@ -167,6 +167,10 @@ class Step:
         """One line for people."""
         raise NotImplementedError
 
+    def report(self) -> str:
+        """One line for people, after the step was performed."""
+        return self.describe()
+
     def commands(self) -> tuple[str, ...]:
         """The equivalent shell commands; empty for records of vfiomgr itself."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
-"""The commands `vfiomgr vgpu mode`, `vfiomgr vgpu switch` and `vfiomgr vgpu instances`."""
+"""The commands `vfiomgr vgpu mode` and `vfiomgr vgpu instances`."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
@@ -36,7 +36,7 @@ _WORDS = {True: "on", False: "off", None: "-"}
 
 @click.command("mode")
 @click.argument("gpu", required=False, shell_complete=complete_gpu)
-@click.argument("to", required=False, type=click.Choice(["host", "passthrough", "vgpu"]))
+@click.argument("to", required=False, type=click.Choice(get_args(GpuUse)))
 @click.option("--heterogeneous/--homogeneous", default=None, help="Allow vGPUs of different sizes.")
 @click.option("--mig/--no-mig", default=None, help="Turn MIG (GPU instances) on or off.")
 @click.option("--functions", type=click.IntRange(1), metavar="N", help="For vgpu: number of VFs.")
@@ -73,6 +73,9 @@ def mode(
       vfiomgr vgpu mode 0000:41:00.0 --heterogeneous
       vfiomgr vgpu mode 41:00.0 --mig --dry-run
     """
+    if gpu in get_args(GpuUse):
+        message = "missing argument: GPU"
+        raise UsageError(message, f"e.g. vfiomgr vgpu mode 0000:41:00.0 {gpu}")
     if to is not None and gpu is not None:
         if mig is not None:
             name = "--mig" if mig else "--no-mig"

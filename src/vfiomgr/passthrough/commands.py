@@ -299,7 +299,11 @@ _FORMER_PERSIST = {
 
 @click.group("persist", cls=LazyGroup, table={}, unlisted=_FORMER_PERSIST)
 def persist() -> None:
-    """Bind persisted functions as they are hot-plugged: see `vfiomgr bind --persist`."""
+    """Bind persisted functions as they are hot-plugged; run by a service.
+
+    Bindings are created by `vfiomgr bind --persist`, listed by `vfiomgr list --persistent`, and
+    removed by `vfiomgr unbind --forget` or `--forget-only`.
+    """
 
 
 @persist.command("list", hidden=True)

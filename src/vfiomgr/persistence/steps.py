@@ -91,6 +91,11 @@ class ReplaceFile(Exchange, Value):
         verb = "remove" if self.after is None else "write" if self.before is None else "change"
         return f"{verb} {self.path}"
 
+    def report(self) -> str:
+        """Describe the performed step in one line."""
+        verb = "removed" if self.after is None else "wrote" if self.before is None else "changed"
+        return f"{verb} {self.path}"
+
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         path = shlex.quote(self.path)
@@ -136,6 +141,10 @@ class RebuildInitramfs(Step, Value):
     def describe(self) -> str:
         """Describe the step in one line."""
         return "rebuild the initramfs (may take minutes)"
+
+    def report(self) -> str:
+        """Describe the performed step in one line."""
+        return "rebuilt the initramfs"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""

@@ -71,7 +71,7 @@ def test_types_tell_what_is_there_apart_from_what_can_be_made(run: Run) -> None:
 def test_set_again_changes_nothing_and_clear_destroys_all(run: Run) -> None:
     first = run("vgpu", "instances", GPU, "14=2")
     assert first.stdout.splitlines()[-1] == (
-        f"{GPU}: GPU instances: create 2g.10gb at 2, 2g.10gb at 4"
+        f"{GPU}: GPU instances: created 2g.10gb at 2, 2g.10gb at 4"
     )
     again = run("vgpu", "instances", GPU, "2g.10gb=2")
     assert again.stdout.splitlines()[-1] == "nothing to do"

@@ -132,10 +132,10 @@ def test_installing_shows_its_plan(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert step["path"] == SCRIPT
     assert step["mode"] == 0o755
     answer = run("libvirt", "hook", "install")
-    assert f"done: write {SCRIPT}" in answer.stdout
+    assert f"wrote {SCRIPT}" in answer.stdout
     assert "hook install DOMAIN" in answer.stdout
     assert "nothing to do" in run("libvirt", "hook", "install").stdout
-    assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
+    assert f"removed {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
 
 
 def test_the_hook_of_a_domain_is_not_uninstalled_by_accident(
@@ -154,7 +154,7 @@ def test_the_hook_of_a_domain_is_not_uninstalled_by_accident(
     assert "vfiomgr libvirt hook uninstall --all\n" in answer.stderr
     assert kernel.exists(SCRIPT)
     assert run("libvirt", "hook", "uninstall", "test", "--all").status == 2
-    assert f"done: remove {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
+    assert f"removed {SCRIPT}" in run("libvirt", "hook", "uninstall", "--all").stdout
 
 
 def test_the_hook_is_not_uninstalled_unchecked(

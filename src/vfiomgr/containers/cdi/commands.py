@@ -305,8 +305,7 @@ def _refuse_of_this_machine(session: Session, output: str) -> None:
 def _write(session: Session, request: WriteCdi) -> None:
     outcome = plan_or_apply(session, request)
     if outcome is not None:
-        steps = outcome.plan.steps if outcome.is_changed else ()
-        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+        print_outcome(session, outcome)
 
 
 def _print(session: Session, made: CdiSpecification, output: str | None) -> None:
@@ -410,5 +409,4 @@ def remove(
         session.scan_devices()  # where they cannot be listed, all would seem stale
     outcome = plan_or_apply(session, request, only_files=not stale)
     if outcome is not None:
-        steps = outcome.plan.steps if outcome.is_changed else ()
-        print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+        print_outcome(session, outcome)

@@ -10,6 +10,7 @@ import click
 from vfiomgr.cli.changes import (
     plan_or_apply,
     print_outcome,
+    step_lines,
     update_initramfs_option,
 )
 from vfiomgr.cli.completion import complete_board
@@ -73,7 +74,7 @@ def install(
       vfiomgr layout install fleet.yaml --layout kata-node --dry-run
       vfiomgr layout install host.yaml --enforce --update-initramfs
     """
-    text = text_of(file, "a layout file")
+    text = text_of(file, "the layout file")
     applied = layout_of_text(session, text, source_of(file), name, frozenset(allow))
     request = InstallLayout(
         applied,
@@ -117,8 +118,7 @@ def _program_if_trusted(session: Session) -> str | None:
 def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: object) -> None:
     if outcome is None:
         return
-    steps = outcome.plan.steps if outcome.is_changed else ()
-    print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps], **facts)
+    print_outcome(session, outcome, step_lines(outcome), **facts)
     if undo and outcome.is_changed and session.format == "table":
         note(f"undo with: {undo}")
 

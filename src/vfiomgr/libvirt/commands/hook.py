@@ -180,8 +180,7 @@ def _change(session: Session, request: InstallHook | UninstallHook) -> None:
     outcome = plan_or_apply(session, request)
     if outcome is None:
         return
-    steps = outcome.plan.steps if outcome.is_changed else ()
-    print_outcome(session, outcome, [f"done: {step.describe()}" for step in steps])
+    print_outcome(session, outcome)
 
 
 def _mark(session: Session, uri: str, domains: tuple[str, ...], element: str | None) -> None:

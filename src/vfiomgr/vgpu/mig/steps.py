@@ -156,11 +156,18 @@ class SetGpuInstances(Exchange, Value):
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        parts = [f"create {', '.join(map(str, self.made))}"] if self.made else []
-        parts += [f"destroy {', '.join(map(str, self.gone))}"] if self.gone else []
+        return self._in_words("create", "destroy", "keep")
+
+    def report(self) -> str:
+        """Describe the performed step in one line."""
+        return self._in_words("created", "destroyed", "kept")
+
+    def _in_words(self, create: str, destroy: str, keep: str) -> str:
+        parts = [f"{create} {', '.join(map(str, self.made))}"] if self.made else []
+        parts += [f"{destroy} {', '.join(map(str, self.gone))}"] if self.gone else []
         kept = [place for place in self.before if place in self.after]
         text = f"{self.device.address}: GPU instances: {'; '.join(reversed(parts))}"
-        return f"{text}; keep {counted(tuple(kept))}" if kept else text
+        return f"{text}; {keep} {counted(tuple(kept))}" if kept else text
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands; the list shows the numbers of instances."""
