@@ -458,7 +458,7 @@ CASES = [
         None,
         changed(CONFIGURATION, "initrd =", "initrd_nix ="),
         "the guest has no root file system",
-        "add an image: image = …",
+        "set image to the path of one",
         is_silent=False,
         runtime="rs",
     ),

@@ -27,10 +27,22 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 _NO_DRIVER = "none"
-_STATES = tuple(dict.fromkeys((*get_args(DeviceState), "in use", "no driver")))
-"""As documents write them, and as tables do."""
+_STATES: tuple[str, ...] = get_args(DeviceState)
 _DIGITS = frozenset("0123456789abcdef")
 _MOST_DIGITS = 6
+
+
+class _State(click.Choice[str]):
+    """The state of a device; `in use` as in tables is `in-use`."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as click has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Read it."""
+        return super().convert(value.replace(" ", "-"), param, ctx)
 
 
 class Filter(NamedTuple):
@@ -166,8 +178,7 @@ _FILTER_OPTIONS = (
         "--state",
         "states",
         multiple=True,
-        type=click.Choice(_STATES),
-        metavar=f"[{'|'.join(get_args(DeviceState))}]",
+        type=_State(_STATES),
         help="Devices in this state.",
     ),
     click.option(
@@ -197,8 +208,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: object,
     ) -> object:
         makers = tuple(vendor.casefold().removeprefix("0x") for vendor in vendors)
-        used = tuple(state.replace(" ", "-") for state in states)
-        wanted = Filter(addresses, drivers, groups, classes, makers, used, nodes)
+        wanted = Filter(addresses, drivers, groups, classes, makers, states, nodes)
         return command(*arguments, wanted=wanted, **options)
 
     return with_options(update_wrapper(with_filter, command), *_FILTER_OPTIONS)

@@ -20,11 +20,16 @@ _WIDE_GAP = re.compile(r"\s{2,}")
 """The gap between an example and its explanation."""
 _CONTINUED = re.compile(r"\s*\\\n\s*")
 _COMMAND = re.compile(r"No such command '([^']*)'")
+_TYPED = re.compile(r"'([^']*)' is not ")
+"""A value that is not one of some choices."""
+_ALIKE = 0.7
+"""How alike a mistyped choice is at least, from 0 to 1."""
 _WORDS = {
     "add": ("create", "define", "edit", "install", "attach", "generate", "bind"),
     "attach": ("bind",),
     "clean": ("remove", "recover"),
-    "delete": ("remove", "undefine", "uninstall", "unbind", "edit"),
+    "create": ("set", "domain", "generate", "install", "pod"),
+    "delete": ("remove", "undefine", "uninstall", "unbind", "edit", "set"),
     "detach": ("unbind",),
     "devices": ("list",),
     "diff": ("plan",),
@@ -46,7 +51,8 @@ _WORDS = {
     "release": ("unbind",),
     "rescan": ("list",),
     "restore": ("unbind", "recover"),
-    "rm": ("remove", "undefine", "uninstall", "unbind", "edit"),
+    "remove": ("uninstall", "unbind", "detach", "edit", "set"),
+    "rm": ("remove", "undefine", "uninstall", "unbind", "edit", "set"),
     "rollback": ("recover",),
     "status": ("list", "show"),
     "tree": ("topology",),
@@ -108,7 +114,8 @@ def _cause(error: click.UsageError, context: click.Context) -> str:
             guess = f" Did you mean {meant}?" if meant else ""
             return f"no such option: {error.option_name}.{guess}".removesuffix(".")
     text = error.message
-    return f"{command}: {text[:1].lower()}{text[1:].rstrip('.')}{_meant(error, context)}"
+    where = f"{command}: " if context.parent else ""
+    return f"{where}{text[:1].lower()}{text[1:].rstrip('.')}{_meant(error, context)}"
 
 
 def _meant(error: click.UsageError, context: click.Context) -> str:
@@ -175,10 +182,30 @@ def _remedy(error: click.UsageError, context: click.Context) -> str:
     help_option = f"see {context.command_path} --help"
     if _meant(error, context):
         return help_option
+    if near := _near_choice(error):
+        return f"did you mean {near}? {help_option}"
     if isinstance(context.command, click.Group) and not isinstance(error, _OF_OPTIONS):
-        return f"commands: {', '.join(context.command.list_commands(context))}; {help_option}"
+        names = ", ".join(context.command.list_commands(context))
+        alone = f" (or none: {context.command_path})" * context.command.invoke_without_command
+        return f"commands: {names}{alone}; {help_option}"
     example = _example(context, _parameter(error, context))
     return f"e.g. {example}; {help_option}" if example else help_option
+
+
+def _near_choice(error: click.UsageError) -> str:
+    """The choice that was probably meant: one that begins or is spelled like the typed one."""
+    import difflib  # noqa: PLC0415 - slow, and few need it
+
+    parameter = error.param if isinstance(error, click.BadParameter) else None
+    typed = _TYPED.match(error.message)
+    if parameter is None or typed is None or not isinstance(parameter.type, click.Choice):
+        return ""
+    names = list(map(str, parameter.type.choices))
+    word = typed[1].lower()
+    near = [name for name in names if name.startswith(word)]
+    near = near or difflib.get_close_matches(word, names, n=1, cutoff=_ALIKE)
+    option = f"{_longest(parameter)} " if isinstance(parameter, click.Option) else ""
+    return f"{option}{near[0]}" if word and near else ""
 
 
 def _parameter(error: click.UsageError, context: click.Context) -> click.Parameter | None:

@@ -142,7 +142,7 @@ _former_handler = click.option(
 )
 @click.option("--cdi", "enable_cdi", is_flag=True, help="Also enable CDI (implied by --kata).")
 @_former_handler
-@place_options
+@place_options("the installed one")
 @session_options(*FILES)
 @pass_session
 def install(
@@ -182,7 +182,9 @@ def install(
         return
     if name is None or path is None:
         message = "missing argument: NAME" if name is None else "missing option: --path FILE"
-        raise UsageError(message, "e.g. vfiomgr runtime install crun --path /usr/bin/crun")
+        for_kata = f"for Kata: vfiomgr runtime install {name + ' ' if name else ''}--kata"
+        other = "for another runtime, e.g. vfiomgr runtime install crun --path /usr/bin/crun"
+        raise UsageError(message, f"{for_kata}; {other}")
     if config is not None:
         forbid_alone("--config", "--kata", "other runtimes have no configuration here")
     undo = _uninstalling(session, name, place)
@@ -220,10 +222,13 @@ def _install_kata(
 @click.command("uninstall")
 @click.argument("name", required=False, shell_complete=complete_entry)
 @click.option(
-    "--kata", "is_kata", is_flag=True, help=f"A handler of Kata: {DEFAULT_HANDLER} or NAME."
+    "--kata",
+    "is_kata",
+    is_flag=True,
+    help=f"Remove a handler of Kata: NAME.  [default: {DEFAULT_HANDLER}]",
 )
 @_former_handler
-@place_options
+@place_options("the one with the entry")
 @session_options(*FILES)
 @pass_session
 def uninstall(
@@ -234,21 +239,22 @@ def uninstall(
     former_handler: str | None,
     **place: Unpack[PlaceOptions],
 ) -> None:
-    """Remove an entry that `runtime install` added.
+    """Remove a handler or a runtime that `runtime install` added.
 
-    An entry that was edited since is refused. If nothing else was changed, the original files are
-    restored exactly. A configuration that `kata config --output` wrote for the handler stays.
+    Without --runtime, the container runtime is the one in which vfiomgr recorded NAME. An entry
+    that was edited since is refused. If nothing else was changed, the original files are restored
+    exactly. A configuration that `kata config --output` wrote for the handler stays.
 
     \b
     Examples:
-      vfiomgr runtime uninstall --kata --dry-run
+      vfiomgr runtime uninstall kata-vfio --dry-run
       vfiomgr runtime uninstall kata-gpu --runtime crio
       vfiomgr runtime uninstall crun --runtime docker
     """
     entry = former_handler or name or (DEFAULT_HANDLER if is_kata else None)
     if entry is None:
         message = "missing argument: NAME"
-        raise UsageError(message, "e.g. vfiomgr runtime uninstall crun")
+        raise UsageError(message, f"e.g. vfiomgr runtime uninstall {DEFAULT_HANDLER}")
     if is_kata:
         _require_handler(entry)
     require_name(entry)

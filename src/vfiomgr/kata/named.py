@@ -172,7 +172,7 @@ def _limit(memory: str) -> int:
     found = mebibytes("--memory", memory)
     if memory.strip().isdecimal() and found < LEAST_GUEST_MIB:
         message = f"missing unit: --memory {memory}"
-        raise UsageError(message, f"write e.g. --memory {memory}G (a bare number is MiB)")
+        raise UsageError(message, f"write --memory {memory}G (a number without a unit is MiB)")
     return found
 
 

@@ -45,7 +45,7 @@ class ApplyLayout(Value):
 
         """
         path = os.fspath(self.file)
-        text = text_of(path, "a layout file")
+        text = text_of(path, "the layout file")
         return layout_of_text(host, text, source_of(path), self.layout, self.allow)
 
 

@@ -88,7 +88,8 @@ def _change(
     """Change the quotas of existing functions."""
     if share is None:
         message = "missing argument: COUNT (or a quota to change)"
-        raise UsageError(message, f"show the quotas with: vfiomgr sriov list {chosen}")
+        listed = f"the present number and quotas: vfiomgr sriov list {chosen}"
+        raise UsageError(message, f"e.g. vfiomgr sriov set {chosen} 4; {listed}")
     outcome = plan_or_apply(session, ChangeQuotas(chosen, share, is_physical=is_physical))
     if outcome is None:
         return
@@ -112,8 +113,10 @@ def _show(session: Session, host: HostSnapshot, device: PciDevice) -> None:
     elif items:
         print_table(_QUOTA_HEADINGS, [_quota_row(item) for item in items])
     else:
-        driver = device.driver or "no driver"
-        note(f"{device} is on {driver}, which does not show quotas of virtual functions")
+        physical = host.device_named(str(device.physical_function)) or device
+        if physical.sriov_totalvfs:
+            print_table(_HEADINGS, [_row(_item(host, physical))])
+        note(f"no quotas of virtual functions: {device} is on {device.driver or 'no driver'}")
     if gpu is not None and gpu.interface == "debugfs":
         note("quotas are read-only: xe supports setting them since Linux 6.19")
 

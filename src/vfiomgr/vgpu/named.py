@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import uuid as uuids
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
@@ -65,10 +66,11 @@ class CreateVgpu:
         said = self.options
         kind, framebuffer = said.get("type"), said.get("framebuffer")
         series, heads = said.get("series"), said.get("heads")
+        count, uuid = said.get("count", 1), said.get("uuid")
         if kind is None and framebuffer is None and series is None and heads is None:
             message = "missing option: --type, --framebuffer, --series or --heads"
-            raise UsageError(message, "list the types with: vfiomgr vgpu list --types")
-        count, uuid = said.get("count", 1), said.get("uuid")
+            guess = f"for a type: vfiomgr vgpu create --type {shlex.quote(uuid)}; " if uuid else ""
+            raise UsageError(message, f"{guess}list the types with: vfiomgr vgpu list --types")
         if uuid is not None and count > 1:
             message = f"cannot create {count} vGPUs with one UUID"
             raise UsageError(message, "leave out the UUID or --count")

@@ -77,6 +77,29 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
             "vfiomgr vgpu: no such command 'nix'",
             "commands: create, define, instances, list, mode,",
         ),
+        (
+            "bind 01:00.0 --allow boot",
+            "--allow: 'boot' is not one of 'boot-display'",
+            "did you mean --allow boot-display? see vfiomgr bind --help",
+        ),
+        (
+            "list --state hots",
+            "'host', 'vfio', 'in-use', 'vgpu', 'no-driver'",
+            "did you mean --state host?",
+        ),
+        ("sriov create 05:00.0 4", "Did you mean: vfiomgr sriov set?", "see vfiomgr sriov --help"),
+        ("remove 05:00.0", "Did you mean: vfiomgr unbind?", "see vfiomgr --help"),
+        ("check host", "vfiomgr check: no such command", "layout (or none: vfiomgr check); see"),
+        ("vgpu mode vgpu", "missing argument: GPU", "e.g. vfiomgr vgpu mode 0000:41:00.0 vgpu"),
+        ("sriov set 05:00.0", "missing argument: COUNT", "e.g. vfiomgr sriov set 0000:05:00.0 4"),
+        ("vgpu create A40-4Q", "missing option: --type", "vfiomgr vgpu create --type A40-4Q; list"),
+        ("runtime install", "missing argument: NAME", "vfiomgr runtime install --kata; for"),
+        (
+            "runtime install kata-gpu",
+            "missing option: --path FILE",
+            "for Kata: vfiomgr runtime install kata-gpu --kata; for another",
+        ),
+        ("runtime uninstall", "missing argument: NAME", "vfiomgr runtime uninstall kata-vfio"),
     ],
 )
 def test_a_mistake_is_told_with_an_example(run: Run, line: str, cause: str, remedy: str) -> None:
@@ -108,6 +131,33 @@ def test_a_mistake_in_the_environment_names_the_variable(
     first, second = answer.stderr.splitlines()
     assert first.startswith(f"vfiomgr: error: {name}: {cause}")
     assert second.startswith(f"  remedy: e.g. {example}; ")
+
+
+def test_a_mistake_at_the_top_names_the_program_once(run: Run) -> None:
+    first, _ = run("lst").stderr.splitlines()
+    assert first == "vfiomgr: error: no such command 'lst'. Did you mean: vfiomgr list?"
+
+
+def groups_of(context: click.Context) -> Iterator[click.Context]:
+    """The context of each group, however deep."""
+    if not isinstance(context.command, click.Group):
+        return
+    yield context
+    for name in context.command.list_commands(context):
+        found = context.command.get_command(context, name)
+        assert found is not None
+        yield from groups_of(click.Context(found, info_name=name, parent=context))
+
+
+def test_no_short_help_is_cut_on_a_narrow_terminal() -> None:
+    listings = 0
+    settings = {**cli.context_settings, "terminal_width": 80}
+    for context in groups_of(click.Context(cli, info_name="vfiomgr", **settings)):
+        _, _, listing = context.command.get_help(context).partition("Commands:\n")
+        lines = listing.splitlines()
+        listings += len(lines)
+        assert [line for line in lines if line.endswith("...")] == []
+    assert listings > 60
 
 
 def test_a_group_without_a_command_shows_its_help(run: Run) -> None:

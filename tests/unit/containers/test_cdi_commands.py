@@ -82,8 +82,10 @@ def test_it_is_written_once_and_follows_the_devices(run: Run, kernel: FakeKernel
     assert f"write {OWN}" in dry.stdout
     assert not kernel.exists(OWN)
     made = run("cdi", "generate", *PGPU, "--write")
-    assert made.stdout.endswith(f"\ndone: write {OWN}\n")
-    assert "sandbox-device-plugin are not addresses: pass --name-by group" in made.stdout
+    assert made.stdout.endswith(f"\nwrote {OWN}\n")
+    assert (
+        "sandbox-device-plugin are not addresses but IOMMU groups (--name-by group)" in made.stdout
+    )
     assert names(kernel.read_text(OWN)) == [GPU, OTHER]
     again = run("cdi", "generate", *PGPU, "--write")
     assert again.status == 0
@@ -140,13 +142,15 @@ def test_devices_are_removed_by_name_and_all_at_once(run: Run, kernel: FakeKerne
     assert (gone.status, gone.stdout) == (2, "")
     assert f"no such device in the CDI specifications: {GPU}" in gone.stderr
     assert f"did you mean nvidia.com/pgpu={OTHER}? vfiomgr cdi list shows" in gone.stderr
+    shorter = OTHER.removeprefix("0000:").removeprefix("0")
+    assert run("cdi", "remove", shorter, "--dry-run").stdout.startswith("plan: ")
     short = run("cdi", "remove", f"nvidia.com/pgpu={OTHER.removeprefix('0000:')}", "--dry-run")
     assert f"nvidia.com/pgpu={OTHER} is removed" in short.stdout
     assert (
         "no stale devices in the specifications of vfiomgr"
         in run("cdi", "remove", "--stale").stdout
     )
-    assert run("cdi", "remove", "--all").stdout.endswith(f"done: remove {OWN}\n")
+    assert run("cdi", "remove", "--all").stdout.endswith(f"removed {OWN}\n")
     assert not kernel.exists(OWN)
 
 

@@ -16,7 +16,7 @@ from tests.unit.golden import test_goldens
 from tests.unit.golden.hosts import MBOCHS, UUID, arc_host, small_a40_host
 from tests.unit.golden.transcripts import Scenario
 from vfiomgr.cli import output
-from vfiomgr.cli.table import lines_of
+from vfiomgr.cli.table import _LEAST, lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,7 +169,7 @@ def require_complete(table: Table, lines: list[str], width: int) -> None:
         for number, column in enumerate(columns, place):
             cells = (column.heading, *(row[number] for row in table.rows))
             is_fixed = column.manner == "whole"
-            least += max(map(len, cells)) if is_fixed else max(len(column.heading), 10)
+            least += max(map(len, cells)) if is_fixed else max(len(column.heading), _LEAST)
         place += len(head)
         assert least > width or max(map(len, lines)) <= width
 

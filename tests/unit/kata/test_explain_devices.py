@@ -766,7 +766,7 @@ def test_a_pod_that_asks_for_nothing_is_told_so(
     node.change(node.pod, "nvidia.com/pgpu: 1, ", "")
     answer = explain()
     assert (
-        "request        the pod requests no device of a device plugin, and names none"
+        "request        the pod requests no device, neither by a resource nor by a CDI annotation"
         in answer.stdout
     )
     assert "nothing the pod" not in answer.stdout

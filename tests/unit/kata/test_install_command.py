@@ -83,7 +83,7 @@ def test_the_plan_for_1_7_shows_the_main_file(node: FakeKernel, run: Run, matche
 def test_what_was_done_is_told_with_what_comes_next(node: FakeKernel, run: Run) -> None:
     answer = run("runtime", "install", "--kata")
     assert answer.status == 0
-    assert f"done: write {DROP_IN}" in answer.stdout
+    assert f"wrote {DROP_IN}" in answer.stdout
     assert f"backup: {MAIN}.vfiomgr-20261121T120000Z" in answer.stderr
     assert "systemctl restart containerd" in answer.stderr
     assert "undo with: vfiomgr runtime uninstall kata-vfio" in answer.stderr
@@ -91,7 +91,7 @@ def test_what_was_done_is_told_with_what_comes_next(node: FakeKernel, run: Run) 
     assert "handler kata-vfio already exists\nnothing to do" in again.stdout
     assert "restart" not in again.stderr
     gone = run("runtime", "uninstall", "kata-vfio")
-    assert f"done: remove {DROP_IN}" in gone.stdout
+    assert f"removed {DROP_IN}" in gone.stdout
     assert text(node, MAIN) == V3
     assert "nothing to do" in run("runtime", "uninstall", "kata-vfio").stdout
 

@@ -132,7 +132,7 @@ def test_a_small_limit_without_a_unit_is_refused(run: Run) -> None:
     answer = run("kata", "pod", "--memory", "8")
     assert answer.status == 2
     assert "missing unit: --memory 8\n" in answer.stderr
-    assert "remedy: write e.g. --memory 8G (a bare number is MiB)" in answer.stderr
+    assert "remedy: write --memory 8G (a number without a unit is MiB)" in answer.stderr
     assert run("kata", "pod", "--memory", "64M").status == 0
 
 

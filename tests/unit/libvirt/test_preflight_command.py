@@ -134,3 +134,20 @@ def test_the_help_has_examples_and_the_exit_status() -> None:
     text = preflight.help or ""
     assert "Examples:" in text
     assert "Exit status: 0 if nothing blocks" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"),
+    [
+        ("check domain win", "pass the XML of a domain: virsh dumpxml --inactive DOMAIN"),
+        ("check domain --all", "pass the XML of a domain: virsh dumpxml --inactive DOMAIN"),
+        ("libvirt list", "run vfiomgr on that host, or pass its --connect URI"),
+    ],
+)
+def test_a_snapshot_is_not_of_the_libvirt_of_this_machine(
+    run: Run, kernel: FakeKernel, directory: Path, command: str, remedy: str
+) -> None:
+    (directory / "host.json").write_text(write_snapshot(api.scan(kernel)))
+    answer = run("--snapshot", "host.json", *command.split())
+    assert answer.status == 2
+    assert answer.stderr == f"vfiomgr: error: a snapshot has no libvirt\n  remedy: {remedy}\n"

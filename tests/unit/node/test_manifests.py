@@ -422,7 +422,7 @@ def test_several_kubelets_are_not_guessed_between(run: Run, kernel: FakeKernel) 
         ("--image ''", "--image '' is not an image name"),
         ("--unit vfiomgr-node.service --alias a", "not an alias: 'a'"),
         ("--layout a", "--layout does nothing without --with-layout"),
-        ("--with-layout none.yaml", "cannot read a layout file none.yaml"),
+        ("--with-layout none.yaml", "cannot read the layout file none.yaml"),
         ("--unit vfiomgr-node.service --image a", "--unit and --image contradict each other"),
         ("--unit vfiomgr-node.service --node-selector a=b", "--unit and --node-selector contra"),
     ],

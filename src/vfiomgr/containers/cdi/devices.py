@@ -120,8 +120,8 @@ def kind_notes(host: HostSnapshot, made: CdiSpecification) -> Iterator[str]:
     """Notes about devices that NVIDIA's device plugin does not offer by this kind and name."""
     if made.kind == PGPU and any(is_address(device.name) for device in made.devices):
         yield (
-            "the device IDs of NVIDIA's sandbox-device-plugin are not addresses: pass --name-by "
-            "group, or --name-by index like in its own specification"
+            "the device IDs of NVIDIA's sandbox-device-plugin are not addresses but IOMMU groups "
+            "(--name-by group), or numbers (--name-by index)"
         )
     for device in made.devices if made.vendor == _NVIDIA else ():
         behind = [resolve(host, node.on_host) for node in device.edits.device_nodes]

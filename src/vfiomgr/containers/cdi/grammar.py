@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import UsageError
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
@@ -319,7 +320,15 @@ def is_called(qualified: str, name: str) -> bool:
     wanted_kind, equals, wanted = name.rpartition("=")
     if equals and wanted_kind != kind:
         return False
-    return device in (wanted, f"0000:{wanted.lower()}") or device == wanted.lower()
+    return device in (wanted, wanted.lower(), _full_address(wanted))
+
+
+def _full_address(text: str) -> str | None:
+    """An address with its domain and all its digits; None if it is another name."""
+    try:
+        return str(PciAddress.parse(text))
+    except UsageError:
+        return None
 
 
 Family = Literal["go", "rust"]

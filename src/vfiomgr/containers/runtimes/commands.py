@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import print_outcome
+from vfiomgr.cli.changes import print_outcome, step_lines
 from vfiomgr.cli.completion import complete_host_file
 from vfiomgr.cli.options import LazyGroup, RenamedOption
 from vfiomgr.cli.output import note, print_document, say, say_text
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vfiomgr.runtimes import EntryChange, EntryOutcome, EntryPlan
 
 
-def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """The options that select the container runtime."""
+def place_options(default: str) -> Callable[[Any], Any]:
+    """The options that select the container runtime; the help of --runtime names the default."""
     options: tuple[Callable[[Any], Any], ...] = (
         click.option(
             "--runtime",
@@ -28,7 +28,7 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
             cls=RenamedOption,
             former=("--for",),
             type=click.Choice(PROGRAMS),
-            help="Use this container runtime.  [default: the installed one]",
+            help=f"Use this container runtime.  [default: {default}]",
         ),
         click.option(
             "--runtime-config",
@@ -42,9 +42,13 @@ def place_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyp
             help="Write for this containerd, e.g. 2.1.  [default: installed]",
         ),
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+    def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 def at_place(session: Session, program: str | None, runtime_config: str | None) -> str:
@@ -65,8 +69,7 @@ def carry_out(session: Session, change: EntryChange, undo: str = "") -> None:
     if outcome.is_changed:
         facts["backups"] = done.backups
         facts["restart"] = done.restart
-    lines = [f"done: {step.describe()}" for step in outcome.plan.steps if outcome.is_changed]
-    print_outcome(session, outcome, lines, **facts)
+    print_outcome(session, outcome, step_lines(outcome), **facts)
     if session.format == "table":
         for text in _further(done, undo):
             note(text)
@@ -122,5 +125,5 @@ def runtime() -> None:
     Examples:
       vfiomgr runtime install --kata
       vfiomgr runtime install nvidia --path /usr/bin/nvidia-container-runtime
-      vfiomgr runtime uninstall nvidia
+      vfiomgr runtime uninstall kata-vfio
     """

@@ -98,7 +98,7 @@ def _text_of_record(tree: HostTree) -> str | None:
     told = tree.read_text(RECORD)
     if told is None and tree.exists(RECORD):
         message = f"reading {RECORD}"
-        raise NeedsRoot(message)
+        raise NeedsRoot(message, has_plan=False)
     return told
 
 
@@ -110,9 +110,12 @@ def _entry(
 
 
 def _elsewhere(record: Iterable[InstalledRuntime], place: RuntimeLocation, name: str) -> str:
-    """The other places of an entry with this name."""
-    alike = (one for one in record if (one.program, one.name) == (place.program, name))
-    return "".join(f"; {one.main} has one: --runtime-config {one.main}" for one in alike)
+    """The other places of an entry with this name; otherwise the other entries."""
+    alike = [one for one in record if (one.program, one.name) == (place.program, name)]
+    if alike:
+        return "".join(f"; {one.main} has one: --runtime-config {one.main}" for one in alike)
+    others = [one.name for one in record if (one.program, one.main) == (place.program, place.main)]
+    return f"; it added: {', '.join(others)}" if others else ""
 
 
 # ---- giving an entry
@@ -228,7 +231,7 @@ def prepare_removal(
     mine = _entry(record, place, name)
     if mine is None:
         _refuse_unknown(tree, place, name)
-        why = f"{place} has no entry {name} of vfiomgr's{_elsewhere(record, place, name)}"
+        why = f"{place} has no entry {name} that vfiomgr added{_elsewhere(record, place, name)}"
         return Prepared(place, _nothing(place, name, why), ())
     if is_kata is not None:
         _refuse_other_kind(mine, place, is_kata=is_kata)

@@ -175,7 +175,7 @@ def _files(image: GuestImage) -> Iterator[Diagnostic]:
             )
         elif not file.is_regular:
             title = f"the guest's {file.key} is not a regular file"
-            remedy = f"name the file itself: {file.key} = …"
+            remedy = f"set {file.key} to the path of a file"
             yield finding("guest-file", "blocker", title, evidence, why, remedy)
         elif not file.size:
             title = f"the guest's {file.key} is empty"
@@ -184,7 +184,7 @@ def _files(image: GuestImage) -> Iterator[Diagnostic]:
             yield finding("guest-file", "ok", f"the guest's {file.key} exists", evidence, why)
     if image.file("kernel") is None and not image.mistyped:
         evidence = (f"{image.source}: no kernel in [hypervisor.{image.hypervisor}]",)
-        remedy = "add one: kernel = …"
+        remedy = "set kernel to the path of one, e.g. that of Kata's own configurations"
         yield finding("guest-file", "blocker", "the guest has no kernel", evidence, why, remedy)
 
 
@@ -201,7 +201,7 @@ def _root(image: GuestImage) -> Iterator[Diagnostic]:
         title,
         (f"{image.source}: {section} has {' and '.join(names) or 'neither image nor initrd'}",),
         "Kata needs exactly one of them",
-        "remove one of them" if names else "add an image: image = …",
+        "remove one of them" if names else "set image to the path of one",
     )
 
 

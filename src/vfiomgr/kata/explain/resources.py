@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SOCKET = "pod_resource_api_sock"
 _GATE_OPEN = Version(1, 34)
-_NOTHING = "the pod requests no device of a device plugin, and names none"
+_NOTHING = "the pod requests no device, neither by a resource nor by a CDI annotation"
 Channel = Literal["kubelet", "annotations", "container", "none", "unknown"]
 """PodResources, cdi.k8s.io annotations, device nodes of the container (hot plug)."""
 

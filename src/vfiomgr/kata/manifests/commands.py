@@ -160,7 +160,7 @@ def pod(
     selectors: tuple[str, ...],
     any_node: bool,
 ) -> None:
-    """Print a Pod or Deployment that requests host devices, or its RuntimeClass.
+    """Print a Pod, Deployment or RuntimeClass for host devices.
 
     With ADDRESSES one pod requests as many devices as they name; without, one pod is printed for
     each resource of the available devices. The kubelet chooses which devices of a resource a pod

@@ -10,7 +10,6 @@ import click
 from vfiomgr.cli.changes import (
     plan_or_apply,
     print_outcome,
-    step_lines,
     update_initramfs_option,
 )
 from vfiomgr.cli.completion import complete_board
@@ -118,7 +117,7 @@ def _program_if_trusted(session: Session) -> str | None:
 def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: object) -> None:
     if outcome is None:
         return
-    print_outcome(session, outcome, step_lines(outcome), **facts)
+    print_outcome(session, outcome, **facts)
     if undo and outcome.is_changed and session.format == "table":
         note(f"undo with: {undo}")
 

@@ -111,7 +111,7 @@ class _FollowedLayout:
         self._stamp: _Stamp | None = None
         self.chosen = ""
         """The name of the layout that was read last."""
-        self._piped = text_of(file, "a layout file") if file == STANDARD_INPUT else None
+        self._piped = text_of(file, "the layout file") if file == STANDARD_INPUT else None
 
     def read(self) -> ApplyLayout:
         """The current layout.
@@ -129,7 +129,7 @@ class _FollowedLayout:
             )
         text = self._piped
         if text is None:
-            text = text_of(self._file, "a layout file")
+            text = text_of(self._file, "the layout file")
         name = self._name or self._installed_name()
         request = layout_of_text(self._session, text, source_of(self._file), name, self._allow)
         self.chosen = request.name

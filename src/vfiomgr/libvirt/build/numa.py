@@ -24,7 +24,7 @@ Pins = tuple[tuple[int, tuple[int, ...]], ...]
 _CHOICE = 2
 """Host nodes to choose the nearest one from."""
 _LOCAL, _REMOTE = 10, 20
-"""The kernel's distances where the firmware names none (LOCAL_DISTANCE in topology.h)."""
+"""The kernel's distances if the firmware reports none (LOCAL_DISTANCE in topology.h)."""
 
 
 class NumaShare(Value):
@@ -124,7 +124,7 @@ def _has_memory(node: NumaNode) -> bool:
 def _nearest(
     node: NumaNode, others: Iterable[NumaNode], topology: HostTopology
 ) -> tuple[NumaNode, ...]:
-    """The nearest of some nodes; None without nodes."""
+    """The nearest of some nodes; empty without nodes."""
     numbers = [known.number for known in topology.nodes]
     distances = dict(zip(numbers, node.distances, strict=False))
 

@@ -17,6 +17,7 @@ from vfiomgr.libvirt.commands.connection import (
     complete_domain,
     connect_option,
     connected,
+    require_libvirt_of_host,
     require_running_host,
 )
 
@@ -229,6 +230,7 @@ def list_claims(session: Session, *, domain: str | None, uri: str) -> None:
       vfiomgr libvirt list --domain win --connect qemu+ssh://node7/system
       vfiomgr libvirt list --format json
     """
+    require_libvirt_of_host(session, "run vfiomgr on that host, or pass its --connect URI")
     with connected(uri, read_only=True) as connection:
         if domain is not None:
             connection.state(domain)

@@ -106,6 +106,21 @@ def require_running_host(session: Session) -> None:
     raise UsageError(message, "omit --root, or pass --dry-run")
 
 
+def require_libvirt_of_host(session: Session, remedy: str) -> None:
+    """Require the running host or a chosen libvirt: the usual one is not that of another host.
+
+    Raises:
+        UsageError: the host is a snapshot or a recording, and no libvirt was chosen.
+
+    """
+    source = click.get_current_context().get_parameter_source("uri")
+    if session.is_live or source is not click.core.ParameterSource.DEFAULT:
+        return
+    what = "a snapshot" if session.snapshot is not None else "a recorded host"
+    message = f"{what} has no libvirt"
+    raise UsageError(message, remedy)
+
+
 def connected(
     uri: str, *, read_only: bool = False, with_events: bool = False, deadline: float | None = None
 ) -> AbstractContextManager[Connection]:

@@ -20,6 +20,7 @@ from vfiomgr.libvirt.client.binding import DEADLINE, split_uri
 from vfiomgr.libvirt.commands.connection import (
     complete_domain_or_file,
     connect_option,
+    require_libvirt_of_host,
 )
 from vfiomgr.libvirt.model import Domain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
@@ -78,6 +79,10 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     is_chosen = source is not click.core.ParameterSource.DEFAULT
     wanted = every or not all(map(_is_file, names)) or is_chosen
     hypervisor, why_not = None, "the facts are those of another machine"
+    if wanted:
+        require_libvirt_of_host(
+            session, "pass the XML of a domain: virsh dumpxml --inactive DOMAIN"
+        )
     if wanted or _is_this_machine(session):
         _refuse_remote(session, uri)
         hypervisor, why_not = _asked(session, uri, must_answer=wanted)

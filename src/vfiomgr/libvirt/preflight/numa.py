@@ -95,7 +95,7 @@ def far_cpus(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def unbound(context: PreflightContext) -> Iterator[Diagnostic]:
-    """The host has several nodes, and the domain names none."""
+    """The host has several nodes, and the domain is bound to none of them."""
     topology = context.host.topology
     nodes = [n for n in (topology.nodes if topology else ()) if n.memory_bytes]
     near = _near_some_node(context)

@@ -189,6 +189,6 @@ def _layout(file: str | None, name: str | None) -> NodeLayout | None:
         if name is not None:
             forbid_alone("--layout", "--with-layout", "it chooses a layout of the file")
         return None
-    text = text_of(file, "a layout file")
+    text = text_of(file, "the layout file")
     choose_layout(read_layouts(text, source_of(file)), name)
     return NodeLayout(text, name)

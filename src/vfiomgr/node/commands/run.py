@@ -193,11 +193,12 @@ def run(
     debounce: float,
     once: bool,
 ) -> None:
-    """Serve the devices of this node to the kubelet until interrupted.
+    """Serve the devices of this node to the kubelet.
 
     Devices on VFIO drivers and vGPUs become extended resources, e.g. vfiomgr.io/GA102GL_A40.
-    Nothing is bound: prepare the node with `vfiomgr layout apply` or `vfiomgr bind`. If rules of
-    the installed layout have a resource, only their devices are offered. SIGHUP repeats the scan.
+    Nothing is bound: prepare the node with `vfiomgr apply` or `vfiomgr bind`. If rules of the
+    installed layout have a resource, only their devices are offered. The agent runs until it is
+    interrupted; SIGHUP repeats the scan.
 
     \b
     Examples:
