@@ -25,7 +25,7 @@ from vfiomgr.containers.cdi.model import (
 )
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
 from vfiomgr.documents.text import STANDARD_INPUT, text_of
-from vfiomgr.errors import UsageError, require_choice
+from vfiomgr.errors import UsageError, require_choice, require_known
 from vfiomgr.paths import MACHINE, HostPath
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ def offer(
     host: HostSource, devices: tuple[str | PciAddress, ...], options: CdiOptions
 ) -> OfferRequest:
     """The requested properties of a specification, on this host."""
+    require_known(options, CdiOptions)
     consumer = options.get("consumer", ANY)
     node, name_by = options.get("node", "auto"), options.get("name_by", "address")
     require_choice("--node", node, NODE_FORMS)

@@ -23,7 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from vfiomgr.diagnostic import Diagnostic, Remedy
 
@@ -182,6 +182,20 @@ def forbid_alone(option: str, without: str, why: str) -> NoReturn:
     """
     message = f"{option} does nothing without {without}: {why}"
     raise UsageError(message, f"pass {without} too, or leave out {option}")
+
+
+def require_known(options: Mapping[str, object], kind: type) -> None:
+    """Require keywords to be those of a TypedDict: Python does not check them.
+
+    Raises:
+        TypeError: one is unknown.
+
+    """
+    known = kind.__annotations__
+    unknown = sorted(options.keys() - known.keys())
+    if unknown:
+        message = f"unknown keyword: {', '.join(unknown)} (known: {', '.join(known)})"
+        raise TypeError(message)
 
 
 def require_choice(option: str, value: str | None, choices: Sequence[str]) -> None:

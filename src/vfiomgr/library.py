@@ -31,12 +31,13 @@ from vfiomgr.engine.transaction import (
     prepared,
     slots_with_serials,
 )
-from vfiomgr.errors import NeedsRoot, chosen
+from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.layout.revert import reversion
 from vfiomgr.passthrough import steps
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
+from vfiomgr.pci.model import device_text
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.topology.build import build as build_topology
@@ -102,6 +103,10 @@ class Host(HostSource):
             self.root = root.root
         else:
             self.root = os.fspath(root)
+        require_known(reports, Reports)
+        if deadline is not None and deadline <= 0:
+            message = f"deadline must be above 0 seconds, not {deadline}"
+            raise ValueError(message)
         self._deadline = deadline
         self._reports = reports
 
@@ -155,8 +160,9 @@ class Host(HostSource):
             UnknownDevice: there is no such function.
 
         """
-        found = self.slots_of((str(address),))
-        return found.device(found.parse_address(str(address)))
+        text = device_text(address)
+        found = self.slots_of((text,))
+        return found.device(found.parse_address(text))
 
     def topology(self, *devices: str | PciAddress) -> Topology:
         """The PCI topology as a tree, from NUMA nodes to functions; of `devices`, their branches.
@@ -394,7 +400,7 @@ class Host(HostSource):
         if isinstance(request, Request):
             return request
         if not hasattr(request, "request"):
-            message = f"expected a request such as vfiomgr.Bind('04:00.0'), not {request!r}"
+            message = f"expected a request such as vfiomgr.Bind('04:00.0'), not {request!r:.60}"
             raise TypeError(message)
         return request.request(self)
 

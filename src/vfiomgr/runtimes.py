@@ -11,7 +11,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.transaction import ApplyContext, scan_for
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import UsageError, require_known
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.units import Version
@@ -231,6 +231,7 @@ def locate_entry(host: HostSource, name: str, **options: Unpack[PlaceOptions]) -
 
 def _checked(host: HostSource, options: PlaceOptions) -> Version | None:
     """The given version, if the options are valid."""
+    require_known(options, PlaceOptions)
     host.require_live(
         "a snapshot has no files of container runtimes", "omit --snapshot, or pass --root DIR"
     )

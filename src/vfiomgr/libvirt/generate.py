@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from vfiomgr.diagnostic import refuse_if_any
-from vfiomgr.errors import UsageError, require_whole
+from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
@@ -14,6 +14,7 @@ from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough import readiness_hints
 from vfiomgr.passthrough.guards import taking
+from vfiomgr.pci.model import device_text
 from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
@@ -99,7 +100,8 @@ def hostdev_xml(
         Refusal: this libvirt cannot read it, or libvirt would bind a device that `bind` refuses.
 
     """
-    names = [str(device) for device in devices]
+    require_known(options, DeviceOptions)
+    names = [device_text(device) for device in devices]
     hostdevs = planned_hostdevs(host, names, guest_bus, version, only, options)
     return "".join(map(render.hostdev, hostdevs))
 
@@ -193,6 +195,7 @@ def domain_xml(
         Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
 
     """
+    require_known(options, DomainOptions)
     plan, _ = planned_domain(host, name, version, options)
     return render.domain(plan, with_reasons=explain)
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from vfiomgr.diagnostic import OVERRIDES
-from vfiomgr.errors import UsageError, chosen, forbid_alone, forbid_together, require_choice
+from vfiomgr.errors import (
+    UsageError,
+    chosen,
+    forbid_alone,
+    forbid_together,
+    require_choice,
+    require_known,
+)
 from vfiomgr.host.owners import find_owner
 from vfiomgr.passthrough import steps as passthrough_steps
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
@@ -54,6 +61,7 @@ class Bind:
     """Bind devices to vfio-pci for passthrough, with all functions of their slots."""
 
     def __init__(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> None:
+        require_known(options, BindOptions)
         self.devices = devices
         self.options = options
 
@@ -102,6 +110,7 @@ class Unbind:
     """Return devices to their original drivers, with the original driver_override."""
 
     def __init__(self, *devices: str | PciAddress, **options: Unpack[UnbindOptions]) -> None:
+        require_known(options, UnbindOptions)
         self.devices = devices
         self.options = options
 

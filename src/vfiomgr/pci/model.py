@@ -199,6 +199,20 @@ def is_address(name: str) -> bool:
     return _FULL.fullmatch(name) is not None
 
 
+def device_text(device: str | PciAddress) -> str:
+    """A device as programs name it: the text of an address, of PCI IDs or of a UUID.
+
+    Raises:
+        TypeError: it is something else, e.g. a list, or a device.
+
+    """
+    if isinstance(device, str | PciAddress):
+        return str(device)
+    pass_its = ": pass its address" if hasattr(device, "address") else ""
+    message = f"expected an address such as '04:00.0', not {device!s:.60}{pass_its}"
+    raise TypeError(message)
+
+
 def is_vfio_driver(name: str | None) -> bool:
     """Whether a driver is vfio-pci or a variant of it; all have `vfio` in their names."""
     return name is not None and "vfio" in name

@@ -16,7 +16,7 @@ from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
-from vfiomgr.pci.model import PciAddress, identifiers_in, is_address
+from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.snapshot.scan import scan, scan_devices
@@ -231,7 +231,7 @@ class HostSource:
             UsageError: a text is not an address, or matches several domains.
 
         """
-        names = [name for text in texts for name in self._named(str(text))]
+        names = [name for text in texts for name in self._named(device_text(text))]
         if self.snapshot is not None:
             return tuple(map(self._loaded.parse_address, names))
         known = [PciAddress.parse(n) for n in self.tree.children(PCI_DEVICES) if is_address(n)]

@@ -7,7 +7,7 @@ import uuid as uuids
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from vfiomgr.engine.run import Outcome
-from vfiomgr.errors import UsageError, chosen, require_choice, require_whole
+from vfiomgr.errors import UsageError, chosen, require_choice, require_known, require_whole
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import mebibytes
 from vfiomgr.vgpu import steps as vgpu_steps
@@ -54,6 +54,7 @@ class CreateVgpu:
     """Create vGPUs of a type, or of the smallest matching type, all or none."""
 
     def __init__(self, **options: Unpack[VgpuOptions]) -> None:
+        require_known(options, VgpuOptions)
         self.options = options
 
     def request(self, _host: HostSource) -> vgpu_steps.CreateVgpu:

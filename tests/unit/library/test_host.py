@@ -303,6 +303,45 @@ def test_values_of_another_type_are_named(host: vfiomgr.Host) -> None:
         host.create_vgpu(type="A40-4Q", count="2")  # type: ignore[arg-type]
 
 
+def test_a_device_is_named_by_its_address(host: vfiomgr.Host) -> None:
+    with pytest.raises(TypeError, match=r"not 0000:02:00\.0 .*: pass its address$"):
+        host.bind(host.device(GPU))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"expected an address such as .*, not \['02:00\.0'\]$"):
+        host.bind(["02:00.0"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pass its address"):
+        host.device(host.device(GPU))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pass its address"):
+        vfiomgr.libvirt.hostdev_xml(host, host.device(GPU))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda host: host.bind(GPU, function_only=True),
+        lambda host: host.plan(vfiomgr.Bind(GPU, function_only=True)),  # type: ignore[call-arg]
+        lambda host: host.unbind(GPU, force=True),
+        lambda host: host.create_vgpu(name="A40-4Q"),
+        lambda host: vfiomgr.Host(host.tree, timeout=5),  # type: ignore[call-arg]
+        lambda host: vfiomgr.libvirt.hostdev_xml(host, GPU, function_only=True),  # type: ignore[call-arg]
+        lambda host: vfiomgr.libvirt.domain_xml(host, "a", memory="4G", vcpu=2),  # type: ignore[call-arg]
+        lambda host: vfiomgr.cdi.specification(host, consumers="kata"),  # type: ignore[call-arg]
+        lambda host: vfiomgr.runtimes.configure(host, "a", "/bin/sh", runtime="docker"),  # type: ignore[call-arg]
+    ],
+)
+def test_an_unknown_keyword_is_not_ignored(
+    host: vfiomgr.Host, call: Callable[[vfiomgr.Host], object]
+) -> None:
+    before = drivers(host)
+    with pytest.raises(TypeError, match=r"^unknown keyword: \w+ \(known: "):
+        call(host)
+    assert drivers(host) == before
+
+
+def test_a_deadline_is_a_time(host: vfiomgr.Host) -> None:
+    with pytest.raises(ValueError, match=r"^deadline must be above 0 seconds, not -1$"):
+        vfiomgr.Host(host.tree, deadline=-1)
+
+
 def test_a_single_safety_check_can_be_a_text(host: vfiomgr.Host) -> None:
     one = vfiomgr.Bind(GPU, allow="in-use")  # type: ignore[arg-type]
     assert host.request(one) == host.request(vfiomgr.Bind(GPU, allow=["in-use"]))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.changes import print_outcome, step_lines
+from vfiomgr.cli.changes import print_outcome
 from vfiomgr.cli.completion import complete_host_file
 from vfiomgr.cli.options import LazyGroup, RenamedOption
 from vfiomgr.cli.output import note, print_document, say, say_text
@@ -69,7 +69,7 @@ def carry_out(session: Session, change: EntryChange, undo: str = "") -> None:
     if outcome.is_changed:
         facts["backups"] = done.backups
         facts["restart"] = done.restart
-    print_outcome(session, outcome, step_lines(outcome), **facts)
+    print_outcome(session, outcome, None, **facts)
     if session.format == "table":
         for text in _further(done, undo):
             note(text)

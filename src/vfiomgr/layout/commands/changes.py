@@ -67,7 +67,7 @@ def complete_layout(
     path = context.params.get("file")
     if not path or not os.path.isfile(path):
         return []
-    document = read_values(text_of(path, "a layout file"), path, "")
+    document = read_values(text_of(path, "the layout file"), path, "")
     layouts = document.get("layouts") if isinstance(document, dict) else None
     names = map(str, layouts) if isinstance(layouts, dict) else ()
     return [name for name in names if name.startswith(incomplete)]
@@ -156,7 +156,7 @@ def apply(
       vfiomgr apply today.json
       vfiomgr layout export | vfiomgr apply -
     """
-    text = text_of(file, "a layout file")
+    text = text_of(file, "the layout file")
     reviewed = _reviewed(text, source_of(file))
     if reviewed is not None and (name is not None or keep_going or allow):
         option = "--layout" if name else "--keep-going" if keep_going else "--allow"

@@ -117,7 +117,7 @@ def _program_if_trusted(session: Session) -> str | None:
 def _told(session: Session, outcome: Outcome | None, undo: str = "", **facts: object) -> None:
     if outcome is None:
         return
-    print_outcome(session, outcome, **facts)
+    print_outcome(session, outcome, None, **facts)
     if undo and outcome.is_changed and session.format == "table":
         note(f"undo with: {undo}")
 
