@@ -169,6 +169,9 @@ def _refuse_contradictions(host: HostSnapshot, requests: Iterable[DeviceRequest]
 
 
 def _named(host: HostSnapshot, request: DeviceRequest) -> PciDevice:
+    if not any(mark in request.name for mark in ":._/"):  # one of which each form of address has
+        message = f"{request.name!r} is neither a PCI address nor the UUID of a vGPU"
+        raise UsageError(message, "list the vGPUs with: vfiomgr vgpu list; devices: vfiomgr list")
     return host.device(host.parse_address(request.name))
 
 

@@ -303,7 +303,7 @@ def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | 
     if untold:
         first = next(iter(kinds.values())).id
         return UnknownDevice(
-            f"{message}; their {' and '.join(untold)} are unknown",
+            f"{message}; unknown: their {', '.join(untold)}",
             Remedy("name one by its ID: ", Option("type", f"--type {first}", first)),
         )
     return UnknownDevice(message, guess(kinds.values(), request.type or ""))

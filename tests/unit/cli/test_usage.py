@@ -99,6 +99,12 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
             "missing option: --path FILE",
             "for Kata: vfiomgr runtime install kata-gpu --kata; for another",
         ),
+        (
+            "libvirt hostdev 3deab9a4",
+            "'3deab9a4' is neither a PCI address nor the UUID of a vGPU",
+            "vfiomgr vgpu list; devices: vfiomgr list",
+        ),
+        ("libvirt hostdev 04:00", "'04:00' is not a PCI address", "did you mean 0000:04:00.0?"),
         ("runtime uninstall", "missing argument: NAME", "vfiomgr runtime uninstall kata-vfio"),
     ],
 )

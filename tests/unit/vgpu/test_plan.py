@@ -90,12 +90,12 @@ def test_an_unknown_type_lists_the_known_and_guesses() -> None:
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"type": "A2-1Q"}, "their names are unknown"),
+        ({"type": "A2-1Q"}, "unknown: their names"),
         ({"type": "nvidia-9"}, "type nvidia-9; available: nvidia-1$"),
-        ({"framebuffer": 2048}, "their memory are unknown"),
+        ({"framebuffer": 2048}, "unknown: their memory"),
         (
             {"framebuffer": 2048, "heads": 2, "series": "Q"},
-            "their memory and series and heads are unknown",
+            "unknown: their memory, series, heads",
         ),
     ],
 )
