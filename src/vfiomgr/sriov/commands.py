@@ -265,7 +265,7 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 @click.argument("count", required=False, type=WholeNumber(min=0))
 @click.option("--autoprobe", is_flag=True, help="Let host drivers bind the new functions.")
 @share_options
-@click.option("--physical", is_flag=True, help="Change the physical function itself.")
+@click.option("--physical", is_flag=True, help="Change the quotas of the physical function itself.")
 @session_options(*CHANGING)
 @pass_session
 def set_count(

@@ -79,6 +79,13 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "https://libvirt.org/uri.html",
     ),
     (
+        Code.INVALID_ARG,
+        "invalid argument: remote_open: transport in URL not recognised (should be tls|unix|ssh)",
+        UsageError,
+        "no libvirt driver for URI",
+        "https://libvirt.org/uri.html",
+    ),
+    (
         Code.OPERATION_DENIED,
         "operation forbidden: read only access prevents virDomainDefineXMLFlags",
         LibvirtFailed,

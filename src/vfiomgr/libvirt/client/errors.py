@@ -115,7 +115,8 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         frozenset({Code.NO_CONNECT, Code.INVALID_ARG}),
-        r"no connection driver available for (?P<uri>.+)|(?:failed to )?parse(?: connection)? URI",
+        r"no connection driver available for (?P<uri>.+)|(?:failed to )?parse(?: connection)? URI"
+        r"|transport in URL not recogni[sz]ed",
         "no libvirt driver for URI {subject}: {text}",
         "use a URI such as qemu:///system: https://libvirt.org/uri.html",
         UsageError,

@@ -65,7 +65,7 @@ def libvirt_options(function: Callable[..., None]) -> Callable[..., None]:
         function(*arguments, uri=_chosen_uri(click.get_current_context()), **options)
 
     with_uri = _connect_option("Use this libvirt; implies --libvirt.")(command)
-    flag = click.option("--libvirt", is_flag=True, help="Let libvirt do it, with its node devices.")
+    flag = click.option("--libvirt", is_flag=True, help="Use the node devices of libvirt.")
     return cast("Callable[..., None]", flag(with_uri))
 
 

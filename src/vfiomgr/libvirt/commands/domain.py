@@ -274,10 +274,11 @@ def domain(
 ) -> None:
     """Print the XML of a complete domain with these devices.
 
-    Pass it to virsh define. All functions of a slot become one multifunction device behind a root
-    port. If the host has several NUMA nodes, memory and CPUs are placed on the nodes of the
-    devices, and devices of several root complexes are placed behind expanders. The window for BARs
-    is made large enough; if that is impossible, the command fails. --explain adds the reasons.
+    Define it with `vfiomgr libvirt edit FILE --define`. All functions of a slot become one
+    multifunction device behind a root port. If the host has several NUMA nodes, memory and CPUs are
+    placed on the nodes of the devices, and devices of several root complexes are placed behind
+    expanders. The window for BARs is made large enough; if that is impossible, the command fails.
+    --explain adds the reasons.
 
     \b
     Examples:
