@@ -54,7 +54,7 @@ _WORDS = {
     "remove": ("uninstall", "unbind", "detach", "edit", "set"),
     "rm": ("remove", "undefine", "uninstall", "unbind", "edit", "set"),
     "rollback": ("recover",),
-    "status": ("list", "show"),
+    "status": ("list", "show", "assert"),
     "tree": ("topology",),
     "type": ("list --types",),
     "undo": ("unbind", "revert"),

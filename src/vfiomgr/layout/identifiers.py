@@ -137,7 +137,8 @@ class _Identified:
             if address.slot not in known:
                 message = f"{address} is not one of the boards that share an ID of vfio-pci"
                 names = ", ".join(map(str, sorted(known.values())))
-                raise UsageError(message, f"those are: {names or 'none'}")
+                remedy = f"those are: {names}" if names else "leave out --board: no ID is shared"
+                raise UsageError(message, remedy)
 
     def _questions(self, shared: dict[_Entry, list[PciDevice]]) -> Iterator[Diagnostic]:
         """One question for each ID of which vfio-pci does not have all boards."""

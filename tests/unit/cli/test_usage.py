@@ -88,6 +88,11 @@ DEADLINE = "is not a number of seconds above 0 and up to 86400 (one day)"
             "did you mean --state host?",
         ),
         ("sriov create 05:00.0 4", "Did you mean: vfiomgr sriov set?", "see vfiomgr sriov --help"),
+        (
+            "layout status",
+            "Did you mean: vfiomgr layout assert?",
+            "see vfiomgr layout --help",
+        ),
         ("remove 05:00.0", "Did you mean: vfiomgr unbind?", "see vfiomgr --help"),
         ("check host", "vfiomgr check: no such command", "layout (or none: vfiomgr check); see"),
         ("vgpu mode vgpu", "missing argument: GPU", "e.g. vfiomgr vgpu mode 0000:41:00.0 vgpu"),

@@ -424,6 +424,10 @@ def test_a_board_that_shares_no_id_is_none_of_the_question() -> None:
     ) as caught:
         _of_host(host, frozenset({PciAddress.parse("0000:43:00.0")}))
     assert caught.value.hint == "those are: 0000:41:00.0, 0000:42:00.0"
+    alone = replace(host_of(TWINS[0]), kernel_command_line=TWIN_IDS)
+    with pytest.raises(UsageError, match="is not one of the boards that share") as caught:
+        _of_host(alone, frozenset({PciAddress.parse("0000:43:00.0")}))
+    assert caught.value.hint == "leave out --board: no ID is shared"
 
 
 @pytest.mark.parametrize(
