@@ -15,8 +15,9 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
+from vfiomgr.vgpu.mig.sriov_manage import without_functions
 from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous, SetPersistence
-from vfiomgr.vgpu.model import GpuMode
+from vfiomgr.vgpu.model import GpuMode, VgpuParent
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
@@ -59,6 +60,18 @@ def test_the_program_makes_all_or_none_and_autoprobe_is_its_own_affair() -> None
     assert gone.steps[0].commands() == ("/usr/lib/nvidia/sriov-manage -d 0000:41:00.0",)
     assert gone.steps[0].inverse() == run(0, 2)
     assert gone.locks == ("group-41", "group-45", "group-46")
+
+
+def test_functions_for_vgpus_are_lacking_without_a_driver_and_without_types() -> None:
+    bare = [replace(vf, driver=None) for vf in VFS]
+    odd = [replace(vf, driver="nvidia-next") for vf in VFS]
+    parent = VgpuParent(str(VFS[0].address), "", "mdev", "nvidia", str(GPU.address), (), ())
+    assert without_functions(host(GPU)) == (GPU,)
+    assert without_functions(host(DIVIDED, *bare)) == (DIVIDED,)
+    assert without_functions(host(DIVIDED, *odd)) == (DIVIDED,)
+    assert without_functions(replace(host(DIVIDED, *odd), vgpu_parents=(parent,))) == ()
+    assert without_functions(host(DIVIDED, *VFS)) == ()
+    assert without_functions(host(replace(DIVIDED, driver="vfio-pci"), *bare)) == ()
 
 
 def test_another_number_is_refused_with_those_that_are_possible() -> None:

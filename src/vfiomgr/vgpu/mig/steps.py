@@ -262,12 +262,14 @@ def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
 def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether an NVIDIA GPU on its driver has no virtual function that can have a vGPU.
 
-    They have their GPU's driver for that; `sriov set` creates them without one where the kernel
-    creates them.
+    They need a driver for that; `sriov set` creates them without one where the kernel creates them.
     """
-    functions = (host.device_named(str(address)) for address in device.virtual_functions)
-    drivers = {function.driver for function in functions if function is not None}
-    return device.driver == DRIVER and bool(device.sriov_totalvfs) and DRIVER not in drivers
+    if device.driver != DRIVER or not device.sriov_totalvfs:
+        return False
+    names = set(map(str, device.virtual_functions))
+    functions = filter(None, map(host.device_named, names))
+    is_parent = any(parent.name in names for parent in host.vgpu_parents)
+    return not is_parent and all(function.driver != DRIVER for function in functions)
 
 
 def without_functions(host: HostSnapshot) -> tuple[PciDevice, ...]:
