@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +57,7 @@ def run(
     """Run a command; `/` is the fake kernel's tree, which is built only if it is read."""
 
     def tree(root: str) -> object:
-        if root != "/" and not os.path.isdir(f"{os.path.realpath(root)}.kernel"):
+        if root != "/" and "kernel" not in request.fixturenames:
             return HostTree(root)
         kernel: FakeKernel = request.getfixturevalue("kernel")
         return kernel if root in ("/", kernel.root) else HostTree(root)

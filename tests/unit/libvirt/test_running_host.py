@@ -42,7 +42,7 @@ def _place(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test.xml").write_text("<domain type='test'><name>test</name></domain>")
 
 
-@pytest.mark.usefixtures("_place")
+@pytest.mark.usefixtures("kernel", "_place")
 @pytest.mark.parametrize(
     ("option", "message"),
     [
