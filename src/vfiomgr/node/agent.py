@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.jsonable import to_jsonable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.node.events import Events
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
 
@@ -82,6 +84,9 @@ class Agent:
             lambda: {n: s.is_registered for n, s in self._served.items()},
             lambda: bool(self._scanning.error),
         )
+        self._events: Events | None = None
+        if settings.events is not None:
+            self._events = import_module("vfiomgr.node.events").Events(settings.events, tell)
         self._quarantine = Quarantine(HostTree(settings.root))
         self._quarantined: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
@@ -126,6 +131,8 @@ class Agent:
             await self._pages.start(self._settings.metrics)
         for work in (self._scanning.run(), self._tend(), self._follow_pods(), self._watch()):
             self._start(work)
+        if self._events is not None:
+            self._start(self._events.run())
         try:
             await self._stopping.wait()
         finally:
@@ -204,9 +211,12 @@ class Agent:
 
     async def _offer(self) -> None:
         """Serve the debounced result of the last scan; stop resources that are not configured."""
+        before = {unit.id: unit for unit in self._offered.units}
         self._offered = self._offers.merge(
             self._found, self._pods, self._quarantined, time.monotonic()
         )
+        for unit in self._offered.units:
+            self._report_change(before.get(unit.id, unit), unit)
         for resource in self._offered.resources:
             served = self._served.get(resource.name)
             if served is None:
@@ -223,6 +233,16 @@ class Agent:
         for name in [name for name in self._served if name not in names]:
             self._tell(f"{name}: not configured, therefore not offered")
             await self._served.pop(name).close()
+
+    def _report_change(self, before: NodeUnit, now: NodeUnit) -> None:
+        """Write an event if the kubelet learns something new; a quarantine has its own."""
+        if self._events is None or before.is_healthy == now.is_healthy:
+            return
+        if now.is_healthy:
+            self._events.put("DeviceHealthy", f"{now.id} can be given to pods", is_normal=True)
+        elif now.id not in self._quarantined:
+            reasons = "; ".join(reason.summary for reason in now.reasons)
+            self._events.put("DeviceUnhealthy", f"{now.id} is not given to pods: {reasons}")
 
     async def _tend(self) -> None:
         """Keep the resources registered, and report devices that stay unhealthy."""
@@ -260,6 +280,9 @@ class Agent:
     async def _withhold(self, device: str, reason: Diagnostic) -> None:
         seconds = self._quarantine.add(device, reason, time.monotonic())
         self._tell(f"{device}: quarantined for {seconds:g} s: {reason.summary}")
+        if self._events is not None:
+            text = f"{device} is not given to pods for {seconds:g} s: {reason.summary}"
+            self._events.put("DeviceQuarantined", text)
         await self._share_quarantine()
 
     async def _end_quarantines(self) -> None:

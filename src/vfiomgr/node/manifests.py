@@ -73,7 +73,11 @@ LAYOUT = "vfiomgr-layout"
 SELINUX_TYPE = "container_device_plugin_t"
 """The type of container-selinux that may create sockets in the kubelet's directory."""
 
-_BASE, _PREPARATION = "node-agent/base", "node-agent/layout"
+_BASE, _EVENTS, _PREPARATION = "node-agent/base", "node-agent/events", "node-agent/layout"
+_IN_DEFAULT = ("Role", "RoleBinding")
+"""Events of nodes are in the namespace default."""
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where a pod has the token of its service account, and the API server's authority."""
 _DIGEST = "vfiomgr.io/layout"
 _MOST_BYTES = 1 << 20
 """Of a ConfigMap (MaxSecretSize in pkg/apis/core/types.go)."""
@@ -97,6 +101,8 @@ class ManifestRequest(Value):
     """Labels of the prepared nodes."""
     selinux: bool = False
     layout: NodeLayout | None = None
+    events: bool = False
+    """Whether the agent gets a token, and may create events of its node."""
     arguments: tuple[str, ...] = ()
     """More arguments of the agent."""
 
@@ -109,6 +115,7 @@ def manifest_request(  # noqa: PLR0913 - an option is an argument
     selectors: tuple[str, ...],
     selinux: bool,
     layout: NodeLayout | None,
+    events: bool = False,
     arguments: tuple[str, ...] = (),
 ) -> ManifestRequest:
     """The request of a user.
@@ -127,6 +134,7 @@ def manifest_request(  # noqa: PLR0913 - an option is an argument
         node_selector=tuple(parse_selector("--node-selector", text) for text in selectors),
         selinux=selinux,
         layout=layout,
+        events=events,
         arguments=arguments,
     )
 
@@ -139,6 +147,9 @@ def manifests(request: ManifestRequest) -> tuple[Object, ...]:
 def _objects(request: ManifestRequest) -> Iterator[Object]:
     yield template(f"{_BASE}/namespace")
     yield template(f"{_BASE}/serviceaccount")
+    if request.events:
+        yield template(f"{_EVENTS}/role")
+        yield template(f"{_EVENTS}/rolebinding")
     if request.layout is not None:
         yield _layout_map(request.layout)
         yield _layout_pods(request, request.layout)
@@ -147,8 +158,11 @@ def _objects(request: ManifestRequest) -> Iterator[Object]:
 
 def _placed(document: Object, namespace: str) -> Object:
     """The object in its namespace, or the namespace itself."""
+    for subject in document.get("subjects", ()):
+        subject["namespace"] = quoted(namespace)
     key = "name" if document["kind"] == "Namespace" else "namespace"
-    document["metadata"][key] = quoted(namespace)
+    if document["kind"] not in _IN_DEFAULT:
+        document["metadata"][key] = quoted(namespace)
     return document
 
 
@@ -158,6 +172,11 @@ def _agent_pods(request: ManifestRequest) -> Object:
     if request.selinux:
         spec["securityContext"]["seLinuxOptions"] = {"type": SELINUX_TYPE}
     spec["containers"][0]["args"] += [quoted(word) for word in request.arguments]
+    if request.events:
+        spec["automountServiceAccountToken"] = True
+        spec["containers"][0]["args"] += ["--events", SERVICE_ACCOUNT]
+        name = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        spec["containers"][0]["env"] = [{"name": "NODE_NAME", "valueFrom": name}]
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     volumes["pod-resources"]["hostPath"]["path"] = quoted(request.kubelet_root / POD_RESOURCES)
     if request.layout is not None:

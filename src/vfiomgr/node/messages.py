@@ -33,6 +33,17 @@ class Settings(Value):
     """A layout in the node's file, if it is not the installed one."""
 
 
+class EventSettings(Value):
+    """How events of the node reach the Kubernetes API."""
+
+    directory: str
+    """With `token` and `ca.crt`, as a pod has for its service account."""
+    server: str
+    """https://HOST:PORT."""
+    node: str
+    """The name of the node."""
+
+
 class AgentSettings(Value):
     """The places and intervals of an agent."""
 
@@ -51,6 +62,8 @@ class AgentSettings(Value):
     """Seconds until a device that becomes unhealthy is reported."""
     pods_interval: float = 30.0
     """Seconds between questions which pods have devices; the kubelet limits their rate."""
+    events: EventSettings | None = None
+    """None for no events."""
     tick: float = 1.0
     """Seconds between looks at the kubelet's socket."""
 

@@ -26,6 +26,7 @@ from vfiomgr.node import manifests as manifests_module
 from vfiomgr.node.manifests import (
     DISTRIBUTIONS,
     IMAGE,
+    SERVICE_ACCOUNT,
     ManifestRequest,
     NodeLayout,
     manifest_request,
@@ -55,6 +56,7 @@ REQUESTS = {
         ManifestRequest(kubelet_root=K0S, node_selector=(("gpu", "on"),), selinux=True),
         {"kubeletRoot": str(K0S), "nodeSelector": {"gpu": "on"}, "selinux": True},
     ),
+    "events": (ManifestRequest(namespace="gpu", events=True), {"events": True}),
     "layout": (
         ManifestRequest(image="registry.example/agent:2", namespace="gpu", layout=LAYOUT),
         {
@@ -277,6 +279,22 @@ def test_the_agent_is_hardened_beyond_baseline() -> None:
     mounts = {mount["name"]: mount.get("readOnly", False) for mount in agent["volumeMounts"]}
     assert mounts == dict.fromkeys(READ_ONLY, True) | dict.fromkeys(WRITABLE, False)
     assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
+
+
+def test_the_agent_gets_a_token_for_events_only_if_asked() -> None:
+    found = named(plain(ManifestRequest(namespace="gpu", events=True)))
+    role = found["Role", "vfiomgr-node-events"]
+    assert role["metadata"]["namespace"] == "default"
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}]
+    binding = found["RoleBinding", "vfiomgr-node-events"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = {"kind": "ServiceAccount", "name": "vfiomgr-node", "namespace": "gpu"}
+    assert binding["subjects"] == [account]
+    pod = found["DaemonSet", "vfiomgr-node"]["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is True
+    assert pod["containers"][0]["args"][-2:] == ["--events", SERVICE_ACCOUNT]
+    usual = named(plain(ManifestRequest()))
+    assert not [kind for kind, _ in usual if kind.startswith("Role")]
 
 
 def test_one_agent_at_a_time_serves_a_node() -> None:

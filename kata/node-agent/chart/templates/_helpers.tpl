@@ -11,7 +11,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* What the pods of both DaemonSets have in common. */}}
 {{- define "vfiomgr.pod" -}}
 serviceAccountName: vfiomgr-node
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ .token | default false }}
 enableServiceLinks: false
 {{- with .Values.priorityClassName }}
 priorityClassName: {{ . }}

@@ -70,6 +70,9 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     "--selinux", is_flag=True, help="Use SELinux's type for device plugins, on nodes with SELinux."
 )
 @click.option(
+    "--events", is_flag=True, help="Let the agent write events of its node, with a token for that."
+)
+@click.option(
     "--with-layout",
     "file",
     metavar="FILE",
@@ -100,6 +103,7 @@ def manifests(
     namespace: str,
     selectors: tuple[str, ...],
     selinux: bool,
+    events: bool,
     file: str | None,
     name: str | None,
     unit: str | None,
@@ -109,9 +113,9 @@ def manifests(
 ) -> None:
     """Print the Kubernetes objects that run the agent on nodes.
 
-    The pods of the agent are unprivileged and need no rights in the Kubernetes API. They offer the
-    devices that are ready; a layout prepares them, either installed on the nodes (vfiomgr layout
-    install) or applied by separate pods (--with-layout).
+    The pods of the agent are unprivileged and need no rights in the Kubernetes API, except with
+    --events. They offer the devices that are ready; a layout prepares them, either installed on the
+    nodes (vfiomgr layout install) or applied by separate pods (--with-layout).
 
     The options that name resources must be the same for the agent and for the unit that writes the
     CDI specifications at boot.
@@ -121,6 +125,7 @@ def manifests(
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 | kubectl apply -f -
       vfiomgr node manifests --distribution k0s --node-selector gpu=vfio
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
+      vfiomgr node manifests --image registry.example/vfiomgr-node:1 --events
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
     """
@@ -139,6 +144,7 @@ def manifests(
         selectors=selectors,
         selinux=selinux,
         layout=layout,
+        events=events,
         arguments=arguments,
     )
     if image is None:
@@ -153,7 +159,16 @@ def manifests(
 def _forbid_objects(parameters: Mapping[str, object]) -> None:
     """Reject options for objects where a unit is printed."""
     options = {"file": "--with-layout", "name": "--layout", "selectors": "--node-selector"}
-    for name in ("distribution", "kubelet_root", "image", "selectors", "selinux", "file", "name"):
+    for name in (
+        "distribution",
+        "kubelet_root",
+        "image",
+        "selectors",
+        "selinux",
+        "events",
+        "file",
+        "name",
+    ):
         if parameters[name]:
             option = options.get(name, f"--{name.replace('_', '-')}")
             forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")

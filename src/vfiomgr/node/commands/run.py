@@ -15,7 +15,13 @@ from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.layout.commands.changes import complete_layout
-from vfiomgr.node.messages import PLUGIN_DIRECTORY, POD_RESOURCES, AgentSettings, Settings
+from vfiomgr.node.messages import (
+    PLUGIN_DIRECTORY,
+    POD_RESOURCES,
+    AgentSettings,
+    EventSettings,
+    Settings,
+)
 from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, NodeSettings
 from vfiomgr.node.names import name_resources
 from vfiomgr.persistence.installed_layout import FILE
@@ -97,6 +103,7 @@ def _named(aliases: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+_PORT = "KUBERNETES_SERVICE_PORT"
 _AGENT = AgentSettings(root="", plugin_directory="", pod_resources="", control="")
 
 
@@ -168,6 +175,12 @@ def _complete_layout(
     shell_complete=complete_file,
     help=f"The agent's own socket, for node status.  [default: {CONTROL}]",
 )
+@click.option(
+    "--events",
+    metavar="DIR",
+    shell_complete=complete_directory,
+    help="Write events of the node with the token and ca.crt in DIR, e.g. of a service account.",
+)
 @_seconds("--scan-interval", _AGENT.scan.interval, "Time between scans without events.")
 @_seconds("--pods-interval", _AGENT.pods_interval, "Time between questions about pods.")
 @_seconds("--debounce", _AGENT.debounce, "Time until a device is reported as unhealthy.")
@@ -188,6 +201,7 @@ def run(
     plugin_directory: str | None,
     pod_resources: str | None,
     control: str | None,
+    events: str | None,
     scan_interval: float,
     pods_interval: float,
     debounce: float,
@@ -205,6 +219,7 @@ def run(
       vfiomgr node run
       vfiomgr node run --metrics :9478
       vfiomgr node run --layout kata-node
+      vfiomgr node run --events /var/run/secrets/kubernetes.io/serviceaccount
       vfiomgr node run --resource-prefix example.com --alias 10de:2235=a40
     """
     node = node_settings(prefix, consumer, aliases, resets=resets)
@@ -219,10 +234,27 @@ def run(
         control=control or session.tree.locate(CONTROL),
         metrics=metrics,
         scan=scan,
+        events=None if events is None else _events(events),
         debounce=debounce,
         pods_interval=pods_interval,
     )
     _optional("vfiomgr.node.agent").run(settings, note)
+
+
+def _events(directory: str) -> EventSettings:
+    """How to write events: the API server is known from the environment of a pod.
+
+    Raises:
+        UsageError: this is no pod, or httpx is not installed.
+
+    """
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get(_PORT, "443")
+    if not host:
+        message = "--events: the API server is unknown: KUBERNETES_SERVICE_HOST is not set"
+        raise UsageError(message, f"in a pod it is; elsewhere set it and {_PORT}")
+    _optional("vfiomgr.node.events")
+    node = os.environ.get("NODE_NAME") or os.uname().nodename.lower()
+    return EventSettings(directory, f"https://{f'[{host}]' if ':' in host else host}:{port}", node)
 
 
 @click.command("scan", hidden=True)

@@ -1,0 +1,111 @@
+"""Events of the node in the Kubernetes API, which `kubectl describe node` shows.
+
+They are written with a token of the directory that a pod gets for its service account. The kubelet
+replaces the token there, so it is read again for each event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vfiomgr.node.messages import EventSettings
+
+_PATH = "/api/v1/namespaces/default/events"
+"""Events of nodes, which are in no namespace, are in this one."""
+_COMPONENT = "vfiomgr-node"
+_LONGEST = 1024
+"""Characters of the message (ValidateEvent in pkg/apis/core/validation/events.go)."""
+_DEADLINE = 10.0
+_ATTEMPTS = 5
+_FIRST_PAUSE = 1.0
+"""Seconds until the next attempt; doubled each time."""
+_WAITING = 100
+"""Events that are kept while the API server does not answer; more are dropped."""
+_CREATED = 201
+_BUSY = 429
+_BROKEN = 500
+
+
+class Events:
+    """Writes events one after the other; nothing waits for it."""
+
+    def __init__(self, settings: EventSettings, tell: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._tell = tell
+        self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
+        self._problem = ""
+
+    def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
+        """Have an event written; `reason` is one word, as `kubectl` shows it."""
+        if not self._waiting.full():
+            self._waiting.put_nowait(self._event(reason, message, is_normal=is_normal))
+
+    async def run(self) -> None:
+        """Write what waits, until the task is cancelled."""
+        while True:
+            problem = await self._write(await self._waiting.get())
+            if problem and problem != self._problem:
+                self._tell(f"cannot write an event of the node: {problem}")
+            self._problem = problem
+
+    async def _write(self, event: dict[str, Any]) -> str:
+        """Write an event; returns why it was dropped."""
+        pause = _FIRST_PAUSE
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(pause)
+                pause *= 2
+            try:
+                answer = await self._post(event)
+            except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+                problem = str(error) or type(error).__name__
+                continue
+            if answer.status_code == _CREATED:
+                return ""
+            problem = f"{answer.status_code} {answer.text.strip()[:_LONGEST]}"
+            if answer.status_code != _BUSY and answer.status_code < _BROKEN:
+                break
+        return problem
+
+    async def _post(self, event: dict[str, Any]) -> httpx.Response:
+        """Send an event on a connection of its own: events are rare, and tokens change."""
+        headers, trusted = _credentials(self._settings.directory)
+        async with httpx.AsyncClient(verify=trusted, timeout=_DEADLINE, trust_env=False) as client:
+            url = f"{self._settings.server}{_PATH}"
+            return await client.post(url, json=event, headers=headers)
+
+    def _event(self, reason: str, message: str, *, is_normal: bool) -> dict[str, Any]:
+        """An event of v1; the uid of a node is its name there, as in the kubelet's own events."""
+        node, now = self._settings.node, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{node}.{time.time_ns():x}", "namespace": "default"},
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+            "reason": reason,
+            "message": message[:_LONGEST],
+            "type": "Normal" if is_normal else "Warning",
+            "count": 1,
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "source": {"component": _COMPONENT, "host": node},
+            "reportingComponent": _COMPONENT,
+            "reportingInstance": node,
+        }
+
+
+def _credentials(directory: str) -> tuple[dict[str, str], ssl.SSLContext]:
+    """The header with the present token, and the authority that the API server is known by."""
+    with open(os.path.join(directory, "token"), encoding="ascii") as file:
+        headers = {"Authorization": f"Bearer {file.read().strip()}"}
+    return headers, ssl.create_default_context(cafile=os.path.join(directory, "ca.crt"))
