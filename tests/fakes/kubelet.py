@@ -83,6 +83,8 @@ class Kubelet:
         self._server: grpc.aio.Server | None = None
         self._random = random.Random(7)  # noqa: S311 - an order, not a secret
         self._tokens, self._refilled = float(BURST), time.monotonic()
+        self._admission = asyncio.Lock()
+        """Pods are admitted one after the other: a slow plugin holds up all of the node."""
 
     # ---- its life
 
@@ -150,9 +152,10 @@ class Kubelet:
         An init container and the container share devices as far as they can.
         """
         shared: tuple[str, ...] = ()
-        if init:
-            shared = (await self._allocate(pod, resource, init, ())).ids
-        container = await self._allocate(pod, resource, count, shared)
+        async with self._admission:
+            if init:
+                shared = (await self._allocate(pod, resource, init, ())).ids
+            container = await self._allocate(pod, resource, count, shared)
         await self._pre_start(container)
         return container
 

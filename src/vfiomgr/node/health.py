@@ -148,10 +148,31 @@ def _missing_nodes(host: HostSnapshot, unit: NodeUnit) -> Iterator[str]:
     group = host.group(unit.group)
     if group is not None and not group.has_node and group.node in unit.nodes:
         yield group.node
-    if unit.kind != "mdev" and any(node.startswith(f"{VFIO_CDEVS}/") for node in unit.nodes):
+    cdevs = [node for node in unit.nodes if node.startswith(f"{VFIO_CDEVS}/")]
+    if unit.kind == "mdev":
+        yield from (node for node in cdevs if host.access(node) is None)
+    elif cdevs:
         for device in _present(host, unit):
             if device.vfio_device is not None and not device.vfio_cdev:
                 yield VFIO_CDEVS / device.vfio_device
+
+
+def _other_owner(
+    host: HostSnapshot, unit: NodeUnit, _context: HealthContext
+) -> Iterator[Diagnostic]:
+    """Nodes without the owner that `bind --persist --owner` or a layout gives them."""
+    bindings = (host.binding(address) for address in unit.addresses if unit.kind != "mdev")
+    owners = {binding.owner for binding in bindings if binding is not None and binding.owner}
+    for owner in owners:
+        for node in unit.nodes:
+            access = host.access(node)
+            if access is not None and access != owner.access:
+                yield blocker(
+                    "node-owner",
+                    unit.id,
+                    f"the owner and mode of {node} are {access}, not {owner.access} ({owner.name})",
+                    f"udevadm trigger --name-match {node.removeprefix('/dev/')}",
+                )
 
 
 def _silent(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
@@ -301,6 +322,7 @@ _RULES = (
     _wrong_driver,
     _not_viable,
     _no_node,
+    _other_owner,
     _silent,
     _errors,
     _no_power,

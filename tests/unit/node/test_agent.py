@@ -273,6 +273,32 @@ def test_a_container_does_not_start_with_a_gpu_that_left_its_driver(place: Path)
     tell(story())
 
 
+def test_an_allocation_waits_for_no_scan(place: Path) -> None:
+    """A slow Allocate would hold up the admission of every pod of the node."""
+
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert node.process is not None
+            (child,) = children(node.process.pid)
+            os.kill(child, signal.SIGSTOP)
+            try:
+                pods = [
+                    asyncio.create_task(node.kubelet.admit(f"default/{name}", NAME, 1))
+                    for name in ("a", "b", "c")
+                ]
+                async with asyncio.timeout(5):
+                    await node.kubelet.until(lambda: len(node.kubelet.pods) == 3)
+                await asyncio.sleep(0.2)
+                assert not any(pod.done() for pod in pods)  # a container is verified first
+            finally:
+                os.kill(child, signal.SIGCONT)
+            await asyncio.gather(*pods)
+
+    tell(story())
+
+
 def test_a_second_agent_is_refused_and_leaves_the_first_alone(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:

@@ -306,6 +306,21 @@ def test_an_unknown_device_fails_the_pod_with_our_text(place: Path) -> None:
     tell(story())
 
 
+def test_a_device_that_no_container_could_open_fails_the_pod_with_the_reason(place: Path) -> None:
+    async def story() -> None:
+        made = resource(1)
+        async with node(place, made) as (kubelet, agent):
+            stale = kubelet.endpoints[NAME].devices
+            agent.offer(with_unhealthy(made, made.units[0].id))
+            await kubelet.until_capacity(NAME, 1, 0)
+            kubelet.endpoints[NAME].devices = stale
+            why = "Allocate failed due to it is on nvidia; bind it, which is unexpected"
+            with pytest.raises(AdmissionError, match=why):
+                await kubelet.admit("default/cuda", NAME, 1)
+
+    tell(story())
+
+
 def test_kubevirt_gets_its_environment_and_nodes(place: Path) -> None:
     async def story() -> None:
         async with node(place, resource(1, consumer="kubevirt")) as (kubelet, _):

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
 from vfiomgr.cli.commands.help import all_rules
+from vfiomgr.documents.files import TextFile
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health
 from vfiomgr.node.facts import read_health
@@ -16,7 +18,8 @@ from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.capabilities import PciLink
-from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
+from vfiomgr.snapshot.values import DeviceUser, NodeFact
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,6 +101,38 @@ def test_a_missing_node_of_a_single_device_is_a_reason() -> None:
     host = without_groups(node_of(whole[0], AUDIO))
     made = inventory(host, SETTINGS, previous=previous)
     assert "/dev/vfio/devices/vfio1 does not exist" in summaries(made)
+
+
+def test_a_missing_node_of_a_mediated_device_is_a_reason() -> None:
+    host = vgpu_node(uuid=UUID)
+    (vgpu,) = host.vgpus
+    host = replace(without_groups(host), vgpus=(replace(vgpu, vfio_device="vfio7"),))
+    path = "/dev/vfio/devices/vfio7"
+    known = replace(host, nodes=(NodeFact(path, ROOT_ONLY),))
+    assert [unit.nodes for unit in inventory(known, SETTINGS).units] == [(path,)]
+    assert rules(inventory(known, SETTINGS)) == {}
+    assert summaries(inventory(host, SETTINGS)) == [f"{path} does not exist"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "found", "is_reason"),
+    [
+        (NodeOwner("1000:36", 1000, 36), NodeAccess(1000, 36, 0o660), False),
+        (NodeOwner("1000:36", 1000, 36), ROOT_ONLY, True),
+        (NodeOwner("1000", 1000), NodeAccess(1000, 0, 0o660), True),
+        (NodeOwner("1000", 1000), None, False),
+        (None, NodeAccess(1000, 36, 0o660), False),
+    ],
+)
+def test_a_node_has_the_owner_that_its_rule_gives_it(
+    owner: NodeOwner | None, found: NodeAccess | None, *, is_reason: bool
+) -> None:
+    binding = PersistedBinding(A40.identity, "vfio-pci", "vfio_pci", owner)
+    rule = TextFile(rule_file(A40.address), render_rule(binding))
+    nodes = () if found is None else (NodeFact("/dev/vfio/41", found),)
+    host = replace(node_of(A40, AUDIO), files=(rule,), nodes=nodes)
+    assert host.persisted == (binding,)
+    assert rules(inventory(host, SETTINGS)) == ({ID: ["node-owner"]} if is_reason else {})
 
 
 def test_another_device_at_the_address_is_a_reason_while_it_is_not_ready() -> None:

@@ -108,6 +108,14 @@ def test_a_gpu_of_the_host_is_noted(changes: dict[str, object], rule: str) -> No
     assert notes(host) == [(rule, "0000:41:00.0")]
 
 
+def test_a_console_display_that_was_bound_is_offered_like_others() -> None:
+    host = node_of(replace(A40, is_boot_display=True, display_signs=("boot_vga is 1",)))
+    assert offered(host) == {A40_NAME: ["0000:41:00.0"]}
+    (unit,) = inventory(host, SETTINGS).units
+    assert unit.is_healthy
+    assert notes(host) == []
+
+
 def test_other_devices_of_the_host_are_not_noted() -> None:
     assert notes(node_of(replace(AUDIO, driver="snd_hda_intel", vfio_device=None))) == []
 
