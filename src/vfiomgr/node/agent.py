@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 import signal
 import time
@@ -12,7 +11,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.jsonable import to_jsonable
+import msgspec
+
 from vfiomgr.errors import HostError, Refusal, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.health import reset_failed
@@ -367,7 +367,7 @@ class Agent:
                 yield f"the kubelet does not list {name}"
 
     async def _show_status(self, _body: str) -> Response:
-        body = json.dumps(to_jsonable(self._status())).encode()
+        body = msgspec.json.encode(self._status())  # other commands ask: milliseconds count
         return Response(body, content_type="application/json")
 
     def _status(self) -> NodeStatus:

@@ -314,6 +314,19 @@ def test_a_second_agent_is_refused_and_leaves_the_first_alone(place: Path) -> No
     tell(story())
 
 
+def test_the_sockets_are_for_root_only(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            own = [path for path in node.directory.iterdir() if path.name.startswith("vfiomgr-")]
+            control = HostTree(node.kernel.root).locate(CONTROL)
+            modes = [os.stat(path).st_mode & 0o077 for path in (*own, control)]
+            assert modes == [0, 0]
+
+    tell(story())
+
+
 def test_an_agent_replaces_one_that_was_killed(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:

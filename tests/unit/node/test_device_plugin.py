@@ -20,7 +20,7 @@ from tests.unit.node.stories import (
     unit,
     with_unhealthy,
 )
-from vfiomgr.errors import HostError
+from vfiomgr.errors import HostError, UsageError
 from vfiomgr.node.kubelet import DEVICES, NoAnswer, pods_by_device, register, stamp_of
 from vfiomgr.node.model import NodeResource
 from vfiomgr.node.serving import PREFIX, socket_name
@@ -368,6 +368,14 @@ def test_one_process_has_a_socket_for_each_resource() -> None:
     assert socket_name(NAME) != socket_name(OTHER)
     assert socket_name(NAME) == socket_name(NAME)
     assert len(f"/var/lib/kubelet/device-plugins/{socket_name(NAME)}") < 80
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_refused(place: Path) -> None:
+    longest = 107 - len(f"/{socket_name(NAME)}")
+    directory = place / ("x" * (longest - len(str(place)) - 1))
+    Agent(directory).offer(resource(1))
+    with pytest.raises(UsageError, match="has more than 107 bytes"):
+        Agent(directory.with_name(f"{directory.name}x")).offer(resource(1))
 
 
 def test_a_kubelet_that_sends_the_path_as_authority_is_served(place: Path) -> None:
