@@ -28,6 +28,8 @@ DIAL = 10.0
 BURST, PER_SECOND = 10, 100
 """Calls for pod resources: this many at once, and this many per second."""
 LONGEST_NAME = 63
+READMISSION = 0.9
+"""Seconds from the start until the kubelet knows its pods, and admits them (seen: 0.7 to 1.0)."""
 
 
 class AdmissionError(Exception):
@@ -45,7 +47,11 @@ class Container:
 
 @dataclass
 class Endpoint:
-    """A plugin that has registered."""
+    """A plugin that has registered.
+
+    The lists of all its connections count for a resource, and the end of any ends the newest one
+    (runClient in plugin/v1beta1/handler.go, until kubernetes/kubernetes PR 135437).
+    """
 
     name: str
     path: str
@@ -57,6 +63,12 @@ class Endpoint:
     """When each list arrived."""
     is_stopped: bool = False
     task: asyncio.Task[None] | None = None
+
+    @property
+    def healthy(self) -> set[str]:
+        """The devices that can be allocated: none of a plugin that has left."""
+        found = {each.ID for each in self.devices.values() if each.health == HEALTHY}
+        return set() if self.is_stopped else found
 
     async def call(self, method: str, request: Any, seconds: float | None = None) -> Any:
         """Call a method of the plugin."""
@@ -71,6 +83,8 @@ class Kubelet:
         self.socket = str(directory / "kubelet.sock")
         self.pod_resources = str(directory.parent / "pod-resources.sock")
         self.endpoints: dict[str, Endpoint] = {}
+        """The newest plugin of each resource."""
+        self._connected: list[Endpoint] = []
         self.registrations: list[tuple[str, str]] = []
         self.pods: dict[str, list[Container]] = {}
         """Survives a restart, as the kubelet's checkpoint does."""
@@ -85,6 +99,9 @@ class Kubelet:
         self._tokens, self._refilled = float(BURST), time.monotonic()
         self._admission = asyncio.Lock()
         """Pods are admitted one after the other: a slow plugin holds up all of the node."""
+        self._earlier: set[str] = set()
+        """The pods of before the start."""
+        self._knows_earlier_at = 0.0
 
     # ---- its life
 
@@ -95,6 +112,7 @@ class Kubelet:
                 path.unlink()
         with suppress(FileNotFoundError):
             os.unlink(self.pod_resources)
+        self._earlier, self._knows_earlier_at = {*self.pods}, time.monotonic() + READMISSION
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((self._registration(), self._lister()))
         self._server.add_insecure_port(f"unix:{self.socket}")
@@ -102,23 +120,58 @@ class Kubelet:
         await self._server.start()
 
     async def stop(self) -> None:
-        """End; its own socket stays, and the pods go on."""
-        for endpoint in self.endpoints.values():
-            await _close(endpoint)
+        """End; its own sockets stay, and the pods go on."""
         self.endpoints.clear()
+        for endpoint in self._connected:
+            await _close(endpoint)
+        self._connected.clear()
         if self._server is not None:
-            kept = f"{self.socket}.kept"
-            os.link(self.socket, kept)
+            for path in (self.socket, self.pod_resources):
+                os.link(path, f"{path}.kept")
             await self._server.stop(None)
-            with suppress(FileNotFoundError):
-                os.unlink(self.socket)
-            os.rename(kept, self.socket)
+            for path in (self.socket, self.pod_resources):
+                os.rename(f"{path}.kept", path)
             self._server = None
 
     async def restart(self) -> None:
         """End, and start again: nothing is allocatable until the plugins register again."""
         await self.stop()
         await self.start()
+
+    async def boot(self) -> dict[str, str]:
+        """Start after a reboot of the node, and start the pods again; why others are rejected.
+
+        Nothing is allocated: the containers get the stored answers.
+        """
+        await self.start()
+        await asyncio.sleep(READMISSION)
+        rejected: dict[str, str] = {}
+        for pod, containers in tuple(self.pods.items()):
+            try:
+                for container in containers:
+                    self._check_again(container)
+            except AdmissionError as error:
+                rejected[pod] = str(error)
+                del self.pods[pod]
+            else:
+                await self.restart_containers(pod)
+        return rejected
+
+    def _check_again(self, container: Container) -> None:
+        """Whether a container's devices are there (devicesToAllocate in devicemanager/manager.go).
+
+        Raises:
+            AdmissionError: they are not.
+
+        """
+        endpoint = self.endpoints.get(container.resource)
+        healthy = set() if endpoint is None else endpoint.healthy
+        if not healthy:
+            what = f"cannot allocate unhealthy devices {container.resource}"
+            _reject(f"no healthy devices present; {what}")
+        if not healthy.issuperset(container.ids):
+            what = f"cannot allocate unhealthy devices {container.resource}"
+            _reject(f"previously allocated devices are no longer healthy; {what}")
 
     # ---- what it shows
 
@@ -127,8 +180,7 @@ class Kubelet:
         endpoint = self.endpoints.get(resource)
         if endpoint is None:
             return 0, 0
-        healthy = [d for d in endpoint.devices.values() if d.health == HEALTHY]
-        return len(endpoint.devices), 0 if endpoint.is_stopped else len(healthy)
+        return len(endpoint.devices), len(endpoint.healthy)
 
     async def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
         """Wait until something is so."""
@@ -163,8 +215,11 @@ class Kubelet:
         self, pod: str, resource: str, count: int, reusable: tuple[str, ...]
     ) -> Container:
         endpoint = self.endpoints.get(resource)
-        if endpoint is None or endpoint.is_stopped:
-            _reject(f"no healthy devices present; cannot allocate {resource}")
+        if endpoint is None:
+            _reject(f"cannot allocate unregistered device {resource}")
+        if not endpoint.healthy:
+            what = f"cannot allocate unhealthy devices {resource}"
+            _reject(f"no healthy devices present; {what}")
         ids = list(reusable[:count])
         needed = count - len(ids)
         if needed:
@@ -186,13 +241,17 @@ class Kubelet:
         """Free and healthy devices, as the plugin prefers them."""
         containers = [c for pod in self.pods.values() for c in pod if c.resource == endpoint.name]
         used = {i for c in containers for i in c.ids} | set(reused)
-        free = [i for i, d in endpoint.devices.items() if d.health == HEALTHY and i not in used]
+        free = [each for each in endpoint.devices if each in endpoint.healthy - used]
         if len(free) < needed:
             _reject(f"requested {needed} devices, {len(free)} available")
         self._random.shuffle(free)
         if not endpoint.options.get_preferred_allocation_available:
             return free[:needed]
-        wanted = {"available_deviceIDs": free, "allocation_size": needed}
+        wanted = {
+            "available_deviceIDs": [*free, *reused],
+            "must_include_deviceIDs": reused,
+            "allocation_size": needed + len(reused),
+        }
         request = DEVICES.PreferredAllocationRequest(container_requests=[wanted])
         self.preferences.append(request)
         try:
@@ -246,10 +305,10 @@ class Kubelet:
         self.registrations.append((request.resource_name, request.endpoint))
         old = self.endpoints.get(request.resource_name)
         new = Endpoint(request.resource_name, path, channel, made)
-        if old is not None:
+        if old is not None and not old.is_stopped:
             new.devices = old.devices
-            await _close(old)
         self.endpoints[request.resource_name] = new
+        self._connected.append(new)
         new.task = asyncio.create_task(self._list_and_watch(new))
         return DEVICES.Empty()
 
@@ -262,10 +321,13 @@ class Kubelet:
         )(DEVICES.Empty())
         with suppress(grpc.aio.AioRpcError):
             async for listed in stream:
-                endpoint.devices = {device.ID: device for device in listed.devices}
-                endpoint.ever_healthy |= {d.ID for d in listed.devices if d.health == HEALTHY}
-                endpoint.lists.append(time.monotonic())
-        endpoint.is_stopped = True
+                newest = self.endpoints[endpoint.name]
+                newest.devices = {device.ID: device for device in listed.devices}
+                newest.ever_healthy |= {d.ID for d in listed.devices if d.health == HEALTHY}
+                newest.lists.append(time.monotonic())
+        newest = self.endpoints.get(endpoint.name, endpoint)
+        newest.is_stopped = True
+        await newest.channel.close(None)
 
     def _lister(self) -> Any:
         handler = grpc.unary_unary_rpc_method_handler(
@@ -285,6 +347,8 @@ class Kubelet:
         self._tokens -= 1
         response = PODS.ListPodResourcesResponse()
         for name, containers in self.pods.items():
+            if name in self._earlier and now < self._knows_earlier_at:
+                continue
             namespace, _, pod = name.partition("/")
             made = response.pod_resources.add(name=pod, namespace=namespace)
             for number, container in enumerate(containers):

@@ -222,5 +222,8 @@ async def _call(
         try:
             return await call(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
-            message = f"the kubelet did not accept {method}: {error.details()}"
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                message = f"no kubelet answers on {socket}"
+            else:
+                message = f"the kubelet did not accept {method}: {error.details()}"
             raise NoAnswer(message) from error

@@ -236,6 +236,8 @@ class ServedResource:
         self._opened = 0
         """The number of streams until the registration."""
         self._retry_at, self._pause = 0.0, 0.0
+        self._problem = ""
+        """Why the last registration failed, which is reported once."""
         self._busy = asyncio.Lock()
         self._is_closed = False
 
@@ -288,9 +290,11 @@ class ServedResource:
         except NoAnswer as error:
             self._pause = min(self._pause * 2 or _FIRST_PAUSE, _LONGEST_PAUSE)
             self._retry_at = time.monotonic() + self._pause
-            self._tell(f"{self.name}: {error.message}; next attempt in {self._pause:g} s")
+            if error.message != self._problem:
+                self._tell(f"{self.name}: {error.message}; next attempt in {self._pause:g} s")
+            self._problem = error.message
             return
-        self._registered_at, self._pause = time.monotonic(), 0.0
+        self._registered_at, self._pause, self._problem = time.monotonic(), 0.0, ""
         self._tell(f"{self.name}: registered with the kubelet")
 
     async def close(self) -> None:

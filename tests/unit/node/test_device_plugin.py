@@ -124,6 +124,34 @@ def test_a_kubelet_that_keeps_the_sockets_is_noticed_by_its_own(place: Path) -> 
     tell(story())
 
 
+def test_a_kubelet_that_has_stopped_is_reported_once(place: Path) -> None:
+    async def story() -> None:
+        async with node(place, resource(1)) as (kubelet, agent):
+            await kubelet.stop()
+            text = f"{NAME}: no kubelet answers on {kubelet.socket}; next attempt in 1 s"
+            await kubelet.until(lambda: text in agent.told)
+            await asyncio.sleep(1.5)
+            assert [told for told in agent.told if "attempt" in told] == [text]
+            await kubelet.start()
+            await kubelet.until_capacity(NAME, 1, 1)
+            await kubelet.stop()
+            await kubelet.until(lambda: agent.told.count(text) == 2)
+
+    tell(story())
+
+
+def test_a_kubelet_that_boots_without_an_agent_rejects_its_pods(place: Path) -> None:
+    async def story() -> None:
+        async with node(place, resource(1)) as (kubelet, agent):
+            await kubelet.admit("default/cuda", NAME, 1)
+            await agent.stop()
+            await kubelet.stop()
+            why = f"no healthy devices present; cannot allocate unhealthy devices {NAME}"
+            assert await kubelet.boot() == {"default/cuda": why}
+
+    tell(story())
+
+
 def test_a_stream_that_the_kubelet_ends_leads_to_another_registration(place: Path) -> None:
     async def story() -> None:
         async with node(place, resource(2)) as (kubelet, _):
@@ -246,6 +274,21 @@ def test_an_init_container_and_the_container_get_the_same_device(place: Path) ->
     tell(story())
 
 
+def test_a_container_gets_more_devices_close_to_those_of_an_init_container(place: Path) -> None:
+    async def story() -> None:
+        units = (unit(1), unit(2, numa=1), unit(3), unit(4, numa=1))
+        async with node(place, NodeResource(NAME, units)) as (kubelet, _):
+            container = await kubelet.admit("default/cuda", NAME, 2, init=1)
+            first = kubelet.calls[0][1]
+            (asked,) = kubelet.preferences[1].container_requests
+            assert tuple(asked.must_include_deviceIDs) == first
+            assert asked.allocation_size == 2
+            assert set(container.ids) > set(first)
+            assert len({u.numa_nodes for u in units if u.id in container.ids}) == 1
+
+    tell(story())
+
+
 def test_the_preference_is_followed_and_concerns_free_devices_only(place: Path) -> None:
     async def story() -> None:
         units = (unit(1), unit(2, numa=1), unit(3), unit(4, numa=1))
@@ -345,7 +388,10 @@ def test_an_agent_that_leaves_sends_no_empty_list_and_removes_its_sockets(place:
 
 
 def test_the_next_agent_takes_over_while_the_old_ones_socket_goes(place: Path) -> None:
-    """The end of a server removes the path of its socket, even if another one listens there."""
+    """The end of a server removes the path of its socket, even if another one listens there.
+
+    The kubelet ends the stream of the newest agent when an older one leaves.
+    """
 
     async def story() -> None:
         async with node(place, resource(2)) as (kubelet, agent):
@@ -356,6 +402,7 @@ def test_the_next_agent_takes_over_while_the_old_ones_socket_goes(place: Path) -
             following.start()
             await kubelet.until(lambda: (NAME, name) in kubelet.registrations)
             await agent.stop()
+            await kubelet.until(lambda: kubelet.registrations.count((NAME, name)) == 2)
             await kubelet.until_capacity(NAME, 2, 2)
             assert sockets(agent.directory) == [name]
             await kubelet.admit("default/cuda", NAME, 1)
