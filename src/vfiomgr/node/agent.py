@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.node.events import Events
+    from vfiomgr.node.kubelet import Stamp
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
 
@@ -78,7 +79,6 @@ class Agent:
         """Whether the pods are known, or cannot be."""
         self._pods_at = 0.0
         """When the kubelet is asked again."""
-        self._has_allocated = asyncio.Event()
         self._scanning = Scanning(settings.root, settings.scan, self._receive, tell)
         self._metrics = AgentMetrics(
             lambda: {n: s.is_registered for n, s in self._served.items()},
@@ -255,12 +255,13 @@ class Agent:
             await self._end_quarantines()
 
     async def _verify(self, resource: str, devices: tuple[str, ...]) -> None:
-        """Verify devices before a container starts.
+        """Verify devices before a container starts; after a reboot, nothing was allocated.
 
         Raises:
             HostError: a device is not as it should be, or cannot be verified.
 
         """
+        self._ask_soon()
         problems = await self._scanning.verify(resource, devices)
         failed = [problem for problem in problems if problem.has_failed_reset]
         for problem in failed:
@@ -274,8 +275,11 @@ class Agent:
     def _allocated(self, resource: str, devices: tuple[str, ...], seconds: float) -> None:
         self._metrics.observe(resource, seconds)
         self._start(self._scanning.allocated(devices))
+        self._ask_soon()
+
+    def _ask_soon(self) -> None:
+        """Ask the kubelet which pod received a device."""
         self._pods_at = min(self._pods_at, time.monotonic() + _AFTER_ALLOCATION)
-        self._has_allocated.set()
 
     async def _withhold(self, device: str, reason: Diagnostic) -> None:
         seconds = self._quarantine.add(device, reason, time.monotonic())
@@ -303,26 +307,36 @@ class Agent:
     # ---- which pods have devices
 
     async def _follow_pods(self) -> None:
-        """Ask the kubelet seldom which pods have devices, and soon after an allocation."""
+        """Ask the kubelet seldom which pods have devices, and soon after an allocation.
+
+        A kubelet that starts lists no pods in its first second. Then it rejects the pods of before
+        a reboot if their devices are not offered yet: a first offer does not wait longer.
+        """
         end, has_answered = time.monotonic() + _PATIENCE, False
+        known: Stamp | None = None
         while True:
-            self._pods_at = time.monotonic() + self._settings.pods_interval
-            is_absent = stamp_of(self._settings.pod_resources) is None
-            found = None if is_absent else await self._ask_for_pods()
-            has_answered = has_answered or found is not None
-            if not has_answered:
-                self._pods_at = time.monotonic() + _UNANSWERED
-            is_following = has_answered or is_absent or time.monotonic() > end
-            is_following = is_following or self._is_following
-            if found not in (None, self._pods) or is_following != self._is_following:
-                self._pods = self._pods if found is None else found
-                self._is_following = is_following
-                await self._join()
-            while (left := self._pods_at - time.monotonic()) > 0:
-                self._has_allocated.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(left):
-                        await self._has_allocated.wait()
+            stamp = self._pods_stamp()
+            is_new, known = stamp not in (None, known), stamp or known
+            if is_new and self._is_following:
+                self._ask_soon()
+            elif is_new or time.monotonic() >= self._pods_at:
+                self._pods_at = time.monotonic() + self._settings.pods_interval
+                found = None if stamp is None else await self._ask_for_pods()
+                has_answered = has_answered or found is not None
+                if not has_answered:
+                    self._pods_at = time.monotonic() + _UNANSWERED
+                elif is_new:
+                    self._ask_soon()
+                is_following = has_answered or stamp is None or time.monotonic() > end
+                is_following = is_following or self._is_following
+                if found not in (None, self._pods) or is_following != self._is_following:
+                    self._pods = self._pods if found is None else found
+                    self._is_following = is_following
+                    await self._join()
+            await asyncio.sleep(self._settings.tick)
+
+    def _pods_stamp(self) -> Stamp | None:
+        return stamp_of(self._settings.pod_resources)
 
     async def _ask_for_pods(self) -> dict[tuple[str, str], str] | None:
         """The pods; None if the kubelet is starting, or is asked too often by all its clients."""

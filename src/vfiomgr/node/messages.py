@@ -64,8 +64,8 @@ class AgentSettings(Value):
     """Seconds between questions which pods have devices; the kubelet limits their rate."""
     events: EventSettings | None = None
     """None for no events."""
-    tick: float = 1.0
-    """Seconds between looks at the kubelet's socket."""
+    tick: float = 0.1
+    """Seconds between looks at the kubelet's sockets; 0.9 s after its start, it restores pods."""
 
 
 class Question(Value):

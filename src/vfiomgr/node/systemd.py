@@ -51,7 +51,9 @@ WantedBy=multi-user.target
 def render_agent(program: str, arguments: Iterable[str] = ()) -> str:
     """Render the unit of the agent, with more arguments for it.
 
-    The kubelet's directory is created before the sandbox, which could not include it later.
+    It starts before the kubelet, which soon after its own start rejects the pods of before a reboot
+    if their devices are not listed. The kubelet's directory is created before the sandbox, which
+    could not include it later.
 
     Raises:
         Refusal: the path would need quoting.
@@ -61,9 +63,11 @@ def render_agent(program: str, arguments: Iterable[str] = ()) -> str:
 [Unit]
 Description=Offer VFIO devices and vGPUs to the kubelet
 After={_AFTER} {CDI.name}
+Before={_KUBELETS}
 
 [Service]
 Type=notify
+TimeoutStartSec=30
 ExecStartPre=+mkdir -p -m 0750 {PLUGINS}
 ExecStart={_command(program, "--metrics unix:/run/vfiomgr/metrics.sock", arguments)}
 ExecReload=kill -HUP $MAINPID

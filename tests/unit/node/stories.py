@@ -145,8 +145,8 @@ async def node(
         await kubelet.stop()
 
 
-def gpu_node(place: Path, count: int = 3) -> FakeKernel:
-    """A host whose A40 GPUs are on vfio-pci: 0000:01:00.0 in group 11, and so on."""
+def gpu_node(place: Path, count: int = 3, *, group: int = 11) -> FakeKernel:
+    """A host whose A40 GPUs are on vfio-pci: 0000:01:00.0 in this group, and so on."""
     kernel = FakeKernel(place / "host")
     kernel.add_driver("nvidia", ids=[("10de", "*", "03")])
     kernel.add_driver("vfio-pci", ids=[("10de", "2235")], is_vfio=True, manages_dma=True)
@@ -156,7 +156,7 @@ def gpu_node(place: Path, count: int = 3) -> FakeKernel:
             vendor="10de",
             device="2235",
             class_code="030200",
-            group=10 + number,
+            group=group + number - 1,
             driver="vfio-pci",
             numa_node=0,
         )

@@ -13,13 +13,14 @@ import threading
 import time
 import warnings
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from tests.fakes.kubelet import Kubelet
+from tests.fakes.kubelet import READMISSION, Kubelet
 from tests.unit.node.stories import gpu_node, resource, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
@@ -34,7 +35,6 @@ from vfiomgr.snapshot.node_agent import CONTROL, find_status, release
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
 
@@ -85,9 +85,9 @@ class Running:
         document: Mapping[str, Any] = json.loads(output)
         return document
 
-    async def until_used_by(self, device: str, pod: str | None) -> None:
+    async def until_used_by(self, device: str, pod: str | None, seconds: float = 20) -> None:
         """Wait until the agent knows the pod of a device."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             (resource,) = (await self.status())["resources"]
             if {d["id"]: d["used_by"] for d in resource["devices"]}[device] == pod:
@@ -191,6 +191,39 @@ def test_an_agent_that_restarts_knows_the_pods_that_run(place: Path) -> None:
     tell(story())
 
 
+def test_pods_are_not_forgotten_while_the_kubelet_restarts(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start("--pods-interval=60")
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            await node.until_used_by(container.ids[0], "default/cuda/c0")
+            await node.kubelet.restart()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            await asyncio.sleep(0.5)
+            await node.until_used_by(container.ids[0], "default/cuda/c0", seconds=2)
+            later = await node.kubelet.admit("default/other", NAME, 1)
+            await node.until_used_by(later.ids[0], "default/other/c0")
+
+    tell(story())
+
+
+def test_pods_are_known_if_the_agent_and_the_kubelet_start_at_once(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            await node.stop()
+            await node.kubelet.stop()
+            await node.start("--pods-interval=60")
+            await node.kubelet.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            await node.until_used_by(container.ids[0], "default/cuda/c0")
+
+    tell(story())
+
+
 def waiting_agent(place: Path) -> Agent:
     """An agent that does not run, whose kubelet has a socket that nobody serves."""
     with socket.socket(socket.AF_UNIX) as stale:
@@ -240,6 +273,57 @@ def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
 
     monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 0.5)
     monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 0.1)
+    tell(story())
+
+
+def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            kubelet = node.kubelet
+            await kubelet.stop()
+            places = (str(place), str(node.directory), kubelet.pod_resources, f"{place}/c")
+            told: list[str] = []
+            agent = Agent(AgentSettings(*places), told.append)
+            agent._is_scanned.set()
+            task = asyncio.create_task(agent._follow_pods())
+            await asyncio.sleep(0.3)
+            assert not agent._is_following
+            await kubelet.start()
+            await kubelet.until(lambda: agent._is_following)
+            task.cancel()
+
+    monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 60)
+    monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 60)
+    tell(story())
+
+
+def test_pods_get_their_devices_again_after_a_reboot(place: Path) -> None:
+    """Although the groups have other numbers, if the agent starts before the kubelet."""
+
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            await node.stop()
+            await node.kubelet.stop()
+            node.kernel = gpu_node(place, group=31)
+            await node.start("--pods-interval=60")
+            specification = place / "host" / SPECIFICATION
+            await node.kubelet.until(specification.exists)
+            await asyncio.sleep(1.5)  # the agent repeats what nobody answered
+            assert await node.kubelet.boot() == {}
+            (named,) = container.answer.cdi_devices
+            devices = json.loads(specification.read_text())["devices"]
+            (edits,) = (d["containerEdits"] for d in devices if named.name.endswith(d["name"]))
+            group = 31 + GPUS.index(container.ids[0])
+            assert [each["path"] for each in edits["deviceNodes"]] == [f"/dev/vfio/{group}"]
+            await node.until_used_by(container.ids[0], "default/cuda/c0")
+        assert AgentSettings(*places).tick * 5 < READMISSION
+
+    places = ("", "", "", "")
     tell(story())
 
 
@@ -321,7 +405,7 @@ def test_the_sockets_are_for_root_only(place: Path) -> None:
             await node.kubelet.until_capacity(NAME, 3, 3)
             own = [path for path in node.directory.iterdir() if path.name.startswith("vfiomgr-")]
             control = HostTree(node.kernel.root).locate(CONTROL)
-            modes = [os.stat(path).st_mode & 0o077 for path in (*own, control)]
+            modes = [os.stat(path).st_mode & 0o077 for path in (*own, Path(control))]
             assert modes == [0, 0]
 
     tell(story())
@@ -385,7 +469,8 @@ def test_systemd_and_probes_learn_the_state(place: Path) -> None:
             notified.setblocking(False)  # noqa: FBT003 - sockets have it so
             async with running(place) as node:
                 await node.kubelet.stop()
-                os.unlink(node.kubelet.socket)
+                for path in (node.kubelet.socket, node.kubelet.pod_resources):
+                    os.unlink(path)
                 await node.start(
                     f"--metrics=unix:{place / 'm'}",
                     NOTIFY_SOCKET=str(place / "n"),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
 from vfiomgr.cli.commands.help import all_rules
-from vfiomgr.documents.files import TextFile
+from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node import health

@@ -32,7 +32,7 @@ from vfiomgr.node.manifests import (
     manifest_request,
     manifests,
 )
-from vfiomgr.node.systemd import render_cdi
+from vfiomgr.node.systemd import render_agent, render_cdi
 from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, parse_record
 
 if TYPE_CHECKING:
@@ -514,9 +514,13 @@ def test_the_arguments_of_a_unit_are_quoted() -> None:
     assert 'node run --once --alias "NVIDIA \\"A40\\" 5%%$$\\\\=a40"\n' in unit
 
 
-def test_the_specifications_are_written_before_any_kubelet_starts() -> None:
-    unit = render_cdi("/usr/bin/vfiomgr")
+@pytest.mark.parametrize("render", [render_cdi, render_agent])
+def test_devices_are_ready_before_any_kubelet_starts(render: Callable[[str], str]) -> None:
+    unit = render("/usr/bin/vfiomgr")
     before = next(line for line in unit.splitlines() if line.startswith("Before="))
     for kubelet in ("kubelet", "k3s-agent", "rke2-agent", "k0sworker"):
         assert f"{kubelet}.service" in before
-    assert "ExecStart=/usr/bin/vfiomgr node run --once\n" in unit
+
+
+def test_the_specifications_are_written_once() -> None:
+    assert "ExecStart=/usr/bin/vfiomgr node run --once\n" in render_cdi("/usr/bin/vfiomgr")

@@ -15,8 +15,12 @@ from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount, SetVirtualFunctions
-from vfiomgr.vgpu.mig.sriov_manage import without_functions
-from vfiomgr.vgpu.mig.steps import RunSriovManage, SetHeterogeneous, SetPersistence
+from vfiomgr.vgpu.mig.steps import (
+    RunSriovManage,
+    SetHeterogeneous,
+    SetPersistence,
+    without_functions,
+)
 from vfiomgr.vgpu.model import GpuMode, VgpuParent
 
 if TYPE_CHECKING:
