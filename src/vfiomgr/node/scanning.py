@@ -24,6 +24,8 @@ _LONGEST_LINE = 1 << 26
 _VERIFY_DEADLINE = 25.0
 """Seconds; the kubelet gives up after 30 (PreStartContainer)."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_CLOSING = 1.0
+"""Seconds that a process may take to end."""
 _STUCK = 120.0
 """Seconds without a report, in addition to two intervals, after which the process is replaced."""
 
@@ -152,8 +154,18 @@ class Scanning:
             await self._process.stdin.drain()
 
     async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for the end of a process without its pipe; one that hangs is killed.
+
+        A process that has ended already is not killed: asyncio would lose its status.
+        """
+        if process.stdin is not None:
+            process.stdin.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSING):
+                await process.wait()
+                return
         with suppress(ProcessLookupError):
             process.kill()
         with suppress(TimeoutError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(_CLOSING):
                 await process.wait()
