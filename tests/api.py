@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vfiomgr.check.plan import check
-from vfiomgr.definitions import named
+from vfiomgr.definitions.restore import restore_vgpus
 from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.host.tree import HostTree
@@ -16,8 +16,8 @@ from vfiomgr.snapshot import scan as snapshot_scan
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.definitions.named import Restored
     from vfiomgr.definitions.requests import RestoreVgpus
+    from vfiomgr.definitions.restore import Restored
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.plan import Request, Step
@@ -97,4 +97,4 @@ def restore(
     request: RestoreVgpus, *, tree: HostTree, **options: Unpack[Options]
 ) -> tuple[Restored, ...]:
     with host_at(tree, **options).changing() as work:
-        return named.restore_vgpus(request, work)
+        return restore_vgpus(request, work)

@@ -68,7 +68,7 @@ register(
         plans=("plan",),
         hooks=("requests", "apply"),
     ),
-    Capability("vfiomgr.libvirt.hook", values=("model",), plans=("plan",)),
+    Capability("vfiomgr.libvirt", values=("hook",), plans=("hook",)),
     Capability(
         "vfiomgr.layout",
         values=("requests",),

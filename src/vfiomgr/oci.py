@@ -12,9 +12,9 @@ from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.facts import read_cdi_files
 from vfiomgr.containers.cdi.grammar import is_device_name, is_kind
 from vfiomgr.containers.cdi.model import generating
-from vfiomgr.containers.oci import edit, plan
-from vfiomgr.containers.oci.facts import read_node
+from vfiomgr.containers.oci import edit, nodes
 from vfiomgr.containers.oci.model import Injection
+from vfiomgr.containers.oci.nodes import read_node
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.rewrite import read_own, rewrite_own
@@ -78,7 +78,7 @@ def inject(  # noqa: PLR0913 - each is an option of the command
         host.on_note(text)
     for text in _of_names(host.tree, (name for one in injections for name in one.cdi)):
         host.on_note(text)
-    for text in plan.companion_notes(found, units) if node == "group" else ():
+    for text in nodes.companion_notes(found, units) if node == "group" else ():
         host.on_note(text)
     return edit.inject(document, injections)
 
@@ -232,9 +232,9 @@ def _refuse(
         )
         for unit in units:
             refuse_mediated(host, unit.name, lifted)
-    plan.refuse_noiommu(host, units)
-    if plan.waiting(host, units):
-        plan.refuse_unready(source.scan(), units)
+    nodes.refuse_noiommu(host, units)
+    if nodes.waiting(host, units):
+        nodes.refuse_unready(source.scan(), units)
 
 
 def _injection(
@@ -244,5 +244,5 @@ def _injection(
     runtime: ContainerRuntime | None,
     cdi: tuple[str, ...],
 ) -> Injection:
-    device = plan.container_device(unit, form, runtime)
+    device = nodes.container_device(unit, form, runtime)
     return Injection(device, tuple(read_node(tree, path) for path in device.nodes), cdi)

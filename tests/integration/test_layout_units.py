@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from vfiomgr.definitions.service import INSTANCE, SERVICE, render_instance, render_service
+from vfiomgr.definitions.boot import render_instance, render_service
+from vfiomgr.definitions.model import INSTANCE, SERVICE
 from vfiomgr.node.systemd import AGENT, CDI, render_agent, render_cdi
 from vfiomgr.persistence.installed_layout import (
     BOOT,

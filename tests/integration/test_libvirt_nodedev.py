@@ -8,9 +8,9 @@ import pytest
 
 from tests import api
 from tests.fakes.vgpu_hosts import a40_host, t4_host
+from vfiomgr.definitions.start import mdev_type, refuse_without_room
 from vfiomgr.errors import LibvirtFailed, Refusal, UnknownDevice
 from vfiomgr.libvirt.client.connection import MdevState, connect, parent_name, read_mdev
-from vfiomgr.libvirt.commands.nodedev import mdev_request, refuse_without_room
 from vfiomgr.libvirt.xml.render import node_mdev
 from vfiomgr.pci.model import PciAddress
 
@@ -75,21 +75,21 @@ def test_another_parent_keeps_libvirts_name() -> None:
 
 def test_a_type_is_found_by_its_name_on_its_parent(tmp_path: Path) -> None:
     host = api.scan(t4_host(tmp_path))
-    assert mdev_request(host, GPU, "T4-2Q").type == mdev_request(host, GPU, "GRID T4-2Q").type
+    assert mdev_type(host, GPU, "T4-2Q") == mdev_type(host, GPU, "GRID T4-2Q")
     with pytest.raises(UnknownDevice, match="has no vGPU type"):
-        mdev_request(host, GPU, "nvidia-invented")
+        mdev_type(host, GPU, "nvidia-invented")
 
 
 def test_a_function_that_makes_none_is_refused(tmp_path: Path) -> None:
     host = api.scan(t4_host(tmp_path))
     other = next(device for device in host.devices if device.is_bridge)
     with pytest.raises(Refusal, match="does not support vGPUs"):
-        mdev_request(host, other.address, "T4-2Q")
+        mdev_type(host, other.address, "T4-2Q")
 
 
 def test_no_more_are_made_than_there_is_room_for(tmp_path: Path) -> None:
     host = api.scan(t4_host(tmp_path))
-    refuse_without_room(host, str(GPU), mdev_request(host, GPU, "T4-2Q").type)
+    refuse_without_room(host, str(GPU), mdev_type(host, GPU, "T4-2Q"))
     with pytest.raises(Refusal, match="has no capacity for another vGPU of type nvidia-9"):
         refuse_without_room(host, str(GPU), "nvidia-9")
     with pytest.raises(UnknownDevice, match="no such vGPU parent:"):
@@ -99,4 +99,4 @@ def test_no_more_are_made_than_there_is_room_for(tmp_path: Path) -> None:
 def test_a_gpu_whose_functions_make_them_is_no_parent(tmp_path: Path) -> None:
     host = api.scan(a40_host(tmp_path))
     with pytest.raises(Refusal, match="does not support vGPUs"):
-        mdev_request(host, GPU, "A40-4Q")
+        mdev_type(host, GPU, "A40-4Q")

@@ -18,7 +18,7 @@ from tests import api
 from tests.lab import libvirtd as daemon
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.nested import call
-from vfiomgr.libvirt.hook.model import GUESTS
+from vfiomgr.libvirt.hook import GUESTS
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress

@@ -120,7 +120,7 @@ def data(kernel: HostTree, path: str) -> Any:
 
 def dump(kernel: FakeKernel, containerd: Containerd) -> Any:
     """What containerd reads on the host, whose files are below its root."""
-    from vfiomgr.containers.runtimes.facts_dump import dump_containerd  # noqa: PLC0415
+    from vfiomgr.containers.runtimes.facts import dump_containerd  # noqa: PLC0415
 
     assert kernel.programs.find("containerd") is containerd
     dumped = dump_containerd(kernel, MAIN, {}, containerd.version)

@@ -28,7 +28,7 @@ from vfiomgr.kata.explain.pod import read_objects
 from vfiomgr.kata.settings import read_settings, require_tables
 from vfiomgr.layout.document import read_layouts
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
-from vfiomgr.libvirt.hook import model as hook_model
+from vfiomgr.libvirt import hook
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence import installed_layout
@@ -85,7 +85,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "runtime": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/config.toml"),
     "Docker": lambda text: runtime_text.with_settings(text, [_SETTING], "/etc/daemon.json"),
     "runtimes' record": runtimes_model.parse_record,
-    "guest's record": lambda text: hook_model.parse_record(_UUID, text),
+    "guest's record": lambda text: hook.parse_record(_UUID, text),
     "layout's record": installed_layout.parse_record,
     "rule": lambda text: parse_rule(f"# vfiomgr: {text}"),
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
-from vfiomgr.definitions import model, service
+from vfiomgr.definitions import model
 from vfiomgr.definitions.model import MDEVCTL_DIRECTORY, DefinitionFacts, MdevctlRule, VgpuAttribute
 from vfiomgr.documents.text import TextFile
 from vfiomgr.host.text import exists, settings_of, text_of
@@ -39,7 +39,7 @@ _STARTER = re.compile(r"(/[^\s'\"]*mdevctl)\s+start-parent-mdevs")
 def read_definitions(tree: HostTree, vgpus: Iterable[Vgpu]) -> DefinitionFacts:
     """Read all definitions, including those of absent devices."""
     read = {place: text_of(tree, place) for place in _definition_files(tree)}
-    own = {place: text_of(tree, place) for place in service.FILES}
+    own = {place: text_of(tree, place) for place in model.FILES}
     facts = DefinitionFacts(
         files=tuple(TextFile(p, text) for p, text in (read | own).items() if text is not None),
         unreadable=tuple(place for place, text in read.items() if text is None),

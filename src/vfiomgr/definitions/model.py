@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.documents.reader import misfit_in
 from vfiomgr.documents.text import Malformed, TextFile, parse_json
-from vfiomgr.errors import InvalidDocument
+from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.paths import MDEV_DEVICES, HostPath, pci_device
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.persistence.model import RULES, UNITS
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import is_same_text
 
@@ -34,11 +35,25 @@ Attributes = tuple[tuple[str, str], ...]
 """Names relative to the device's directory, and values, in writing order; names may repeat."""
 
 MDEVCTL_DIRECTORY = HostPath("/etc/mdevctl.d")
+SERVICE = UNITS / "vfiomgr-vgpu.service"
+INSTANCE = UNITS / "vfiomgr-vgpu@.service"
+WANTED = UNITS / "multi-user.target.d" / "vfiomgr-vgpu.conf"
+"""Starts the service at boot; a file instead of the link that `systemctl enable` creates."""
+RULE = RULES / "61-vfiomgr-vgpu.rules"
+FILES = (SERVICE, INSTANCE, WANTED, RULE)
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _REMEDY = "correct the file, or remove it with: vfiomgr vgpu undefine"
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _SELF_DESTRUCTION = "remove"
 """The attribute that destroys a mediated device (mdev_device_remove)."""
+
+
+def canonical(text: str) -> str:
+    """Normalize the name of a parent if it is a PCI address."""
+    try:
+        return str(PciAddress.parse(text))
+    except UsageError:
+        return text
 
 
 class VgpuDefinition(Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
@@ -12,6 +12,7 @@ from vfiomgr.definitions.model import (
     FunctionDefinition,
     GpuDefinition,
     VgpuDefinition,
+    canonical,
     check_attribute,
     definition_file,
     gpu_file,
@@ -20,10 +21,10 @@ from vfiomgr.definitions.model import (
     render_gpu_definition,
 )
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
-from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
-from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.persistence.installed_layout import BOOT
@@ -233,14 +234,6 @@ def plan_undefine(host: HostSnapshot, request: UndefineVgpu) -> Plan:
     )
 
 
-def canonical(text: str) -> str:
-    """Normalize the name of a parent if it is a PCI address."""
-    try:
-        return str(PciAddress.parse(text))
-    except UsageError:
-        return text
-
-
 def _plan_function(host: HostSnapshot, request: DefineVgpu) -> Plan:
     """Plan the document of a GPU with the new definition of a virtual function."""
     old, new = defined(host, request)
@@ -264,17 +257,15 @@ def _defined_before(host: HostSnapshot, request: DefineVgpu) -> VgpuDefinition |
     if request.parent is not None:
         found = [d for d in found if d.parent == canonical(request.parent)]
     if len(found) > 1:
-        raise ambiguous(found)
+        refuse_ambiguous(found)
     return found[0] if found else None
 
 
-def ambiguous(found: Sequence[VgpuDefinition]) -> Refusal:
-    """Build the refusal for a UUID that is defined on several parents."""
+def refuse_ambiguous(found: Sequence[VgpuDefinition]) -> NoReturn:
+    """Refuse a UUID that is defined on several parents."""
     parents = ", ".join(d.parent for d in found)
     message = f"vGPU {found[0].uuid} is defined on several parents: {parents}"
-    return refusal(
-        [blocker("definition-ambiguous", found[0].uuid, message, "name the parent with --parent")]
-    )
+    refuse("definition-ambiguous", found[0].uuid, message, "name the parent with --parent")
 
 
 def _wanted(host: HostSnapshot, request: DefineVgpu, old: VgpuDefinition | None) -> VgpuDefinition:

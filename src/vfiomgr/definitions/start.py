@@ -1,4 +1,8 @@
-"""Plans to start defined vGPUs, and to stop vGPUs without deleting their definitions."""
+"""Plans to start defined vGPUs, and to stop vGPUs without deleting their definitions.
+
+libvirt accepts a definition of any type, and fails only when it starts; so what it is asked for is
+checked here too.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.definitions.model import Attributes, differing
-from vfiomgr.definitions.plan import ambiguous, canonical, find_type, parent_named, types_of
+from vfiomgr.definitions.model import Attributes, canonical, differing
+from vfiomgr.definitions.plan import find_type, parent_named, refuse_ambiguous, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.engine.locks import device_lock
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
     from vfiomgr.paths import HostPath
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
 
@@ -149,19 +154,13 @@ def function_target(function: FunctionDefinition) -> Target:
 
 
 def _target(host: HostSnapshot, name: str, parent: str | None) -> Target:
-    """Find the definition with this name; of several, the one whose parent exists.
-
-    Raises:
-        UnknownDevice: the definition is not found.
-        Refusal: several match.
-
-    """
+    """Find the definition with this name; of several, the one whose parent exists."""
     found = [target for target in targets(host) if target.name == name]
     if parent is not None:
         found = [target for target in found if target.parent == canonical(parent)]
     here = [target for target in found if parent_named(host, target.parent) is not None]
     if len(here or found) > 1:
-        raise ambiguous([d for d in host.vgpu_definitions if d.uuid == name])
+        refuse_ambiguous([d for d in host.vgpu_definitions if d.uuid == name])
     if not found:
         raise _undefined(host, name)
     return (here or found)[0]
@@ -182,8 +181,7 @@ def _undefined(host: HostSnapshot, name: str) -> VfiomgrError:
                 ]
             )
     return UnknownDevice(
-        f"vGPU definition not found: {name}",
-        "list definitions with: vfiomgr vgpu list --defined",
+        f"vGPU definition not found: {name}", "list definitions with: vfiomgr vgpu list --defined"
     )
 
 
@@ -203,12 +201,7 @@ def started(host: HostSnapshot, target: Target, begun: tuple[str, ...] = ()) -> 
 
 
 def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool) -> Plan:
-    """Plan what an interrupted start left out, or what was changed since.
-
-    Raises:
-        Refusal: the active vGPU differs from the definition.
-
-    """
+    """Plan what an interrupted start left out, or what was changed since."""
     if (active.parent, active.type) != (target.parent, target.type_id):
         message = f"{active} is a {active.type} on {active.parent}, but defined as"
         message += f" {target.type_id} on {target.parent}"
@@ -230,13 +223,7 @@ def _completed(host: HostSnapshot, target: Target, active: Vgpu, *, is_own: bool
 
 
 def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
-    """Find the parent and type of a vGPU.
-
-    Raises:
-        UnknownDevice: the parent or the type is not found.
-        Refusal: there is no room, or the number now means another type.
-
-    """
+    """Find the parent and type of a vGPU."""
     absence = absence_of(host, target)
     if absence is not None:
         raise absence
@@ -300,3 +287,40 @@ def together(host: HostSnapshot, summary: str, plans: Sequence[Plan]) -> Plan:
         if not (isinstance(step, SetGpuInstances) and step.device.address in counted)
     )
     return replace(whole, steps=(*instances, *steps))
+
+
+# ---- vGPUs that libvirt defines and starts
+
+
+def mdev_type(host: HostSnapshot, parent: PciAddress, wanted: str) -> str:
+    """The identifier of a type, by name, on a parent.
+
+    Raises:
+        UnknownDevice: there is no such function or type.
+        Refusal: the function does not support mediated devices.
+
+    """
+    device = host.device(parent)
+    found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
+    if found is None:
+        message = f"{device} does not support vGPUs"
+        remedy = "vfiomgr vgpu list --types shows the parents of this host"
+        refuse("mdev-unsupported", device, message, remedy)
+    if found.family != "mdev":
+        message = f"the vGPUs of {device} are virtual functions, which libvirt cannot define"
+        remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
+        refuse("mdev-unsupported", device, message, remedy)
+    return find_type(types_of(host, found), wanted, str(parent)).id
+
+
+def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
+    """Make sure that a mediated device can be created now."""
+    found = next((known for known in host.vgpu_parents if known.name == parent), None)
+    if found is None:
+        message = f"no such vGPU parent: {parent}"
+        raise UnknownDevice(message, "load its driver; vfiomgr vgpu list --types shows the parents")
+    if found.offers(type_id) == 0:
+        message = f"{parent} has no capacity for another vGPU of type {type_id}"
+        listed = f"vfiomgr vgpu list --types --parent {parent}"
+        remedy = f"{listed} shows the reason and the remaining capacity"
+        refuse("vgpu-no-room", parent, message, remedy)

@@ -3,8 +3,9 @@
 In Python: `configuration`, `explain_pod`, `check_image`, `pods`, `runtime_class`, `run_command`.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from vfiomgr import importing
 
 if TYPE_CHECKING:
     from vfiomgr.kata.command_lines import run_command
@@ -21,21 +22,17 @@ __all__ = [
     "run_command",
     "runtime_class",
 ]
-_PLACES = {
-    "KataConfiguration": "configurations",
-    "check_image": "named",
-    "configuration": "configurations",
-    "explain_pod": "explain.pods",
-    "pods": "named",
-    "run_command": "command_lines",
-    "runtime_class": "named",
-}
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        """Import a public name when it is first used."""
-        if name not in _PLACES:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
-        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    __getattr__ = importing(
+        __name__,
+        {
+            "KataConfiguration": "configurations",
+            "check_image": "named",
+            "configuration": "configurations",
+            "explain_pod": "explain.pods",
+            "pods": "named",
+            "run_command": "command_lines",
+            "runtime_class": "named",
+        },
+    )

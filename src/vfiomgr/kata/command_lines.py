@@ -10,13 +10,14 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from vfiomgr.containers.oci import plan as oci_plan
+from vfiomgr.containers.oci import nodes as oci_nodes
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
+from vfiomgr.kata.manifests.plan import CUDA_SAMPLE
 from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
     KataRelease,
@@ -192,12 +193,7 @@ def _devices(request: RunRequest) -> Iterator[str]:
 
 
 def _check_cdevs(request: RunRequest) -> None:
-    """Make sure that this Kata supports `/dev/vfio/devices/vfioN`.
-
-    Raises:
-        Refusal: a later release introduced it.
-
-    """
+    """Make sure that this Kata supports `/dev/vfio/devices/vfioN`."""
     release = request.release
     if release is None or not any("/devices/" in node for node in request.nodes):
         return
@@ -229,7 +225,6 @@ def _short(version: Version) -> str:
     return f"{version.major}.{version.minor}"
 
 
-_CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
 _PLAIN = "docker.io/library/ubuntu:24.04"
 
 
@@ -277,11 +272,11 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
     units = guest_devices(host, [DeviceRequest(name, is_alone=only) for name in devices])
     for unit in units:
         refuse_mediated(host, unit.name)
-    oci_plan.refuse_noiommu(host, units)
-    waiting = oci_plan.waiting(host, units)
+    oci_nodes.refuse_noiommu(host, units)
+    waiting = oci_nodes.waiting(host, units)
     if node == "cdev" and waiting:
-        oci_plan.refuse_unready(source.scan(), units)
-    own = [path for unit in units for path in oci_plan.device_nodes(unit, node)]
+        oci_nodes.refuse_unready(source.scan(), units)
+    own = [path for unit in units for path in oci_nodes.device_nodes(unit, node)]
     found = command_for(
         RunRequest(
             tool=tool,
@@ -306,7 +301,7 @@ def tell_of_run(source: HostSource, ran: KataRun) -> None:
     """Note what else the command needs: a port, the driver, and the other devices of a group."""
     _tell_of_ports(source, ran.runtime, ran.config, ran.settings)
     if ran.node == "group":
-        for line in oci_plan.companion_notes(source.scan_devices(), ran.units):
+        for line in oci_nodes.companion_notes(source.scan_devices(), ran.units):
             source.on_note(line)
     if ran.waiting:
         host = source.scan()
@@ -316,12 +311,7 @@ def tell_of_run(source: HostSource, ran: KataRun) -> None:
 def _configuration(
     source: HostSource, runtime: RuntimeName | None, config: str | None
 ) -> KataSettings | None:
-    """The settings of Kata's configuration; None without a readable configuration.
-
-    Raises:
-        InvalidDocument: it is not TOML.
-
-    """
+    """The settings of Kata's configuration; None without a readable configuration."""
     usual = search_path(runtime) if runtime else (*search_path("rs"), *search_path("go"))
     places = usual if config is None else (HostPath(config),)
     known = (None if source.snapshot else read_configuration(source.tree, p) for p in places)
@@ -374,7 +364,7 @@ def _container_name(unit: GuestDevice) -> str:
 def _usual_image(units: Sequence[GuestDevice]) -> str:
     """An image that shows that the device works."""
     functions = (function for unit in units for function in unit.functions)
-    return _CUDA_SAMPLE if any(map(is_cdi_gpu, functions)) else _PLAIN
+    return CUDA_SAMPLE if any(map(is_cdi_gpu, functions)) else _PLAIN
 
 
 def _handler_configuration(source: HostSource, entry: HandlerEntry | None) -> str | None:

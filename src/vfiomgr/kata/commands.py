@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -25,9 +25,8 @@ from vfiomgr.containers.runtimes.commands import at_place, carry_out, place_opti
 from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.kata.command_lines import run_command, tell_of_run
-from vfiomgr.kata.handlers import configuration_of, shim_of
-from vfiomgr.kata.manifests.model import is_label
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration
+from vfiomgr.kata.named import configuration_of, require_handler, shim_of
 from vfiomgr.runtimes import (
     PlaceOptions,
     adding,
@@ -98,6 +97,7 @@ def release_options(*former: str) -> Callable[[Any], Any]:
         )(function)
         return click.option(
             "--kata-version",
+            "version",
             metavar="VERSION",
             help="Use this release of Kata, e.g. 3.31.  [default: installed]",
         )(function)
@@ -204,7 +204,7 @@ def _install_kata(
     place: PlaceOptions,
 ) -> None:
     """Add a handler for Kata."""
-    _require_handler(handler)
+    require_handler(handler)
     found = locate(session, **place)
     configuration = configuration_of(session, handler, config)
     request = RuntimeRequest(
@@ -256,7 +256,7 @@ def uninstall(
         message = "missing argument: NAME"
         raise UsageError(message, f"e.g. vfiomgr runtime uninstall {DEFAULT_HANDLER}")
     if is_kata:
-        _require_handler(entry)
+        require_handler(entry)
     require_name(entry)
     found = locate_entry(session, entry, **place)
     command = _uninstalling(session, entry, place)
@@ -278,11 +278,17 @@ def _uninstalling(session: Session, name: str, place: PlaceOptions) -> str:
     return f"vfiomgr runtime uninstall {name}{chosen}"
 
 
-def _require_handler(handler: str) -> None:
-    """Check the name for a RuntimeClass: a DNS label (node.k8s.io/v1)."""
-    if not is_label(handler):
-        message = f"invalid handler name: {handler!r}"
-        raise UsageError(message, "use lower-case letters, digits and -, e.g. kata-vfio")
+class _RunOptions(TypedDict):
+    """The options of `run_command`."""
+
+    tool: Tool
+    version: str | None
+    runtime: RuntimeName | None
+    config: str | None
+    image: str | None
+    program: str | None
+    node: NodeForm
+    only: bool
 
 
 @click.command("run-command")
@@ -325,19 +331,7 @@ def _require_handler(handler: str) -> None:
 @function_only_option("Leave the other functions of the slot out.")
 @session_options(*READING)
 @pass_session
-def command(
-    session: Session,
-    *,
-    devices: tuple[str, ...],
-    tool: Tool,
-    kata_version: str | None,
-    runtime: RuntimeName | None,
-    config: str | None,
-    image: str | None,
-    program: str | None,
-    node: NodeForm,
-    only: bool,
-) -> None:
+def command(session: Session, *, devices: tuple[str, ...], **options: Unpack[_RunOptions]) -> None:
     """Print a command that runs a Kata container with devices.
 
     The command is printed on stdout, notes on stderr. Nothing is started. Podman cannot start Kata:
@@ -351,18 +345,7 @@ def command(
       vfiomgr kata run-command 04:00.0 05:00.0 --config /etc/kata-containers/configuration.toml
       vfiomgr kata run-command 04:00.0 --node cdev --kata-runtime go --kata-version 3.20
     """
-    ran = run_command(
-        session,
-        *devices,
-        tool=tool,
-        version=kata_version,
-        runtime=runtime,
-        config=config,
-        image=image,
-        program=program,
-        node=node,
-        only=only,
-    )
+    ran = run_command(session, *devices, **options)
     _print(session, ran.command, ran.devices)
     tell_of_run(session, ran)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from msgspec.structs import replace
 
@@ -69,27 +69,39 @@ class KataConfiguration(Value):
         return self.text
 
 
-def configuration(  # noqa: PLR0913 - all but the host have defaults
-    host: HostSource,
-    *devices: str | PciAddress,
-    version: str | None = None,
-    runtime: RuntimeName | None = None,
-    hypervisor: KataHypervisor = "qemu",
-    plug: Plug | None = None,
-    whole: str | None = None,
-    beside: str | None = None,
-    memory: str | None = None,
-    firmware: str | None = None,
-    pod_resources: bool | None = None,
-    annotations: Iterable[str] = (),
-    kernel_params: str | None = None,
+class ConfigurationOptions(TypedDict, total=False):
+    """What a configuration is for; every option may be omitted."""
+
+    version: str | None
+    """The release of Kata: `3.31`.  [the installed one]"""
+    runtime: RuntimeName | None
+    """`go` or `rs`."""
+    hypervisor: KataHypervisor
+    """`qemu` or `clh`.  [qemu]"""
+    plug: Plug | None
+    """`cold` or `hot`.  [cold if possible]"""
+    whole: str | None
+    """A configuration file, to get it with the changes instead of a drop-in."""
+    beside: str | None
+    """The configuration that a drop-in is for."""
+    memory: str | None
+    """The guest memory, with its unit: `16G`."""
+    firmware: str | None
+    """The OVMF of this Kata, a path on the host."""
+    pod_resources: bool | None
+    """Ask the kubelet for a pod's devices.  [if possible]"""
+    annotations: Iterable[str]
+    """Hypervisor annotations that pods may use."""
+    kernel_params: str | None
+    """Arguments for the guest kernel, added to those of the configuration."""
+
+
+def configuration(
+    host: HostSource, *devices: str | PciAddress, **options: Unpack[ConfigurationOptions]
 ) -> KataConfiguration:
     """Kata's configuration for a guest with these devices, or with all available ones.
 
     The result is a drop-in for config.d; with `whole` it is that configuration file with changes.
-    `beside` names the configuration that a drop-in is for. `version` is that of Kata (`3.31`; None
-    for the installed one), `runtime` is `go` or `rs`, `hypervisor` is `qemu` or `clh`, `plug` is
-    `cold` or `hot`, `memory` is a size with its unit (`16G`), and `firmware` is a path on the host.
     Only keys that the release supports are written. Notes report what else should be known.
 
     Raises:
@@ -99,43 +111,18 @@ def configuration(  # noqa: PLR0913 - all but the host have defaults
         Refusal: this Kata does not support it, or a device cannot be assigned.
 
     """
-    made = planned_configuration(
-        host,
-        [str(device) for device in devices],
-        version=version,
-        runtime=runtime,
-        hypervisor=hypervisor,
-        plug=plug,
-        whole=whole,
-        beside=beside,
-        memory=memory,
-        firmware=firmware,
-        pod_resources=pod_resources,
-        annotations=annotations,
-        kernel_params=kernel_params,
-    )
+    made = planned_configuration(host, map(str, devices), options)
     tell_of_devices(host, made)
     return made
 
 
-def planned_configuration(  # noqa: PLR0913 - what a user says of it
-    host: HostSource,
-    names: Iterable[str],
-    *,
-    version: str | None,
-    runtime: RuntimeName | None,
-    hypervisor: KataHypervisor,
-    plug: Plug | None,
-    whole: str | None,
-    beside: str | None,
-    memory: str | None,
-    firmware: str | None,
-    pod_resources: bool | None,
-    annotations: Iterable[str],
-    kernel_params: str | None,
-    is_verbose: bool = False,
+def planned_configuration(
+    host: HostSource, names: Iterable[str], said: ConfigurationOptions, *, is_verbose: bool = False
 ) -> KataConfiguration:
     """Like `configuration`, but without the notes of `tell_of_devices`."""
+    whole, beside = said.get("whole"), said.get("beside")
+    runtime, hypervisor = said.get("runtime"), said.get("hypervisor", "qemu")
+    plug, memory = said.get("plug"), said.get("memory")
     if whole is not None and beside is not None:
         forbid_together(
             "--whole", "--beside", "a complete configuration does not use vfiomgr's drop-in"
@@ -150,7 +137,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
     named_file = whole or beside
     base = named_base(host, named_file, hypervisor, runtime) if named_file else None
     runtime = base.settings.runtime if base is not None else runtime
-    release = kata_release(host, installation, version, runtime)
+    release = kata_release(host, installation, said.get("version"), runtime)
     base = base or found_base(host, installation, release, hypervisor)
     request = KataRequest(
         release=release,
@@ -158,10 +145,10 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
         hypervisor=hypervisor,
         plug=plug,
         memory_mib=None if memory is None else guest_mebibytes("--memory", memory),
-        firmware=_firmware(host, firmware),
-        has_pod_resources=pod_resources,
-        annotations=tuple(name for text in annotations for name in text.split(",") if name.strip()),
-        kernel_params=tuple((kernel_params or "").split()),
+        firmware=_firmware(host, said.get("firmware")),
+        has_pod_resources=said.get("pod_resources"),
+        annotations=tuple(filter(str.strip, ",".join(said.get("annotations", ())).split(","))),
+        kernel_params=tuple((said.get("kernel_params") or "").split()),
     )
     settings = None if base is None else base.settings
     plan = plan_config(seen, request, key_table(), settings, _setup(host))
@@ -176,12 +163,7 @@ def planned_configuration(  # noqa: PLR0913 - what a user says of it
 
 
 def _named(host: HostSnapshot, names: tuple[str, ...]) -> tuple[PciDevice, ...]:
-    """The devices with these names, with all functions of their slots.
-
-    Raises:
-        Refusal: one is a bridge or a mediated device.
-
-    """
+    """The devices with these names, with all functions of their slots."""
     slots = (host.slot(device) for device in devices_named(host, names))
     return tuple({d.address: d for slot in slots for d in slot}.values())
 
@@ -215,12 +197,7 @@ def _setup(host: HostSource) -> KataSetup:
 
 
 def _rendered(host: HostSource, plan: KataPlan, whole: Base | None, *, is_verbose: bool) -> str:
-    """The text, which this Kata accepts.
-
-    Raises:
-        Refusal: the original configuration contains what Kata refuses.
-
-    """
+    """The text, which this Kata accepts."""
     if whole is None:
         text = bases.render_drop_in(plan)
     else:

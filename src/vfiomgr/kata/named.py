@@ -1,4 +1,4 @@
-"""Pods for the devices of a host, their RuntimeClass, and a check of the guest image."""
+"""Pods for the devices of a host, their RuntimeClass and handler, and the guest image."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from vfiomgr.containers.cdi.devices import offers as ready_groups
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, generating
+from vfiomgr.containers.runtimes.location import require_file, require_program
+from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.errors import InvalidDocument, UsageError, forbid_together
+from vfiomgr.kata import facts as kata_facts
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import check_guest_image, devices_named
-from vfiomgr.kata.manifests.model import (
-    RuntimeClassRequest,
-    parse_selector,
-    require_image,
-    require_label,
-    require_resource,
-    require_subdomain,
-)
 from vfiomgr.kata.manifests.plan import (
     NAMINGS,
     Naming,
     PodDevice,
     PodOptions,
+    RuntimeClassRequest,
+    is_label,
     offers,
+    parse_selector,
     pods_for,
+    require_image,
+    require_label,
+    require_resource,
+    require_subdomain,
     resource_of_none,
     units_of,
 )
 from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
     LEAST_GUEST_MIB,
+    NEWEST,
     guest_mebibytes,
+    handler_configuration,
+    search_path,
 )
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
@@ -45,20 +50,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vfiomgr.check.model import Report
+    from vfiomgr.errors import Refusal
     from vfiomgr.kata.explain.image import GuestImage
-    from vfiomgr.kata.manifests.model import PodRequest
-    from vfiomgr.kata.model import KataConfigurationFile
+    from vfiomgr.kata.manifests.plan import PodRequest
+    from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
-__all__ = [
-    "NAMINGS",
-    "Naming",
-    "check_image",
-    "pods",
-    "runtime_class",
-]
+
+__all__ = ["NAMINGS", "Naming", "check_image", "pods", "runtime_class"]
 
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
 """The label that kata-deploy sets on nodes where it installed Kata."""
@@ -76,8 +77,7 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
 
     """
     source.require_live(
-        "a snapshot has no files of Kata",
-        "run the command on the host itself, or with --root",
+        "a snapshot has no files of Kata", "run the command on the host itself, or with --root"
     )
     return check_guest_image(_guest_image(source, config), _devices(source, addresses))
 
@@ -98,12 +98,7 @@ def _guest_image(source: HostSource, config: str | None) -> GuestImage:
 
 
 def _image_configuration(source: HostSource, config: str | None) -> KataConfigurationFile:
-    """The named configuration, or the first default one.
-
-    Raises:
-        UsageError: there is none.
-
-    """
+    """The named configuration, or the first default one."""
     if config is None:
         facts = gather.configuration_of(source, DEFAULT_HANDLER)
     else:
@@ -163,12 +158,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
 
 
 def _limit(memory: str) -> int:
-    """The memory limit of a container in MiB.
-
-    Raises:
-        UsageError: it is not a size, or a small number without a unit.
-
-    """
+    """The memory limit of a container in MiB."""
     found = mebibytes("--memory", memory)
     if memory.strip().isdecimal() and found < LEAST_GUEST_MIB:
         message = f"missing unit: --memory {memory}"
@@ -177,12 +167,7 @@ def _limit(memory: str) -> int:
 
 
 def _units(host: HostSnapshot, addresses: tuple[str, ...]) -> tuple[PodDevice, ...]:
-    """The IOMMU groups of the named devices, or all available ones.
-
-    Raises:
-        Refusal: a bridge or a mediated device was named.
-
-    """
+    """The IOMMU groups of the named devices, or all available ones."""
     if not addresses:
         return tuple(PodDevice(offer.functions) for offer in ready_groups(host))
     return units_of(host, devices_named(host, addresses))
@@ -263,12 +248,7 @@ def runtime_class(  # noqa: PLR0913 - each is an option of the command
 
 
 def _default_memory(source: HostSource, handler: str, typed: str | None, config: str | None) -> int:
-    """The given size, or that of the configuration, or Kata's usual one for GPUs.
-
-    Raises:
-        InvalidDocument: the configuration exists, but is not TOML.
-
-    """
+    """The given size, or that of the configuration, or Kata's usual one for GPUs."""
     if typed is not None:
         if config is not None:
             forbid_together("--default-memory", "--config", "both set the memory of a guest")
@@ -289,3 +269,131 @@ def _default_memory(source: HostSource, handler: str, typed: str | None, config:
         f"({why}); set --default-memory to change it"
     )
     return GPU_MEMORY_MIB
+
+
+# ---- runtime install --kata
+
+
+_DEFAULTS = HostPath("/opt/kata/share/defaults/kata-containers")
+_WITH_GPUS: dict[RuntimeName, HostPath] = {
+    "rs": _DEFAULTS / "runtime-rs/configuration-qemu-nvidia-gpu-runtime-rs.toml",
+    "go": _DEFAULTS / "configuration-qemu-nvidia-gpu.toml",
+}
+"""Configurations that Kata ships and that plug devices."""
+
+
+def require_handler(handler: str) -> None:
+    """Make sure that a RuntimeClass can name the handler: it is a DNS label (node.k8s.io/v1)."""
+    if not is_label(handler):
+        message = f"invalid handler name: {handler!r}"
+        raise UsageError(message, "use lower-case letters, digits and -, e.g. kata-vfio")
+
+
+def configuration_of(host: HostSource, handler: str, told: str | None) -> HostPath:
+    """The configuration of a handler: the given one, its own, or one that plugs devices.
+
+    The last one is Kata's default, if it was set up to plug devices (perhaps with a drop-in), or
+    else one for GPUs that Kata ships.
+
+    Raises:
+        Refusal: it does not exist.
+
+    """
+    own = handler_configuration(handler)
+    if told is not None:
+        path = _whole_path(told)
+        if not host.files.exists(path):
+            raise _lacking(host, path, f"; or omit --config {path}")
+        require_file(host.files, path, "name the file of Kata's configuration, or omit --config")
+        return path
+    if host.files.exists(own):
+        return own
+    installed = kata_facts.read_installation(host.files)
+    default = _default_runtime(installed)
+    found = installed.configuration(search_path(default))
+    if found is not None and _plugs_devices(found, default):
+        host.on_note(
+            f"{own} does not exist; the handler uses {found.path}, Kata's default, which plugs "
+            "devices, with all files of its config.d"
+        )
+        return found.path
+    for runtime in sorted(_WITH_GPUS, key=lambda name: name != default):
+        shipped = _WITH_GPUS[runtime]
+        if host.files.exists(shipped):
+            host.on_note(
+                f"{own} does not exist; the handler uses {shipped}, as shipped by Kata, with all "
+                "files of its config.d; create its own with vfiomgr kata config --whole"
+            )
+            return shipped
+    raise _lacking(host, own)
+
+
+def _plugs_devices(file: KataConfigurationFile, runtime: RuntimeName) -> bool:
+    """Whether it and its drop-ins set a port for devices; false if it is not readable."""
+    try:
+        settings = read_settings(file.resolved, file.text, file.drop_ins)
+    except InvalidDocument:
+        return False
+    return settings.plugs_devices(runtime)
+
+
+def _lacking(host: HostSource, path: HostPath, otherwise: str = "") -> Refusal:
+    """The refusal, with the command that creates the file."""
+    installed = kata_facts.read_installation(host.files)
+    base = installed.configuration(search_path(_default_runtime(installed)))
+    named = "BASE" if base is None else base.path
+    message = f"configuration for the handler's shim not found: {path}"
+    root = f" --root {host.root}" if host.root.strip("/") else ""
+    hint = f"create it: vfiomgr kata config{root} --whole {named} --output {path}{otherwise}"
+    return refusal([blocker("kata-configuration-missing", path, message, hint)])
+
+
+def _default_runtime(installed: KataInstallation) -> RuntimeName:
+    return installed.default_runtime(installed.version or NEWEST)
+
+
+def shim_of(host: HostSource, configuration: HostPath, told: str | None) -> str:
+    """The shim of a handler: the given one, or the one that the configuration is for.
+
+    Raises:
+        Refusal: it is not installed.
+
+    """
+    if told is not None:
+        path = _whole_path(told)
+        require_program(host.files, path, "name Kata's shim, or omit --path")
+        return path
+    installed = kata_facts.read_installation(host.files)
+    runtime = _runtime_of(host, configuration) or _default_runtime(installed)
+    shims = [shim.path for shim in installed.shims if shim.runtime == runtime]
+    if not shims:
+        named = "runtime-rs" if runtime == "rs" else "the Go runtime"
+        message = (
+            f"{configuration} is for {named}, but its containerd-shim-kata-v2 is not installed"
+        )
+        hint = "install Kata Containers, or set its path: --path FILE"
+        refuse("kata-shim-missing", named, message, hint)
+    if len(installed.shims) > 1:
+        host.on_note(f"using Kata's shim {shims[0]}; --path selects another one")
+    return shims[0]
+
+
+def _runtime_of(host: HostSource, path: HostPath) -> RuntimeName | None:
+    """The runtime that a configuration is for; None if it does not say."""
+    file = kata_facts.read_configuration(host.files, path)
+    if file is None:
+        return None
+    try:
+        settings = read_settings(file.resolved, file.text, ())
+    except InvalidDocument as error:
+        message = f"Kata cannot read {path}: {error.message}"
+        refuse("kata-configuration-unreadable", path, message, error.hint)
+    return settings.stated_runtime
+
+
+def _whole_path(text: str) -> HostPath:
+    """An absolute path."""
+    if not text.startswith("/"):
+        message = f"not an absolute path: {text}"
+        raise UsageError(message, f"write an absolute path, e.g. /etc/{text}")
+    return HostPath(text)

@@ -249,12 +249,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 
 def require_tables(document: Mapping[str, Any], source: str) -> None:
-    """Make sure that the sections of a file are tables.
-
-    Raises:
-        InvalidDocument: one is not; Kata rejects such a file.
-
-    """
+    """Make sure that the sections of a file are tables."""
     for section in _SECTIONS:
         found = document.get(section, {})
         _require_table(found, section, source)

@@ -7,7 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
+from vfiomgr.containers.cdi.check import CONTROL, IOMMU
 from vfiomgr.containers.cdi.devices import LOWEST
 from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.grammar import needed_version

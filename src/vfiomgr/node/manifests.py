@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr import __version__
 from vfiomgr.errors import UsageError
-from vfiomgr.kata.manifests.model import parse_selector, require_image, require_label
+from vfiomgr.kata.manifests.plan import parse_selector, require_image, require_label
 from vfiomgr.kata.manifests.render import quoted, template
 from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
 from vfiomgr.paths import HostPath

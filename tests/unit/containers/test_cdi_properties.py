@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.devices import specification_of
-from vfiomgr.containers.cdi.document import read_specification, render_specification
+from vfiomgr.containers.cdi.document import parse_specification, render_specification
 from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.containers.cdi.model import NAMINGS, NODE_FORMS, CdiFile, OfferRequest
 from vfiomgr.errors import Refusal
@@ -85,7 +85,7 @@ def test_all_consumers_read_it_and_it_leads_to_what_is_ready(
     if not made.devices:
         return
     text = render_specification(made)
-    assert read_specification(text) == made
+    assert parse_specification(text) == made
     is_dotted = "." in made.device_class
     readers = [c for c in CONSUMERS if not is_dotted or c.library >= Version(0, 6)]
     report = check([CdiFile("/etc/cdi/x.json", text)], readers, host, {})

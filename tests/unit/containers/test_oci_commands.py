@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.containers.oci_texts import TEXTS
-from vfiomgr.containers.oci.facts import read_node
+from vfiomgr.containers.oci.nodes import read_node
 from vfiomgr.errors import HostError
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.tree import HostTree

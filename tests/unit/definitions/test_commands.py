@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.defined_vgpus import DOCUMENT, document
-from vfiomgr.definitions.service import FILES
+from vfiomgr.definitions.model import FILES
 from vfiomgr.paths import MDEV_DEVICES
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from tests.fakes.hosts import workstation
 from tests.unit.definitions.test_gpu_definition import DEFINITION
 from vfiomgr.definitions.facts import read_definitions
 from vfiomgr.definitions.model import (
+    RULE,
     DefinitionFacts,
     MdevctlRule,
     VgpuAttribute,
     gpu_file,
     render_gpu_definition,
 )
-from vfiomgr.definitions.service import RULE
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MDEV_DEVICES
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot

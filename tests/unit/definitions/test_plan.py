@@ -21,7 +21,17 @@ from tests.unit.defined_vgpus import (
     with_active,
 )
 from tests.unit.vgpus import a40_type, vgpu_host
+from vfiomgr.definitions.boot import (
+    render_instance,
+    render_registration_rule,
+    render_service,
+    render_wanted,
+)
 from vfiomgr.definitions.model import (
+    INSTANCE,
+    RULE,
+    SERVICE,
+    WANTED,
     FunctionDefinition,
     MdevctlRule,
     VgpuAttribute,
@@ -32,16 +42,6 @@ from vfiomgr.definitions.model import (
     render_gpu_definition,
 )
 from vfiomgr.definitions.requests import DefineVgpu, UndefineVgpu
-from vfiomgr.definitions.service import (
-    INSTANCE,
-    RULE,
-    SERVICE,
-    WANTED,
-    render_instance,
-    render_registration_rule,
-    render_service,
-    render_wanted,
-)
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError

@@ -16,11 +16,17 @@ from tests.fakes.vgpu_hosts import GPUS, l40s_host, mig_host, t4_host
 from tests.unit.defined_vgpus import document, vendor_host
 from tests.unit.definitions.test_restore import AUTOMATIC, without_functions
 from tests.unit.engine.faults import EveryFault, Stories, changes, kept, told
-from vfiomgr.definitions import named
-from vfiomgr.definitions.model import FunctionDefinition, GpuDefinition, definition_file
-from vfiomgr.definitions.named import Restoration
+from vfiomgr.definitions import restore
+from vfiomgr.definitions.model import (
+    FILES,
+    SERVICE,
+    WANTED,
+    FunctionDefinition,
+    GpuDefinition,
+    definition_file,
+)
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
-from vfiomgr.definitions.service import FILES, SERVICE, WANTED
+from vfiomgr.definitions.restore import Restoration
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, WriteFailed
@@ -213,7 +219,7 @@ def test_a_gpu_that_the_kernel_may_hold_is_left_alone(
         message = "the kernel has not returned"
         raise RollbackIncomplete(message)
 
-    monkeypatch.setattr(named, "apply", apply)
+    monkeypatch.setattr(restore, "apply", apply)
     found = api.restore(RESTORE, tree=kernel)
     assert asked == [(OTHER, UUID)]
     assert {item.reason for item in found} == {"the kernel has not returned"}

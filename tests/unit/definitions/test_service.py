@@ -5,14 +5,13 @@ from configparser import ConfigParser
 
 import pytest
 
-from vfiomgr.definitions.service import (
-    INSTANCE,
-    SERVICE,
+from vfiomgr.definitions.boot import (
     render_instance,
     render_registration_rule,
     render_service,
     render_wanted,
 )
+from vfiomgr.definitions.model import INSTANCE, SERVICE
 from vfiomgr.errors import Refusal
 
 

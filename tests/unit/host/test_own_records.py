@@ -12,7 +12,7 @@ from tests.fakes.hosts import network_adapter
 from vfiomgr.containers.runtimes.model import parse_record as parse_runtimes
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.host import bounded
-from vfiomgr.libvirt.hook.model import parse_record as parse_guest
+from vfiomgr.libvirt.hook import parse_record as parse_guest
 from vfiomgr.paths import RUNTIME
 from vfiomgr.vgpu.quota.model import parse_record as parse_quotas
 

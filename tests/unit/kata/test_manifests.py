@@ -18,7 +18,9 @@ from tests.unit.devices import pci_device
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.manifests import render
-from vfiomgr.kata.manifests.model import (
+from vfiomgr.kata.manifests.plan import (
+    PodDevice,
+    PodOptions,
     PodRequest,
     ResourceRequest,
     RuntimeClassRequest,
@@ -26,10 +28,12 @@ from vfiomgr.kata.manifests.model import (
     is_extended_resource,
     is_label,
     is_subdomain,
+    model_name,
+    offers,
     parse_selector,
+    pods_for,
     require_image,
 )
-from vfiomgr.kata.manifests.plan import PodDevice, PodOptions, model_name, offers, pods_for
 
 NEWEST = utils.all_versions()[-3:]
 GPU = replace(pci_device(), driver="vfio-pci")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vfiomgr.kata.config.check_values import container_timeout
+from vfiomgr.kata.config.check import container_timeout
 from vfiomgr.kata.model import KataRelease, key_table
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import HostPath

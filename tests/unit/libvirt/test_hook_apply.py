@@ -17,7 +17,8 @@ from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
 from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.libvirt.commands.hook import read_guest
-from vfiomgr.libvirt.hook.model import (
+from vfiomgr.libvirt.guest_hook import prepare_guest, release_guest
+from vfiomgr.libvirt.hook import (
     GUESTS,
     GuestRecord,
     InstallHook,
@@ -25,7 +26,6 @@ from vfiomgr.libvirt.hook.model import (
     parse_record,
     render_script,
 )
-from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import SCRIPT

@@ -17,7 +17,7 @@ from tests.fakes.libvirt_node import node_uri
 from tests.unit.devices import host_of
 from vfiomgr.engine.registry import plan
 from vfiomgr.library import not_checked
-from vfiomgr.libvirt.hook.model import InstallHook, render_script
+from vfiomgr.libvirt.hook import InstallHook, render_script
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.model import PciAddress

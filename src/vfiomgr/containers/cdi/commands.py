@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,7 +39,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from vfiomgr.cdi import CdiOptions
     from vfiomgr.containers.cdi.check import CdiFinding, CdiReport
@@ -63,19 +63,23 @@ def cdi() -> None:
     """Generate and check CDI specifications for containers."""
 
 
+def _consumer_option(text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--consumer",
+        type=click.Choice(NAMES),
+        default=ANY,
+        show_default=True,
+        metavar="NAME",
+        help=text,
+    )
+
+
 _BROKEN = 1
 
 
 @click.command("check")
 @click.argument("paths", nargs=-1, metavar="[FILE]...", shell_complete=complete_file)
-@click.option(
-    "--consumer",
-    type=click.Choice(NAMES),
-    default=ANY,
-    show_default=True,
-    metavar="NAME",
-    help="Check for this consumer or family: kata, containerd, podman.",
-)
+@_consumer_option("Check for this consumer or family: kata, containerd, podman.")
 @session_options(*READING)
 @click.pass_context
 def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
@@ -208,14 +212,7 @@ _LOOKED_IN = (*DIRECTORIES.values(), OLD_DYNAMIC)
     show_default=True,
     help="Use /dev/vfio/N or /dev/vfio/devices/vfioN; auto prefers N.",
 )
-@click.option(
-    "--consumer",
-    type=click.Choice(NAMES),
-    default=ANY,
-    show_default=True,
-    metavar="NAME",
-    help="Set the reader; containerd and podman also get mdevs.",
-)
+@_consumer_option("Set the reader; containerd and podman also get mdevs.")
 @click.option(
     "--output",
     metavar="FILE",
@@ -274,12 +271,7 @@ def generate(
     if lifetime != "static" and not write:
         message = "--lifetime does nothing without --write"
         raise UsageError(message, "pass --write too")
-    options: CdiOptions = {
-        "kind": kind,
-        "name_by": name_by,
-        "node": node,
-        "consumer": consumer,
-    }
+    options: CdiOptions = {"kind": kind, "name_by": name_by, "node": node, "consumer": consumer}
     if write:
         _write(session, library.request(session, *addresses, lifetime=lifetime, **options))
     else:
@@ -287,12 +279,7 @@ def generate(
 
 
 def _refuse_of_this_machine(session: Session, output: str) -> None:
-    """Refuse to write a specification of another host where runtimes of this machine look.
-
-    Raises:
-        UsageError: it would be written there.
-
-    """
+    """Refuse to write a specification of another host where runtimes of this machine look."""
     is_another = session.snapshot is not None or os.path.realpath(session.root) != _MACHINE
     if is_another and os.path.dirname(os.path.abspath(output)) in _LOOKED_IN:
         message = (

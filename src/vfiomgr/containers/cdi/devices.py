@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.containers.cdi.check import reads
-from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU, resolve
+from vfiomgr.containers.cdi.check import CONTROL, IOMMU, reads, resolve
 from vfiomgr.containers.cdi.document import parse_specification, read_file, render_specification
 from vfiomgr.containers.cdi.grammar import ANY, CONSUMERS, consumers_named, is_kind, needed_version
 from vfiomgr.containers.cdi.model import (
@@ -143,12 +142,7 @@ def _refuse_kind(kind: str) -> None:
 
 
 def refuse_unread(made: CdiSpecification, offer_request: OfferRequest) -> None:
-    """Make sure that the requested consumers can read a specification.
-
-    Raises:
-        Refusal: their library refuses it.
-
-    """
+    """Make sure that the requested consumers can read a specification."""
     if offer_request.consumer == ANY or not made.devices:
         return
     written = parse_specification(render_specification(made))
@@ -216,10 +210,7 @@ def why_not_ready(host: HostSnapshot, device: PciDevice) -> Diagnostic:
     group = host.group(device.iommu_group)
     if device.is_on_vfio and group is not None and group.is_noiommu:
         return blocker(
-            "no-iommu-mode",
-            device,
-            f"{device} is in the unsafe no-IOMMU mode",
-            "enable the IOMMU",
+            "no-iommu-mode", device, f"{device} is in the unsafe no-IOMMU mode", "enable the IOMMU"
         )
     if device.is_on_vfio:
         members = host.group_members(device.iommu_group)

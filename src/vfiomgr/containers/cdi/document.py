@@ -19,11 +19,10 @@ from vfiomgr.containers.cdi.model import (
     CdiNetDevice,
     CdiOddity,
     CdiSpecification,
+    fault,
 )
-from vfiomgr.diagnostic import Position, flaw
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.documents.text import Path, shown_path
-from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -58,26 +57,11 @@ _PARTS: dict[str, Callable[..., Any]] = {
 """The types of each table's keys."""
 
 
-def read_specification(text: str, file: HostPath | None = None) -> CdiSpecification:
-    """Read a JSON or YAML file; what values cannot hold is in `oddities`.
-
-    Raises:
-        InvalidDocument: it is neither; the message names the line.
-
-    """
-    read = parse_specification(text, file)
-    if not read.lines and any(oddity.found.rule == "unreadable" for oddity in read.oddities):
-        found = read.oddities[0].found
-        message = f"{file or '<text>'}:{found.line}: {found.summary}"
-        raise InvalidDocument(message, found.remedy)
-    return read
-
-
 def read_file(file: CdiFile, family: Family = "go") -> CdiSpecification:
     """A file as a library reads it; the reason is the only oddity if it is not readable."""
     if file.text is not None:
         return parse_specification(file.text, HostPath(file.path), family)
-    why = CdiOddity((), _odd("unreadable", 1, file.why or "not readable", "make it readable text"))
+    why = CdiOddity((), fault("unreadable", 1, file.why or "not readable", "make it readable text"))
     return CdiSpecification("", "", file=HostPath(file.path), oddities=(why,))
 
 
@@ -89,7 +73,10 @@ def is_readable(specification: CdiSpecification) -> bool:
 def parse_specification(
     text: str, file: HostPath | None = None, family: Family = "go"
 ) -> CdiSpecification:
-    """Like `read_specification`; for an invalid document the reason is the only oddity."""
+    """Read a JSON or YAML text; what values cannot hold is in `oddities`.
+
+    For an invalid document the reason is the only oddity.
+    """
     try:
         document, flaws = _document(text)
     except Unreadable as error:
@@ -101,18 +88,9 @@ def parse_specification(
     return _specification(reader, document, file)
 
 
-def _odd(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
-    return flaw(rule, Position(line), "", what, remedy)
-
-
 @lru_cache(maxsize=64)
 def _document(text: str) -> tuple[Located, list[Diagnostic]]:
-    """A text with line numbers, which several consumers and commands use.
-
-    Raises:
-        Unreadable: it is not a document.
-
-    """
+    """A text with line numbers, which several consumers and commands use."""
     wording = Wording(
         "a specification",
         "specifications",
@@ -139,7 +117,7 @@ class _Reader(Struct):
     lines: dict[Path, int] = field(default_factory=dict)
 
     def add(self, rule: str, path: Path, line: int, what: str, remedy: str) -> None:
-        self.oddities.append(CdiOddity(path, _odd(rule, line, what, remedy)))
+        self.oddities.append(CdiOddity(path, fault(rule, line, what, remedy)))
 
     def add_flaw(self, found: Diagnostic) -> None:
         """Add a problem of the text itself; tags are ignored by all consumers.

@@ -222,18 +222,7 @@ def key_at(path: Path) -> Key | None:
 
 VERSIONS = tuple(
     Version(*numbers)
-    for numbers in (
-        (0, 1),
-        (0, 2),
-        (0, 3),
-        (0, 4),
-        (0, 5),
-        (0, 6),
-        (0, 7),
-        (0, 8),
-        (1, 0),
-        (1, 1),
-    )
+    for numbers in ((0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (0, 8), (1, 0), (1, 1))
 )
 """Released versions of the specification (validSpecVersions in specs-go/version.go)."""
 _PART = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")

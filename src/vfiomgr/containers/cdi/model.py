@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import field
 
-from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.diagnostic import Diagnostic, Position, flaw
 from vfiomgr.documents.text import Path
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -104,6 +104,11 @@ class CdiOddity(Value):
 
     path: Path
     found: Diagnostic
+
+
+def fault(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
+    """A reason for which a library refuses a specification."""
+    return flaw(rule, Position(line), "", what, remedy)
 
 
 class CdiDeviceNode(Value):
@@ -217,14 +222,7 @@ class CdiSpecification(Value):
         return hash(self._compared())
 
     def _compared(self) -> tuple[object, ...]:
-        return (
-            self.version,
-            self.kind,
-            self.devices,
-            self.edits,
-            self.annotations,
-            self.file,
-        )
+        return (self.version, self.kind, self.devices, self.edits, self.annotations, self.file)
 
     @property
     def vendor(self) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.device_nodes import resolve
+from vfiomgr.containers.cdi.check import resolve
 from vfiomgr.containers.cdi.devices import (
     LOWEST,
     kind_notes,
@@ -26,7 +26,7 @@ from vfiomgr.persistence.steps import ReplaceFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.containers.cdi.device_nodes import Target
+    from vfiomgr.containers.cdi.check import Target
     from vfiomgr.containers.cdi.model import CdiDevice, CdiFile, CdiSpecification
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress

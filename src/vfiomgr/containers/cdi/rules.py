@@ -13,14 +13,14 @@ from vfiomgr.containers.cdi.grammar import (
     needs,
     version_of,
 )
-from vfiomgr.diagnostic import Diagnostic, Position, flaw
+from vfiomgr.containers.cdi.model import fault
 from vfiomgr.documents.text import shown_path
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.containers.cdi.grammar import Consumer
+    from vfiomgr.containers.cdi.grammar import Consumer, Key
     from vfiomgr.containers.cdi.model import (
         CdiDeviceNode,
         CdiEdits,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         CdiOddity,
         CdiSpecification,
     )
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.documents.text import Path
 
     Rule = Callable[[CdiSpecification, Consumer], Iterator[Diagnostic]]
@@ -37,24 +38,12 @@ if TYPE_CHECKING:
 _V_0_6, _V_0_7, _V_1_0, _V_1_1 = (Version(0, 6), Version(0, 7), Version(1, 0), Version(1, 1))
 _CHECKS_NEEDS = Version(0, 5, 4)
 """Older libraries do not check whether the stated version supports all used features."""
-_HOOKS = (
-    "prestart",
-    "createRuntime",
-    "createContainer",
-    "startContainer",
-    "poststart",
-    "poststop",
-)
+_HOOKS = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 _NODE_TYPES = ("", "b", "c", "u", "p")
 _LONGEST_CLOS = 4096
 _MOST_ANNOTATIONS = 256 * 1024
 """The size limit for all annotations together (TotalAnnotationSizeLimitB)."""
 _LETTERS = "letters, digits, and . - _ between them"
-
-
-def fault(rule: str, line: int, what: str, remedy: str) -> Diagnostic:
-    """A reason for which a library refuses a file."""
-    return flaw(rule, Position(line), "", what, remedy)
 
 
 def faults(specification: CdiSpecification, consumer: Consumer) -> tuple[Diagnostic, ...]:
@@ -93,13 +82,18 @@ def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
     return any(key is not None and key.needed for key in keys)
 
 
+def _keys_in(spec: CdiSpecification) -> Iterator[tuple[Path, int, Key]]:
+    """The keys of a file that a version of CDI has, with their paths and lines."""
+    for path, line in spec.lines.items():
+        key = key_at(path) if isinstance(path[-1], str) else None
+        if key is not None:
+            yield path, line, key
+
+
 def _known_keys(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     if consumer.ignores_unknown_keys:
         return
-    for path, line in spec.lines.items():
-        key = key_at(path) if isinstance(path[-1], str) else None
-        if key is None:
-            continue
+    for path, line, key in _keys_in(spec):
         if key.until is not None and consumer.library >= key.until and not consumer.is_rust:
             what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
             yield fault("key-gone", line, what, "remove it")
@@ -294,10 +288,7 @@ def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic
     stated = version_of(spec.version)
     if stated is None or consumer.library < _V_1_1:
         return
-    for path, line in spec.lines.items():
-        key = key_at(path) if isinstance(path[-1], str) else None
-        if key is None:
-            continue
+    for path, line, key in _keys_in(spec):
         if key.until is not None and stated >= key.until and consumer.is_rust:
             what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
             yield fault("key-gone", line, what, "remove it")

@@ -344,12 +344,7 @@ def _is_allowed(rules: Iterable[Mapping[str, Any]], number: Number) -> bool:
 
 
 def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> None:
-    """Refuse to change a node that another program added.
-
-    Raises:
-        Refusal: it has another type or other numbers than the host's.
-
-    """
+    """Refuse to change a node that another program added."""
     if not _is_node(entry, node):
         major, minor = _number(entry)
         is_character = entry.get("type") in _CHARACTER
@@ -367,12 +362,7 @@ def _refuse_other(source: str, entry: Mapping[str, Any], node: DeviceNode) -> No
 
 
 def _check(document: JsonDocument) -> None:
-    """Make sure that the relevant parts have the specified types.
-
-    Raises:
-        InvalidDocument: they do not; the message names line and column.
-
-    """
+    """Make sure that the relevant parts have the specified types."""
     root = document.root
     if not any(root.child(key) for key in _KNOWN):
         what = f"not an OCI configuration: it has none of {', '.join(_KNOWN)}"

@@ -134,9 +134,7 @@ def read_record(text: str) -> Record:
 
 
 def _device(entry: Any) -> RecordedDevice:  # noqa: ANN401 - JSON has no narrower type
-    return RecordedDevice(
-        *(tuple(map(str, entry[key])) for key in ("functions", "nodes", "cdi")),
-    )
+    return RecordedDevice(*(tuple(map(str, entry[key])) for key in ("functions", "nodes", "cdi")))
 
 
 def _written(node: DeviceNode) -> tuple[int, int, int, int, int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.containers.runtimes import facts_dump, values
+from vfiomgr.containers.runtimes import facts as runtimes_facts
+from vfiomgr.containers.runtimes import values
 from vfiomgr.containers.runtimes.containerd import CRI_NAMES
 from vfiomgr.containers.runtimes.location import RuntimeLocation, read_facts
 from vfiomgr.containers.runtimes.model import shown
@@ -20,7 +21,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.containers.runtimes.facts_dump import Dump, Texts
+    from vfiomgr.containers.runtimes.facts import Dump, Texts
     from vfiomgr.containers.runtimes.model import Key, RuntimeFacts
     from vfiomgr.containers.runtimes.text import Decision
     from vfiomgr.engine.run import Outcome
@@ -32,12 +33,7 @@ _MOST = 5
 
 
 def refuse_others(before: values.Data, after: values.Data, decision: Decision, name: str) -> None:
-    """Make sure that only the intended settings of a runtime differ.
-
-    Raises:
-        Refusal: it would lose or change other settings, or would not read the entry.
-
-    """
+    """Make sure that only the intended settings of a runtime differ."""
     one, other = values.without_zeros(before), values.without_zeros(after)
     foreign = [key for key in values.differences(one, other) if not _is_ours(key, decision.ours)]
     if foreign:
@@ -102,7 +98,7 @@ def checked(  # noqa: PLR0913 - a check is of one text against another
     name = str(place)
     if place.program == "docker":
         with _refusing():
-            is_valid = facts_dump.validate_docker(tree, texts[place.main] or "{}")
+            is_valid = runtimes_facts.validate_docker(tree, texts[place.main] or "{}")
         return (() if is_valid else (_why_unchecked(tree, place),)), None
     if before is None:
         return (_why_unchecked(tree, place),), None
@@ -143,10 +139,10 @@ def dump(tree: HostTree, place: RuntimeLocation, facts: RuntimeFacts, texts: Tex
         return None
     match place.program:
         case "containerd":
-            return facts_dump.dump_containerd(tree, place.given, texts, place.version)
+            return runtimes_facts.dump_containerd(tree, place.given, texts, place.version)
         case "crio":
             drop_ins = [file.path for file in (*facts.imported, facts.drop_in)]
-            return facts_dump.dump_crio(tree, place.main, drop_ins, texts)
+            return runtimes_facts.dump_crio(tree, place.main, drop_ins, texts)
         case _:
             return None
 

@@ -8,13 +8,13 @@ containerd's own, so runc is lost unless the file has it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.containers.runtimes import releases, text, values
 from vfiomgr.containers.runtimes.model import RuntimeFacts, Setting, covers
 from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.containers.runtimes.text import HEAD, Decision, Edit
-from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.diagnostic import refuse
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeRequest
-    from vfiomgr.errors import Refusal
 
 CRI_V2 = "io.containerd.grpc.v1.cri"
 CRI_V3 = "io.containerd.cri.v1.runtime"
@@ -143,12 +142,7 @@ def _cri(data: values.Data) -> values.Data:
 
 
 def _schema(facts: RuntimeFacts, files: _Files) -> int:
-    """The version of the configuration, existing or new.
-
-    Raises:
-        Refusal: it is unknown, or this containerd cannot read it.
-
-    """
+    """The version of the configuration, existing or new."""
     data, version = files.data(facts.main), facts.version
     if data:
         schema = data.get("version", 1)
@@ -211,35 +205,21 @@ def _for_docker(facts: RuntimeFacts) -> str:
 
 
 def _refuse_foreign(files: _Files, request: RuntimeRequest) -> None:
-    """Make sure that no entry of another program has the name.
-
-    Raises:
-        Refusal: one has it.
-
-    """
+    """Make sure that no entry of another program has the name."""
     key = ("containerd", "runtimes", request.name)
     for file in files.all():
         for plugin in CRI_NAMES:
             if values.found(files.data(file), ("plugins", plugin, *key)) is not values.ABSENT:
-                raise foreign(request, f"containerd, in {file.path}")
+                refuse_name(request, f"containerd, in {file.path}")
     if files.facts.effective is not None and files.seen(*key) is not values.ABSENT:
-        raise foreign(request, "containerd")
+        refuse_name(request, "containerd")
 
 
-def foreign(request: RuntimeRequest, place: str) -> Refusal:
-    """The refusal of a name that is in use."""
-    option = f"{request.name}-2"
+def refuse_name(request: RuntimeRequest, place: str) -> NoReturn:
+    """Refuse a name that is in use."""
     message = f"{place}: {request.subject} already exists, and vfiomgr did not write it"
-    return refusal(
-        [
-            blocker(
-                "runtime-name-taken",
-                place,
-                message,
-                f"use another name, e.g. {option}; or remove that entry manually",
-            )
-        ]
-    )
+    remedy = f"use another name, e.g. {request.name}-2; or remove that entry manually"
+    refuse("runtime-name-taken", place, message, remedy)
 
 
 def _table(files: _Files, request: RuntimeRequest) -> dict[str, Any]:

@@ -228,28 +228,26 @@ def _table(document: Mapping[str, Any], place: Iterable[str]) -> Mapping[str, An
     return here if isinstance(here, dict) else {}
 
 
-def _containerd_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
+def _entry(name: str, entry: Mapping[str, Any], config: str, annotations: str) -> HandlerEntry:
+    """`config` is the path of Kata's configuration, `annotations` the key of the patterns."""
     return HandlerEntry(
         name=name,
         source=entry[""],
         runtime_type=_text(entry, "runtime_type"),
         runtime_path=_text(entry, "runtime_path"),
-        config_path=_text(_table(entry, ("options",)), "ConfigPath"),
+        config_path=config,
         privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
-        pod_annotations=_texts(entry, "pod_annotations"),
+        pod_annotations=_texts(entry, annotations),
     )
+
+
+def _containerd_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
+    config = _text(_table(entry, ("options",)), "ConfigPath")
+    return _entry(name, entry, config, "pod_annotations")
 
 
 def _crio_entry(name: str, entry: Mapping[str, Any]) -> HandlerEntry:
-    return HandlerEntry(
-        name=name,
-        source=entry[""],
-        runtime_type=_text(entry, "runtime_type"),
-        runtime_path=_text(entry, "runtime_path"),
-        config_path=_text(entry, "runtime_config_path"),
-        privileged_without_host_devices=entry.get("privileged_without_host_devices") is True,
-        pod_annotations=_texts(entry, "allowed_annotations"),
-    )
+    return _entry(name, entry, _text(entry, "runtime_config_path"), "allowed_annotations")
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:

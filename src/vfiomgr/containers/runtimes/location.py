@@ -25,7 +25,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.containers.runtimes.facts_dump import Texts
+    from vfiomgr.containers.runtimes.facts import Texts
     from vfiomgr.host.tree import HostTree
 
 _EXECUTABLE = 0o111
@@ -34,11 +34,7 @@ _V3_TEMPLATE_SINCE = Version(2, 0)
 _OF_ROOT, _OF_FILE = Version(1, 7, 15), Version(1, 7, 16)
 """The last release of 1.7 with the old rule for relative imports, and the first with the new
 one."""
-_NAMES: dict[ProgramName, str] = {
-    "containerd": "containerd",
-    "crio": "CRI-O",
-    "docker": "Docker",
-}
+_NAMES: dict[ProgramName, str] = {"containerd": "containerd", "crio": "CRI-O", "docker": "Docker"}
 
 
 class RuntimeLocation(Value):
@@ -169,12 +165,7 @@ def drop_in(tree: HostTree, place: RuntimeLocation) -> HostPath:
 
 
 def _template(tree: HostTree, place: RuntimeLocation) -> HostPath:
-    """The template that k3s or rke2 uses, or would use.
-
-    Raises:
-        Refusal: it cannot be determined.
-
-    """
+    """The template that k3s or rke2 uses, or would use."""
     directory = place.main.parent
     names = {3: directory / other_runtimes.V3_NAME, 2: directory / "config.toml.tmpl"}
     for path in names.values():
@@ -199,12 +190,7 @@ def beside(tree: HostTree, place: RuntimeLocation) -> tuple[HostPath, ...]:
 
 
 def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:
-    """Make sure that a path is a program.
-
-    Raises:
-        Refusal: it does not exist, is not a regular file, or is not executable.
-
-    """
+    """Make sure that a path is a program."""
     require_file(tree, path, remedy)
     found = tree.resolve(path)
     status = None if found is None else tree.status(found)
@@ -219,12 +205,7 @@ def require_program(tree: HostTree, path: HostPath, remedy: str) -> None:
 
 
 def require_file(tree: HostTree, path: HostPath, remedy: str) -> None:
-    """Make sure that a path is a regular file, or a link to one.
-
-    Raises:
-        Refusal: it is not, or does not exist.
-
-    """
+    """Make sure that a path is a regular file, or a link to one."""
     found = tree.resolve(path)
     status = None if found is None else tree.status(found)
     if status is None:

@@ -13,7 +13,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import text, values
-from vfiomgr.containers.runtimes.containerd import CRI_V2, CRI_V3, foreign, kata_table, oci_table
+from vfiomgr.containers.runtimes.containerd import (
+    CRI_V2,
+    CRI_V3,
+    kata_table,
+    oci_table,
+    refuse_name,
+)
 from vfiomgr.containers.runtimes.model import Setting, shown
 from vfiomgr.containers.runtimes.text import EMPTY_JSON, HEAD, Decision, Edit
 from vfiomgr.diagnostic import blocker, refusal, refuse
@@ -43,9 +49,9 @@ def decide_crio(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     for file in (facts.main, *facts.imported, facts.drop_in):
         data = {} if file.text is None else text.parse(file.text, file.path)
         if values.found(data, entry) is not values.ABSENT:
-            raise foreign(request, f"CRI-O, in {file.path}")
+            refuse_name(request, f"CRI-O, in {file.path}")
     if facts.effective and values.found(facts.effective, entry) is not values.ABSENT:
-        raise foreign(request, "CRI-O")
+        refuse_name(request, "CRI-O")
     settings = [Setting(entry, _crio_table(request))]
     if request.set_default:
         _refuse_later_default(facts, request)
@@ -59,12 +65,7 @@ def decide_crio(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
 
 
 def _refuse_later_default(facts: RuntimeFacts, request: RuntimeRequest) -> None:
-    """Make sure that no file after the drop-in sets another default.
-
-    Raises:
-        Refusal: one does.
-
-    """
+    """Make sure that no file after the drop-in sets another default."""
     for file in facts.imported:
         data = {} if file.text is None else text.parse(file.text, file.path)
         named = values.found(data, _DEFAULT)
@@ -98,10 +99,7 @@ def _crio_notes(facts: RuntimeFacts, request: RuntimeRequest) -> Iterator[str]:
     if facts.version is not None and facts.version < _CRIO_KNOWS_CDI:
         message = f"CRI-O {facts.version} does not support CDI"
         refuse(
-            "runtime-without-cdi",
-            "CRI-O",
-            message,
-            "omit --cdi, or install CRI-O 1.24 or later",
+            "runtime-without-cdi", "CRI-O", message, "omit --cdi, or install CRI-O 1.24 or later"
         )
     yield "--cdi is not needed: CRI-O always reads CDI specifications"
 
@@ -128,7 +126,7 @@ def decide_docker(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
         raise InvalidDocument(message, "name Docker's own file (default: /etc/docker/daemon.json)")
     entry = ("runtimes", request.name)
     if values.found(data, entry) is not values.ABSENT or request.name in _BUILT_IN:
-        raise foreign(request, f"Docker, in {main.path}")
+        refuse_name(request, f"Docker, in {main.path}")
     if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
         message = f"Docker {facts.version} does not support shims such as Kata's in {main.path}"
         refuse("runtime-too-old", "Docker", message, "install Docker 23.0 or later")
@@ -158,10 +156,7 @@ def _further(facts: RuntimeFacts, data: values.Data, request: RuntimeRequest) ->
     if facts.version is not None and facts.version < _DOCKER_KNOWS_CDI:
         message = f"Docker {facts.version} does not support CDI"
         refuse(
-            "runtime-without-cdi",
-            "Docker",
-            message,
-            "omit --cdi, or install Docker 25 or later",
+            "runtime-without-cdi", "Docker", message, "omit --cdi, or install Docker 25 or later"
         )
     if values.found(data, ("features", "cdi")) is not True:
         yield Setting(("features", "cdi"), value=True, is_shared=True)
@@ -195,9 +190,9 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
     there = {} if rendered.text is None else text.parse(rendered.text, rendered.path)
     is_made = values.found(there, (*runtimes, request.name)) is not values.ABSENT
     if names(template.text or "", request.name):
-        raise foreign(request, f"{request.program}, in {template.path}")
+        refuse_name(request, f"{request.program}, in {template.path}")
     if is_made and not facts.was_ours:
-        raise foreign(request, f"{request.program}, in {rendered.path}")
+        refuse_name(request, f"{request.program}, in {rendered.path}")
     table = (
         kata_table(request) if request.is_kata else oci_table(request, _options(there, runtimes))
     )
@@ -214,12 +209,7 @@ def decide_k3s(facts: RuntimeFacts, request: RuntimeRequest) -> Decision:
 def _k3s_notes(
     facts: RuntimeFacts, request: RuntimeRequest, there: values.Data, plugin: str
 ) -> Iterator[str]:
-    """Notes about CDI, whose key is in a table outside the template.
-
-    Raises:
-        Refusal: CDI was requested, but is disabled.
-
-    """
+    """Notes about CDI, whose key is in a table outside the template."""
     told = values.found(there, ("plugins", plugin, "enable_cdi"))
     is_new = plugin == CRI_V3 or (facts.version is not None and facts.version >= _HAS_CDI_ON)
     is_on = told is True or (told is values.ABSENT and is_new)

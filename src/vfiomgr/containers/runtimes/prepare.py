@@ -34,7 +34,7 @@ from vfiomgr.persistence.steps import ChangeFiles, FileChange
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from vfiomgr.containers.runtimes.facts_dump import Texts
+    from vfiomgr.containers.runtimes.facts import Texts
     from vfiomgr.containers.runtimes.model import Key, ProgramName, RuntimeRequest
     from vfiomgr.host.tree import HostTree
     from vfiomgr.units import Version
@@ -212,12 +212,7 @@ def _means(path: str, one: str | None, other: str | None) -> bool:
 
 
 def prepare_removal(
-    tree: HostTree,
-    place: RuntimeLocation,
-    name: str,
-    command: str,
-    *,
-    is_kata: bool | None = None,
+    tree: HostTree, place: RuntimeLocation, name: str, command: str, *, is_kata: bool | None = None
 ) -> Prepared:
     """Prepare the removal of an entry: of a Kata handler, of another runtime, or of either.
 
@@ -257,33 +252,21 @@ def prepare_removal(
 
 
 def _refuse_other_kind(entry: InstalledRuntime, place: RuntimeLocation, *, is_kata: bool) -> None:
-    """Refuse an entry of the other command: only handlers of Kata name its configuration.
-
-    Raises:
-        Refusal: the entry is of the other kind.
-
-    """
+    """Refuse an entry of the other command: only handlers of Kata name its configuration."""
     texts = [f"{key.path} {key.value}" for file in entry.files for key in file.keys] or [
         other_runtimes.block_of(file.after, entry.name) for file in entry.files
     ]
     was_kata = any(key in text for key in _OF_KATA for text in texts)
     if was_kata == is_kata:
         return
-    if was_kata:
-        installer, remedy = "runtime install --kata", f"vfiomgr runtime uninstall {entry.name}"
-    else:
-        installer, remedy = "runtime install", f"vfiomgr runtime uninstall {entry.name}"
-    message = f"entry {entry.name} of {place} was added by vfiomgr {installer}"
+    installer = f"vfiomgr runtime install{' --kata' * was_kata}"
+    message = f"entry {entry.name} of {place} was added by {installer}"
+    remedy = f"vfiomgr runtime uninstall {entry.name}"
     refuse("runtime-other-command", entry.name, message, remedy)
 
 
 def _refuse_unknown(tree: HostTree, place: RuntimeLocation, name: str) -> None:
-    """Refuse an entry that vfiomgr wrote, but whose record is missing.
-
-    Raises:
-        Refusal: there is one, in vfiomgr's own file or beside a copy that vfiomgr made.
-
-    """
+    """Refuse an entry that vfiomgr wrote, but whose record is missing."""
     facts = read_facts(tree, place, {}, was_ours=False)
     own = facts.drop_in.path if facts.drop_in.path != facts.main.path else None
     for file in (facts.main, *facts.imported, facts.drop_in):
@@ -324,12 +307,7 @@ def _staying(
 def _refuse_default(
     tree: HostTree, place: RuntimeLocation, texts: Texts, name: str, command: str
 ) -> None:
-    """Refuse to remove an entry that a file names as the default runtime.
-
-    Raises:
-        Refusal: one does, and containers without a runtime would not start.
-
-    """
+    """Refuse to remove an entry that a file names as the default runtime."""
     if place.program in ("k3s", "rke2"):
         return
     facts = read_facts(tree, place, texts, was_ours=True)

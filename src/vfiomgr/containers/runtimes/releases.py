@@ -7,11 +7,11 @@ of the last file that states one applies to all of them.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.containers.runtimes import text, values
 from vfiomgr.containers.runtimes.handlers import MixedVersions
-from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.diagnostic import refuse
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.runtimes.handlers import MixtureEffect
     from vfiomgr.containers.runtimes.model import ConfigFile, Key, RuntimeFacts, RuntimeRequest
-    from vfiomgr.errors import Refusal
 
 
 _V2, _V3 = 2, 3
@@ -116,10 +115,6 @@ def refuse_missing(facts: RuntimeFacts) -> None:
     """Make sure that every file that is imported by name exists.
 
     Before 2.0 `config dump` fails without it; since 2.0 it silently stops there.
-
-    Raises:
-        Refusal: one is missing.
-
     """
     for one in facts.missing:
         message = f"{one.importer} imports {one.path}, which does not exist"
@@ -133,12 +128,7 @@ def refuse_missing(facts: RuntimeFacts) -> None:
 
 
 def refuse_old(facts: RuntimeFacts, request: RuntimeRequest) -> None:
-    """Make sure that containerd supports the path of a shim (runtime_path, since 1.6).
-
-    Raises:
-        Refusal: it is older.
-
-    """
+    """Make sure that containerd supports the path of a shim (runtime_path, since 1.6)."""
     if request.is_kata and facts.version is not None and facts.version < _TAKES_SHIMS:
         message = (
             f"cannot add {request.subject}: it needs containerd 1.6 or later; this is "
@@ -148,12 +138,7 @@ def refuse_old(facts: RuntimeFacts, request: RuntimeRequest) -> None:
 
 
 def refuse_unsure(facts: RuntimeFacts) -> None:
-    """Make sure that the imported files of a containerd are known.
-
-    Raises:
-        Refusal: they depend on the third number of its release, which is unknown.
-
-    """
+    """Make sure that the imported files of a containerd are known."""
     if facts.unsure:
         message = (
             f"cannot determine the imports of {facts.main.path}: {', '.join(facts.unsure)} is "
@@ -175,10 +160,6 @@ def refuse_dormant(
 
     Releases 2.0 to 2.2 ignore these settings in a configuration of version 2 without a table of
     runtimes (migrateConfig in plugins/cri/images/plugin.go). `key` is the table that has both.
-
-    Raises:
-        Refusal: it would.
-
     """
     if facts.version is None or not _FIRST <= facts.version < _LAST:
         return
@@ -190,12 +171,12 @@ def refuse_dormant(
         for name, default in _DORMANT.items():
             if table.get(name, default) != default:
                 setting = f"{name} = {json.dumps(table[name])}"
-                raise _dormant(setting, name, path, facts, request)
+                _refuse_setting(setting, name, path, facts, request)
 
 
-def _dormant(
+def _refuse_setting(
     setting: str, name: str, path: str, facts: RuntimeFacts, request: RuntimeRequest
-) -> Refusal:
+) -> NoReturn:
     message = (
         f"cannot add {request.subject}: containerd {facts.version} ignores {setting} in {path} "
         "while no runtime is configured there, but would apply it with this entry"
@@ -204,4 +185,4 @@ def _dormant(
         f"to keep {json.dumps(_DORMANT[name])}, remove {name} from {path}; to apply the setting, "
         "add an entry for runc there; then run the command again"
     )
-    return refusal([blocker("runtime-setting-dormant", path, message, hint)])
+    refuse("runtime-setting-dormant", path, message, hint)

@@ -257,11 +257,7 @@ def _says(made: str, wanted: values.Data, place: str) -> bool:
 
 
 def _candidates(
-    current: str,
-    file: OwnedFile,
-    keys: tuple[OwnedKey, ...],
-    old: values.Data,
-    wanted: values.Data,
+    current: str, file: OwnedFile, keys: tuple[OwnedKey, ...], old: values.Data, wanted: values.Data
 ) -> Iterator[str | None]:
     """Possible results, the one that keeps most first."""
     yield reverted(current, file.before or "", file.after)

@@ -113,12 +113,7 @@ def is_edited(data: Data, key: OwnedKey) -> bool:
 
 
 def refuse_edited(data: Data, keys: Iterable[OwnedKey], place: str, command: str) -> None:
-    """Make sure that the values of this entry were not changed.
-
-    Raises:
-        Refusal: a value was changed.
-
-    """
+    """Make sure that the values of this entry were not changed."""
     for key in keys:
         if key.is_shared or not is_edited(data, key):
             continue

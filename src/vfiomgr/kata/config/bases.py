@@ -102,12 +102,7 @@ def found_base(
 
 
 def _read(file: KataConfigurationFile) -> Base:
-    """The settings of a file with its drop-ins.
-
-    Raises:
-        InvalidDocument: one of them is not TOML, or a section is not a table.
-
-    """
+    """The settings of a file with its drop-ins."""
     drop_ins = _foreign(file)
     settings = read_settings(file.resolved, file.text, drop_ins)
     for path, text in ((file.resolved, file.text), *drop_ins):
@@ -116,12 +111,7 @@ def _read(file: KataConfigurationFile) -> Base:
 
 
 def _require_hypervisor(name: str, settings: KataSettings, hypervisor: KataHypervisor) -> None:
-    """Make sure that a configuration is for the requested hypervisor, which runtime-rs names.
-
-    Raises:
-        UsageError: it is for another hypervisor.
-
-    """
+    """Make sure that a configuration is for the requested hypervisor, which runtime-rs names."""
     named = settings.text("runtime", "hypervisor_name")
     if not named or named in _TABLES[hypervisor]:
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
@@ -22,23 +22,17 @@ from vfiomgr.kata.model import DROP_IN
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
-    from vfiomgr.kata.model import KataHypervisor, KataPlan, Plug, RuntimeName
+    from vfiomgr.kata.configurations import ConfigurationOptions
+    from vfiomgr.kata.model import KataPlan
 
 
 _MACHINE = "/"
 
 
 def output_path(session: Session, typed: str) -> str:
-    """The file on this machine; with --root an absolute path is inside that root.
-
-    Raises:
-        UsageError: it is not a file of that host.
-        OSError: its links form a loop.
-
-    """
+    """The file on this machine; with --root an absolute path is inside that root."""
     session.require_live(
-        "cannot write --output to a snapshot",
-        "omit --output, and redirect the output: > FILE",
+        "cannot write --output to a snapshot", "omit --output, and redirect the output: > FILE"
     )
     root = os.path.realpath(session.root)
     if root == _MACHINE:
@@ -124,18 +118,8 @@ def config(
     session: Session,
     *,
     addresses: tuple[str, ...],
-    kata_version: str | None,
-    runtime: RuntimeName | None,
-    hypervisor: KataHypervisor,
-    plug: Plug | None,
-    whole: str | None,
-    beside: str | None,
     output: str | None,
-    memory: str | None,
-    firmware: str | None,
-    pod_resources: bool | None,
-    annotations: tuple[str, ...],
-    kernel_params: str | None,
+    **options: Unpack[ConfigurationOptions],
 ) -> None:
     """Print a Kata configuration for a guest with devices.
 
@@ -158,24 +142,9 @@ def config(
         --output /etc/kata-containers/vfiomgr/kata-vfio/configuration.toml
     """
     target = None if output is None else output_path(session, output)
-    made = planned_configuration(
-        session,
-        addresses,
-        version=kata_version,
-        runtime=runtime,
-        hypervisor=hypervisor,
-        plug=plug,
-        whole=whole,
-        beside=beside,
-        memory=memory,
-        firmware=firmware,
-        pod_resources=pod_resources,
-        annotations=annotations,
-        kernel_params=kernel_params,
-        is_verbose=bool(session.verbose),
-    )
+    made = planned_configuration(session, addresses, options, is_verbose=bool(session.verbose))
     _deliver(session, made.plan, made.text, target or made.path, target)
-    if whole is None:
+    if options["whole"] is None:
         _tell_of_place(session, made.path, target)
     tell_of_devices(session, made)
 
@@ -218,12 +187,7 @@ def _tell_of_place(session: Session, path: str, output: str | None) -> None:
 
 
 def _refuse_over(before: str | None, text: str, path: str) -> None:
-    """Refuse to replace files other than vfiomgr's own drop-in.
-
-    Raises:
-        Refusal: the file was written by another program, or is a complete configuration.
-
-    """
+    """Refuse to replace files other than vfiomgr's own drop-in."""
     if not bases.is_drop_in(text) or before is None or not before.strip():
         return
     if not bases.is_drop_in(before):

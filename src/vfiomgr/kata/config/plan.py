@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refusal, refuse
 from vfiomgr.errors import UsageError
-from vfiomgr.kata.config.check import annotation_name, with_annotations, with_host_bits, with_params
-from vfiomgr.kata.config.check_values import container_timeout_key
-from vfiomgr.kata.config.sizing import Sizing, check_sizing, recommended_overhead_mib, sizing_of
+from vfiomgr.kata.config.check import container_timeout_key
+from vfiomgr.kata.config.sizing import (
+    Sizing,
+    check_sizing,
+    recommended_overhead_mib,
+    sizing_of,
+    with_host_bits,
+)
 from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, OLDEST, KataPlan, KataSetup, KeyEntry
 from vfiomgr.pci.memory import DEFAULT_WINDOW
 from vfiomgr.units import Version, size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.kata.model import KataRelease, KataRequest, KataSchema, KeyValue, Plug
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
@@ -28,6 +36,29 @@ _MACHINES = ("q35", "virt")
 _CLH = ("cloud-hypervisor", "clh")
 _CLH_RENAMED = Version(3, 30)
 """HYPERVISOR_NAME_CH in src/libs/kata-types/src/config/hypervisor/ch.rs."""
+
+
+_PREFIX = "io.katacontainers.config.hypervisor."
+_ANNOTATION = re.compile(r"\^?([a-z][a-z0-9_]*)\$?")
+
+
+def _with_params(configured: str, added: Iterable[str]) -> str:
+    """Guest kernel arguments; a name may occur several times, like pci=."""
+    return " ".join(dict.fromkeys([*configured.split(), *added]))
+
+
+def _with_annotations(configured: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Regular expressions for annotations; Kata matches any part of a name unless anchored."""
+    return tuple(dict.fromkeys([*configured, *(f"^{name}$" for name in names)]))
+
+
+def _annotation_name(text: str) -> str:
+    """The name of an annotation, given as a name, in full, or as an expression for it."""
+    match = _ANNOTATION.fullmatch(text.strip().removeprefix(_PREFIX))
+    if match is None:
+        message = f"invalid annotation name: --annotations {text}"
+        raise UsageError(message, "write names separated by commas, e.g. kernel_params")
+    return match[1]
 
 
 def plan_config(
@@ -58,13 +89,8 @@ class _Planner:
         base: KataSettings | None,
         setup: KataSetup,
     ) -> None:
-        self.host, self.request, self.table, self.base, self.setup = (
-            host,
-            request,
-            table,
-            base,
-            setup,
-        )
+        self.host, self.request, self.table = host, request, table
+        self.base, self.setup = base, setup
         self.release: KataRelease = request.release
         self.is_rs = request.release.runtime == "rs"
         self.name = self._hypervisor_name()
@@ -274,11 +300,11 @@ class _Planner:
                 message,
                 "name that configuration: --beside FILE, or --whole FILE",
             )
-        merged = with_params(self.base.kernel_params, self.request.kernel_params)
+        merged = _with_params(self.base.kernel_params, self.request.kernel_params)
         self._write("hypervisor", "kernel_params", merged)
 
     def _write_annotations(self) -> None:
-        names = tuple(map(annotation_name, self.request.annotations))
+        names = tuple(map(_annotation_name, self.request.annotations))
         for name in names:
             if not self.table.has_annotation(name):
                 message = f"no such annotation in any Kata: --annotations {name}"
@@ -293,7 +319,7 @@ class _Planner:
         if not names:
             return
         configured = () if self.base is None else self.base.enable_annotations
-        self._write("hypervisor", "enable_annotations", with_annotations(configured, names))
+        self._write("hypervisor", "enable_annotations", _with_annotations(configured, names))
         if self.base is None:
             self.notes.append(
                 "enable_annotations replaces that of the configuration beside it; add its "
@@ -363,12 +389,7 @@ class _Planner:
         return replace(self.configured, default_memory_mib=memory) if memory else self.configured
 
     def _check_room(self) -> None:
-        """Refuse a guest without enough room, and note the other findings.
-
-        Raises:
-            Refusal: a blocker of `check_sizing`.
-
-        """
+        """Refuse a guest without enough room, and note the other findings."""
         sizing = self._sizing()
         if any(entry.key == "cpu_features" for entry in self.entries):
             sizing = replace(sizing, has_host_address_bits=True)

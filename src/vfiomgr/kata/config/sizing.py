@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
-from vfiomgr.kata.config.check import HOST_BITS
 from vfiomgr.kata.model import MAX_PORTS, KataHypervisor, RuntimeName
 from vfiomgr.pci.memory import TCG_BITS, bar_window, memory_end
 from vfiomgr.pci.model import PciDevice
@@ -18,6 +17,10 @@ if TYPE_CHECKING:
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.snapshot.model import HostSnapshot
 
+HOST_BITS = "host-phys-bits=on"
+"""Guest physical addresses as wide as the host's (target/i386/cpu.c)."""
+_OWN_FEATURES = "pmu=off"
+"""Kata's default."""
 OWN_MEMORY_MIB = 2048
 """The memory of QEMU, virtiofsd and the shim besides the guest: kata-deploy's overhead of 10240
 MiB for a default_memory of 8192."""
@@ -25,6 +28,13 @@ TIGHT_MIB = 256
 """The minimum memory for QEMU."""
 _SORTED_WRONG = 11
 """From this number of ports on, their names sort differently as strings: rp10 before rp2."""
+
+
+def with_host_bits(configured: str) -> str:
+    """CPU features with addresses as wide as the host's."""
+    features = [each.strip() for each in (configured or _OWN_FEATURES).split(",")]
+    kept = [each for each in features if each and not each.startswith("host-phys-bits=")]
+    return ",".join([*kept, HOST_BITS])
 
 
 class Sizing(Value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
@@ -171,6 +171,17 @@ def _verdict(item: KataTrace) -> str:
     return "the chain is complete"
 
 
+class _ExplainOptions(TypedDict):
+    """The options of `explain_pod`."""
+
+    version: str | None
+    runtime: RuntimeName | None
+    config: str | None
+    handler: str | None
+    cri: CriName | None
+    resource: str | None
+
+
 @click.command("explain")
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_device_or_file)
 @release_options()
@@ -202,17 +213,7 @@ def _verdict(item: KataTrace) -> str:
 )
 @session_options(*READING, "verbose")
 @click.pass_context
-def explain(
-    context: click.Context,
-    *,
-    subject: str,
-    kata_version: str | None,
-    runtime: RuntimeName | None,
-    config: str | None,
-    handler: str | None,
-    cri: CriName | None,
-    resource: str | None,
-) -> None:
+def explain(context: click.Context, *, subject: str, **options: Unpack[_ExplainOptions]) -> None:
     """Check whether a pod gets its devices, link by link.
 
     The pod is in a file (YAML or JSON, - for a pipe; also in a Deployment or a similar object), or
@@ -234,16 +235,7 @@ def explain(
       vfiomgr --root /srv/node check pod pod.yaml --handler kata-gpu --config kata.toml
     """
     session = session_of(context)
-    found = explain_pod(
-        session,
-        subject,
-        version=kata_version,
-        runtime=runtime,
-        config=config,
-        handler=handler,
-        cri=cri,
-        resource=resource,
-    )
+    found = explain_pod(session, subject, **options)
     print_explanations(found, session.format, is_whole=bool(session.verbose))
     if any(explanation.is_broken for explanation in found):
         context.exit(1)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from vfiomgr.kata.config.check import check_keys
-from vfiomgr.kata.config.check_values import container_timeout
+from vfiomgr.kata.config.check import check_keys, container_timeout
 from vfiomgr.kata.explain.context import (
     COLD_PLUG,
     HOT_PLUG,
@@ -200,9 +199,7 @@ def _drop_ins(situation: PodContext) -> Iterator[Diagnostic]:
 
 
 def _stray(
-    path: HostPath,
-    document: Mapping[str, Any],
-    others: list[tuple[HostPath, Mapping[str, Any]]],
+    path: HostPath, document: Mapping[str, Any], others: list[tuple[HostPath, Mapping[str, Any]]]
 ) -> Diagnostic:
     known: dict[tuple[str, ...], object] = {}
     for _, other in others:

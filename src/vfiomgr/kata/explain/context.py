@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.check import reads
+from vfiomgr.containers.cdi.check import is_vfio_node, reads
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import Consumer, consumers_named
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
@@ -49,8 +49,6 @@ COLD_PLUG, HOT_PLUG = "cold_plug_vfio", "hot_plug_vfio"
 HYPERVISOR_ANNOTATION = "io.katacontainers.config.hypervisor."
 _NEW_CRATE = Version(4, 0)
 """From this release on runtime-rs has the crate that supports CDI 1.1."""
-_CONTROL = ("/dev/vfio/vfio", "/dev/iommu")
-"""VFIO nodes that are not devices."""
 
 
 class ConfigurationFacts(Value):
@@ -227,11 +225,6 @@ class PodContext(Value, dict=True):
         )
 
 
-def is_vfio_node(path: str) -> bool:
-    """Whether a node represents a group or a device."""
-    return path.startswith("/dev/vfio/") and path not in _CONTROL
-
-
 def _natural(name: str) -> tuple[int, str]:
     """Sort numbers by value."""
     return (int(name), "") if name.isdecimal() and len(name) < 10 else (1 << 31, name)  # noqa: PLR2004
@@ -254,10 +247,7 @@ def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator
     remedy = f"remove the annotation {_VFIO_MODE}: containers need guest-kernel"
     if mode not in VFIO_MODES:
         yield chain_break(
-            "kata-vfio-mode",
-            _VFIO_MODE,
-            f"invalid vfio_mode in an annotation: {mode!r}",
-            remedy,
+            "kata-vfio-mode", _VFIO_MODE, f"invalid vfio_mode in an annotation: {mode!r}", remedy
         )
     elif mode == "vfio" and not settings.has_iommu:
         yield chain_break(

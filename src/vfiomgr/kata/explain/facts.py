@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from vfiomgr.containers.cdi.check import is_vfio_node
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes import handlers
@@ -22,7 +23,6 @@ from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
     ConfigurationFacts,
     KubeletFacts,
-    is_vfio_node,
 )
 from vfiomgr.kata.explain.image import GuestImage, read_guest_file
 from vfiomgr.kata.facts import read_configuration, runtime_at
@@ -33,7 +33,6 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.containers.cdi.model import CdiEdits, CdiSpecification
     from vfiomgr.containers.runtimes.handlers import (
         CriName,
         HandlerEntry,
@@ -227,16 +226,13 @@ def configuration_of(host: HostSource, handler: str) -> ConfigurationFacts:
     """The configuration of a handler, from the container runtime or in vfiomgr's own place."""
     if host.snapshot is not None:
         return ConfigurationFacts((), problem="a snapshot does not contain the configuration")
-    return read_settings_of(host.tree, _paths_of(handler, installed_handler(host, handler)))
+    paths = configuration_paths(installed_handler(host, handler), None, handler, "rs")
+    return read_settings_of(host.tree, (*paths, *search_path("go")))
 
 
 def installed_handler(host: HostSource, handler: str) -> HandlerEntry | None:
     """The handler's entry in the container runtime of the host."""
     return None if host.snapshot else read_handlers(host.tree, None).handler(handler)
-
-
-def _paths_of(handler: str, entry: HandlerEntry | None) -> tuple[HostPath, ...]:
-    return (*configuration_paths(entry, None, handler, "rs"), *search_path("go"))
 
 
 def read_settings_of(tree: HostTree, paths: Iterable[HostPath]) -> ConfigurationFacts:
@@ -302,13 +298,9 @@ def absent_nodes(tree: HostTree, host: HostSnapshot) -> frozenset[str]:
     """VFIO nodes of specifications that do not exist; none without /dev."""
     if not tree.exists(_DEV):
         return frozenset()
-    edits = [e for f in host.cdi_files for s in (read_file(f),) for e in _edits(s)]
+    edits = (edit for file in host.cdi_files for _, edit in read_file(file).all_edits())
     named = {node.on_host for edit in edits for node in edit.device_nodes}
     return frozenset(n for n in named if is_vfio_node(n) and not tree.exists(HostPath(n)))
-
-
-def _edits(specification: CdiSpecification) -> list[CdiEdits]:
-    return [specification.edits, *(device.edits for device in specification.devices)]
 
 
 def has_socket(tree: HostTree, settings: KataSettings | None) -> bool | None:

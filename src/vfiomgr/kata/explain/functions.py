@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Remedy
-from vfiomgr.kata.explain.device_chains import candidates, room_breaks
+from vfiomgr.kata.explain.devices import candidates, room_breaks
 from vfiomgr.kata.explain.image import check_guest_image
 from vfiomgr.kata.explain.model import (
     DeviceChain,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
-    from vfiomgr.kata.explain.device_chains import KubeletDevice
+    from vfiomgr.kata.explain.devices import KubeletDevice
     from vfiomgr.kata.explain.model import StepName
     from vfiomgr.pci.model import PciDevice
 

@@ -330,12 +330,7 @@ ISSUE = "kata-containers/kata-containers#10681"
 
 
 def refuse_mediated(host: HostSnapshot, name: str, otherwise: str = "") -> None:
-    """Make sure that a name is not that of a mediated device.
-
-    Raises:
-        Refusal: it is; the hint says what works instead, followed by `otherwise`.
-
-    """
+    """Make sure that a name is not that of a mediated device."""
     vgpu = host.vgpu(name)
     if vgpu is not None and vgpu.uuid is not None:
         hint = instead_of(host, vgpu) + otherwise

@@ -10,7 +10,7 @@ from vfiomgr.kata.explain.model import TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.paths import HostPath
-from vfiomgr.units import Version
+from vfiomgr.units import MIB, Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
 
-_MIB = 1 << 20
 _KATA = "kata"
 _ALIKE = 0.85
 """The minimum similarity of a name to a mistyped one."""
@@ -83,10 +82,10 @@ def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
         return
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
     overhead = found.overhead_bytes or 0
-    if overhead >= (memory + TIGHT_MIB) * _MIB:
+    if overhead >= (memory + TIGHT_MIB) * MIB:
         return
-    is_less = overhead < memory * _MIB
-    has = f"{overhead // _MIB}Mi" if overhead else "nothing"
+    is_less = overhead < memory * MIB
+    has = f"{overhead // MIB}Mi" if overhead else "nothing"
     than = "less than" if is_less else "little more than"
     yield chain_break(
         "kata-overhead",

@@ -12,13 +12,7 @@ from vfiomgr.containers.cdi.model import DEFAULT_KIND
 from vfiomgr.containers.runtimes.handlers import CriName
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError, forbid_together, require_choice
-from vfiomgr.kata.explain import (
-    cdi_names,
-    configuration,
-    functions,
-    pod_to_shim,
-    resources,
-)
+from vfiomgr.kata.explain import configuration, devices, functions, pod_to_shim, resources
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext, with_annotations
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
@@ -26,7 +20,7 @@ from vfiomgr.kata.explain.image import devices_named
 from vfiomgr.kata.explain.model import Difference, KataTrace
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
 from vfiomgr.kata.facts import installation_of
-from vfiomgr.kata.manifests.model import require_label, require_resource
+from vfiomgr.kata.manifests.plan import require_label, require_resource
 from vfiomgr.kata.model import (
     DEFAULT_HANDLER,
     NEWEST,
@@ -87,7 +81,7 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
         seen = replace(seen, agent=find_status(host.tree))
     scene = _Scene(host, seen, told, runtime, config, cri)
     if _is_file(subject):
-        objects = _read(subject)
+        objects = read_objects(text_of(subject, "the pod"), source_of(subject))
         found = tuple(scene.explain(spec, objects, handler) for spec in objects.pods)
     else:
         found = (scene.explain_device(subject, resource, handler or DEFAULT_HANDLER),)
@@ -101,10 +95,6 @@ def _is_file(subject: str) -> bool:
     if subject == STANDARD_INPUT or os.path.exists(subject):
         return True
     return subject.endswith((".yaml", ".yml", ".json"))
-
-
-def _read(subject: str) -> Objects:
-    return read_objects(text_of(subject, "the pod"), source_of(subject))
 
 
 _NOTHING = Objects((), (), ())
@@ -307,11 +297,7 @@ def trace(situation: PodContext) -> KataTrace:
 
 def _later(situation: PodContext) -> Iterator[TraceStep]:
     """The links after the configuration; unknown for a pod without a Kata handler."""
-    for step in (
-        resources.request(situation),
-        cdi_names.cdi(situation),
-        *functions.steps(situation),
-    ):
+    for step in (resources.request(situation), devices.cdi(situation), *functions.steps(situation)):
         is_open = situation.has_no_handler and step.state == "ok"
         yield replace(step, state="unknown") if is_open else step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -18,7 +18,7 @@ from vfiomgr.kata.named import NAMINGS, Naming, pods
 from vfiomgr.kata.named import runtime_class as runtime_class_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from vfiomgr.cli.options import Format
 
@@ -33,18 +33,51 @@ def print_objects(objects: Sequence[Any], output: Format) -> None:
         print_text(render.as_yaml(objects))
 
 
-_OF_PODS = (
-    "deployment",
-    "name",
-    "namespace",
-    "image",
-    "resource",
-    "naming",
-    "count",
-    "memory",
-    "cpus",
-)
-"""The parameters of pods, which a RuntimeClass lacks."""
+class _PodOptions(TypedDict):
+    """The options of pods, which a RuntimeClass lacks, except the last."""
+
+    deployment: bool
+    name: str
+    namespace: str | None
+    image: str | None
+    resource: str | None
+    naming: Naming
+    count: int | None
+    memory: str
+    cpus: int
+    runtime_class: str
+
+
+def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a RuntimeClass, with that for the CPUs of its overhead."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in (
+            click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes."),
+            click.option(
+                "--node-selector",
+                "selectors",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
+            ),
+            cpus,
+            click.option(
+                "--config",
+                metavar="FILE",
+                shell_complete=complete_host_file,
+                help="RuntimeClass: use this Kata configuration.  [default: that of the handler]",
+            ),
+            click.option(
+                "--default-memory",
+                metavar="SIZE",
+                help="RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
+            ),
+        ):
+            function = option(function)
+        return function
+
+    return decorate
 
 
 @click.command("pod")
@@ -111,47 +144,20 @@ _OF_PODS = (
     shell_complete=complete_handler,
     help="RuntimeClass: refer to this handler.  [default: its own name]",
 )
-@click.option(
-    "--default-memory",
-    metavar="SIZE",
-    help="RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
+@_class_options(
+    click.option(
+        "--overhead-cpus",
+        type=WholeNumber(min=1),
+        metavar="COUNT",
+        help="RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
+    )
 )
-@click.option(
-    "--config",
-    metavar="FILE",
-    shell_complete=complete_host_file,
-    help="RuntimeClass: use this Kata configuration.  [default: that of the handler]",
-)
-@click.option(
-    "--overhead-cpus",
-    type=WholeNumber(min=1),
-    metavar="COUNT",
-    help="RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
-)
-@click.option(
-    "--node-selector",
-    "selectors",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
-)
-@click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes.")
 @session_options(*READING)
 @pass_session
 def pod(
     session: Session,
     addresses: tuple[str, ...],
     *,
-    deployment: bool,
-    name: str,
-    namespace: str | None,
-    runtime_class: str,
-    image: str | None,
-    resource: str | None,
-    naming: Naming,
-    count: int | None,
-    memory: str,
-    cpus: int,
     is_class: bool,
     handler: str | None,
     default_memory: str | None,
@@ -159,6 +165,7 @@ def pod(
     overhead_cpus: int | None,
     selectors: tuple[str, ...],
     any_node: bool,
+    **options: Unpack[_PodOptions],
 ) -> None:
     """Print a Pod, Deployment or RuntimeClass for host devices.
 
@@ -182,6 +189,23 @@ def pod(
       vfiomgr kata pod --runtimeclass --handler kata-gpu --node-selector gpu=vfio
       vfiomgr kata pod --runtimeclass --config /etc/kata-containers/configuration.toml
     """
+    if is_class:
+        if addresses:
+            forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
+        for option in typed_options([key for key in options if key != "runtime_class"]):
+            forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
+        name = options["runtime_class"]
+        _print_class(
+            session,
+            handler or name,
+            name=None if handler and name == DEFAULT_HANDLER else name,
+            default_memory=default_memory,
+            config=config,
+            cpus=overhead_cpus or 1,
+            selectors=selectors,
+            any_node=any_node,
+        )
+        return
     of_class = {
         "--handler": handler,
         "--default-memory": default_memory,
@@ -190,39 +214,10 @@ def pod(
         "--node-selector": selectors,
         "--any-node": any_node,
     }
-    if is_class:
-        if addresses:
-            forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
-        for option in typed_options(_OF_PODS):
-            forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
-        _print_class(
-            session,
-            handler or runtime_class,
-            name=None if handler and runtime_class == DEFAULT_HANDLER else runtime_class,
-            default_memory=default_memory,
-            config=config,
-            cpus=overhead_cpus or 1,
-            selectors=selectors,
-            any_node=any_node,
-        )
-        return
     for option, value in of_class.items():
         if value:
             forbid_alone(option, "--runtimeclass", "pods have no such setting")
-    wanted = pods(
-        session,
-        *addresses,
-        deployment=deployment,
-        name=name,
-        namespace=namespace,
-        runtime_class=runtime_class,
-        image=image,
-        resource=resource,
-        naming=naming,
-        count=count,
-        memory=memory,
-        cpus=cpus,
-    )
+    wanted = pods(session, *addresses, **options)
     print_objects([render.workload(one) for one in wanted], session.format)
 
 
@@ -238,34 +233,15 @@ def pod(
 @click.option(
     "--name", metavar="NAME", help="Set the name of the class.  [default: that of the handler]"
 )
-@click.option(
-    "--default-memory",
-    metavar="SIZE",
-    help="Set Kata's default_memory.  [default: as configured, else 8192M]",
-)
-@click.option(
-    "--config",
-    metavar="FILE",
-    shell_complete=complete_host_file,
-    help="Use this Kata configuration.  [default: that of the handler]",
-)
-@click.option(
-    "--cpus",
-    type=WholeNumber(min=1),
-    default=1,
-    show_default=True,
-    metavar="COUNT",
-    help="Set the CPUs of the overhead, like Kata's default_vcpus.",
-)
-@click.option(
-    "--node-selector",
-    "selectors",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Select nodes by label.  [default: katacontainers.io/kata-runtime=true]",
-)
-@click.option(
-    "--any-node", is_flag=True, help="Omit the node selector, if all nodes have the handler."
+@_class_options(
+    click.option(
+        "--cpus",
+        type=WholeNumber(min=1),
+        default=1,
+        show_default=True,
+        metavar="COUNT",
+        help="Set the CPUs of the overhead, like Kata's default_vcpus.",
+    )
 )
 @session_options(*READING)
 @pass_session

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
-from vfiomgr.kata.manifests.model import mebibytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ruamel.yaml import YAML
 
-    from vfiomgr.kata.manifests.model import PodRequest, RuntimeClassRequest
+    from vfiomgr.kata.manifests.plan import PodRequest, RuntimeClassRequest
 
 Object = Any
 """A mapping of ruamel.yaml with its comments; in JSON it is a plain object."""
@@ -71,9 +70,15 @@ def _fill(container: Object, request: PodRequest) -> None:
     else:
         del container["command"]
     limits = container["resources"]["limits"]
-    limits["memory"] = quoted(mebibytes(request.memory_mib))
+    limits["memory"] = quoted(_memory(request.memory_mib))
     limits["cpu"] = quoted(str(request.cpus))
     limits.update({quoted(item.name): quoted(str(item.count)) for item in request.resources})
+
+
+def _memory(count: int) -> str:
+    """An amount of memory: `16Gi`, `10240Mi`."""
+    gibibytes, rest = divmod(count, 1024)
+    return f"{count}Mi" if rest or not gibibytes else f"{gibibytes}Gi"
 
 
 def as_yaml(objects: Iterable[Object]) -> str:

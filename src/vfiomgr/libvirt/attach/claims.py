@@ -205,12 +205,7 @@ def _first_function(bus: int) -> GuestAddress:
 
 
 def refuse_full(domain: Domain, names: Sequence[str]) -> NoReturn:
-    """Report that the domain has no place for the devices.
-
-    Raises:
-        Refusal: always.
-
-    """
+    """Report that the domain has no place for the devices."""
     if is_express(domain):
         message = f"{domain.name} has no free bus for {', '.join(names)}: all 255 are in use"
         remedy = "remove a controller or a device"

@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
+from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
+from vfiomgr.libvirt.build.hostdevs import hostdevs_of
+from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
+from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
+from vfiomgr.libvirt.xml.read import domain_of
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
+from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from vfiomgr.libvirt.model import Domain
+    from vfiomgr.libvirt.model import Domain, GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import HostdevOptions
+    from vfiomgr.vgpu.guest_device import GuestDevice, HostdevOptions
 
 
 class NewPort(Value):
@@ -49,6 +57,62 @@ class Removals(Value):
     """Devices that the domain does not have."""
     orphans: tuple[str, ...] = ()
     """Functions that stay, but that the guest cannot find without the removed ones."""
+
+
+class Edited(Value):
+    """A text before and after, and the devices added and removed."""
+
+    before: Document
+    after: bytes
+    removals: Removals
+    additions: Additions
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is a change to write."""
+        return self.after != self.before.text
+
+
+def edited(
+    document: Document,
+    host: HostSnapshot | None,
+    units: Sequence[GuestDevice],
+    removed: Sequence[str],
+    *,
+    only: bool,
+) -> tuple[Edited, tuple[GuestHostdev, ...]]:
+    """Remove devices from the text of a domain, then add others.
+
+    Raises:
+        Refusal: the domain has a part of a device, or no place for it; or libvirt would reject it.
+
+    """
+    domain = domain_of(document.root)
+    removals = plan_removals(domain, _names(domain, removed), host, only=only)
+    text = remove_hostdevs(document, removals.devices) if removals.devices else document.text
+    if not units:
+        return Edited(document, text, removals, Additions()), ()
+    left = read_document(text, document.source)
+    by_names = {unit.function_names: unit for unit in units}
+    staying = domain_of(left.root)
+    refuse_contradictions(
+        staying, ((unit.function_names[0], unit.hostdev_options) for unit in units)
+    )
+    if host is not None:
+        refuse_if_any(space_diagnostics(host, staying, units), frozenset())
+    is_unassigned = not any(unit.is_seen for unit in units)
+    additions = plan_additions(staying, by_names, is_unassigned=is_unassigned)
+    coming = [(by_names[one.names], one.guest) for one in additions.placed]
+    hostdevs = tuple(h for unit, guest in coming for h in hostdevs_of(unit, guest))
+    ports = [root_port(port.index, port.device) for port in additions.ports]
+    after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
+    return Edited(document, after, removals, additions), hostdevs
+
+
+def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
+    """Devices of a domain as named in its file; the PCI domain of an address is optional."""
+    known = [device.address for device in domain.hostdevs if device.address is not None]
+    return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]
 
 
 def plan_additions(
@@ -92,10 +156,6 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
 
     libvirt rejects a boot order beside `<boot dev>`, a boot order that occurs twice, and a second
     ramfb.
-
-    Raises:
-        Refusal: libvirt would reject the domain.
-
     """
     orders, diagnostics = set(domain.boot_orders), []
     has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)

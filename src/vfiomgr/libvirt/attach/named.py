@@ -26,7 +26,7 @@ from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach,
 from vfiomgr.libvirt.client.connection import Removal
 from vfiomgr.libvirt.model import KnownDomain
 from vfiomgr.libvirt.xml import render
-from vfiomgr.libvirt.xml.read_devices import hostdev_elements, read_hostdevs
+from vfiomgr.libvirt.xml.elements import hostdev_elements, read_hostdevs
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -296,6 +296,11 @@ class DomainChange(Value):
         return states, kept
 
 
+def _scope(domain: KnownDomain, options: ScopeOptions) -> Scope:
+    live, config = options.get("live", False), options.get("config", False)
+    return usual_scope(domain, live=live, config=config)
+
+
 def attaching(
     connection: Connection,
     host: HostSource,
@@ -315,8 +320,7 @@ def attaching(
 
     """
     known = connection.domain(domain)
-    live, config = options.get("live", False), options.get("config", False)
-    scope = usual_scope(known, live=live, config=config)
+    scope = _scope(known, options)
     only = options.get("only", False)
     wanted = AttachRequest(devices, scope, managed, only, allow_claimed=allow_claimed)
     plan = plan_attach(host.scan(with_users=scope.live), connection.hypervisor(), known, wanted)
@@ -338,8 +342,7 @@ def detaching(
 
     """
     known = connection.domain(domain)
-    live, config = options.get("live", False), options.get("config", False)
-    scope = usual_scope(known, live=live, config=config)
+    scope = _scope(known, options)
     plan = plan_detach(known, devices, scope, only=options.get("only", False))
     changes = tuple(
         DeviceChange(item.hostdev.name, render.hostdev_source(item.hostdev), item.scope)

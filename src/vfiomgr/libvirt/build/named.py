@@ -1,4 +1,7 @@
-"""A guest as users describe it: `--device NAME,display`, `--disk FILE,format=raw`, `16G`."""
+"""A guest as users describe it: `--device NAME,display`, `--disk FILE,format=raw`, `16G`.
+
+Every function raises UsageError for an option that it cannot read.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +56,7 @@ PAGES = {"2M": 2 << 20, "1G": 1 << 30}
 
 
 def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
-    """Parse `0000:04:00.0,rom=/x.rom`: a name, then options.
-
-    Raises:
-        UsageError: an option is unknown.
-
-    """
+    """Parse `0000:04:00.0,rom=/x.rom`: a name, then options."""
     name, *words = text.split(",")
     options: dict[str, object] = {}
     for word in words:
@@ -79,10 +77,6 @@ def parse_disk(text: str) -> GuestDisk:
     """Parse `/vm/root.qcow2`, `/dev/vg/root`, `/vm/disk,format=raw,bus=sata`.
 
     The format is never guessed from the contents of a file: a guest could write another one there.
-
-    Raises:
-        UsageError: neither the name nor the option gives the format.
-
     """
     path, *words = text.split(",")
     options = dict(word.partition("=")[::2] for word in words)
@@ -107,12 +101,7 @@ def parse_disk(text: str) -> GuestDisk:
 def parse_direct_boot(
     kernel: str | None, initrd: str | None, arguments: str | None
 ) -> DirectBoot | None:
-    """The kernel that QEMU starts directly.
-
-    Raises:
-        UsageError: an option for a kernel was given without a kernel.
-
-    """
+    """The kernel that QEMU starts directly."""
     if kernel is not None:
         place = None if initrd is None else os.path.abspath(initrd)
         return DirectBoot(os.path.abspath(kernel), place, arguments)
@@ -123,12 +112,7 @@ def parse_direct_boot(
 
 
 def parse_network(text: str) -> GuestNetwork:
-    """Parse a libvirt network, or `bridge=br0`; `,model=e1000e` may follow.
-
-    Raises:
-        UsageError: the name is empty.
-
-    """
+    """Parse a libvirt network, or `bridge=br0`; `,model=e1000e` may follow."""
     place, comma, word = text.partition(",")
     model = _MODELS.get(word.removeprefix("model="))
     key, equals, name = place.partition("=")

@@ -1,4 +1,7 @@
-"""Calls about domains, and about what the host offers them (formatdomain.html, formatcaps.html)."""
+"""Calls about domains, and about what the host offers them (formatdomain.html, formatcaps.html).
+
+A domain is given by name or UUID; every call raises UsageError if there is no such domain.
+"""
 
 from __future__ import annotations
 
@@ -68,23 +71,13 @@ class DomainCalls(Caller):
         )
 
     def domain(self, name: str) -> KnownDomain:
-        """One domain, by name or UUID.
-
-        Raises:
-            UsageError: there is no such domain.
-
-        """
+        """One domain, by name or UUID."""
         handle = self._lookup(name)
         with explaining(handle.name()):
             return self._known(handle, handle.isActive(), handle.isPersistent())
 
     def state(self, name: str) -> DomainState:
-        """Whether a domain runs and is defined, by name or UUID.
-
-        Raises:
-            UsageError: there is no such domain.
-
-        """
+        """Whether a domain runs and is defined, by name or UUID."""
         handle = self._lookup(name)
         with explaining(name):
             return DomainState(
@@ -100,12 +93,7 @@ class DomainCalls(Caller):
             return tuple(sorted(handle.name() for handle in self._handle.listAllDomains(0)))
 
     def domain_xml(self, name: str, *, inactive: bool = True, secure: bool = False) -> bytes:
-        """The XML of a domain, defined or running; with passwords only if `secure`.
-
-        Raises:
-            UsageError: there is no such domain.
-
-        """
+        """The XML of a domain, defined or running; with passwords only if `secure`."""
         libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE if inactive else 0
         flags |= libvirt.VIR_DOMAIN_XML_SECURE if secure else 0

@@ -81,24 +81,14 @@ def is_uri_typed(context: click.Context) -> bool:
 
 
 def forbid_with_libvirt(**options: object) -> None:
-    """Reject options that only vfiomgr's own way supports.
-
-    Raises:
-        UsageError: one of them was given.
-
-    """
+    """Reject options that only vfiomgr's own way supports."""
     for name, value in options.items():
         if value not in (None, False, ()):
             forbid_together("--libvirt", f"--{name}", "libvirt does not support it")
 
 
 def require_running_host(session: Session) -> None:
-    """Require the running host to change something in libvirt; a dry run changes nothing.
-
-    Raises:
-        UsageError: the host is a snapshot or a recording.
-
-    """
+    """Require the running host to change something in libvirt; a dry run changes nothing."""
     if session.dry_run or session.is_live:
         return
     session.require_live("a snapshot has no libvirt", "omit --snapshot, or pass --dry-run")

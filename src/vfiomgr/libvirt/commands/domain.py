@@ -18,7 +18,7 @@ from vfiomgr.libvirt.build.named import (
     PAGES,
     SPARE_PORTS,
 )
-from vfiomgr.libvirt.generate import FIRST_BUS, planned_domain, planned_hostdevs
+from vfiomgr.libvirt.named import FIRST_BUS, planned_domain, planned_hostdevs
 from vfiomgr.libvirt.xml import render
 
 if TYPE_CHECKING:
@@ -56,15 +56,11 @@ _MACHINE = (
         help="Choose OVMF (found by libvirt) or SeaBIOS.",
     ),
     click.option(
-        "--secure-boot",
-        is_flag=True,
-        help="Start only signed systems; Windows also gets a TPM.",
+        "--secure-boot", is_flag=True, help="Start only signed systems; Windows also gets a TPM."
     ),
     click.option("--tpm", is_flag=True, help="Add an emulated TPM 2.0 (swtpm)."),
     click.option(
-        "--hide-kvm",
-        is_flag=True,
-        help="Hide KVM, for NVIDIA drivers before 465 (Code 43).",
+        "--hide-kvm", is_flag=True, help="Hide KVM, for NVIDIA drivers before 465 (Code 43)."
     ),
     click.option(
         "--os",
@@ -204,9 +200,7 @@ _HOSTDEV = (
         help="Add memoryless guest cells, e.g. 1-8 (libvirt 11.8; GB200).",
     ),
     click.option(
-        "--unassigned",
-        is_flag=True,
-        help="Only detach it from the host, for its IOMMU group.",
+        "--unassigned", is_flag=True, help="Only detach it from the host, for its IOMMU group."
     ),
     click.option("--iommufd", is_flag=True, help="Use /dev/iommu (libvirt 12.1)."),
     click.option(

@@ -1,4 +1,4 @@
-"""`vfiomgr libvirt edit`: add devices to the XML of a domain, or remove them."""
+"""`vfiomgr libvirt edit`: add devices to the XML of a domain, remove them, or define the domain."""
 
 from __future__ import annotations
 
@@ -19,22 +19,14 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
-from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.libvirt.attach.domain_edit import (
-    Additions,
-    Placed,
-    Removals,
-    plan_additions,
-    plan_removals,
-    refuse_contradictions,
-)
-from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
+from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
+from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.libvirt.build.named import hostdev_options
-from vfiomgr.libvirt.build.pci_topology import space_diagnostics
+from vfiomgr.libvirt.client.define import DefineForecast
 from vfiomgr.libvirt.commands.connection import (
     DEFAULT_URI,
     complete_domain_or_file,
@@ -42,41 +34,22 @@ from vfiomgr.libvirt.commands.connection import (
     connected,
     require_running_host,
 )
-from vfiomgr.libvirt.commands.define import define_domain
 from vfiomgr.libvirt.commands.domain import of_device, version_option
-from vfiomgr.libvirt.generate import libvirt_version as version_of_libvirt
-from vfiomgr.libvirt.generate import qemu_version, refuse_to_hurt, tell_what_waits
-from vfiomgr.libvirt.xml import render
-from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
-from vfiomgr.libvirt.xml.read import domain_of, read_xml
-from vfiomgr.pci.model import PciAddress
+from vfiomgr.libvirt.named import libvirt_version as version_of_libvirt
+from vfiomgr.libvirt.named import qemu_version, refuse_to_hurt, tell_what_waits
+from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DeviceRequest, is_uuid, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from vfiomgr.libvirt.build.named import DeviceOptions
-    from vfiomgr.libvirt.model import Domain, GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 _NO_NEWLINE = "\\ No newline at end of file"
-
-
-class Edited(Value):
-    """A text before and after, and the devices added and removed."""
-
-    before: Document
-    after: bytes
-    removals: Removals
-    additions: Additions
-
-    @property
-    def is_changed(self) -> bool:
-        """Whether there is a change to write."""
-        return self.after != self.before.text
 
 
 def print_edited(session: Session, done: Edited, *, is_piped: bool, undo: str) -> None:
@@ -178,23 +151,11 @@ class FilePlace(Value):
         return self.target == STANDARD_INPUT
 
     def read(self) -> Document:
-        """Read the current domain.
-
-        Raises:
-            UsageError: it cannot be read.
-            InvalidDocument: it is not XML.
-
-        """
+        """Read the current domain."""
         return read_document(read_xml(self.path), source_of(self.path))
 
     def write(self, before: bytes, after: bytes) -> None:
-        """Write the text to its destination, unless it is unchanged.
-
-        Raises:
-            UsageError: the destination is a file of libvirt.
-            HostError: it cannot be written.
-
-        """
+        """Write the text to its destination, unless it is unchanged."""
         if self.is_pipe:
             print_text(after)
         elif self.output is not None:
@@ -225,24 +186,13 @@ class DomainPlace(Value):
         return False
 
     def read(self) -> Document:
-        """Read the definition of the domain.
-
-        Raises:
-            UsageError: there is no such domain, or no libvirt.
-
-        """
+        """Read the definition of the domain."""
         with connected(self.uri, read_only=not self.with_secrets) as connection:
             text = connection.domain_xml(self.name, secure=self.with_secrets)
         return read_document(text, self.name)
 
     def write(self, before: bytes, after: bytes) -> None:
-        """Redefine the domain if the text differs.
-
-        Raises:
-            InvalidDocument: libvirt cannot read it, or would drop a part of it.
-            HostError: the definition was changed meanwhile.
-
-        """
+        """Redefine the domain if the text differs."""
         if after == before:
             return
         with connected(self.uri) as connection:
@@ -255,12 +205,7 @@ class DomainPlace(Value):
 def place_of(
     target: str, output: str | None, uri: str, *, is_change: bool
 ) -> FilePlace | DomainPlace:
-    """The file or domain that a user names: a file exists, has a / or ends in .xml.
-
-    Raises:
-        UsageError: --output was given for a domain.
-
-    """
+    """The file or domain that a user names: a file exists, has a / or ends in .xml."""
     is_file = "/" in target or target.endswith(".xml") or os.path.exists(target)
     if is_file or target == STANDARD_INPUT:
         return FilePlace(target, output)
@@ -368,7 +313,7 @@ def edit(
             raise UsageError(message, "edit the file first, then define it")
         for option in typed_options((*options, "only", "libvirt_version")):
             forbid_together("--define", option, "the file is defined as it is")
-        define_domain(session, target, uri)
+        _define(session, target, uri)
         return
     if not (added or removed):
         message = "no device given"
@@ -378,15 +323,27 @@ def edit(
     units = units_of(host, requests) if host is not None else ()
     check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
     place = place_of(target, output, uri, is_change=not session.dry_run)
+    _edit(session, place, host, units, removed, only=only)
+
+
+def _edit(
+    session: Session,
+    place: FilePlace | DomainPlace,
+    host: HostSnapshot | None,
+    units: tuple[GuestDevice, ...],
+    removed: tuple[str, ...],
+    *,
+    only: bool,
+) -> None:
+    """Remove devices from the domain, and add others."""
     if isinstance(place, DomainPlace):
         require_running_host(session)
-    done, hostdevs = _edited(place.read(), host, units, removed, only=only)
-    if host is None:
-        _write(session, place, done, only=only)
-        return
-    refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
+    done, hostdevs = edited(place.read(), host, units, removed, only=only)
+    if host is not None:
+        refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
     _write(session, place, done, only=only)
-    tell_what_waits(session, lambda: host, hostdevs, host)
+    if host is not None:
+        tell_what_waits(session, lambda: host, hostdevs, host)
 
 
 def _write(session: Session, place: FilePlace | DomainPlace, done: Edited, *, only: bool) -> None:
@@ -408,38 +365,36 @@ def _host(session: Session, *, required: bool) -> HostSnapshot | None:
         return None
 
 
-def _edited(
-    document: Document,
-    host: HostSnapshot | None,
-    units: Sequence[GuestDevice],
-    removed: Sequence[str],
-    *,
-    only: bool,
-) -> tuple[Edited, tuple[GuestHostdev, ...]]:
-    """Remove devices from the text, then add others; return it with the changes."""
-    domain = domain_of(document.root)
-    removals = plan_removals(domain, _names(domain, removed), host, only=only)
-    text = remove_hostdevs(document, removals.devices) if removals.devices else document.text
-    if not units:
-        return Edited(document, text, removals, Additions()), ()
-    left = read_document(text, document.source)
-    by_names = {unit.function_names: unit for unit in units}
-    staying = domain_of(left.root)
-    refuse_contradictions(
-        staying, ((unit.function_names[0], unit.hostdev_options) for unit in units)
-    )
-    if host is not None:
-        refuse_if_any(space_diagnostics(host, staying, units), frozenset())
-    is_unassigned = not any(unit.is_seen for unit in units)
-    additions = plan_additions(staying, by_names, is_unassigned=is_unassigned)
-    coming = [(by_names[one.names], one.guest) for one in additions.placed]
-    hostdevs = tuple(h for unit, guest in coming for h in hostdevs_of(unit, guest))
-    ports = [root_port(port.index, port.device) for port in additions.ports]
-    after = add_elements(left, [render.hostdev(planned) for planned in hostdevs], ports)
-    return Edited(document, after, removals, additions), hostdevs
+def _define(session: Session, file: str, uri: str) -> None:
+    """Define the domain of a file, and compare the definition that libvirt has then."""
+    xml, source = read_xml(file), source_of(file)
+    name = read_domain(xml, source).name
+    if session.dry_run:
+        _tell(session, name, _forecast(xml, source, name, uri), is_changed=False)
+        return
+    require_running_host(session)
+    with connected(uri) as connection:
+        is_changed = connection.define(xml, source)
+        is_active = connection.state(name).is_active
+    later = ", for its next start" if is_active and is_changed else ""
+    text = f"defined: {name}{later}" if is_changed else f"{name} already has this definition"
+    _tell(session, name, text, is_changed=is_changed)
 
 
-def _names(domain: Domain, texts: Sequence[str]) -> list[str]:
-    """Devices of a domain as named in its file; the PCI domain of an address is optional."""
-    known = [device.address for device in domain.hostdevs if device.address is not None]
-    return [text.lower() if is_uuid(text) else str(PciAddress.parse(text, known)) for text in texts]
+def _forecast(xml: bytes, source: str, name: str, uri: str) -> str:
+    """What a run would do; only libvirt can tell whether an existing definition would change."""
+    with connected(uri, read_only=True) as connection:
+        forecast = connection.would_define(xml, source)
+    return {
+        DefineForecast.NEW: f"would define {name} from {source} at {uri}",
+        DefineForecast.SAME: f"{name} already has this definition",
+        DefineForecast.ANOTHER: f"would redefine {name} from {source}: it exists at {uri}",
+    }[forecast]
+
+
+def _tell(session: Session, name: str, text: str, *, is_changed: bool) -> None:
+    if session.format == "table":
+        say(text)
+    else:
+        body = {"domain": name, "changed": is_changed, "message": text}
+        print_document("DefineOutcome", body, session.format)

@@ -23,8 +23,8 @@ from vfiomgr.libvirt.commands.connection import (
     is_uri_typed,
     require_running_host,
 )
-from vfiomgr.libvirt.hook.model import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
-from vfiomgr.libvirt.hook.named import prepare_guest, release_guest
+from vfiomgr.libvirt.guest_hook import prepare_guest, release_guest
+from vfiomgr.libvirt.hook import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
 from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
 from vfiomgr.paths import SCRIPT
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
 
 
 def read_guest(xml: bytes, name: str) -> Domain | None:
-    """The domain; None if it never enabled the hook, which is found without parsing the XML.
-
-    Raises:
-        InvalidDocument: it is not the XML of a domain.
-
-    """
+    """The domain; None if it never enabled the hook, which is found without parsing the XML."""
     if NAMESPACE.encode() not in xml:
         return None
     root = parse(xml, name)
@@ -49,12 +44,7 @@ def read_guest(xml: bytes, name: str) -> Domain | None:
 
 
 def asks_for_hook(element: str | None) -> bool:
-    """Whether the element of vfiomgr's namespace in a domain's metadata enables the hook.
-
-    Raises:
-        InvalidDocument: it is not XML.
-
-    """
+    """Whether the element of vfiomgr's namespace in a domain's metadata enables the hook."""
     if element is None:
         return False
     return says_yes(parse(element.encode(), "the metadata of vfiomgr"))
@@ -63,10 +53,7 @@ def asks_for_hook(element: str | None) -> bool:
 _DOMAINS = click.argument(
     "domains", nargs=-1, metavar="[DOMAIN]...", shell_complete=complete_domain
 )
-_FORMER = {
-    "enable": "libvirt hook install DOMAINS",
-    "disable": "libvirt hook uninstall DOMAINS",
-}
+_FORMER = {"enable": "libvirt hook install DOMAINS", "disable": "libvirt hook uninstall DOMAINS"}
 
 
 @click.group("hook", cls=LazyGroup, table={}, unlisted=_FORMER)
@@ -146,13 +133,7 @@ def uninstall(session: Session, *, domains: tuple[str, ...], every: bool, uri: s
 
 
 def _require_unused(uri: str) -> None:
-    """Refuse to uninstall the hook while it is enabled for domains.
-
-    Raises:
-        Refusal: it is enabled for a domain.
-        LibvirtFailed: libvirt cannot be asked.
-
-    """
+    """Refuse to uninstall the hook while it is enabled for domains."""
     remedy = "to uninstall it for all domains: vfiomgr libvirt hook uninstall --all"
     try:
         with connected(uri, read_only=True) as connection:

@@ -1,8 +1,4 @@
-"""`vfiomgr vgpu … --libvirt`: mediated devices that libvirt owns.
-
-libvirt accepts a definition of any type, and fails only when it starts; so the parent and its
-capacity are checked here.
-"""
+"""`vfiomgr vgpu … --libvirt`: mediated devices that libvirt owns."""
 
 from __future__ import annotations
 
@@ -11,68 +7,18 @@ import uuid as uuids
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.output import note, print_document, print_table, print_text, say
-from vfiomgr.definitions.named import type_of
+from vfiomgr.definitions.start import mdev_type, refuse_without_room
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
 from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected, require_running_host
 from vfiomgr.libvirt.xml.render import node_mdev
-from vfiomgr.pci.model import PciAddress
-from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from vfiomgr.cli.session import Session
     from vfiomgr.libvirt.client.connection import Connection, NodeMdev
-    from vfiomgr.snapshot.model import HostSnapshot
-
-
-class MdevRequest(Value):
-    """A type, by its identifier, and the parent function."""
-
-    parent: PciAddress
-    type: str
-
-
-def mdev_request(host: HostSnapshot, parent: PciAddress, wanted: str) -> MdevRequest:
-    """The request for a type, by name, on a parent.
-
-    Raises:
-        UnknownDevice: there is no such function or type.
-        Refusal: the function does not support mediated devices.
-
-    """
-    device = host.device(parent)
-    found = next((known for known in host.vgpu_parents if known.name == str(parent)), None)
-    if found is None:
-        message = f"{device} does not support vGPUs"
-        remedy = "vfiomgr vgpu list --types shows the parents of this host"
-        refuse("mdev-unsupported", device, message, remedy)
-    if found.family != "mdev":
-        message = f"the vGPUs of {device} are virtual functions, which libvirt cannot define"
-        remedy = f"vfiomgr vgpu define {parent} --type {wanted}"
-        refuse("mdev-unsupported", device, message, remedy)
-    return MdevRequest(parent, type_of(host, found, wanted, str(parent)).id)
-
-
-def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
-    """Make sure that a mediated device can be created now.
-
-    Raises:
-        UnknownDevice: its parent does not exist.
-        Refusal: the parent has no capacity for that type.
-
-    """
-    found = next((known for known in host.vgpu_parents if known.name == parent), None)
-    if found is None:
-        message = f"no such vGPU parent: {parent}"
-        raise UnknownDevice(message, "load its driver; vfiomgr vgpu list --types shows the parents")
-    if found.offers(type_id) == 0:
-        message = f"{parent} has no capacity for another vGPU of type {type_id}"
-        listed = f"vfiomgr vgpu list --types --parent {parent}"
-        remedy = f"{listed} shows the reason and the remaining capacity"
-        refuse("vgpu-no-room", parent, message, remedy)
 
 
 _EXAMPLE = "e.g. vfiomgr vgpu define --libvirt --parent 65:00.0 --type nvidia-468"
@@ -135,8 +81,9 @@ def define_mdev(
         raise UsageError(message, _EXAMPLE)
     name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
     host = session.scan(with_gpu_modes=True)
-    request = mdev_request(host, host.parse_address(parent), wanted)
-    element = node_mdev(name, parent_name(request.parent), request.type)
+    address = host.parse_address(parent)
+    type_id = mdev_type(host, address, wanted)
+    element = node_mdev(name, parent_name(address), type_id)
     if session.dry_run:
         _print_call(session, "define", name, element)
         return
@@ -144,7 +91,7 @@ def define_mdev(
     with connected(uri) as connection:
         known = find_mdev(connection.mdevs(), name)
         if known is not None and known.state.is_defined:
-            _refuse_another(known, str(request.parent), request.type, uri)
+            _refuse_another(known, str(address), type_id, uri)
             is_changed = bool(known.state.starts_by_itself) != autostart
             if is_changed:
                 connection.set_mdev_autostart(known, autostart=autostart)

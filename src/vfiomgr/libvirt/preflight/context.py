@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.hook.model import GuestRecord
-from vfiomgr.libvirt.hook.plan import GuestNeeds, needs_of
+from vfiomgr.libvirt.hook import GuestNeeds, GuestRecord, needs_of
 from vfiomgr.libvirt.model import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
@@ -152,6 +151,16 @@ class PreflightContext(Value, dict=True):
         """The libvirt that will start it, if known."""
         return self.hypervisor.libvirt if self.hypervisor else None
 
+    @property
+    def qemu(self) -> Version | None:
+        """The QEMU that will run it, if known."""
+        return self.hypervisor.qemu if self.hypervisor else None
+
+    @property
+    def known_domains(self) -> tuple[KnownDomain, ...]:
+        """The domains of its libvirt; none if it was not queried."""
+        return self.hypervisor.domains if self.hypervisor else ()
+
     def claims_of_others(self, device: str) -> tuple[DeviceOwner, ...]:
         """The other domains that have or claim a device."""
         return tuple(c for c in self.claims.of(device) if not self._is_itself(c.domain))
@@ -159,8 +168,7 @@ class PreflightContext(Value, dict=True):
     @cached_property
     def itself(self) -> KnownDomain | None:
         """What libvirt reports about this domain."""
-        known = self.hypervisor.domains if self.hypervisor else ()
-        return next(filter(self._is_itself, known), None)
+        return next(filter(self._is_itself, self.known_domains), None)
 
     @cached_property
     def controllers(self) -> dict[int, PciController]:

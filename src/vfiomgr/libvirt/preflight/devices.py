@@ -94,7 +94,7 @@ def _beyond(others: Sequence[KnownDomain]) -> tuple[str, ...]:
 
 def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
     """VFIO: a group or a cdev has one owner (vfio_group_open, EBUSY)."""
-    known = {d.name for d in _domains(context) if d.is_active and d is not context.itself}
+    known = {d.name for d in context.known_domains if d.is_active and d is not context.itself}
     for hostdev, holder in _holders(context):
         nodes = context.host.guest_nodes(holder)
         users = [
@@ -115,10 +115,6 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
                 "end that guest or process; vfiomgr show lists it",
                 subject=holder,
             )
-
-
-def _domains(context: PreflightContext) -> tuple[KnownDomain, ...]:
-    return context.hypervisor.domains if context.hypervisor else ()
 
 
 def _holders(context: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, diagnostics_of, finding
 from vfiomgr.errors import Refusal
-from vfiomgr.libvirt.hook.model import OPT_IN
+from vfiomgr.libvirt.hook import OPT_IN
 from vfiomgr.libvirt.model import NAMESPACE, VENDOR_FUNCTION
 from vfiomgr.libvirt.preflight.context import driver_of, sysfs
 from vfiomgr.passthrough import guards

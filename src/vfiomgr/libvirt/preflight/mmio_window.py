@@ -53,8 +53,7 @@ _SOFTWARE = "qemu"
 def space_too_small(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "Address space limit … phys-bits too low" (pc_memory_init in hw/i386/pc.c)."""
     bits, source = _guest_bits(context)
-    qemu = context.hypervisor.qemu if context.hypervisor else None
-    if bits is None or (qemu is not None and qemu < _CHECKED_SINCE):
+    if bits is None or (context.qemu is not None and context.qemu < _CHECKED_SINCE):
         return
     end = _highest_address(context)
     if end <= 1 << bits:
@@ -92,14 +91,13 @@ def _guest_bits(context: PreflightContext) -> tuple[int | None, str]:
 
 def has_host_bits(context: PreflightContext) -> bool:
     """Whether the guest's addresses are as wide as the host's."""
-    domain, hypervisor = context.domain, context.hypervisor
+    domain, qemu = context.domain, context.qemu
     if domain.kind == _SOFTWARE or domain.cpu.physical_bits is not None:
         return False
     if domain.cpu.passes_physical_bits:
         return True
     if any(word in (domain.machine or "") for word in _WITH_HOST_BITS):
         return True
-    qemu = hypervisor.qemu if hypervisor else None
     return domain.cpu.mode in _LIKE_HOST and (qemu is None or qemu >= _LIKE_HOST_SINCE)
 
 

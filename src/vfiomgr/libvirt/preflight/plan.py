@@ -32,7 +32,6 @@ from vfiomgr.libvirt.preflight import (
     drivers,
     memory,
     mmio_window,
-    numa,
     pci_addresses,
     platform,
     presence,
@@ -147,9 +146,8 @@ def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
     facts = context.host.readiness
     if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
         yield "/dev/iommu does not exist"
-    qemu = context.hypervisor.qemu if context.hypervisor else None
-    if lacks_iommufd(qemu):
-        yield f"QEMU {qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
+    if lacks_iommufd(context.qemu):
+        yield f"QEMU {context.qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
 
 
 def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -230,12 +228,12 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     memory.session_managed,
     memory.hugepages,
     memory.too_little,
-    numa.missing_node,
-    numa.far_memory,
-    numa.far_cpus,
-    numa.unbound,
-    numa.without_cell,
-    numa.elsewhere,
+    memory.missing_node,
+    memory.far_memory,
+    memory.far_cpus,
+    memory.unbound,
+    memory.without_cell,
+    memory.elsewhere,
     dropped,
     unknown_iommu,
     old_backend,

@@ -258,27 +258,20 @@ def _device_api(context: PreflightContext, vgpu: Vgpu) -> str | None:
 def untyped_function(context: PreflightContext) -> Iterator[Diagnostic]:
     """A virtual function of the vendor's driver is not a vGPU until it has a type."""
     for taken in context.functions:
-        if str(taken.device.address) in context.hook_needs.vgpus:
+        name = str(taken.device.address)
+        if name in context.hook_needs.vgpus:
             continue
-        if context.is_vendor_function(taken) and _is_untyped(context, taken):
-            address = taken.device.address
+        if context.is_vendor_function(taken) and context.host.vgpu(name) is None:
             yield finding(
                 "function-without-type",
                 "blocker",
                 f"{taken.device} has no vGPU type",
-                (
-                    context.cite(taken.hostdev),
-                    f"/sys/bus/pci/devices/{address}/nvidia/current_vgpu_type: 0",
-                ),
+                (context.cite(taken.hostdev), f"{sysfs(taken.device)}/nvidia/current_vgpu_type: 0"),
                 "guests can use it once it is a vGPU; the vGPU does not survive a reboot",
-                f"vfiomgr vgpu create --parent {address} --type TYPE (vfiomgr vgpu list --types "
+                f"vfiomgr vgpu create --parent {name} --type TYPE (vfiomgr vgpu list --types "
                 "shows available types)",
                 subject=taken.device,
             )
-
-
-def _is_untyped(context: PreflightContext, taken: AssignedFunction) -> bool:
-    return context.host.vgpu(str(taken.device.address)) is None
 
 
 def display_without_graphics(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -11,8 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import Document, Element, Span, read_document
-from vfiomgr.libvirt.xml.read_devices import hostdev_elements, read_hostdevs, read_taken
-from vfiomgr.libvirt.xml.values import whole_number
+from vfiomgr.libvirt.xml.elements import hostdev_elements, read_hostdevs, read_taken, whole_number
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

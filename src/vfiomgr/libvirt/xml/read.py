@@ -12,15 +12,21 @@ from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.libvirt.model import NAMESPACE, Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
-from vfiomgr.libvirt.xml.read_devices import (
+from vfiomgr.libvirt.xml.elements import (
+    attribute_of,
     count_own_mappings,
     count_unplaced,
+    is_on,
+    number_of,
     read_controllers,
     read_hostdevs,
     read_nvme_disks,
     read_taken,
+    set_of,
+    size_of,
+    uuid_of,
+    whole_number,
 )
-from vfiomgr.libvirt.xml.values import is_on, number_of, set_of, size_of, uuid_of, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,14 +108,13 @@ def domain_of(root: Element) -> Domain:
 
     """
     name = _name(root)
-    kind = root.find("os/type")
     return Domain(
         source=root.source,
         name=name,
         uuid=_uuid(root),
         kind=root.get("type"),
-        machine=None if kind is None else kind.get("machine") or None,
-        architecture=None if kind is None else kind.get("arch") or None,
+        machine=attribute_of(root, "os/type", "machine"),
+        architecture=attribute_of(root, "os/type", "arch"),
         memory=_memory(root),
         cpu=_cpu(root),
         firmware=_firmware(root),
@@ -206,13 +211,13 @@ def _bound_nodes(root: Element) -> Iterator[frozenset[int]]:
 
 
 def _cpu(root: Element) -> DomainCpu:
-    count, cpu, width = root.find("vcpu"), root.find("cpu"), root.find("cpu/maxphysaddr")
+    count, width = root.find("vcpu"), root.find("cpu/maxphysaddr")
     is_emulated = (
         width is not None and width.get("mode") == "emulate" and "bits" in width.attributes
     )
     return DomainCpu(
         count=1 if count is None else _count(count),
-        mode=None if cpu is None else cpu.get("mode") or None,
+        mode=attribute_of(root, "cpu", "mode"),
         physical_bits=number_of(width, "bits", _MOST_BITS) if width and is_emulated else None,
         passes_physical_bits=width is not None and width.get("mode") == "passthrough",
         physical_bits_limit=(
@@ -256,10 +261,8 @@ def _qemu_arguments(root: Element) -> Iterator[str]:
 
 
 def _firmware(root: Element) -> str | None:
-    system, loader = root.find("os"), root.find("os/loader")
-    if system is not None and system.get("firmware"):
-        return system.get("firmware")
-    return "efi" if loader is not None and loader.get("type") == "pflash" else None
+    is_flash = attribute_of(root, "os/loader", "type") == "pflash"
+    return attribute_of(root, "os", "firmware") or ("efi" if is_flash else None)
 
 
 def _iommu(root: Element) -> DomainIommu | None:

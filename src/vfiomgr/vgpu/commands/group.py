@@ -19,7 +19,8 @@ from vfiomgr.cli.options import (
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
-from vfiomgr.definitions.commands import add_commands, list_defined
+from vfiomgr.definitions.commands import add_commands
+from vfiomgr.definitions.commands.listing import list_defined
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.gpu.commands import instances, mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options

@@ -25,8 +25,7 @@ from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.domain_edit import plan_removals, refuse_contradictions
 from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach
-from vfiomgr.libvirt.hook.model import GuestRecord
-from vfiomgr.libvirt.hook.plan import needs_of
+from vfiomgr.libvirt.hook import GuestRecord, needs_of
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.guest_device import HostdevOptions
 

@@ -137,10 +137,6 @@ def refuse_to_hurt(
 
     `host` has the devices, `around` returns the entire host and is called only if needed. A
     command with `is_domain` has options of devices (`--device ADDRESS,managed`).
-
-    Raises:
-        Refusal: `vfiomgr bind` would refuse one of the devices.
-
     """
     devices = [host.device(h.device.address) for h in hostdevs if h.device.address]
     managed = [h.device.address for h in hostdevs if h.device.managed]

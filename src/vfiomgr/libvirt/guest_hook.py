@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from vfiomgr.definitions.requests import StartVgpu
 from vfiomgr.engine.transaction import apply
 from vfiomgr.errors import UsageError
-from vfiomgr.libvirt.hook.model import GUESTS, GuestRecord, parse_record
-from vfiomgr.libvirt.hook.plan import needs_of, returns_of, taken_by
+from vfiomgr.libvirt.hook import GUESTS, GuestRecord, needs_of, parse_record, returns_of, taken_by
 
 if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan, Request

@@ -1,8 +1,9 @@
-"""The commands for vGPU definitions, and `vfiomgr vgpu list --defined`."""
+"""The commands for vGPU definitions."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import uuid as uuids
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,21 +15,11 @@ from vfiomgr.cli.completion import (
     complete_type,
 )
 from vfiomgr.cli.options import CHANGING, RenamedOption, complete_file, session_options
-from vfiomgr.cli.output import (
-    note,
-    or_dash,
-    print_document,
-    print_table,
-    say,
-    unknown_users,
-)
+from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session, session_of
-from vfiomgr.cli.table import cut, wrapped
-from vfiomgr.definitions.model import Configuration, read_configuration
-from vfiomgr.definitions.named import name_to_define
-from vfiomgr.definitions.named import restore as restore_vgpus
+from vfiomgr.definitions.model import Configuration, canonical, read_configuration
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
-from vfiomgr.definitions.service import RULE, SERVICE
+from vfiomgr.definitions.restore import restore as restore_vgpus
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.libvirt.commands.connection import (
     complete_nodedev_or,
@@ -37,137 +28,15 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.commands.nodedev import define_mdev, start_mdev, stop_mdev, undefine_mdev
 from vfiomgr.persistence.named import own_program
-from vfiomgr.vgpu.commands.active import users_of
-from vfiomgr.vgpu.model import PARAMETERS, describe_type
-from vfiomgr.vgpu.named import name_of
+from vfiomgr.vgpu.named import name_of, uuid_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from vfiomgr.definitions.model import FunctionDefinition, GpuDefinition, VgpuDefinition
-    from vfiomgr.definitions.named import Restored
+    from vfiomgr.definitions.restore import Restored
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
-    from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
-
-
-_HEADINGS = ("VGPU", "PARENT", "TYPE", cut("NAME"), "START", "STATE", wrapped("ATTRIBUTES"))
-_IN_WORDS = {
-    "in-use": "in use",
-    "other": "name used by another vGPU",
-}
-"""States whose text differs from JSON."""
-
-
-def list_defined(session: Session) -> None:
-    """List vGPU definitions, active or not, and unusable files."""
-    host = session.with_vgpu_users(session.scan())
-    items = [_mdev_item(host, definition) for definition in host.vgpu_definitions]
-    items += [_function_item(host, gpu, f) for gpu in host.defined.gpus for f in gpu.vgpus]
-    problems = host.vgpu_definition_problems
-    if session.format != "table":
-        print_document("VgpuDefinitionList", {"items": items, "problems": problems}, session.format)
-        return
-    if items:
-        print_table(_HEADINGS, [_row(item) for item in items])
-    else:
-        note("no vGPUs defined; define one with: vfiomgr vgpu define")
-    if host.users is None and any(item["active"] for item in items):
-        note(unknown_users("in use", is_live=session.is_live))
-    for problem in problems:
-        note(f"skipped {problem.path}: {problem.reason}")
-    for text in _without_starter(items):
-        note(text)
-
-
-def _mdev_item(host: HostSnapshot, definition: VgpuDefinition) -> dict[str, object]:
-    active = host.vgpu(definition.uuid)
-    starter = "vfiomgr" if host.defined.file(RULE) is not None else None
-    kinds = [k for p in host.vgpu_parents if p.name == definition.parent for k in p.types]
-    return {
-        "name": definition.uuid,
-        "uuid": definition.uuid,
-        "parent": definition.parent,
-        "type": definition.type_id,
-        "type_name": next((kind.name for kind in kinds if kind.id == definition.type_id), None),
-        "start": definition.start,
-        **_state(host, active, definition.parent, definition.type_id),
-        "attributes": _attributes(definition.attributes),
-        "kept_by": "mdevctl",
-        "path": definition.path,
-        "started_by": _starter(
-            definition.autostart,
-            "mdevctl" if host.defined.is_started_by_mdevctl else starter,
-        ),
-    }
-
-
-def _function_item(
-    host: HostSnapshot, gpu: GpuDefinition, function: FunctionDefinition
-) -> dict[str, object]:
-    name = str(function.address)
-    starter = "vfiomgr" if host.defined.file(SERVICE) is not None else None
-    attributes = [(PARAMETERS, function.parameters)] if function.parameters else []
-    return {
-        "name": name,
-        "uuid": None,
-        "parent": name,
-        "type": function.type_id,
-        "type_name": function.type_name,
-        "start": function.start,
-        **_state(host, host.vgpu(name), name, function.type_id),
-        "attributes": _attributes(attributes),
-        "kept_by": "vfiomgr",
-        "path": gpu.path,
-        "started_by": _starter(function.autostart, starter),
-    }
-
-
-def _state(host: HostSnapshot, active: Vgpu | None, parent: str, type_id: str) -> dict[str, object]:
-    """The state of a definition; `other` if a different vGPU has its name."""
-    is_there = active is not None and active.parent == parent
-    users = users_of(host, active) if active is not None and is_there else []
-    if active is None:
-        state = "inactive"
-    elif (active.parent, active.type) != (parent, type_id):
-        state = "other"
-    else:
-        state = "in-use" if users else "active"
-    return {"active": is_there, "state": state, "users": users}
-
-
-def _starter(autostart: bool, starter: str | None) -> str | None:  # noqa: FBT001 - passed above
-    return starter if autostart else None
-
-
-def _attributes(attributes: Iterable[tuple[str, str]]) -> list[dict[str, str]]:
-    return [{"name": name, "value": text} for name, text in attributes]
-
-
-def _row(item: dict[str, object]) -> tuple[str, ...]:
-    found = item["attributes"]
-    name = item["type_name"] and describe_type("", str(item["type_name"])).model_name
-    assert isinstance(found, list)  # noqa: S101 - made above
-    return (
-        str(item["name"]),
-        str(item["parent"]),
-        str(item["type"]),
-        or_dash(name),
-        str(item["start"]),
-        _IN_WORDS.get(state := str(item["state"]), state),
-        or_dash(" ".join(f"{attribute['name']}={attribute['value']}" for attribute in found)),
-    )
-
-
-def _without_starter(items: Iterable[dict[str, object]]) -> Iterator[str]:
-    for item in items:
-        if item["start"] == "auto" and item["started_by"] is None:
-            option = "" if item["uuid"] else "--parent "
-            yield (
-                f"{item['name']} is not started at boot; enable it with: vfiomgr vgpu define "
-                f"{option}{item['name']} --autostart"
-            )
+    from vfiomgr.snapshot.source import HostSource
 
 
 _LONGEST = 1 << 20
@@ -182,20 +51,16 @@ def add_commands(group: click.Group) -> None:
 
 
 _names = click.argument(
-    "name",
-    nargs=-1,
-    required=True,
-    shell_complete=complete_nodedev_or(complete_definition),
+    "name", nargs=-1, required=True, shell_complete=complete_nodedev_or(complete_definition)
 )
+
+
+def _parent_option(text: str) -> Callable[[Any], Any]:
+    return click.option("--parent", metavar="DEVICE", shell_complete=complete_parent, help=text)
 
 
 @click.command("define")
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="Use this GPU or virtual function.",
-)
+@_parent_option("Use this GPU or virtual function.")
 @click.option(
     "--type",
     "type_name",
@@ -277,7 +142,7 @@ def define(
         message = "--jsonfile already sets type, start and attributes"
         raise UsageError(message, "leave out --type, --attribute, --autostart and --manual")
     read = None if jsonfile is None else _configuration(jsonfile)
-    name = name_to_define(session, parent, uuid)
+    name = _name_to_define(session, parent, uuid)
     starts = read.autostart if read else autostart
     request = DefineVgpu(
         name,
@@ -290,6 +155,17 @@ def define(
     outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_defined(session, outcome, name)
+
+
+def _name_to_define(host: HostSource, parent: str | None, uuid: str | None) -> str:
+    """The given UUID, the address of a virtual function, or a random UUID."""
+    if uuid is not None:
+        return uuid_of(uuid)
+    place = canonical(parent or "")
+    parents = host.scan_devices().vgpu_parents
+    if any(known.name == place and known.family == "vendor-vfio" for known in parents):
+        return place
+    return str(uuids.uuid4())
 
 
 def _print_defined(session: Session, outcome: Outcome, name: str) -> None:
@@ -329,12 +205,7 @@ def _configuration(source: str) -> Configuration:
 
 @click.command("undefine")
 @_names
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="Use the definition of this parent.",
-)
+@_parent_option("Use the definition of this parent.")
 @libvirt_options
 @session_options(*CHANGING)
 @pass_session
@@ -363,12 +234,7 @@ def undefine(
 
 @click.command("start")
 @_names
-@click.option(
-    "--parent",
-    metavar="DEVICE",
-    shell_complete=complete_parent,
-    help="Use the definition of this parent.",
-)
+@_parent_option("Use the definition of this parent.")
 @libvirt_options
 @session_options(*CHANGING)
 @pass_session
@@ -436,9 +302,7 @@ def _changed(outcome: Outcome) -> list[str]:
 
 @click.command("restore", hidden=True)
 @click.option("--boot", is_flag=True, help="Leave to mdevctl what it starts at boot.")
-@click.option(
-    "--parent", metavar="DEVICE", shell_complete=complete_parent, help="Only vGPUs of this device."
-)
+@_parent_option("Only vGPUs of this device.")
 @session_options(*CHANGING)
 @click.pass_context
 def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:

@@ -1,14 +1,16 @@
-"""The nodes that a container needs for host devices, and reasons against adding them."""
+"""The nodes that a container needs for host devices: reasons against them, and their numbers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.device_nodes import CONTROL, IOMMU
-from vfiomgr.containers.oci.model import ContainerDevice
+from vfiomgr.containers.cdi.check import CONTROL, IOMMU
+from vfiomgr.containers.oci.model import ContainerDevice, DeviceNode
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
+from vfiomgr.errors import HostError
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.passthrough.readiness_hints import how_to_bind
-from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
+from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, HostPath, vfio_group_node
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.containers.oci.model import ContainerRuntime, NodeForm
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
     from vfiomgr.vgpu.model import Vgpu
@@ -90,12 +93,7 @@ def _is_ready(host: HostSnapshot, function: PciDevice) -> bool:
 
 
 def refuse_unready(host: HostSnapshot, units: Sequence[GuestDevice]) -> None:
-    """Refuse devices that containers cannot open, with the remedy; `host` is a complete scan.
-
-    Raises:
-        Refusal: there are such devices.
-
-    """
+    """Refuse devices that containers cannot open, with the remedy; `host` is a complete scan."""
     refuse_if_any((o for unit in units for o in _unready(host, unit)), frozenset())
 
 
@@ -115,12 +113,7 @@ def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
         shown = ", ".join(f"{device} is on {device.driver or 'no driver'}" for device in named)
         others = len(late) > len(named)
         remedy = how_to_bind(host, [*named[:1]], with_group=others)
-        yield blocker(
-            "on-host-driver",
-            unit.name,
-            f"{shown}: a container cannot open it",
-            remedy,
-        )
+        yield blocker("on-host-driver", unit.name, f"{shown}: a container cannot open it", remedy)
     elif late:
         shown = ", ".join(f"{device} ({device.driver})" for device in late)
         remedy = how_to_bind(host, unit.functions[:1], with_group=True)
@@ -133,12 +126,7 @@ def _unready(host: HostSnapshot, unit: GuestDevice) -> Iterator[Diagnostic]:
 
 
 def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:
-    """Refuse no-IOMMU mode, which isolates nothing.
-
-    Raises:
-        Refusal: one of the units is in such a group.
-
-    """
+    """Refuse no-IOMMU mode, which isolates nothing."""
     for unit in units:
         group = host.group(unit.iommu_group)
         if group is not None and group.is_noiommu:
@@ -146,3 +134,53 @@ def refuse_noiommu(host: HostSnapshot, units: Iterable[GuestDevice]) -> None:
                 f"{unit.name} is in no-IOMMU mode, in which it can write to all memory of the host"
             )
             refuse("no-iommu-mode", unit.name, message, "enable the IOMMU: vfiomgr check shows how")
+
+
+_CLASSES = HostPath("/sys/class")
+_FOR_ALL = NodeAccess(0, 0, 0o666)
+"""The permissions of devtmpfs for /dev/vfio/vfio (vfio_dev in drivers/vfio/container.c)."""
+
+
+def read_node(tree: HostTree, path: str) -> DeviceNode:
+    """A node with its numbers, owner and mode; for a recorded host the numbers of sysfs.
+
+    Raises:
+        HostError: there is no such node, or its numbers are unknown.
+
+    """
+    node = HostPath(path)
+    access = tree.access(node)
+    number = tree.device_number(node) or _number_in_sysfs(tree, node)
+    if access is None and number is None and not (tree.is_live or tree.is_machine):
+        message = f"no device numbers of {path}: neither the node nor /sys/class below {tree.root}"
+        raise HostError(message, "run the command on the host itself")
+    if access is None and (number is None or tree.is_live):
+        message = f"{path} does not exist"
+        raise HostError(message, _remedy(node, is_machine=tree.is_machine))
+    if number is None:
+        message = f"{path} is not a device node here, and sysfs does not have its numbers"
+        raise HostError(message, "run the command where /dev is that of the host")
+    usual = _FOR_ALL if node == VFIO_NODES / "vfio" else ROOT_ONLY
+    return DeviceNode(path, *number, access or usual)
+
+
+def _number_in_sysfs(tree: HostTree, node: HostPath) -> tuple[int, int] | None:
+    """From the attribute `dev` of the node's device: `238:2`."""
+    name = {VFIO_NODES: "vfio", VFIO_CDEVS: "vfio-dev"}.get(node.parent, "misc")
+    if node.name in ("vfio", "iommu"):
+        name = "misc"
+    major, _, minor = (tree.read(_CLASSES / name / node.name / "dev") or "").partition(":")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else None
+
+
+def _remedy(node: HostPath, *, is_machine: bool) -> str:
+    if node.name == "vfio":
+        return "load the module: modprobe vfio_iommu_type1"
+    if node.name == "iommu":
+        return "load the module: modprobe iommufd; or use the device's group: --node group"
+    if node.parent == VFIO_CDEVS:
+        return "use the device's group: --node group"
+    cdev = "use --node cdev on a kernel without groups"
+    if not is_machine:
+        return cdev
+    return f"{cdev}; in a container, pass the root of the host with --root"

@@ -1,28 +1,159 @@
-"""NVMe controllers of the host that QEMU itself drives as disks of a domain: `<disk type='nvme'>`.
+"""Elements of a domain as values: numbers, sizes, sets, addresses, and its devices.
 
-libvirt binds such a controller to vfio-pci and QEMU opens its VFIO group, as for a `<hostdev>`; the
-guest sees a virtio or other disk and no PCI function of the host (formatdomain.html, `nvme`).
+Numbers are written as libvirt reads them (formatdomain.html, src/util/virutil.c). libvirt binds the
+NVMe controller of a `<disk type='nvme'>` to vfio-pci and QEMU opens its VFIO group, as for a
+`<hostdev>`; the guest sees a virtio or other disk and no PCI function of the host.
+
+Every function raises InvalidDocument, with the line, for an element that libvirt cannot read.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
-from vfiomgr.libvirt.xml.values import (
-    KIB,
-    guest_address,
-    host_address,
-    is_on,
-    number_of,
-    size_of,
-    uuid_of,
-)
+from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.documents.xml_text import Element
+
+
+KIB = 1024
+_EXPONENTS = {letter: number for number, letter in enumerate("kmgtpe", start=1)}
+_NUMBER = re.compile(r"(?P<hex>0[xX][0-9a-fA-F]{1,16})|(?P<octal>0[0-7]{1,22})|[0-9]{1,20}")
+_UUID = re.compile(r"[0-9a-f]{32}")
+_MOST_NUMBERS = 16_384
+"""The limit for CPUs and nodes: VIR_DOMAIN_CPUMASK_LEN, and the maximum of Linux."""
+_LIMITS = {"domain": 0xFFFFFFFF, "bus": 0xFF, "slot": 0x1F, "function": 0x7}
+_HOW_TO_WRITE = "write 0x08 or 8; a leading 0 means octal"
+
+
+def number_of(element: Element, attribute: str, most: int, default: int | None = None) -> int:
+    """A hexadecimal, octal or decimal attribute, read like strtoul(…, 0)."""
+    text = element.attributes.get(attribute)
+    if text is None:
+        if default is None:
+            element.fail(f"<{element.tag}> has no {attribute}", f"add {attribute}='…'")
+        return default
+    found = whole_number(text)
+    if found is None:
+        element.fail(f"invalid number: {attribute}={text!r}", _HOW_TO_WRITE)
+    if found > most:
+        element.fail(f"number too large: {attribute}={text!r}", f"use at most {most:#x}")
+    return found
+
+
+def whole_number(text: str) -> int | None:
+    """Read a number like strtoul(…, 0); None if it is invalid."""
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None:
+        return None
+    if match["hex"]:
+        return int(match["hex"], 16)
+    if match["octal"]:
+        return int(match["octal"], 8)
+    digits = match[0]
+    return int(digits) if digits == "0" or digits[0] != "0" else None
+
+
+def size_of(element: Element, unit: str = "KiB", attribute: str | None = None) -> int:
+    """The bytes of an element: a number in its text or `attribute`, and its attribute `unit`.
+
+    virScaleInteger: `k`, `KiB` and `kib` are 1024, `KB` is 1000; b and bytes are bytes.
+    """
+    text = (element.text if attribute is None else element.get(attribute)).strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):  # noqa: PLR2004 - 2**64 has 20
+        element.fail(
+            f"invalid size in <{element.tag}>: {text!r}",
+            "write a number, and its unit, e.g. unit='KiB'",
+        )
+    scale = _scale(element.get("unit") or unit)
+    if scale is None:
+        remedy = "use b, KiB, MiB, GiB, TiB, or KB, MB, GB (multiples of 1000)"
+        element.fail(f"unknown unit: unit={element.get('unit')!r}", remedy)
+    return int(text) * scale
+
+
+def _scale(unit: str) -> int | None:
+    lowered = unit.lower()
+    if lowered in {"b", "byte", "bytes"}:
+        return 1
+    exponent = _EXPONENTS.get(lowered[:1])
+    if exponent is None or lowered[1:] not in {"", "ib", "b"}:
+        return None
+    return int((1000 if lowered[1:] == "b" else KIB) ** exponent)
+
+
+def set_of(element: Element, text: str) -> frozenset[int]:
+    """A set of CPUs or nodes: `0-3,^2,8`; an exclusion applies to what precedes it."""
+    found: set[int] = set()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        first, _, last = part.removeprefix("^").partition("-")
+        low, high = _index(first), _index(last or first)
+        if low is None or high is None or low > high or high >= _MOST_NUMBERS:
+            remedy = f"write it like 0-3,^2,8, with numbers below {_MOST_NUMBERS}"
+            element.fail(f"invalid set of numbers: {text!r}", remedy)
+        numbers = range(low, high + 1)
+        if part.startswith("^"):
+            found.difference_update(numbers)
+        else:
+            found.update(numbers)
+    return frozenset(found)
+
+
+def _index(text: str) -> int | None:
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None  # noqa: PLR2004 - more than enough
+
+
+def attribute_of(element: Element, path: str, attribute: str) -> str | None:
+    """An attribute of an inner element; None if it is missing or empty."""
+    inner = element.find(path)
+    return None if inner is None else inner.get(attribute) or None
+
+
+def is_on(element: Element | None, attribute: str) -> bool:
+    """Whether an attribute is `on` or `yes`."""
+    return element is not None and element.get(attribute) in {"on", "yes"}
+
+
+def host_address(element: Element) -> PciAddress:
+    """A host function: `<address domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>`."""
+    return PciAddress(*_parts(element))
+
+
+def guest_address(device: Element) -> GuestAddress | None:
+    """The PCI address of a guest device; None if it has none, or is not on PCI.
+
+    An address of zeros lets libvirt choose one.
+    """
+    element = device.find("address")
+    if element is None or element.get("type") != "pci":
+        return None
+    domain, bus, slot, function = _parts(element)
+    if not (domain or bus or slot or function):
+        return None
+    return GuestAddress(
+        bus, slot, function, multifunction=is_on(element, "multifunction"), domain=domain
+    )
+
+
+def _parts(element: Element) -> tuple[int, int, int, int]:
+    domain, bus, slot, function = (
+        number_of(element, name, most, 0) for name, most in _LIMITS.items()
+    )
+    return domain, bus, slot, function
+
+
+def uuid_of(element: Element, text: str) -> str:
+    """A UUID in its usual form, from one with or without hyphens."""
+    digits = re.sub(r"[-\s]", "", text).lower()
+    if not _UUID.fullmatch(digits):
+        element.fail(f"invalid UUID: {text.strip()!r}", "create one with: uuidgen")
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 _TYPE = "nvme"
@@ -33,12 +164,7 @@ _NVME_ADDRESS = (
 
 
 def read_nvme_disks(root: Element) -> tuple[DomainHostdev, ...]:
-    """The controllers behind NVMe disks in text order, including backing files and mirrors.
-
-    Raises:
-        InvalidDocument: one has no source address.
-
-    """
+    """The controllers behind NVMe disks in text order, including backing files and mirrors."""
     return tuple(
         _nvme_controller(disk, layer)
         for disk in root.each("devices/disk")
@@ -75,15 +201,14 @@ def _nvme_controller(disk: Element, layer: Element) -> DomainHostdev:
     source, address = layer.find("source"), layer.find("source/address")
     if source is None or address is None:
         layer.fail(f"<{layer.tag} type='{_TYPE}'> has no source address", _NVME_ADDRESS)
-    alias, target = disk.find("alias"), disk.find("target")
     return DomainHostdev(
         line=disk.line,
         kind="pci",
         element="disk",
         address=host_address(address),
         managed=is_on(source, "managed"),
-        alias=alias.get("name") or None if alias is not None else None,
-        disk_target=target.get("dev") or None if target is not None else None,
+        alias=attribute_of(disk, "alias", "name"),
+        disk_target=attribute_of(disk, "target", "dev"),
     )
 
 
@@ -95,12 +220,7 @@ _ADDRESS = "add <address domain='0x0000' bus='0x04' slot='0x00' function='0x0'/>
 
 
 def read_hostdevs(root: Element) -> tuple[DomainHostdev, ...]:
-    """The host devices of a domain, in text order.
-
-    Raises:
-        InvalidDocument: a device has an invalid source or guest address.
-
-    """
+    """The host devices of a domain, in text order."""
     return tuple(_hostdev(element) for element in hostdev_elements(root))
 
 
@@ -115,12 +235,7 @@ def hostdev_elements(root: Element) -> Iterator[Element]:
 
 
 def read_controllers(root: Element) -> tuple[PciController, ...]:
-    """The PCI controllers; one without an index gets the lowest free one, as in libvirt.
-
-    Raises:
-        InvalidDocument: a number is invalid.
-
-    """
+    """The PCI controllers; one without an index gets the lowest free one, as in libvirt."""
     elements = [e for e in root.each("devices/controller") if e.get("type") == "pci"]
     given = {number_of(e, "index", _MOST_INDEX) for e in elements if "index" in e.attributes}
     left = iter(number for number in range(_MOST_INDEX) if number not in given)
@@ -128,12 +243,7 @@ def read_controllers(root: Element) -> tuple[PciController, ...]:
 
 
 def read_taken(root: Element) -> tuple[GuestAddress, ...]:
-    """The PCI addresses that devices set themselves.
-
-    Raises:
-        InvalidDocument: an address is invalid.
-
-    """
+    """The PCI addresses that devices set themselves."""
     return tuple(address for device in _devices(root) if (address := guest_address(device)))
 
 
@@ -151,9 +261,7 @@ def _devices(root: Element) -> Iterator[Element]:
 def _hostdev(element: Element) -> DomainHostdev:
     kind = _kind(element)
     source = element.find("source/address")
-    driver, alias = element.find("driver"), element.find("alias")
-    boot, rom, acpi = element.find("boot"), element.find("rom"), element.find("acpi")
-    place = element.find("address")
+    driver, boot = element.find("driver"), element.find("boot")
     if kind != "other" and source is None:
         remedy = _ADDRESS if kind == "pci" else "add <address uuid='…'/>"
         element.fail(f"<{element.tag}> has no source address", remedy)
@@ -165,17 +273,17 @@ def _hostdev(element: Element) -> DomainHostdev:
         uuid=uuid_of(source, source.get("uuid")) if source is not None and kind == "mdev" else None,
         managed=is_on(element, "managed"),
         guest=guest_address(element),
-        alias=alias.get("name") or None if alias is not None else None,
+        alias=attribute_of(element, "alias", "name"),
         model=element.get("model") or None,
-        driver=driver.get("name") or None if driver is not None else None,
-        driver_model=driver.get("model") or None if driver is not None else None,
+        driver=attribute_of(element, "driver", "name"),
+        driver_model=attribute_of(element, "driver", "model"),
         iommufd=_choice(driver, "iommufd"),
         display=is_on(element, "display"),
         ramfb=is_on(element, "ramfb"),
         boot_order=None if boot is None else number_of(boot, "order", _MOST_ORDER),
-        rom_file=rom.get("file") or None if rom is not None else None,
-        acpi_nodes=None if acpi is None else acpi.get("nodeset") or None,
-        is_unassigned=place is not None and place.get("type") == "unassigned",
+        rom_file=attribute_of(element, "rom", "file"),
+        acpi_nodes=attribute_of(element, "acpi", "nodeset"),
+        is_unassigned=attribute_of(element, "address", "type") == "unassigned",
     )
 
 
