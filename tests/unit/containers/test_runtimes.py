@@ -398,7 +398,7 @@ def test_an_entry_whose_record_is_gone_is_told_with_what_to_do(
 
 def test_an_entry_of_somebody_else_is_nothing_to_take_back(tmp_path: Path) -> None:
     kernel, _ = host(tmp_path, "1.7.28", V2.replace("runtimes.runc", "runtimes.kata-vfio"))
-    assert "no entry kata-vfio of vfiomgr's" in uninstall(kernel).request.summary
+    assert "no entry kata-vfio that vfiomgr added" in uninstall(kernel).request.summary
 
 
 # ---- files of several versions, and releases that nobody tried

@@ -84,6 +84,10 @@ def test_what_was_done_is_told_with_what_comes_next(node: FakeKernel, run: Run) 
     answer = run("runtime", "install", "--kata")
     assert answer.status == 0
     assert f"wrote {DROP_IN}" in answer.stdout
+    other = run("runtime", "uninstall", "kata")
+    assert other.stdout.endswith(
+        "has no entry kata that vfiomgr added; it added: kata-vfio\nnothing to do\n"
+    )
     assert f"backup: {MAIN}.vfiomgr-20261121T120000Z" in answer.stderr
     assert "systemctl restart containerd" in answer.stderr
     assert "undo with: vfiomgr runtime uninstall kata-vfio" in answer.stderr

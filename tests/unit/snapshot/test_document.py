@@ -130,9 +130,9 @@ def test_an_unknown_key_is_refused_at_any_depth(place: list[str | int]) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "not JSON: the file ends in the middle"),
-        ('{"kind": "Host', "not JSON: the file ends in the middle"),
-        ('{"devices": [{}\n', "not JSON: the file ends in the middle"),
+        ("{", "not JSON: the file is truncated"),
+        ('{"kind": "Host', "not JSON: the file is truncated"),
+        ('{"devices": [{}\n', "not JSON: the file is truncated"),
         ('{"kind" 1}', "not JSON: line 1 column 9: expecting ':' delimiter"),
         ("[" * 100_000, "nested deeper than 100 levels"),
         ("", "host.json: the file is empty"),
