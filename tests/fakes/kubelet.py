@@ -43,6 +43,7 @@ class Container:
     resource: str
     ids: tuple[str, ...]
     answer: Any
+    is_init: bool = False
 
 
 @dataclass
@@ -144,17 +145,26 @@ class Kubelet:
         Nothing is allocated: the containers get the stored answers.
         """
         await self.start()
+        rejected = await self.readmit(are_running=False)
+        for pod in self.pods:
+            await self.restart_containers(pod)
+        return rejected
+
+    async def readmit(self, *, are_running: bool = True) -> dict[str, str]:
+        """Admit the pods of before the start again; those that are rejected end, with the reason.
+
+        Devices of containers that run are not checked; init containers do not run any more.
+        """
         await asyncio.sleep(READMISSION)
         rejected: dict[str, str] = {}
         for pod, containers in tuple(self.pods.items()):
             try:
                 for container in containers:
-                    self._check_again(container)
+                    if container.is_init or not are_running:
+                        self._check_again(container)
             except AdmissionError as error:
                 rejected[pod] = str(error)
                 del self.pods[pod]
-            else:
-                await self.restart_containers(pod)
         return rejected
 
     def _check_again(self, container: Container) -> None:
@@ -206,7 +216,8 @@ class Kubelet:
         shared: tuple[str, ...] = ()
         async with self._admission:
             if init:
-                shared = (await self._allocate(pod, resource, init, ())).ids
+                first = await self._allocate(pod, resource, init, ())
+                shared, first.is_init = first.ids, True
             container = await self._allocate(pod, resource, count, shared)
         await self._pre_start(container)
         return container
@@ -352,6 +363,8 @@ class Kubelet:
             namespace, _, pod = name.partition("/")
             made = response.pod_resources.add(name=pod, namespace=namespace)
             for number, container in enumerate(containers):
+                if container.is_init:
+                    continue  # only those that run on as sidecars are listed
                 made.containers.add(name=f"c{number}").devices.add(
                     resource_name=container.resource, device_ids=container.ids
                 )

@@ -208,18 +208,21 @@ def test_pods_are_not_forgotten_while_the_kubelet_restarts(place: Path) -> None:
     tell(story())
 
 
-def test_pods_are_known_if_the_agent_and_the_kubelet_start_at_once(place: Path) -> None:
+def test_running_pods_are_kept_if_the_agent_starts_shortly_before_the_kubelet(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
             await node.start()
             await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
+            container = await node.kubelet.admit("default/cuda", NAME, 1, init=1)
+            node.kernel.guest_opens(11 + GPUS.index(container.ids[0]))
             await node.stop()
             await node.kubelet.stop()
+            (place / "host" / SPECIFICATION).unlink()
             await node.start("--pods-interval=60")
+            await node.kubelet.until((place / "host" / SPECIFICATION).exists)
             await node.kubelet.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            await node.until_used_by(container.ids[0], "default/cuda/c0")
+            assert await node.kubelet.readmit() == {}
+            await node.until_used_by(container.ids[0], "default/cuda/c1")
 
     tell(story())
 

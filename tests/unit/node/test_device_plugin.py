@@ -140,6 +140,22 @@ def test_a_kubelet_that_has_stopped_is_reported_once(place: Path) -> None:
     tell(story())
 
 
+def test_a_kubelet_that_restarts_ends_pods_only_without_an_agent(place: Path) -> None:
+    """Those that run and have an init container with a device (Kubernetes 1.36.3)."""
+
+    async def story() -> None:
+        async with node(place, resource(2)) as (kubelet, agent):
+            await kubelet.admit("default/plain", NAME, 1)
+            await kubelet.admit("default/init", NAME, 1, init=1)
+            await kubelet.restart()
+            assert await kubelet.readmit() == {}
+            await agent.stop()
+            await kubelet.restart()
+            assert set(await kubelet.readmit()) == {"default/init"}
+
+    tell(story())
+
+
 def test_a_kubelet_that_boots_without_an_agent_rejects_its_pods(place: Path) -> None:
     async def story() -> None:
         async with node(place, resource(1)) as (kubelet, agent):
