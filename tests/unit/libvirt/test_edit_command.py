@@ -284,7 +284,7 @@ def test_files_of_libvirt_itself_are_no_output_either(run: Run, file: Path, tmp_
         (["none.xml", "--add", "02:00.0"], 2, "cannot read domain none.xml"),
         ([".", "--add", "02:00.0"], 2, "cannot read domain .: Is a directory"),
         (["win11.xml", "--add", "0f:00.0"], 2, "0000:0f:00.0"),
-        (["win11.xml", "--add", "gpu"], 2, "'gpu' is not a PCI address"),
+        (["win11.xml", "--add", "gpu"], 2, "'gpu' is neither a PCI address nor the UUID of a vGPU"),
         (["win11.xml", "--remove", "gpu"], 2, "'gpu' is not a PCI address"),
         (["win11.xml", "--add", "0000:00:01.0"], 4, "is a bridge"),
         (["broken.xml", "--add", "02:00.0"], 65, "broken.xml:1:18: an end tag that does not match"),

@@ -68,7 +68,7 @@ def test_rules_are_removed_by_address_and_all_at_once(run: Run) -> None:
     assert "rm /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules" in dry.stdout
     assert run("unbind", "--forget-only", "02:00.1").stdout.splitlines() == [
         "0000:02:00.1 (Device 10de:22ba) stays on vfio-pci until vfiomgr unbind 0000:02:00.1",
-        "remove /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules",
+        "removed /etc/udev/rules.d/05-vfiomgr-0000:02:00.1.rules",
     ]
     assert run("unbind", "--forget-only", "--all").status == 0
     assert (
@@ -88,7 +88,7 @@ def test_driverctl_is_imported(run: Run, kernel: FakeKernel) -> None:
         "import it with: vfiomgr bind --persist --driverctl" in run("bind", "0000:01:00.0").stdout
     )
     done = run("bind", "--persist", "--driverctl")
-    assert "remove /etc/driverctl.d/0000:01:00.0" in done.stdout
+    assert "removed /etc/driverctl.d/0000:01:00.0" in done.stdout
     assert os.listdir(os.path.join(kernel.root, "etc/driverctl.d")) == []
     (item,) = json.loads(run("list", "--persistent", "--format", "json").stdout)["items"]
     assert (item["address"], item["owner"]) == ("0000:01:00.0", "vfiomgr")
