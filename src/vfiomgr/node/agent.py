@@ -44,8 +44,6 @@ _ENDING = 5.0
 _GLANCE = 0.1
 _PATIENCE = 30.0
 """Seconds that devices are withheld until the kubelet reports which pods have some."""
-_STARTING = 3.0
-"""Seconds until a kubelet surely lists the pods of before its start."""
 _UNANSWERED = 1.0
 """Seconds until the kubelet is asked again if it has not answered yet."""
 
@@ -312,10 +310,8 @@ class Agent:
         """Ask the kubelet seldom which pods have devices, and soon after an allocation.
 
         A kubelet that starts lists no pods in its first second. Then it rejects the pods of before
-        a reboot if their devices are not offered yet: a first offer only waits longer if devices
-        are in use, as they are not after a reboot.
+        a reboot if their devices are not offered yet: a first offer does not wait longer.
         """
-        await self._is_scanned.wait()
         end, has_answered = time.monotonic() + _PATIENCE, False
         known: Stamp | None = None
         while True:
@@ -327,24 +323,17 @@ class Agent:
                 self._pods_at = time.monotonic() + self._settings.pods_interval
                 found = None if stamp is None else await self._ask_for_pods()
                 has_answered = has_answered or found is not None
-                is_early = stamp is not None and self._is_early(stamp)
-                if not has_answered or is_early:
+                if not has_answered:
                     self._pods_at = time.monotonic() + _UNANSWERED
                 elif is_new:
                     self._ask_soon()
-                is_following = (has_answered and not is_early) or stamp is None
-                is_following = is_following or time.monotonic() > end
+                is_following = has_answered or stamp is None or time.monotonic() > end
                 is_following = is_following or self._is_following
                 if found not in (None, self._pods) or is_following != self._is_following:
                     self._pods = self._pods if found is None else found
                     self._is_following = is_following
                     await self._join()
             await asyncio.sleep(self._settings.tick)
-
-    def _is_early(self, kubelet: Stamp) -> bool:
-        """Whether pods have devices that a kubelet does not list, because it has just started."""
-        is_used = any(unit.is_open for unit in self._found.units)
-        return is_used and time.time() < kubelet[1] / 1e9 + _STARTING
 
     def _pods_stamp(self) -> Stamp | None:
         return stamp_of(self._settings.pod_resources)

@@ -347,29 +347,6 @@ def test_a_device_of_a_pod_is_not_offered_under_another_name(place: Path) -> Non
     tell(story())
 
 
-def test_a_device_in_use_is_not_offered_under_another_name_by_a_kubelet_that_starts(
-    place: Path,
-) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            container = await node.kubelet.admit("default/cuda", NAME, 1)
-            node.kernel.guest_opens(11 + GPUS.index(container.ids[0]))
-            await node.stop()
-            await node.kubelet.stop()
-            await node.start("--resource-prefix=example.com", "--pods-interval=60")
-            await node.kubelet.until((place / "host/run/vfiomgr/node.sock").exists)
-            await asyncio.sleep(1.5)
-            await node.kubelet.start()
-            renamed = "example.com/GA102GL_A40"
-            await node.kubelet.until_capacity(renamed, 3, 2)
-            free = set(GPUS) - set(container.ids)
-            assert node.kubelet.endpoints[renamed].ever_healthy == free
-
-    tell(story())
-
-
 def test_a_container_does_not_start_with_a_gpu_that_left_its_driver(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
