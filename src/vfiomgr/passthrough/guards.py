@@ -276,7 +276,7 @@ def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagno
             "held-by-pod",
             holder,
             f"{holder} belongs to pod {pod}",
-            f"delete the pod: kubectl --namespace {namespace} delete pod {name}",
+            f"delete the pod: kubectl -n {namespace} delete pod {name}",
             allow("in-use"),
             override="in-use",
         )

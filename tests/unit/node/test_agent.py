@@ -616,7 +616,7 @@ def test_the_pod_of_a_device_is_listed_and_its_device_is_not_unbound(place: Path
             status, _, error = await node.command(*unbind, gpu)
             assert status == 4
             assert f"{gpu} (NVIDIA Corporation GA102GL [A40]) belongs to pod ml/train-0" in error
-            assert "kubectl --namespace ml delete pod train-0" in error
+            assert "kubectl -n ml delete pod train-0" in error
             assert "held-by-pod" in error
             assert (await node.command(*unbind, gpu, "--allow", "in-use"))[0] == 0
             (free, _) = set(GPUS) - {gpu}
