@@ -87,6 +87,8 @@ class Kubelet:
         """The newest plugin of each resource."""
         self._connected: list[Endpoint] = []
         self.registrations: list[tuple[str, str]] = []
+        self.rejected: list[float] = []
+        """When registrations with wrong names came."""
         self.pods: dict[str, list[Container]] = {}
         """Survives a restart, as the kubelet's checkpoint does."""
         self.calls: list[tuple[str, tuple[str, ...]]] = []
@@ -299,6 +301,7 @@ class Kubelet:
     async def _register(self, request: Any, context: Any) -> Any:
         problem = _problem(request)
         if problem:
+            self.rejected.append(time.monotonic())
             await context.abort(grpc.StatusCode.UNKNOWN, problem)
         path = str(self.directory / request.endpoint)
         options = [("grpc.enable_http_proxy", 0)]
