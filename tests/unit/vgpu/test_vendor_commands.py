@@ -75,6 +75,7 @@ def test_a_libvirt_that_would_unbind_it_is_refused(run: Run) -> None:
     assert "managed='no'" in run("libvirt", "hostdev", FIRST, "--libvirt-version", "9.7").stdout
 
 
+@pytest.mark.usefixtures("kernel")
 class TestWithoutADriver:
     """Virtual functions that the kernel created without a driver, and that have no types."""
 
