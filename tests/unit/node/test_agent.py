@@ -755,7 +755,7 @@ def test_check_pod_says_why_a_pod_is_pending(place: Path) -> None:
             assert found["id"] == "pod-devices-taken"
             assert found["title"].endswith("2 are available: others belong to pod ml/train-0")
             assert found["evidence"] == [f"{gpu}: pod ml/train-0"]
-            assert await why_pending(node, NAME, 3, name="train-0") == []  # it has it itself
+            assert await why_pending(node, NAME, 3, name="train-0, namespace: ml") == []  # its own
 
             (sick, _) = sorted(set(GPUS) - {gpu})
             node.unbind(sick)

@@ -6,6 +6,7 @@ Without an agent, and for resources of other device plugins, nothing is known.
 from __future__ import annotations
 
 import difflib
+import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.kata.explain.model import chain_break
@@ -21,6 +22,18 @@ _OWN = "vfiomgr.io"
 """The usual domain of the agent's resources."""
 _STATUS = "vfiomgr node status"
 _NOTES = 3
+_RANDOM = "-[a-z0-9]{5}"
+_SUFFIXES = {
+    "Pod": "",
+    "Deployment": f"-[a-z0-9]+{_RANDOM}",
+    "StatefulSet": r"-\d+",
+    "Job": rf"(?:-\d+)?{_RANDOM}",
+    "CronJob": rf"-\d+(?:-\d+)?{_RANDOM}",
+}
+"""What follows the name of an object in the names of its pods; _RANDOM for other kinds.
+
+Pods of an indexed Job also have their index.
+"""
 
 
 def numbers(situation: PodContext) -> str:
@@ -136,5 +149,8 @@ def _available(situation: PodContext, devices: Sequence[DeviceStatus]) -> list[D
 
 def _is_same_pod(situation: PodContext, pod: str) -> bool:
     """Whether it is the pod of the file, or one that the object of the file creates."""
-    name, spec = pod.split("/")[1], situation.pod
-    return name == spec.name if spec.kind == "Pod" else name.startswith(f"{spec.name}-")
+    spec = situation.pod
+    namespace, name, _ = pod.split("/")
+    suffix = _SUFFIXES.get(spec.kind, _RANDOM)
+    is_named_so = re.fullmatch(f"{re.escape(spec.name)}{suffix}", name) is not None
+    return namespace == spec.namespace and is_named_so

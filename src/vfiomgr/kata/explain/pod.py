@@ -72,6 +72,8 @@ class PodSpec(Value):
     runtime_class_line: int
     limits: tuple[tuple[str, str], ...] = ()
     """The limits of the entire pod (spec.resources), which precede those of its containers."""
+    namespace: str = ""
+    """The namespace of the object; empty for a pod that is only assumed."""
 
     def annotation(self, name: str) -> str | None:
         """The value of an annotation."""
@@ -161,6 +163,8 @@ _TEMPLATES: dict[str, Path] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
 """The place of the pod template in objects that have one."""
+_NAMESPACE = "default"
+"""The namespace of objects whose manifest has none."""
 _ROLES: tuple[tuple[str, ContainerRole], ...] = (
     ("initContainers", "init container"),
     ("containers", "container"),
@@ -272,6 +276,7 @@ class _Reader(Struct):
                 line=document.place.line,
                 runtime_class_line=line,
                 limits=tuple(self._limits(spec, base)),
+                namespace=self._text(document, ("metadata", "namespace")) or _NAMESPACE,
             )
         )
 
