@@ -365,7 +365,10 @@ def _notes(
         return
     if device.driver == DRIVER and not request.autoprobe:
         for_vgpus = f"vfiomgr vgpu mode {device.address} vgpu"
-        yield f"the new functions cannot have vGPUs, for which they need their driver: {for_vgpus}"
+        yield (
+            "virtual functions without a driver cannot host vGPUs; to create them for vGPUs: "
+            f"{for_vgpus}"
+        )
     if device.sriov_drivers_autoprobe is None:
         yield "this kernel has no sriov_drivers_autoprobe: host drivers may bind the new functions"
     elif not device.sriov_drivers_autoprobe and not request.autoprobe:

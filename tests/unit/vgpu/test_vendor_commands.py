@@ -92,12 +92,14 @@ class TestWithoutADriver:
             rejects_raw=False,
         )
 
+    @pytest.mark.usefixtures("kernel")  # its parameters, which `run` alone does not have
     def test_the_command_that_creates_them_for_vgpus_is_named_and_works(self, run: Run) -> None:
         """By all that lack them."""
         remedy = f"vfiomgr vgpu mode {GPUS[0]} vgpu"
         made = run("sriov", "set", GPUS[0], "2")
         assert made.status == 0
-        assert f"cannot have vGPUs, for which they need their driver: {remedy}\n" in made.stdout
+        note = "virtual functions without a driver cannot host vGPUs; to create them for vGPUs"
+        assert f"{note}: {remedy}\n" in made.stdout
         listed = run("vgpu", "list", "--types")
         assert listed.stdout == ""
         assert "no device" not in listed.stderr
