@@ -138,3 +138,93 @@ def test_an_assumed_pod_has_no_devices(
     assert problems(manifest("Pod", "example")) == []
     (found,) = problems(FIRST, "--resource", NAME)
     assert found["id"] == "pod-devices-taken"
+
+
+def test_a_single_device_and_a_missing_one_are_counted_in_words(
+    problems: Callable[..., list[Any]], report: Callable[..., None]
+) -> None:
+    report(resource({}))
+    (found,) = problems(manifest("Pod", "cuda"))
+    assert found["title"] == f"the pod requests 1 device of {NAME}, and this node has none"
+    bind = "bind a device for it: vfiomgr bind ADDRESS"
+    assert found["remedy"] == f"{bind}, or use a node with more"
+    report(resource({FIRST: ""}))
+    (found,) = problems(manifest("Pod", "cuda", 2))
+    assert found["title"] == f"the pod requests 2 devices of {NAME}, and this node has 1"
+    assert found["remedy"] == "request at most 1, or use a node with more"
+
+
+def test_a_named_device_of_another_resource_is_named(
+    problems: Callable[..., list[Any]], report: Callable[..., None], node: KataNode
+) -> None:
+    node.add_gpus(2)
+    report(resource({FIRST: ""}))
+    assert problems(FIRST, "--resource", NAME) == []
+    (found,) = problems(SECOND, "--resource", NAME)
+    assert found["id"] == "pod-resource-not-offered"
+    assert found["title"] == f"{SECOND} is not a device of {NAME}"
+    listed = "vfiomgr node status lists the devices of each resource"
+    assert found["remedy"] == f"bind it: vfiomgr bind {SECOND}; {listed}"
+    node.publish(kind=NAME, names=["gpu7"])
+    (found,) = problems(f"{NAME}=gpu7")
+    assert found["title"] == f"gpu7 is not a device of {NAME}"
+    assert found["remedy"] == listed
+
+
+def test_a_resource_that_the_kubelet_does_not_list_names_the_log(
+    problems: Callable[..., list[Any]], report: Callable[..., None]
+) -> None:
+    report(resource({FIRST: ""}, is_registered=False))
+    (found,) = problems(manifest("Pod", "cuda"))
+    assert found["remedy"] == (
+        "start the kubelet; read the log of the agent: journalctl -u vfiomgr-node, or of its pod: "
+        "kubectl --namespace vfiomgr logs daemonset/vfiomgr-node"
+    )
+
+
+def test_a_wrong_resource_has_separate_remedies(
+    problems: Callable[..., list[Any]], report: Callable[..., None]
+) -> None:
+    bind = "bind a device for it: vfiomgr bind ADDRESS, or use another node"
+    report(resource({FIRST: ""}, f"{NAME}s"), resource({}, "vfiomgr.io/other"))
+    (found,) = problems(manifest("Pod", "cuda"))
+    assert found["title"] == f"no such resource on this node: {NAME}"
+    assert found["evidence"] == [f"this node offers {NAME}s, vfiomgr.io/other"]
+    assert found["remedy"] == f"did you mean {NAME}s? {bind}"
+    report()
+    (found,) = problems(manifest("Pod", "cuda"))
+    assert found["evidence"] == ["this node offers no resource"]
+    assert found["remedy"] == bind
+
+
+@pytest.mark.parametrize(
+    ("pods", "end", "remedy"),
+    [
+        (
+            ("ml/a",),
+            "1 of 1 device of NAME, and none is available: 1 belongs to pod ml/a",
+            "wait until pod ml/a ends, delete it, or use another node",
+        ),
+        (
+            ("ml/a", "ml/a", ""),
+            "2 of 3 devices of NAME, and 1 is available: 2 belong to pod ml/a",
+            "wait until pod ml/a ends, delete it, or use another node",
+        ),
+        (
+            ("ml/a", "ml/b", "", ""),
+            "3 of 4 devices of NAME, and 2 are available: 2 belong to pods ml/a, ml/b",
+            "wait until one of these pods ends, delete one, or use another node",
+        ),
+    ],
+)
+def test_pods_with_the_devices_are_counted(
+    problems: Callable[..., list[Any]],
+    report: Callable[..., None],
+    pods: tuple[str, ...],
+    end: str,
+    remedy: str,
+) -> None:
+    report(resource({f"0000:{0x41 + bus:x}:00.0": pod for bus, pod in enumerate(pods)}))
+    (found,) = problems(manifest("Pod", "cuda", int(end[0])))
+    assert found["title"] == f"the pod requests {end.replace('NAME', NAME)}"
+    assert found["remedy"] == remedy

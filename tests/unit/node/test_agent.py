@@ -753,7 +753,7 @@ def test_check_pod_says_why_a_pod_is_pending(place: Path) -> None:
             assert await why_pending(node, NAME, 2) == []
             (found,) = await why_pending(node, NAME, 3)
             assert found["id"] == "pod-devices-taken"
-            assert found["title"].endswith("2 are available: others belong to pod ml/train-0")
+            assert found["title"].endswith("2 are available: 1 belongs to pod ml/train-0")
             assert found["evidence"] == [f"{gpu}: pod ml/train-0"]
             assert await why_pending(node, NAME, 3, name="train-0, namespace: ml") == []  # its own
 
@@ -784,10 +784,10 @@ def test_check_pod_of_a_device_looks_at_that_device(place: Path) -> None:
             await node.until_used_by(gpu, "ml/train-0/c0")
             for device in (gpu, f"{NAME}={gpu}"):
                 _, output, error = await node.command("check", "pod", device)
-                assert "others belong to pod ml/train-0" in output, error
+                assert "1 belongs to pod ml/train-0" in output, error
             (free, _) = sorted(set(GPUS) - {gpu})
             _, output, _ = await node.command("check", "pod", free)
-            assert "belong to pod" not in output
+            assert "to pod ml" not in output
 
     tell(story())
 

@@ -11,7 +11,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.diagnostic import Severity
+    from vfiomgr.diagnostic import Remedy, Severity
 
 LIST = "; "
 StepState = Literal["ok", "broken", "unknown"]
@@ -89,18 +89,17 @@ SILENT = frozenset(
 wrong one."""
 
 
-def chain_break(  # noqa: PLR0913 - a field each
+def chain_break(
     rule: str,
     subject: object,
     summary: str,
-    remedy: str,
-    *,
+    *remedies: str | Remedy,
     is_certain: bool = True,
     evidence: tuple[str, ...] = (),
 ) -> Diagnostic:
     """A problem that keeps a device from a guest; a warning if it only may."""
     severity: Severity = "blocker" if is_certain else "warning"
-    return finding(rule, severity, summary, evidence, "", remedy, subject=subject)
+    return finding(rule, severity, summary, evidence, "", *remedies, subject=subject)
 
 
 def is_broken(breaks: Iterable[Diagnostic]) -> bool:

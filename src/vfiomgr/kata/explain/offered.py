@@ -9,7 +9,9 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
+from vfiomgr.diagnostic import Remedy
 from vfiomgr.kata.explain.model import chain_break
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 _OWN = "vfiomgr.io"
 """The usual domain of the agent's resources."""
 _STATUS = "vfiomgr node status"
+_BIND = "bind a device for it: vfiomgr bind ADDRESS"
+_ANOTHER_NODE = "use another node"
+_LOG = (
+    "read the log of the agent: journalctl -u vfiomgr-node, or of its pod: "
+    "kubectl --namespace vfiomgr logs daemonset/vfiomgr-node"
+)
 _NOTES = 3
 _RANDOM = "-[a-z0-9]{5}"
 _SUFFIXES = {
@@ -44,7 +52,7 @@ def numbers(situation: PodContext) -> str:
         if resource is not None
     )
     return ", ".join(
-        f"{resource.name}: {len(devices)} device{'s' * (len(devices) != 1)}, "
+        f"{resource.name}: {counted(len(devices), 'device')}, "
         f"{len(_available(situation, devices))} available"
         for resource, devices in found
     )
@@ -58,6 +66,7 @@ def breaks(situation: PodContext) -> Iterator[Diagnostic]:
     for name, count in situation.pod.resources:
         resource = _named(agent, name)
         if resource is not None:
+            yield from _not_registered(resource)
             yield from _too_few(situation, resource, count)
         elif name.partition("/")[0] in {_OWN, *(r.name.partition("/")[0] for r in agent.resources)}:
             yield _not_offered(agent, name)
@@ -76,48 +85,82 @@ def _named(agent: NodeStatus, name: str) -> ResourceStatus | None:
 def _not_offered(agent: NodeStatus, name: str) -> Diagnostic:
     known = [resource.name for resource in agent.resources]
     near = difflib.get_close_matches(name, known, n=1)
-    others = f"this node offers {', '.join(known)}" if known else "this node offers no resource"
-    remedy = f"did you mean {near[0]}? " if near else ""
+    offers = f"this node offers {', '.join(known) or 'no resource'}"
     return chain_break(
         "pod-resource-not-offered",
         name,
         f"no such resource on this node: {name}",
-        f"{remedy}{others}; prepare a device for it ({_STATUS}), or use another node",
-        evidence=tuple(note.summary for note in agent.notes[:_NOTES]),
+        f"did you mean {near[0]}?" if near else "",
+        Remedy(_BIND, joint=" "),
+        _ANOTHER_NODE,
+        evidence=(offers, *(note.summary for note in agent.notes[:_NOTES])),
     )
 
 
-def _too_few(situation: PodContext, resource: ResourceStatus, count: int) -> Iterator[Diagnostic]:
+def _not_registered(resource: ResourceStatus) -> Iterator[Diagnostic]:
     if not resource.is_registered:
         yield chain_break(
             "pod-resource-not-listed",
             resource.name,
             f"the kubelet does not list {resource.name}",
-            f"start the kubelet, and look at the log of the agent: {_STATUS}",
+            "start the kubelet",
+            Remedy(_LOG, joint="; "),
         )
+
+
+def _too_few(situation: PodContext, resource: ResourceStatus, count: int) -> Iterator[Diagnostic]:
     devices = _devices(situation, resource)
     available = _available(situation, devices)
-    if len(devices) < count:
+    requested = situation.only_name or ", ".join(map(str, sorted(situation.only)))
+    if requested and not devices:
+        yield _not_of(situation, resource, requested)
+    elif len(devices) < count:
         yield chain_break(
             "pod-too-few-devices",
             resource.name,
-            f"the pod requests {count} devices of {resource.name}, and this node has "
-            f"{len(devices)}",
-            f"request at most {len(devices)}, or use a node with more",
+            f"the pod requests {counted(count, 'device')} of {resource.name}, and this node has "
+            f"{len(devices) or 'none'}",
+            f"request at most {len(devices)}" if devices else _BIND,
+            "use a node with more",
         )
     elif len(available) < count:
         yield from map(_unhealthy, (device for device in devices if not device.is_healthy))
         taken = [d for d in devices if d.is_healthy and d not in available]
         if taken:
-            pods = dict.fromkeys(d.pod.rpartition("/")[0] for d in taken)
-            yield chain_break(
-                "pod-devices-taken",
-                resource.name,
-                f"the pod requests {count} of {len(devices)} devices of {resource.name}, and "
-                f"{len(available)} are available: others belong to pod {', '.join(pods)}",
-                "wait until one of these pods ends, delete it, or use another node",
-                evidence=tuple(f"{d.id}: pod {d.pod.rpartition('/')[0]}" for d in taken),
+            yield _taken(
+                resource, f"{count} of {counted(len(devices), 'device')}", available, taken
             )
+
+
+def _not_of(situation: PodContext, resource: ResourceStatus, requested: str) -> Diagnostic:
+    return chain_break(
+        "pod-resource-not-offered",
+        requested,
+        f"{requested} is not a device of {resource.name}",
+        f"bind it: vfiomgr bind {requested}" if situation.only else "",
+        Remedy(f"{_STATUS} lists the devices of each resource", joint="; "),
+    )
+
+
+def _taken(
+    resource: ResourceStatus,
+    requested: str,
+    available: Sequence[DeviceStatus],
+    taken: Sequence[DeviceStatus],
+) -> Diagnostic:
+    pods = tuple(dict.fromkeys(device.pod.rpartition("/")[0] for device in taken))
+    names, is_one = ", ".join(pods), len(pods) == 1
+    left = f"{len(available) or 'none'} {'are' if len(available) > 1 else 'is'} available"
+    others = f"{len(taken)} belong{'s' * (len(taken) == 1)} to pod{'s' * (not is_one)} {names}"
+    end = f"pod {names} ends, delete it" if is_one else "one of these pods ends, delete one"
+    return chain_break(
+        "pod-devices-taken",
+        resource.name,
+        f"the pod requests {requested} of {resource.name}, and {left}: {others}",
+        f"wait until {end}",
+        _ANOTHER_NODE,
+        evidence=tuple(f"{d.id}: pod {d.pod.rpartition('/')[0]}" for d in taken),
+    )
 
 
 def _unhealthy(device: DeviceStatus) -> Diagnostic:
