@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refusal
-from vfiomgr.errors import Refusal, UsageError, forbid_together, require_choice
+from vfiomgr.errors import Refusal, UsageError, forbid_together, require_choice, require_known
 from vfiomgr.kata.config import bases
 from vfiomgr.kata.config.bases import (
     Base,
@@ -111,6 +111,7 @@ def configuration(
         Refusal: this Kata does not support it, or a device cannot be assigned.
 
     """
+    require_known(options, ConfigurationOptions)
     made = planned_configuration(host, map(str, devices), options)
     tell_of_devices(host, made)
     return made

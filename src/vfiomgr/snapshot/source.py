@@ -12,14 +12,14 @@ from msgspec.structs import replace
 
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
 from vfiomgr.documents.reader import misfit_in, read_values
-from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.node_agent import find_status
-from vfiomgr.snapshot.scan import scan, scan_devices
+from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.pci.model import PciDevice
-    from vfiomgr.snapshot.scan import FurtherFacts
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -150,6 +149,7 @@ class HostSource:
             HostError: this machine's PCI devices cannot be listed.
 
         """
+        require_known(further, FurtherFacts)
         if self.snapshot is not None:
             return self._loaded
         return self._required(scan(self.tree, self.machine, serials_of=serials_of, **further))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.layout.document import render_layouts
 from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import LayoutFile
+from vfiomgr.libvirt.attach.named import attaching, detaching
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -314,26 +316,36 @@ def test_a_device_is_named_by_its_address(host: vfiomgr.Host) -> None:
         vfiomgr.libvirt.hostdev_xml(host, host.device(GPU))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda host: host.bind(GPU, function_only=True),
-        lambda host: host.plan(vfiomgr.Bind(GPU, function_only=True)),  # type: ignore[call-arg]
-        lambda host: host.unbind(GPU, force=True),
-        lambda host: host.create_vgpu(name="A40-4Q"),
-        lambda host: vfiomgr.Host(host.tree, timeout=5),  # type: ignore[call-arg]
-        lambda host: vfiomgr.libvirt.hostdev_xml(host, GPU, function_only=True),  # type: ignore[call-arg]
-        lambda host: vfiomgr.libvirt.domain_xml(host, "a", memory="4G", vcpu=2),  # type: ignore[call-arg]
-        lambda host: vfiomgr.cdi.specification(host, consumers="kata"),  # type: ignore[call-arg]
-        lambda host: vfiomgr.runtimes.configure(host, "a", "/bin/sh", runtime="docker"),  # type: ignore[call-arg]
-    ],
-)
+def takes_options(function: Any) -> bool:
+    """Whether it takes further keywords, which Python does not check."""
+    if not inspect.isfunction(function) and not inspect.ismethod(function):
+        return function in (vfiomgr.Bind, vfiomgr.CreateVgpu, vfiomgr.Unbind)
+    kinds = {each.kind for each in inspect.signature(function).parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+PLACES = (vfiomgr, vfiomgr.cdi, vfiomgr.kata, vfiomgr.libvirt, vfiomgr.runtimes)
+PUBLIC = [
+    *(getattr(place, name) for place in PLACES for name in place.__all__),
+    *(function for _, function in inspect.getmembers(vfiomgr.Host)),
+    *(attaching, detaching),
+]
+WITH_OPTIONS = {one.__qualname__: one for one in PUBLIC if takes_options(one)}
+
+
+@pytest.mark.parametrize("function", WITH_OPTIONS.values(), ids=WITH_OPTIONS)
 def test_an_unknown_keyword_is_not_ignored(
-    host: vfiomgr.Host, call: Callable[[vfiomgr.Host], object]
+    host: vfiomgr.Host, function: Callable[..., object]
 ) -> None:
     before = drivers(host)
-    with pytest.raises(TypeError, match=r"^unknown keyword: \w+ \(known: "):
-        call(host)
+    required = [
+        name
+        for name, each in inspect.signature(function).parameters.items()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    known = {"self": host, "host": host, "name": "a", "path": "/bin/sh"}
+    with pytest.raises(TypeError, match=r"^unknown keyword: memmory \(known: "):
+        function(*(known.get(name, GPU) for name in required), memmory="64G")
     assert drivers(host) == before
 
 

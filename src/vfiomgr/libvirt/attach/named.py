@@ -20,6 +20,7 @@ from vfiomgr.errors import (
     RollbackIncomplete,
     RolledBack,
     VfiomgrError,
+    require_known,
 )
 from vfiomgr.libvirt.attach.claims import Scope
 from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach, usual_scope
@@ -319,6 +320,7 @@ def attaching(
         Refusal: lists every reason against it.
 
     """
+    require_known(options, ScopeOptions)
     known = connection.domain(domain)
     scope = _scope(known, options)
     only = options.get("only", False)
@@ -341,6 +343,7 @@ def detaching(
         Refusal: lists every reason against it.
 
     """
+    require_known(options, ScopeOptions)
     known = connection.domain(domain)
     scope = _scope(known, options)
     plan = plan_detach(known, devices, scope, only=options.get("only", False))
