@@ -246,6 +246,7 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
             "vgpu-no-room",
             target.parent,
             message,
+            found.remedy or "",
             "remove one with vfiomgr vgpu remove; list what fits with: vfiomgr vgpu list --types",
         )
     return parent, kind

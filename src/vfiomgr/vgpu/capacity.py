@@ -51,6 +51,11 @@ class Capacity(Value):
     remedy: Remedy | None = None
     """The MIG mode that the type needs, if the GPU is in the other one."""
 
+    @property
+    def unavailable_because(self) -> str | None:
+        """Why there is no room for another one, with the command that makes it if there is one."""
+        return self.why_not if self.remedy is None else f"{self.why_not}: {self.remedy}"
+
 
 class Gpu(Value, dict=True):
     """A GPU, or another device that supports vGPUs, with its parents and vGPUs."""

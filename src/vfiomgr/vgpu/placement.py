@@ -360,7 +360,7 @@ def _no_room(
     fewer = "remove one with vfiomgr vgpu remove"
     is_size = any(is_locked(gpu, kind) for gpu in open_gpus for kind in fitting[gpu.name])
     first = Remedy("", Option("sizes", fewer)) if is_size else Remedy(fewer)
-    modes = {room(gpu, kind).remedy: gpu for gpu in open_gpus for kind in fitting[gpu.name]}
+    modes = dict.fromkeys(room(gpu, kind).remedy for gpu in open_gpus for kind in fitting[gpu.name])
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
     message = f"no room for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""

@@ -145,6 +145,21 @@ class TestMig:
         assert made.status == 0
         assert "also creating GPU instances 1g.5gb" in made.stderr
 
+    def test_types_name_the_command_that_makes_room(self, run: Run) -> None:
+        why = f"needs a GPU instance of profile 19, but MIG is off: vfiomgr vgpu mode {GPU} --mig"
+        items = json.loads(run("vgpu", "list", "--types", "--format", "json").stdout)["items"]
+        small = next(item for item in items if item["name"].endswith("A100-1-5C"))
+        assert small["unavailable_because"] == why
+        cells = run("vgpu", "list", "--types").stdout.split()
+        assert f"MIG is off: vfiomgr vgpu mode {GPU} --mig" in " ".join(cells)
+
+    def test_a_start_is_refused_with_the_command_that_makes_room(self, run: Run) -> None:
+        defined = run("vgpu", "define", "--parent", LOST, "--type", "A100-1-5C")
+        assert defined.status == 0, defined.stderr
+        refused = run("vgpu", "start", LOST)
+        assert "needs a GPU instance of profile 19, but MIG is off\n" in refused.stderr
+        assert f"vfiomgr vgpu mode {GPU} --mig, or remove one with" in refused.stderr
+
 
 def test_without_nvidia_smi_nothing_breaks(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.drop("/usr/bin/nvidia-smi")

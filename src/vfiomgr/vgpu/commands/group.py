@@ -124,7 +124,7 @@ def _type_item(gpu: Gpu, room: Capacity) -> dict[str, object]:
         "available_instances": room.more,
         "available_in_new_gpu_instances": room.makeable,
         "is_certain": room.is_certain,
-        "unavailable_because": room.why_not,
+        "unavailable_because": room.unavailable_because,
         "stranded_mib": room.stranded,
     }
 
@@ -150,7 +150,7 @@ def _type_row(gpu: str, room: Capacity) -> tuple[str, ...]:
         f"{'' if room.is_certain else '<='}{room.more}"
         + f" +{room.makeable}" * bool(room.makeable),
         or_dash(room.stranded),
-        or_dash(room.why_not),
+        or_dash(room.unavailable_because),
     )
 
 
