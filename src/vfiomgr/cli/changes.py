@@ -229,10 +229,10 @@ def print_outcome(
     """
     plan = outcome.plan
     if session.format != "table":
-        body = {"changed": outcome.is_changed, **plan.to_document(), **facts}
+        body = {"changed": outcome.is_changed, **plan.to_document(), "notes": plan.notes, **facts}
         print_document("Outcome", body, session.format)
         return
-    for text in (*plan.remarks, *plan.already):
+    for text in (*plan.notes, *plan.already):
         say(text)
     if not outcome.is_changed:
         say("nothing to do")

@@ -51,7 +51,7 @@ _KEYS: dict[OptionName, str] = {
     "type": "type: {}",
     "mig": "set mig: true",
     "not-mig": "set mig: false",
-    "unbind-group": "select them in a host rule",
+    "unbind-group": "add a host rule",
 }
 _KEYS_OF_PASSTHROUGH: dict[OptionName, str] = {
     "only": "exclude it with only: true",

@@ -39,10 +39,8 @@ if TYPE_CHECKING:
     Drivers = dict[PciAddress, LoadModule]
 
 
-_FUNCTION_ONLY = Remedy(
-    "to leave functions of other IOMMU groups: ", Option("function-only", "--function-only")
-)
-_WITH_GROUP = Remedy("to unbind them too: ", Option("unbind-group", "--with-group"))
+_FUNCTION_ONLY = Option("function-only", "--function-only")
+_WITH_GROUP = Option("unbind-group", "--with-group")
 
 _Thing = TypeVar("_Thing")
 
@@ -202,7 +200,8 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
     """
     named = [host.device(address) for address in request.addresses]
     targets = moved_by(host, request)
-    staying = tuple(_staying_notes(host, targets))
+    staying = dict(_staying(host, targets))
+    left = [device for members in staying.values() for device in members]
     recorded = [d for d in targets if host.origin(d) is not None]
     moving = [d for d in targets if d.is_on_vfio or (d in recorded and not _is_elsewhere(host, d))]
     refuse_if_any(guards.releasing(host, moving), request.allow)
@@ -222,11 +221,11 @@ def plan_unbind(host: HostSnapshot, request: Unbind) -> Plan:
         locks=(*_locks(targets), *kept.locks),
         notes=(
             *_companion_notes("unbinding", named, targets, moving),
-            *staying,
+            *(f"still on VFIO in IOMMU group {n}: {_listed(on)}" for n, on in staying.items()),
             *device_notes(host, moving),
             *kept.notes,
         ),
-        alternatives=(_WITH_GROUP,) if staying else (),
+        alternatives=(Remedy(f"to unbind {_listed(left)} too: ", _WITH_GROUP),) if left else (),
         already=tuple(
             f"{d} is already on {d.driver or 'no driver'}" for d in targets if d not in moving
         ),
@@ -369,16 +368,18 @@ def _alone(
     slots = {device.address.slot for device in named}
     groups = {(device.address.slot, device.iommu_group) for device in named}
     others = [d for d in targets if d in moving and d.address.slot in slots]
-    if all((other.address.slot, other.iommu_group) in groups for other in others):
-        return ()
-    return (_FUNCTION_ONLY,)
+    others = [d for d in others if (d.address.slot, d.iommu_group) not in groups]
+    return (Remedy(f"to leave {_listed(others)}: ", _FUNCTION_ONLY),) if others else ()
 
 
-def _staying_notes(host: HostSnapshot, targets: Sequence[PciDevice]) -> Iterable[str]:
+def _staying(
+    host: HostSnapshot, targets: Sequence[PciDevice]
+) -> Iterator[tuple[int, list[PciDevice]]]:
+    """The functions that stay on VFIO, by their IOMMU groups."""
     for number in sorted({d.iommu_group for d in targets if d.iommu_group is not None}):
         staying = [d for d in host.group_members(number) if d.is_on_vfio and d not in targets]
         if staying:
-            yield f"still on VFIO in IOMMU group {number}: {_listed(staying)}"
+            yield number, staying
 
 
 def _listed(devices: Sequence[PciDevice]) -> str:

@@ -146,6 +146,7 @@ class TestMig:
         assert "also creating GPU instances 1g.5gb" in made.stderr
 
     def test_types_name_the_command_that_makes_room(self, run: Run) -> None:
+        """In the table and in documents."""
         why = f"needs a GPU instance of profile 19, but MIG is off: vfiomgr vgpu mode {GPU} --mig"
         items = json.loads(run("vgpu", "list", "--types", "--format", "json").stdout)["items"]
         small = next(item for item in items if item["name"].endswith("A100-1-5C"))
@@ -154,6 +155,7 @@ class TestMig:
         assert f"MIG is off: vfiomgr vgpu mode {GPU} --mig" in " ".join(cells)
 
     def test_a_start_is_refused_with_the_command_that_makes_room(self, run: Run) -> None:
+        """Before vGPUs are proposed for removal."""
         defined = run("vgpu", "define", "--parent", LOST, "--type", "A100-1-5C")
         assert defined.status == 0, defined.stderr
         refused = run("vgpu", "start", LOST)

@@ -70,7 +70,7 @@ A40 = {"select": {"class": "0302"}, "state": "vgpu"}
 
 def test_a_companion_of_another_group_can_be_left() -> None:
     _, other = told(host_of(GPU, replace(AUDIO, iommu_group=5)), passing("0000:04:00.0"))
-    assert other == "to leave functions of other IOMMU groups: only: true"
+    assert other == "to leave 0000:04:00.1: only: true"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_companion_of_another_group_can_be_left() -> None:
         (
             host_of(replace(GPU, driver="vfio-pci"), replace(NIC, driver="vfio-pci")),
             {"select": {"address": "0000:04:00.0"}, "state": "host"},
-            "to unbind them too: select them in a host rule",
+            "to unbind 0000:06:00.0 too: add a host rule",
         ),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_companion_of_another_group_can_be_left() -> None:
     host = host_of(GPU, replace(AUDIO, iommu_group=5))
     companion, other = plan(host, Bind((GPU.address,))).remarks
     assert companion.endswith("(NVIDIA audio) (same slot)")
-    assert other == "to leave functions of other IOMMU groups: --function-only"
+    assert other == "to leave 0000:04:00.1: --function-only"
     assert plan(host, Bind((GPU.address,), with_group=True)).remarks == (companion,)
 
 

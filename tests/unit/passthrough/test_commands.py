@@ -210,9 +210,16 @@ def test_what_a_whole_group_takes_to_undo_is_told(run: Run) -> None:
     allow = ["--allow", "mounted-disk", "--allow", "default-route"]
     bound = run("bind", "0000:04:02.0", "--with-group", *allow)
     assert bound.stderr.startswith("undo with: vfiomgr unbind 0000:04:02.0 --with-group\n")
+    way = "to unbind 0000:04:00.0, 0000:04:01.0 too: --with-group"
+    assert f"  {way}\n" in run("unbind", "0000:04:02.0", "--dry-run").stdout
+    planned = run("unbind", "0000:04:02.0", "--dry-run", "--format", "json").stdout
+    assert way in json.loads(planned)["notes"]
     alone = run("unbind", "0000:04:02.0").stdout
+    assert "--with-group" not in alone, "a choice that is past"
     assert "still on VFIO in IOMMU group 20: 0000:04:00.0, 0000:04:01.0" in alone
     assert "0000:04:02.0 is on xhci_hcd\n" in alone
+    document = json.loads(run("unbind", "0000:04:02.0", "--format", "json").stdout)
+    assert document["notes"] == ["still on VFIO in IOMMU group 20: 0000:04:00.0, 0000:04:01.0"]
     run("unbind", "0000:04:02.0", "--with-group")
     assert run("unbind", "0000:04:00.0").stdout.endswith("nothing to do\n")
 

@@ -320,7 +320,7 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
     if session.format != "table":
         print_outcome(session, outcome, [], vgpus=outcome.names)
         return
-    for text in (*outcome.plan.remarks, *outcome.plan.already):
+    for text in (*outcome.plan.notes, *outcome.plan.already):
         note(text if outcome.is_changed else f"{text}: nothing to do")
     for name in outcome.names:
         say(name)
