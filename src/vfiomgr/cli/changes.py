@@ -73,10 +73,12 @@ class Wait:
         """Remove the spinner for a moment, so that lines can be printed."""
         if self._spinner is not None:
             self._spinner.stop()
-        yield
-        if self._spinner is not None:
-            self._show(self._text)
-            self._spinner.start()
+        try:
+            yield
+        finally:
+            if self._spinner is not None:
+                self._show(self._text)
+                self._spinner.start()
 
     def tell_step(self, step: Step) -> None:
         """Show a step as it begins."""

@@ -14,7 +14,6 @@ from vfiomgr.definitions.model import Attributes, canonical, differing
 from vfiomgr.definitions.plan import find_type, parent_named, refuse_ambiguous, types_of
 from vfiomgr.definitions.requests import MissingVgpus, StartVgpu, StopVgpu
 from vfiomgr.diagnostic import blocker, refusal, refuse
-from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, joined
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.errors import UnknownDevice, VfiomgrError
@@ -107,7 +106,9 @@ def plan_stop(host: HostSnapshot, request: StopVgpu) -> Plan:
     return replace(
         made,
         summary=f"stop vGPU {', '.join(request.names)}",
-        locks=tuple(sorted({*made.locks, *(_parent_lock(host, t.parent) for t in defined)})),
+        locks=tuple(
+            sorted({*made.locks, *(vgpu_plan.parent_lock(host, t.parent) for t in defined)})
+        ),
         notes=(
             *(
                 f"{v} has no definition and cannot be started again"
@@ -123,14 +124,8 @@ def _gpu_locks(host: HostSnapshot, active: Vgpu) -> Iterator[str]:
     """The locks that an interrupted run which created the vGPU may have held."""
     for gpu in gpus(host):
         if active in gpu.instances:
-            yield _parent_lock(host, gpu.name)
-            yield from (_parent_lock(host, parent.name) for parent in gpu.parents)
-
-
-def _parent_lock(host: HostSnapshot, parent: str) -> str:
-    """The lock of a parent, which an interrupted run may have held for a removed vGPU."""
-    device = host.device_named(parent)
-    return f"parent-{parent}" if device is None else device_lock(device)
+            yield vgpu_plan.parent_lock(host, gpu.name)
+            yield from (vgpu_plan.parent_lock(host, parent.name) for parent in gpu.parents)
 
 
 def targets(host: HostSnapshot) -> Iterator[Target]:

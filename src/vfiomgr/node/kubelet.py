@@ -43,7 +43,6 @@ _ENTRY = "Entry"
 VERSION = "v1beta1"
 """The version of the device plugin API."""
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
-LONGEST_ID = 63
 MOST_BYTES = 16 << 20
 """The largest message of the pod resources API (the kubelet's own clients have this limit)."""
 

@@ -29,16 +29,13 @@ from vfiomgr.node.kubelet import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from vfiomgr.node.kubelet import Message
+    from vfiomgr.node.kubelet import Message, Stamp
     from vfiomgr.node.model import Answer, NodeResource, NodeUnit
 
     Verify = Callable[[str, tuple[str, ...]], Awaitable[None]]
     """Verify the devices of a resource; raises VfiomgrError if a container must not start."""
     Observe = Callable[[str, tuple[str, ...], float], None]
     """Receives the devices of an allocation, and the seconds that it took."""
-    from collections.abc import Callable
-
-    from vfiomgr.node.kubelet import Stamp
 
 
 class DevicePlugin:

@@ -129,7 +129,7 @@ def plan_remove(host: HostSnapshot, request: RemoveVgpu) -> Plan:
     locks = {name for vgpu in found for name in _locks(host, vgpu)}
     locks |= {f"vgpu-{name}" for name in request.names}
     left = _left_marks(host, [name for name in request.names if name not in names])
-    locks |= {_parent_lock(host, parent) for parent in left.values()}
+    locks |= {parent_lock(host, parent) for parent in left.values()}
     return Plan(
         summary=_removal_summary(request, names),
         steps=(
@@ -342,9 +342,10 @@ def _gpu_locks(host: HostSnapshot, place: Placement) -> Iterator[str]:
 def _locks(host: HostSnapshot, vgpu: Vgpu) -> Iterator[str]:
     """The locks of the parent, and of the name, which may be requested on two parents."""
     yield f"vgpu-{vgpu.name}"
-    yield _parent_lock(host, vgpu.parent)
+    yield parent_lock(host, vgpu.parent)
 
 
-def _parent_lock(host: HostSnapshot, parent: str) -> str:
+def parent_lock(host: HostSnapshot, parent: str) -> str:
+    """The lock of a parent, which an interrupted run may have held for a removed vGPU."""
     device = host.device_named(parent)
     return f"parent-{parent}" if device is None else device_lock(device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.changes import followed, shown_wait
@@ -153,6 +154,18 @@ def test_a_spinner_on_a_terminal_while_a_command_waits(
     shown = _SEQUENCE.sub("", told.err)
     assert "waiting for [changes]" in shown
     assert "load the kernel module module[0]" in shown
+
+
+def test_a_spinner_returns_after_an_error_in_a_pause(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    with shown_wait("waiting for changes") as wait:
+        with suppress(BrokenPipeError), wait.pause():
+            capsys.readouterr()
+            raise BrokenPipeError
+        time.sleep(0.3)
+        assert "waiting for changes" in _SEQUENCE.sub("", capsys.readouterr().err)
 
 
 def test_no_spinner_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

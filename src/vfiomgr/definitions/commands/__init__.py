@@ -55,12 +55,13 @@ _names = click.argument(
 )
 
 
-def _parent_option(text: str) -> Callable[[Any], Any]:
+def parent_option(text: str) -> Callable[[Any], Any]:
+    """The option that names a parent of vGPUs; `text` is its help."""
     return click.option("--parent", metavar="DEVICE", shell_complete=complete_parent, help=text)
 
 
 @click.command("define")
-@_parent_option("Use this GPU or virtual function.")
+@parent_option("Use this GPU or virtual function.")
 @click.option(
     "--type",
     "type_name",
@@ -205,7 +206,7 @@ def _configuration(source: str) -> Configuration:
 
 @click.command("undefine")
 @_names
-@_parent_option("Use the definition of this parent.")
+@parent_option("Use the definition of this parent.")
 @libvirt_options
 @session_options(*CHANGING)
 @pass_session
@@ -234,7 +235,7 @@ def undefine(
 
 @click.command("start")
 @_names
-@_parent_option("Use the definition of this parent.")
+@parent_option("Use the definition of this parent.")
 @libvirt_options
 @session_options(*CHANGING)
 @pass_session
@@ -302,7 +303,7 @@ def _changed(outcome: Outcome) -> list[str]:
 
 @click.command("restore", hidden=True)
 @click.option("--boot", is_flag=True, help="Leave to mdevctl what it starts at boot.")
-@_parent_option("Only vGPUs of this device.")
+@parent_option("Only vGPUs of this device.")
 @session_options(*CHANGING)
 @click.pass_context
 def restore(context: click.Context, *, boot: bool, parent: str | None) -> None:

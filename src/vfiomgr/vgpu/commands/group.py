@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_numa_node, complete_parent, complete_type, complete_vgpu
+from vfiomgr.cli.completion import complete_numa_node, complete_type, complete_vgpu
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -19,7 +19,7 @@ from vfiomgr.cli.options import (
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
-from vfiomgr.definitions.commands import add_commands
+from vfiomgr.definitions.commands import add_commands, parent_option
 from vfiomgr.definitions.commands.listing import list_defined
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.gpu.commands import instances, mode
@@ -33,8 +33,6 @@ from vfiomgr.vgpu.placement import find_parents
 from vfiomgr.vgpu.quota.capacity import function_rooms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from vfiomgr.diagnostic import Override
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.named import VgpuOutcome
@@ -59,11 +57,6 @@ add_commands(vgpu)
 
 vgpu.add_command(instances)
 vgpu.add_command(mode)
-
-
-def _parent_option(text: str) -> Callable[[Any], Any]:
-    """The option that names a parent of vGPUs; `text` is its help."""
-    return click.option("--parent", metavar="DEVICE", shell_complete=complete_parent, help=text)
 
 
 def _list_types(session: Session, parent: str | None) -> None:
@@ -187,7 +180,7 @@ def _tell_of_idle(host: HostSnapshot) -> None:
 @vgpu.command("list")
 @click.option("--defined", is_flag=True, help="List definitions, active or not.")
 @click.option("--types", is_flag=True, help="List types, and how many more fit on each GPU.")
-@_parent_option("Only types of this GPU or virtual function.")
+@parent_option("Only types of this GPU or virtual function.")
 @libvirt_options
 @session_options(*READING, "timeout")
 @pass_session
@@ -252,7 +245,7 @@ def list_vgpus(
 @click.option(
     "--count", type=WholeNumber(1), default=1, metavar="N", help="Create N vGPUs, all or none."
 )
-@_parent_option("Use this GPU or virtual function.")
+@parent_option("Use this GPU or virtual function.")
 @click.option(
     "--numa",
     "numa_node",
@@ -329,7 +322,7 @@ def _print_created(session: Session, outcome: VgpuOutcome) -> None:
 @vgpu.command("remove")
 @click.argument("name", nargs=-1, shell_complete=complete_vgpu)
 @click.option("--all", "every", is_flag=True, help="Remove all vGPUs created by vfiomgr.")
-@_parent_option("With --all: only vGPUs of this device.")
+@parent_option("With --all: only vGPUs of this device.")
 @allow_option("in-use", text="Try even if a guest uses the vGPU (see --timeout).")
 @session_options(*CHANGING)
 @pass_session
