@@ -235,8 +235,9 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
             await server.until(1)
             node.bind(other)
             await server.until(2)
-            start_guest(node, gpu, f"sandbox-{'a' * 64}")
             await node.until_used_by(gpu, "ml/train-0/c0")
+            start_guest(node, gpu, f"sandbox-{'a' * 64}")
+            await node.kubelet.restart_containers("ml/train-0")  # a scan sees the guest
             start_guest(node, gpu, f"sandbox-{'b' * 64}")
             await server.until(3)
             await node.kubelet.until_capacity(NAME, 3, 2)
