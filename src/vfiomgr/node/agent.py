@@ -24,6 +24,7 @@ from vfiomgr.node.offers import Offers, Quarantine
 from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import PREFIX, ServedResource
 from vfiomgr.node.systemd import notify, watchdog_seconds
+from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
-        os.makedirs(os.path.dirname(self._settings.control), 0o755, exist_ok=True)
+        directory = os.path.dirname(os.path.abspath(self._settings.control))
+        HostTree("/").make_directory(HostPath(directory))  # the umask is narrower
         await self._control.start(f"{UNIX}{self._settings.control}")
         await self._share_quarantine()
         if self._settings.metrics is not None:

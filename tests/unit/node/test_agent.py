@@ -410,6 +410,8 @@ def test_the_sockets_are_for_root_only(place: Path) -> None:
             control = HostTree(node.kernel.root).locate(CONTROL)
             modes = [os.stat(path).st_mode & 0o077 for path in (*own, Path(control))]
             assert modes == [0, 0]
+            directory = os.stat(os.path.dirname(control)).st_mode & 0o777
+            assert directory == 0o755  # records of other commands are in it
 
     tell(story())
 
