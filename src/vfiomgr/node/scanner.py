@@ -295,7 +295,7 @@ def serve(host: Host, source: int, sink: int, measured: Measured | None = None) 
             reports = [scanner.scan()]
         for report in reports:
             _write_all(sink, write(report))
-        due = time.monotonic() + scanner.pause
+            due = time.monotonic() + scanner.pause
 
 
 def _await_quiet(changes: DeviceChanges | None) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import threading
+import time
 from errno import ENOTTY, EPERM, EROFS
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +20,7 @@ from vfiomgr.library import Host
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import render
 from vfiomgr.node.model import Inventory, NodeSettings
-from vfiomgr.node.scanner import FEATURES, Scanner
+from vfiomgr.node.scanner import FEATURES, Scanner, serve
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
 
@@ -364,3 +368,21 @@ def test_messages_survive_the_pipe(scanner: Scanner) -> None:
     assert read(Question, write(question)) == question
     with pytest.raises(ValueError, match="truncated"):
         read(Report, b"{")
+
+
+def test_allocations_do_not_delay_the_next_scan(kernel: FakeKernel) -> None:
+    source, questions = os.pipe()
+    answers, sink = os.pipe()
+    thread = threading.Thread(target=serve, args=(Host(kernel), source, sink))
+    thread.start()
+    os.write(questions, write(Question(settings=Settings(interval=0.5))))
+    end, text = time.monotonic() + 10, b""
+    while text.count(b"\n") < 4 and time.monotonic() < end:
+        os.write(questions, write(Question(allocated=(GPUS[0],))))
+        if select.select([answers], [], [], 0.1)[0]:
+            text += os.read(answers, 1 << 16)
+    os.close(questions)
+    thread.join(10)
+    for descriptor in (source, answers, sink):
+        os.close(descriptor)
+    assert text.count(b"\n") >= 4
