@@ -125,7 +125,7 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
-        directory = os.path.dirname(os.path.abspath(self._settings.control))
+        directory = os.path.dirname(self._settings.control)
         HostTree("/").make_directory(HostPath(directory))  # the umask is narrower
         await self._control.start(f"{UNIX}{self._settings.control}")
         await self._share_quarantine()
