@@ -19,7 +19,7 @@ from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.snapshot.values import DeviceUser
@@ -110,9 +110,12 @@ class Sandboxes:
     """Notices guests that crashed, by what has each device open from scan to scan.
 
     A pod keeps its sandbox while it runs: another guest in the same pod replaces one that crashed.
+    Kata unplugs the devices of a container that ends, while its guest runs on: `runs` says whether
+    one of these processes still runs the guest.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs: Callable[[str, Iterable[int]], bool]) -> None:
+        self._runs = runs
         self._known: dict[str, _Sandbox] = {}
 
     def forget(self, devices: Iterable[str]) -> None:
@@ -157,7 +160,12 @@ class Sandboxes:
             return f"pod {last.pod} ended, and PID {named} still has {unit.id} open" * is_over
         if last.pod != pod or not last.guest or guest == last.guest:
             return ""
-        is_over = bool(guest) or (not users and self._is_over(unit, last, now))
+        if users and not guest:
+            return ""
+        if self._runs(last.guest, last.pids):
+            self._known.setdefault(unit.id, replace(last, since=None))
+            return ""
+        is_over = bool(guest) or self._is_over(unit, last, now)
         if is_over and not guest:
             del self._known[unit.id]  # once for each guest
         return f"guest {last.guest} of pod {pod} ended while the pod had {unit.id}" * is_over

@@ -10,6 +10,7 @@ import os
 import select
 import time
 from errno import EACCES, EPERM, EROFS
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from vfiomgr.node.plan import inventory
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.users import read_holders
+from vfiomgr.snapshot.users import read_holders, runs_guest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -71,7 +72,7 @@ class Scanner:
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
         self._released = ""
-        self._sandboxes = Sandboxes()
+        self._sandboxes = Sandboxes(partial(runs_guest, host.tree))
 
     @property
     def pause(self) -> float:

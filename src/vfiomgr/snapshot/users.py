@@ -121,6 +121,15 @@ def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, .
     return _described(tree, held, {})
 
 
+def runs_guest(tree: HostTree, guest: str, pids: Iterable[int]) -> bool:
+    """Whether one of the processes runs the guest, with or without devices.
+
+    A process that does not answer has not ended; one that has ended has no command line.
+    """
+    guests = _guests(tree, names := [str(pid) for pid in pids])
+    return any(guests.get(name, guest) == guest for name in names)
+
+
 def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
     """The open files of each process; None if some process cannot be examined."""
     pids = [name for name in tree.children(_PROC) if name.isdecimal()]

@@ -27,7 +27,11 @@ class Told:
     """Scans one after the other, and what they say."""
 
     def __init__(self) -> None:
-        self.sandboxes = Sandboxes()
+        self.living: set[tuple[str, int]] = set()
+        """Guests that run although they may have no device, and their processes."""
+        self.sandboxes = Sandboxes(
+            lambda name, pids: any((name, pid) in self.living for pid in pids)
+        )
         self.withheld: set[str] = set()
 
     def scan(self, now: float, found: NodeUnit, *users: DeviceUser) -> str:
@@ -60,6 +64,19 @@ def test_a_guest_that_does_not_return_has_crashed_after_a_while_and_once(told: T
     assert FIRST in told.scan(10 + SETTLE, TRAIN)
     assert told.scan(10 + 3 * SETTLE, TRAIN) == ""
     assert not told.sandboxes.is_waiting
+
+
+def test_a_closed_device_of_a_living_guest_is_no_crash(told: Told) -> None:
+    told.living = {(FIRST, 7)}
+    told.scan(0, TRAIN, guest(FIRST))
+    assert told.scan(1, TRAIN) == ""
+    assert not told.sandboxes.is_waiting
+    assert told.scan(1 + 2 * SETTLE, TRAIN) == ""
+    assert told.scan(2 + 2 * SETTLE, TRAIN, guest(FIRST)) == ""
+    assert told.scan(3 + 2 * SETTLE, TRAIN) == ""
+    told.living = {(SECOND, 7), (FIRST, 8)}
+    assert told.scan(4 + 2 * SETTLE, TRAIN) == ""
+    assert FIRST in told.scan(4 + 3 * SETTLE, TRAIN)
 
 
 def test_a_guest_that_ends_with_its_pod_has_not_crashed(told: Told) -> None:

@@ -370,6 +370,22 @@ def test_messages_survive_the_pipe(scanner: Scanner) -> None:
         read(Report, b"{")
 
 
+def test_a_guest_without_its_device_has_not_crashed_while_its_process_runs(
+    kernel: FakeKernel, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.node.offers.SETTLE", 0)
+    kernel.guest_opens(11)
+    process = f"/proc/{kernel.vfio.guests[11].pid}"
+    name = f"qemu-system-x86_64\0-name\0sandbox-{'a' * 64},debug-threads=on\0"
+    kernel.sysfs.put(f"{process}/cmdline", name)
+    assert scanner.answer(Question(pods={GPUS[0]: "ml/train-0/c0"})).crashes == {}
+    kernel.guest_closes(11)
+    kernel.sysfs.put(f"{process}/cmdline", name)
+    assert scanner.scan().crashes == {}
+    kernel.sysfs.drop(process)
+    assert list(scanner.scan().crashes) == [GPUS[0]]
+
+
 def test_allocations_do_not_delay_the_next_scan(kernel: FakeKernel) -> None:
     source, questions = os.pipe()
     answers, sink = os.pipe()
