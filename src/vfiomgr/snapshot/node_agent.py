@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 import time
 import warnings
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from vfiomgr.diagnostic import Diagnostic
-from vfiomgr.documents.jsonable import from_jsonable
+from vfiomgr.documents.jsonable import Misfit, from_jsonable
 from vfiomgr.errors import HostError, NeedsRoot, UsageError
 from vfiomgr.paths import RUNTIME
 from vfiomgr.pci.model import is_address
@@ -28,8 +31,13 @@ _PATIENCE = 1.0
 """Seconds that commands wait which do not depend on an agent."""
 _ABSENT = (FileNotFoundError, ConnectionRefusedError, PermissionError)
 """No agent runs, or this user may not ask it."""
-_MOST_BYTES = 64 << 20
+_MOST_BYTES = 16 << 20
+_MOST_QUOTED = 200
+"""Characters of an answer in a message."""
 _OK, _NOT_FOUND = 200, 404
+_LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_POD = re.compile(rf"{_LABEL}/(?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/{_LABEL}")
+"""NAMESPACE/NAME/CONTAINER, as Kubernetes accepts them; commands that users paste have them."""
 
 
 class DeviceStatus(Value):
@@ -86,14 +94,38 @@ def find_status(tree: HostTree) -> NodeStatus | None:
         return None
     path = tree.locate(CONTROL)
     try:
+        _require_own_socket(path)
         return _read(*_exchange(path, "GET", "/status", b"", _PATIENCE))
     except _ABSENT:
         return None
+    except Misfit as error:
+        why = f"it has another version, restart it ({_quoted(str(error))})"
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error) or "timed out"
-        text = f"cannot ask the node agent on {CONTROL} which pods have devices: {why}"
-        warnings.warn(text, stacklevel=2)
-        return None
+        why = _quoted(getattr(error, "strerror", None) or str(error)) or "timed out"
+    text = f"cannot ask the node agent on {CONTROL} which pods have devices: {why}"
+    warnings.warn(text, stacklevel=2)
+    return None
+
+
+def _require_own_socket(path: str) -> None:
+    """Accept only what no other user can have made.
+
+    Raises:
+        OSError: it is absent, no socket, or that of another user.
+
+    """
+    found = os.lstat(path)
+    if not stat.S_ISSOCK(found.st_mode):
+        message = "it is not a socket"
+        raise OSError(message)
+    if found.st_uid not in (0, os.geteuid()):
+        message = f"user {found.st_uid} owns it"
+        raise OSError(message)
+
+
+def _quoted(text: str) -> str:
+    """The beginning of a text, in one line."""
+    return " ".join(text[: 2 * _MOST_QUOTED].split())[:_MOST_QUOTED]
 
 
 def read_status(path: str) -> NodeStatus:
@@ -106,7 +138,7 @@ def read_status(path: str) -> NodeStatus:
     try:
         return _read(*_ask(path, "GET", "/status"))
     except ValueError as error:
-        message = f"cannot read the answer of the agent on {path}: {error}"
+        message = f"cannot read the answer of the agent on {path}: {_quoted(str(error))}"
         raise HostError(message, "restart the agent, so that it has the same version") from None
 
 
@@ -124,7 +156,7 @@ def release(path: str, device: str) -> None:
 
 
 def _read(status: int, content: bytes) -> NodeStatus:
-    """Read an answer.
+    """Read an answer, without the fields that only a newer version has.
 
     Raises:
         ValueError: it is an error, incomplete, or that of another version.
@@ -132,7 +164,33 @@ def _read(status: int, content: bytes) -> NodeStatus:
     """
     if status != _OK:
         raise ValueError(content.decode(errors="replace").strip())
-    return from_jsonable(NodeStatus, msgspec.json.decode(content))
+    try:
+        data = msgspec.json.decode(content)
+    except RecursionError:
+        message = "its answer is nested too deeply"
+        raise ValueError(message) from None
+    found = from_jsonable(NodeStatus, _known(NodeStatus, data))
+    pods = (device.pod for resource in found.resources for device in resource.devices)
+    for pod in pods:
+        if pod and not _POD.fullmatch(pod):
+            message = f"this is not a container of a pod: {pod!r}"
+            raise ValueError(message)
+    return found
+
+
+def _known(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types and JSON have no narrower type
+    """What a value of this kind has a field for."""
+    if isinstance(data, dict) and isinstance(kind, type) and issubclass(kind, Value):
+        types = _types_of_fields(kind)
+        return {name: _known(types[name], data[name]) for name in data if name in types}
+    if isinstance(data, list) and (items := get_args(kind)):
+        return [_known(items[0], item) for item in data]
+    return data
+
+
+@lru_cache
+def _types_of_fields(kind: type[Value]) -> Mapping[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
 
 
 def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, bytes]:
@@ -171,7 +229,10 @@ def _exchange(path: str, method: str, page: str, body: bytes, seconds: float) ->
         while data := connection.recv(1 << 16):
             answer += data
             left = end - time.monotonic()
-            if left <= 0 or len(answer) > _MOST_BYTES:
+            if len(answer) > _MOST_BYTES:
+                message = "its answer is too long"
+                raise OSError(message)
+            if left <= 0:
                 raise TimeoutError
             connection.settimeout(left)
     first, _, content = bytes(answer).partition(b"\r\n\r\n")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.node_agent import CONTROL, find_status, release
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from tests.fakes.kernel import FakeKernel
 
@@ -650,6 +650,38 @@ def test_an_agent_that_was_killed_delays_no_command(place: Path) -> None:
     tell(story())
 
 
+def answer_with(**fields: object) -> bytes:
+    """The answer of an agent with a device that has these fields too."""
+    device = {"id": GPUS[0], "addresses": [GPUS[0]], "numa_nodes": [], "is_healthy": True}
+    reason = {"rule": "a", "severity": "warning", "subject": "", "summary": "", "new": 1}
+    devices = [{**device, "used_by": "", "reasons": [reason], **fields}]
+    resource = {"name": NAME, "consumer": "kata", "is_registered": True, "devices": devices}
+    status = {"pid": 1, "plugin_directory": "/", "has_kubelet": True, "new": 1}
+    return b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps({**status, "resources": [resource]}).encode()
+
+
+@contextmanager
+def answering(tree: HostTree, answer: bytes | None) -> Iterator[None]:
+    """An agent that gives this answer once, or none."""
+    path = tree.locate(CONTROL)
+    os.makedirs(os.path.dirname(path))
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as open_ones:
+        listening.bind(path)
+        listening.listen()
+
+        def serve() -> None:
+            connection = open_ones.enter_context(listening.accept()[0])
+            if answer is not None:
+                with suppress(ConnectionError):  # a long answer is not read to its end
+                    connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        yield
+        server.join(5)
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
@@ -658,33 +690,53 @@ def test_an_agent_that_was_killed_delays_no_command(place: Path) -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "the field is missing"),
         (b"HTTP/1.1 503 Unavailable\r\n\r\nbusy", "busy"),
         (b"SSH-2.0-OpenSSH", "its answer is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", "it has another version, restart it (pid: "),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 9999, "its answer is nested too deeply"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (17 << 20), "its answer is too long"),
+        (b"HTTP/1.1 500 Error\r\n\r\nso\n" + b"x" * 9999, f": so {'x' * 197}$"),
+        (answer_with(pod="a/b; reboot/c"), "this is not a container of a pod: 'a/b; reboot/c'"),
+        (answer_with(pod="a/b"), "this is not a container of a pod: 'a/b'"),
+        (answer_with(pod=f"a/{'b.' * 126}bb/c"), "this is not a container of a pod: 'a/b.b."),
     ],
 )
 def test_an_agent_that_does_not_answer_is_reported_after_a_second(
     place: Path, answer: bytes | None, why: str
 ) -> None:
     tree = gpu_node(place)
-    path = tree.locate(CONTROL)
-    os.makedirs(os.path.dirname(path))
-    with socket.socket(socket.AF_UNIX) as stuck, ExitStack() as open_ones:
-        stuck.bind(path)
-        stuck.listen()
-
-        def serve() -> None:
-            connection = open_ones.enter_context(stuck.accept()[0])
-            if answer is not None:
-                connection.sendall(answer)
-                connection.shutdown(socket.SHUT_WR)
-
-        server = threading.Thread(target=serve, daemon=True)
-        server.start()
+    with answering(tree, answer):
         begun = time.monotonic()
         with pytest.warns(UserWarning, match="cannot ask the node agent on") as told:
             found = Host(tree).scan(with_users=True)
-        server.join(5)
-        assert found.agent is None
-        assert why in str(told[0].message)
         assert time.monotonic() - begun < 2.5
+    assert found.agent is None
+    assert why in f"{told[0].message}$"
+
+
+def test_fields_of_a_newer_agent_are_ignored(place: Path) -> None:
+    tree = gpu_node(place)
+    with answering(tree, answer_with(pod="ml/train-0.a/main", new={"a": [1]})):
+        found = find_status(tree)
+    assert found is not None
+    assert found.pods == {GPUS[0]: "ml/train-0.a"}
+
+
+def test_only_a_socket_of_root_or_this_user_is_asked(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = gpu_node(place)
+    path = Path(tree.locate(CONTROL))
+    with answering(tree, answer_with(pod="ml/train-0/main")):
+        monkeypatch.setattr("os.geteuid", lambda: 7)
+        os.chown(path, 8, 8)
+        with pytest.warns(UserWarning, match="pods have devices: user 8 owns it"):
+            assert find_status(tree) is None
+        os.chown(path, 7, 7)
+        path.rename(path.with_name("other"))
+        path.symlink_to("other")
+        with pytest.warns(UserWarning, match="pods have devices: it is not a socket"):
+            assert find_status(tree) is None
+        path.with_name("other").rename(path)
+        assert find_status(tree) is not None
 
 
 def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -> None:
