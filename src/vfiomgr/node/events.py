@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from vfiomgr.errors import UsageError
+from vfiomgr.node.model import SERVICE_ACCOUNT
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,7 +27,7 @@ _PATH = "/api/v1/namespaces/default/events"
 """Events of nodes, which are in no namespace, are in this one."""
 _COMPONENT = "vfiomgr-node"
 _LONGEST = 1024
-"""Characters of the message (ValidateEvent in pkg/apis/core/validation/events.go)."""
+"""Characters of the message: as many as events.k8s.io/v1 accepts bytes (NoteLengthLimit)."""
 _DEADLINE = 10.0
 _ATTEMPTS = 5
 _FIRST_PAUSE = 1.0
@@ -34,6 +37,20 @@ _WAITING = 100
 _CREATED = 201
 _BUSY = 429
 _BROKEN = 500
+
+
+def require_usable(settings: EventSettings) -> None:
+    """Read the token and the authority once, before the first event.
+
+    Raises:
+        UsageError: one of them cannot be read.
+
+    """
+    try:
+        _credentials(settings.directory)
+    except (OSError, ValueError) as error:
+        message = f"--events: cannot use token and ca.crt in {settings.directory}: {error}"
+        raise UsageError(message, f"in a pod they are in {SERVICE_ACCOUNT}") from None
 
 
 class Events:

@@ -10,6 +10,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.kata.manifests.plan import parse_selector, require_image, require_label
 from vfiomgr.kata.manifests.render import quoted, template
 from vfiomgr.kata.model import KUBELET_ROOT, KUBELET_ROOTS
+from vfiomgr.node.model import SERVICE_ACCOUNT
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, render_record
 from vfiomgr.value import Value
@@ -76,8 +77,6 @@ SELINUX_TYPE = "container_device_plugin_t"
 _BASE, _EVENTS, _PREPARATION = "node-agent/base", "node-agent/events", "node-agent/layout"
 _IN_DEFAULT = ("Role", "RoleBinding")
 """Events of nodes are in the namespace default."""
-SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where a pod has the token of its service account, and the API server's authority."""
 _DIGEST = "vfiomgr.io/layout"
 _MOST_BYTES = 1 << 20
 """Of a ConfigMap (MaxSecretSize in pkg/apis/core/types.go)."""

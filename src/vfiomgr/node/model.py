@@ -21,6 +21,8 @@ DEFAULT_PREFIX = "vfiomgr.io"
 """The domain of resource names."""
 UnitKind = Literal["function", "mdev", "vendor", "quota"]
 """A function on a VFIO driver, or a vGPU by its family (vgpu.md)."""
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where a pod has the token of its service account, and the API server's authority."""
 
 
 class NodeUnit(Value):

@@ -265,3 +265,22 @@ def test_outside_of_a_pod_the_api_server_is_asked_for(place: Path) -> None:
             assert "KUBERNETES_SERVICE_HOST is not set" in error
 
     tell(story())
+
+
+@pytest.mark.parametrize(
+    ("port", "told"),
+    [
+        ("443", "cannot use token and ca.crt in /nonexistent: "),
+        ("tcp://10.0.0.1:443", "KUBERNETES_SERVICE_PORT is not a number: tcp://10.0.0.1:443"),
+    ],
+)
+def test_what_events_need_is_checked_at_the_start(place: Path, port: str, told: str) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            places = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": port}
+            made = await node.agent("--events=/nonexistent", **places)
+            _, error = await made.communicate()
+            assert made.returncode == 2
+            assert told in error.decode()
+
+    tell(story())

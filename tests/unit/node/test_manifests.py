@@ -26,12 +26,12 @@ from vfiomgr.node import manifests as manifests_module
 from vfiomgr.node.manifests import (
     DISTRIBUTIONS,
     IMAGE,
-    SERVICE_ACCOUNT,
     ManifestRequest,
     NodeLayout,
     manifest_request,
     manifests,
 )
+from vfiomgr.node.model import SERVICE_ACCOUNT
 from vfiomgr.node.systemd import render_agent, render_cdi
 from vfiomgr.persistence.installed_layout import FILE, RECORD, InstalledLayout, parse_record
 

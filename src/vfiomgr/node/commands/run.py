@@ -245,16 +245,21 @@ def _events(directory: str) -> EventSettings:
     """How to write events: the API server is known from the environment of a pod.
 
     Raises:
-        UsageError: this is no pod, or httpx is not installed.
+        UsageError: this is no pod, httpx is not installed, or the credentials cannot be read.
 
     """
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get(_PORT, "443")
     if not host:
         message = "--events: the API server is unknown: KUBERNETES_SERVICE_HOST is not set"
         raise UsageError(message, f"in a pod it is; elsewhere set it and {_PORT}")
-    _optional("vfiomgr.node.events")
+    if not port.isdecimal():
+        message = f"--events: {_PORT} is not a number: {port}"
+        raise UsageError(message, "set it to the port of the API server, or remove it")
     node = os.environ.get("NODE_NAME") or os.uname().nodename.lower()
-    return EventSettings(directory, f"https://{f'[{host}]' if ':' in host else host}:{port}", node)
+    server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+    settings = EventSettings(directory, server, node)
+    _optional("vfiomgr.node.events").require_usable(settings)
+    return settings
 
 
 @click.command("scan", hidden=True)
