@@ -64,7 +64,7 @@ class Node:
             plugin_directory=str(self.place / "p"),
             pod_resources=self.kubelet.pod_resources,
             control=str(self.place / "c"),
-            scan=Settings(interval=0.2),
+            scan=Settings(interval=2.0),
             debounce=0.05,
             pods_interval=0.2,
             tick=0.01,
@@ -81,6 +81,11 @@ class Node:
         status = await self._process.wait()
         await self.kubelet.stop()
         return status
+
+    def scan(self) -> None:
+        """Have the agent scan now, as events of udev would."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
 
     async def until_ready(self) -> None:
         """Wait until all devices are allocatable."""
@@ -173,16 +178,20 @@ async def _live(node: Node, pods: Pods, number: int) -> None:
 async def _plug(node: Node, address: str) -> None:
     name = _MODELS["1eb8" if node.addresses.index(address) % 2 == 0 else "2235"]
     node.kernel.unplug(address)
+    node.scan()
     await node.kubelet.until_capacity(name, _EACH, _EACH - 1)
     node.kernel.plug(address)
+    node.scan()
     await node.kubelet.until_capacity(name, _EACH, _EACH)
 
 
 async def _storm(node: Node, count: int) -> None:
     node.errors(count)
+    node.scan()
     for name in _MODELS.values():
         await node.kubelet.until_capacity(name, _EACH, 0)
     node.errors(0)
+    node.scan()
     await node.until_ready()
 
 
