@@ -75,8 +75,18 @@ SELINUX_TYPE = "container_device_plugin_t"
 """The type of container-selinux that may create sockets in the kubelet's directory."""
 
 _BASE, _EVENTS, _PREPARATION = "node-agent/base", "node-agent/events", "node-agent/layout"
+_DRA = "node-agent/dra"
+_DRA_OBJECTS = (
+    *("deviceclass-vfio", "deviceclass-vgpu"),
+    *("clusterrole", "clusterrolebinding", "policy", "policybinding"),
+)
 _IN_DEFAULT = ("Role", "RoleBinding")
 """Events of nodes are in the namespace default."""
+_IN_NONE = (
+    *("DeviceClass", "ClusterRole", "ClusterRoleBinding"),
+    *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"),
+)
+"""The objects for claims belong to the cluster."""
 _DIGEST = "vfiomgr.io/layout"
 _MOST_BYTES = 1 << 20
 """Of a ConfigMap (MaxSecretSize in pkg/apis/core/types.go)."""
@@ -102,6 +112,8 @@ class ManifestRequest(Value):
     layout: NodeLayout | None = None
     events: bool = False
     """Whether the agent gets a token, and may create events of its node."""
+    dra: bool = False
+    """Whether the agent is also a DRA driver, with a token for slices and claims."""
     arguments: tuple[str, ...] = ()
     """More arguments of the agent."""
 
@@ -115,6 +127,7 @@ def manifest_request(  # noqa: PLR0913 - an option is an argument
     selinux: bool,
     layout: NodeLayout | None,
     events: bool = False,
+    dra: bool = False,
     arguments: tuple[str, ...] = (),
 ) -> ManifestRequest:
     """The request of a user.
@@ -134,6 +147,7 @@ def manifest_request(  # noqa: PLR0913 - an option is an argument
         selinux=selinux,
         layout=layout,
         events=events,
+        dra=dra,
         arguments=arguments,
     )
 
@@ -149,6 +163,8 @@ def _objects(request: ManifestRequest) -> Iterator[Object]:
     if request.events:
         yield template(f"{_EVENTS}/role")
         yield template(f"{_EVENTS}/rolebinding")
+    if request.dra:
+        yield from (template(f"{_DRA}/{name}") for name in _DRA_OBJECTS)
     if request.layout is not None:
         yield _layout_map(request.layout)
         yield _layout_pods(request, request.layout)
@@ -160,7 +176,7 @@ def _placed(document: Object, namespace: str) -> Object:
     for subject in document.get("subjects", ()):
         subject["namespace"] = quoted(namespace)
     key = "name" if document["kind"] == "Namespace" else "namespace"
-    if document["kind"] not in _IN_DEFAULT:
+    if document["kind"] not in (*_IN_DEFAULT, *_IN_NONE):
         document["metadata"][key] = quoted(namespace)
     return document
 
@@ -171,17 +187,34 @@ def _agent_pods(request: ManifestRequest) -> Object:
     if request.selinux:
         spec["securityContext"]["seLinuxOptions"] = {"type": SELINUX_TYPE}
     spec["containers"][0]["args"] += [quoted(word) for word in request.arguments]
-    if request.events:
+    if request.events or request.dra:
         spec["automountServiceAccountToken"] = True
-        spec["containers"][0]["args"] += ["--events", SERVICE_ACCOUNT]
         name = {"fieldRef": {"fieldPath": "spec.nodeName"}}
         spec["containers"][0]["env"] = [{"name": "NODE_NAME", "valueFrom": name}]
+    if request.events:
+        spec["containers"][0]["args"] += ["--events", SERVICE_ACCOUNT]
+    if request.dra:
+        _add_dra(spec, request.kubelet_root)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
     volumes["pod-resources"]["hostPath"]["path"] = quoted(request.kubelet_root / POD_RESOURCES)
     if request.layout is not None:
         del volumes["layout"]["hostPath"]
         volumes["layout"]["configMap"] = {"name": LAYOUT}
     return document
+
+
+def _add_dra(spec: Any, root: HostPath) -> None:  # noqa: ANN401 - as YAML has it
+    """Add what the DRA driver needs to the pod of the agent."""
+    more = template(f"{_DRA}/daemonset")["spec"]["template"]["spec"]
+    (container,), (its,) = spec["containers"], more["containers"]
+    container["args"] += ["--dra"]
+    if root != KUBELET_ROOT:
+        container["args"] += ["--kubelet-root", quoted(root)]
+    for mount, volume in zip(its["volumeMounts"], more["volumes"], strict=True):
+        place = volume["hostPath"]["path"].replace(KUBELET_ROOT, root, 1)
+        mount["mountPath"] = volume["hostPath"]["path"] = quoted(place)
+    container["volumeMounts"] += its["volumeMounts"]
+    spec["volumes"] += more["volumes"]
 
 
 def _layout_pods(request: ManifestRequest, layout: NodeLayout) -> Object:

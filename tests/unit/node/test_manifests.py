@@ -50,6 +50,7 @@ READ_ONLY = {"pod-resources", "layout", "sys", "vfio"}
 WRITABLE = {"device-plugins", "cdi", "state", "features", "tmp"}
 LOCAL = f"the image {IMAGE} is not in a registry; pass --image with a name that nodes can pull\n"
 K0S = KUBELET_ROOTS["k0s"]
+_REGISTRY = "plugins_registry"
 REQUESTS = {
     "default": (ManifestRequest(), {}),
     "k0s": (
@@ -57,6 +58,11 @@ REQUESTS = {
         {"kubeletRoot": str(K0S), "nodeSelector": {"gpu": "on"}, "selinux": True},
     ),
     "events": (ManifestRequest(namespace="gpu", events=True), {"events": True}),
+    "dra": (ManifestRequest(namespace="gpu", dra=True), {"dra": True}),
+    "dra on k0s": (
+        ManifestRequest(kubelet_root=K0S, dra=True, events=True, arguments=("--reset",)),
+        {"kubeletRoot": str(K0S), "dra": True, "events": True, "args": ["--reset"]},
+    ),
     "layout": (
         ManifestRequest(image="registry.example/agent:2", namespace="gpu", layout=LAYOUT),
         {
@@ -295,6 +301,59 @@ def test_the_agent_gets_a_token_for_events_only_if_asked() -> None:
     assert pod["containers"][0]["args"][-2:] == ["--events", SERVICE_ACCOUNT]
     usual = named(plain(ManifestRequest()))
     assert not [kind for kind, _ in usual if kind.startswith("Role")]
+
+
+def test_the_driver_may_do_no_more_than_it_needs() -> None:
+    found = named(plain(ManifestRequest(namespace="gpu", dra=True)))
+    rules = {
+        rule["resources"][0]: rule["verbs"]
+        for rule in found["ClusterRole", "vfiomgr-node-dra"]["rules"]
+    }
+    assert rules == {
+        "resourceslices": ["get", "list", "watch", "create", "update", "delete"],
+        "resourceclaims": ["get", "list", "watch"],
+        "nodes": ["get"],
+    }
+    account = {"kind": "ServiceAccount", "name": "vfiomgr-node", "namespace": "gpu"}
+    assert found["ClusterRoleBinding", "vfiomgr-node-dra"]["subjects"] == [account]
+    spec = found["ValidatingAdmissionPolicy", "vfiomgr-node-dra"]["spec"]
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert rule["resources"] == ["resourceslices"]
+    assert rule["operations"] == ["CREATE", "UPDATE", "DELETE"]
+    assert spec["failurePolicy"] == "Fail"
+    (condition,) = spec["matchConditions"]
+    assert f":{account['name']}" in condition["expression"]
+    binding = found["ValidatingAdmissionPolicyBinding", "vfiomgr-node-dra"]["spec"]
+    assert binding == {"policyName": "vfiomgr-node-dra", "validationActions": ["Deny"]}
+
+
+def test_the_driver_has_the_same_paths_inside_and_outside() -> None:
+    pod = pods(plain(ManifestRequest(kubelet_root=K0S, dra=True)))["vfiomgr-node"]
+    (agent,) = pod["containers"]
+    assert agent["args"][-3:] == ["--dra", "--kubelet-root", str(K0S)]
+    mounts = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    for name, place in (("plugins", "plugins/vfiomgr.io"), ("plugins-registry", _REGISTRY)):
+        assert mounts[name] == volumes[name]["hostPath"]["path"] == f"{K0S}/{place}"
+    assert pod["automountServiceAccountToken"] is True
+
+
+def test_the_overlay_of_kustomize_adds_the_driver() -> None:
+    yaml = YAML(typ="safe", pure=True)
+    overlay = yaml.load((SOURCES / "dra/kustomization.yaml").read_text())
+    ours = named(plain(ManifestRequest(dra=True)))
+    base, *more = overlay["resources"]
+    assert base == "../base"
+    for name in more:
+        document = yaml.load((SOURCES / "dra" / name).read_text())
+        assert ours[document["kind"], document["metadata"]["name"]] == document
+    (patch,) = overlay["patches"]
+    spec = yaml.load((SOURCES / "dra" / patch["path"]).read_text())["spec"]["template"]["spec"]
+    pod = ours["DaemonSet", "vfiomgr-node"]["spec"]["template"]["spec"]
+    (its,), (agent,) = spec["containers"], pod["containers"]
+    assert (its["args"], its["env"]) == (agent["args"], agent["env"])
+    assert agent["volumeMounts"][-2:] == its["volumeMounts"]
+    assert pod["volumes"][-2:] == spec["volumes"]
 
 
 def test_one_agent_at_a_time_serves_a_node() -> None:

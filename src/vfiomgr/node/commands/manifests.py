@@ -73,6 +73,11 @@ _SELINUX = HostPath("/sys/fs/selinux/enforce")
     "--events", is_flag=True, help="Let the agent write events of its node, with a token for that."
 )
 @click.option(
+    "--dra",
+    is_flag=True,
+    help="Add the DRA driver: the agent publishes devices and prepares claims, with a token.",
+)
+@click.option(
     "--with-layout",
     "file",
     metavar="FILE",
@@ -104,6 +109,7 @@ def manifests(
     selectors: tuple[str, ...],
     selinux: bool,
     events: bool,
+    dra: bool,
     file: str | None,
     name: str | None,
     unit: str | None,
@@ -114,8 +120,8 @@ def manifests(
     """Print the Kubernetes objects that run the agent on nodes.
 
     The pods of the agent are unprivileged and need no rights in the Kubernetes API, except with
-    --events. They offer the devices that are ready; a layout prepares them, either installed on the
-    nodes (vfiomgr layout install) or applied by separate pods (--with-layout).
+    --events and --dra. They offer the devices that are ready; a layout prepares them, either
+    installed on the nodes (vfiomgr layout install) or applied by separate pods (--with-layout).
 
     The options that name resources must be the same for the agent and for the unit that writes the
     CDI specifications at boot.
@@ -126,6 +132,7 @@ def manifests(
       vfiomgr node manifests --distribution k0s --node-selector gpu=vfio
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --with-layout host.yaml
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --events
+      vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
     """
@@ -145,6 +152,7 @@ def manifests(
         selinux=selinux,
         layout=layout,
         events=events,
+        dra=dra,
         arguments=arguments,
     )
     if image is None:
@@ -166,6 +174,7 @@ def _forbid_objects(parameters: Mapping[str, object]) -> None:
         "selectors",
         "selinux",
         "events",
+        "dra",
         "file",
         "name",
     ):
