@@ -31,6 +31,7 @@ from vfiomgr.kata.manifests.plan import (
     require_resource,
     require_subdomain,
     resource_of_none,
+    selections,
     units_of,
 )
 from vfiomgr.kata.model import (
@@ -61,6 +62,14 @@ if TYPE_CHECKING:
 
 __all__ = ["NAMINGS", "Naming", "check_image", "pods", "runtime_class"]
 
+_CLAIMS_IGNORED = (
+    "Kata ignores claims when it starts a VM (kata-containers/kata-containers#13322): with "
+    "cold_plug_vfio the pod starts without its device. Only the Go runtime with hot_plug_vfio "
+    "plugs it in later; otherwise request a resource of the device plugin: omit --dra"
+)
+_DRIVER_NEEDED = (
+    "the pods wait until the driver vfiomgr.io publishes devices: vfiomgr node manifests --dra"
+)
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
 """The label that kata-deploy sets on nodes where it installed Kata."""
 
@@ -126,10 +135,12 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     count: int | None = None,
     memory: str = "16G",
     cpus: int = 4,
+    dra: bool = False,
 ) -> tuple[PodRequest, ...]:
     """Pods with devices for their VMs: those of `addresses`, or one pod for each resource.
 
     `memory` is the limit of the container, e.g. `16G`; the VM uses default_memory in addition.
+    With `dra`, claims request the devices instead of resources.
 
     Raises:
         UsageError: a name or a size is invalid.
@@ -140,7 +151,10 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     if resource is not None:
         require_resource("--resource", resource)
     units = _units(host, addresses)
-    offered = {resource: units} if resource else offers(units, naming, DEFAULT_KIND)
+    if dra:
+        offered = selections(units) or {"": ()}
+    else:
+        offered = {resource: units} if resource else offers(units, naming, DEFAULT_KIND)
     options = PodOptions(
         kind="Deployment" if deployment else "Pod",
         name=require_label("--name", name),
@@ -150,6 +164,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         memory_mib=_limit(memory),
         cpus=cpus,
         count=count,
+        by_claim=dra,
     )
     offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
     wanted = pods_for(offered, options, together=bool(addresses))
@@ -187,6 +202,10 @@ def _tell(
         )
     lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
+    if any(request.by_claim for request in requests):
+        source.on_note(_CLAIMS_IGNORED)
+        source.on_note(_DRIVER_NEEDED)
+        return
     kinds = {read_file(file).kind for file in host.cdi_files}
     asked = {item.name: item.count for request in requests for item in request.resources}
     for name, count in asked.items():

@@ -19,6 +19,7 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.manifests.plan import (
+    DEVICE_CLASS,
     PodDevice,
     PodOptions,
     PodRequest,
@@ -135,6 +136,33 @@ def test_whatever_is_wished_is_valid_and_means_the_same_in_yaml_1_1(data: st.Dat
     assert (spec["runtimeClassName"], container["image"]) == (wanted.runtime_class, wanted.image)
     limits = {item.name: str(item.count) for item in wanted.resources}
     assert container["resources"]["limits"].items() >= limits.items()
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment"])
+@pytest.mark.parametrize("expression", ["", 'device.attributes["vfiomgr.io"].device == "2235"'])
+def test_a_claim_requests_the_devices_of_a_pod(kind: Workload, expression: str) -> None:
+    items = (ResourceRequest(expression, 2), ResourceRequest(expression, 1))
+    wanted = PodRequest(
+        kind, "train", "research", "kata-vfio", "busybox:1", (), items, 1024, 1, by_claim=True
+    )
+    template, workload = render.claim_template(wanted), render.workload(wanted)
+    validate([template, workload])
+    claim, pod = read(render.as_yaml([template, workload]))
+    assert claim["metadata"] == {"name": "train", "namespace": "research"}
+    requests = claim["spec"]["spec"]["devices"]["requests"]
+    assert [(each["name"], each["exactly"]["count"]) for each in requests] == [
+        ("gpu", 2),
+        ("gpu-1", 1),
+    ]
+    assert {each["exactly"]["deviceClassName"] for each in requests} == {DEVICE_CLASS}
+    selectors = [{"cel": {"expression": expression}}] if expression else None
+    assert [each["exactly"].get("selectors") for each in requests] == [selectors] * 2
+    spec = pod["spec"] if kind == "Pod" else pod["spec"]["template"]["spec"]
+    assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "train"}]
+    (container,) = spec["containers"]
+    assert container["resources"]["claims"] == [{"name": "gpu"}]
+    assert set(container["resources"]["limits"]) == {"memory", "cpu"}
+    assert "device plugin" not in render.as_yaml([workload])
 
 
 @pytest.mark.parametrize("kind", ["Pod", "Deployment"])

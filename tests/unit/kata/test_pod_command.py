@@ -287,3 +287,25 @@ def test_a_resource_that_is_no_kind_of_cdi_is_told(run: Run, name: str) -> None:
         "devices fail. Configure another name in the device plugin, and pass it: --resource "
         "domain/name"
     ) not in run("kata", "pod", "--resource", "nvidia.com/pgpu").stderr
+
+
+def test_a_claim_selects_the_model_of_the_named_devices(run: Run) -> None:
+    run("bind", GPU, "--yes")
+    answer = run("kata", "pod", GPU, "--dra")
+    claim, pod = objects(answer)
+    (request,) = claim["spec"]["spec"]["devices"]["requests"]
+    (selector,) = request["exactly"]["selectors"]
+    shown = json.loads(run("show", GPU, "--format", "json").stdout)
+    device = shown.get("device", shown)
+    ids = (f'vendor == "{device["vendor_id"]}"', f'device == "{device["device_id"]}"')
+    assert all(text in selector["cel"]["expression"] for text in ids)
+    assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == "gpu"
+    assert "kata-containers#13322" in answer.stderr
+    assert "vfiomgr node manifests --dra" in answer.stderr
+
+
+@pytest.mark.parametrize("option", [("--resource", "a.b/c"), ("--naming", "model")])
+def test_a_claim_has_no_resource(run: Run, option: tuple[str, str]) -> None:
+    answer = run("kata", "pod", "--dra", *option)
+    assert answer.status == 2
+    assert f"--dra and {option[0]}" in answer.stderr

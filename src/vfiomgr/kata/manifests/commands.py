@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from vfiomgr.cli.options import Format
+    from vfiomgr.kata.manifests.plan import PodRequest
 
 
 def print_objects(objects: Sequence[Any], output: Format) -> None:
@@ -46,6 +47,7 @@ class _PodOptions(TypedDict):
     memory: str
     cpus: int
     runtime_class: str
+    dra: bool
 
 
 def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,6 +115,11 @@ def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
     show_default=True,
     help="Name the resource like cdi generate (kind), kubevirt-gpu-device-plugin (model) or "
     "sandbox-device-plugin (pgpu).",
+)
+@click.option(
+    "--dra",
+    is_flag=True,
+    help="Request devices by a ResourceClaimTemplate (DRA) instead of a resource.",
 )
 @click.option(
     "--count",
@@ -184,6 +191,7 @@ def pod(
       vfiomgr kata pod 0000:04:00.0 --memory 32G | kubectl apply -f -
       vfiomgr kata pod --deployment --resource nvidia.com/pgpu --count 2
       vfiomgr kata pod --naming model --image registry.example/train:1 --namespace research
+      vfiomgr kata pod 0000:04:00.0 --dra
       vfiomgr kata pod --runtimeclass | kubectl apply -f -
       vfiomgr kata pod --runtimeclass --runtime-class kata-gpu --default-memory 4G
       vfiomgr kata pod --runtimeclass --handler kata-gpu --node-selector gpu=vfio
@@ -217,8 +225,18 @@ def pod(
     for option, value in of_class.items():
         if value:
             forbid_alone(option, "--runtimeclass", "pods have no such setting")
+    if options["dra"]:
+        for option in typed_options(["resource", "naming"]):
+            forbid_together("--dra", option, "a claim selects devices by their model")
     wanted = pods(session, *addresses, **options)
-    print_objects([render.workload(one) for one in wanted], session.format)
+    print_objects(
+        [document for one in wanted for document in (*_claim_of(one), render.workload(one))],
+        session.format,
+    )
+
+
+def _claim_of(request: PodRequest) -> tuple[render.Object, ...]:
+    return (render.claim_template(request),) if request.by_claim else ()
 
 
 @click.command("runtimeclass", hidden=True)

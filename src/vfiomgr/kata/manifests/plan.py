@@ -99,9 +99,10 @@ def parse_selector(option: str, text: str) -> tuple[str, str]:
 
 
 class ResourceRequest(Value):
-    """How many devices of a resource a container requests."""
+    """How many devices of a resource, or of those that a claim selects, a container requests."""
 
     name: str
+    """The resource; with a claim, a CEL expression for devices, or nothing for any."""
     count: int
 
 
@@ -118,6 +119,8 @@ class PodRequest(Value):
     resources: tuple[ResourceRequest, ...]
     memory_mib: int
     cpus: int
+    by_claim: bool = False
+    """Whether the devices are requested by a claim (DRA) instead of resources."""
 
 
 class RuntimeClassRequest(Value):
@@ -221,6 +224,21 @@ def offers(
     return found
 
 
+DEVICE_CLASS = "vfio.vfiomgr.io"
+"""The DeviceClass of functions on VFIO drivers (kata/node-agent/dra)."""
+_ATTRIBUTES = 'device.attributes["vfiomgr.io"]'
+
+
+def selections(units: Iterable[PodDevice]) -> dict[str, tuple[PodDevice, ...]]:
+    """The units by the CEL expression that selects their model in a claim."""
+    found: dict[str, tuple[PodDevice, ...]] = {}
+    for unit in units:
+        ids = (("vendor", unit.lead.vendor_id), ("device", unit.lead.device_id))
+        name = " && ".join(f'{_ATTRIBUTES}.{key} == "{value}"' for key, value in ids)
+        found[name] = (*found.get(name, ()), unit)
+    return found
+
+
 def units_of(host: HostSnapshot, named: Iterable[PciDevice]) -> tuple[PodDevice, ...]:
     """The units for the named functions: their groups, or slots without groups.
 
@@ -247,6 +265,7 @@ class PodOptions(Value):
     cpus: int
     count: int | None
     """The number of devices; None for the named ones, or one."""
+    by_claim: bool = False
 
 
 def pods_for(
@@ -303,6 +322,7 @@ def _pod(
         resources=items,
         memory_mib=options.memory_mib,
         cpus=options.cpus,
+        by_claim=options.by_claim,
     )
 
 

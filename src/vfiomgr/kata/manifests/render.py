@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
+from vfiomgr.kata.manifests.plan import DEVICE_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 Object = Any
 """A mapping of ruamel.yaml with its comments; in JSON it is a plain object."""
 _LABEL = "app.kubernetes.io/name"
+_CLAIM = "gpu"
+"""The name of a claim in its pod, and of its first request."""
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Text that YAML 1.1, which kubectl reads, takes for another type."""
@@ -56,6 +59,25 @@ def workload(request: PodRequest) -> Object:
         spec = document["spec"]
     spec["runtimeClassName"] = quoted(request.runtime_class)
     _fill(spec["containers"][0], request)
+    if request.by_claim:
+        claim = {"name": _CLAIM, "resourceClaimTemplateName": quoted(request.name)}
+        spec["resourceClaims"] = [claim]
+    return document
+
+
+def claim_template(request: PodRequest) -> Object:
+    """The ResourceClaimTemplate of a pod (resource.k8s.io/v1)."""
+    document = template("claimtemplate")
+    document["metadata"]["name"] = quoted(request.name)
+    if request.namespace is not None:
+        document["metadata"]["namespace"] = quoted(request.namespace)
+    requests = document["spec"]["spec"]["devices"]["requests"]
+    for number, item in enumerate(request.resources):
+        wanted: dict[str, Any] = {"deviceClassName": DEVICE_CLASS, "count": item.count}
+        if item.name:
+            wanted["selectors"] = [{"cel": {"expression": quoted(item.name)}}]
+        requests.append({"name": f"{_CLAIM}-{number}" if number else _CLAIM, "exactly": wanted})
+    requests.fa.set_block_style()
     return document
 
 
@@ -72,6 +94,11 @@ def _fill(container: Object, request: PodRequest) -> None:
     limits = container["resources"]["limits"]
     limits["memory"] = quoted(_memory(request.memory_mib))
     limits["cpu"] = quoted(str(request.cpus))
+    if request.by_claim:
+        del container.ca.items["resources"]  # the comment is about resources of device plugins
+        container["resources"].ca.comment = None
+        container["resources"]["claims"] = [{"name": _CLAIM}]
+        return
     limits.update({quoted(item.name): quoted(str(item.count)) for item in request.resources})
 
 
