@@ -176,7 +176,7 @@ class _Builder:
             self._fail(
                 1, 1, "the encoding is unknown or uses several bytes per character", _TO_UTF8
             )
-        assert self._root is not None  # noqa: S101 - expat wants one
+        assert self._root is not None  # noqa: S101 - a document without a root was refused
         return Document(self._source, self._text, self._encoding, self._root)
 
     def _declare(self, _version: str, encoding: str | None, _standalone: int) -> None:

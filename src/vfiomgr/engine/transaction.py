@@ -317,7 +317,7 @@ class _Replanner:
         seen = runs_so_far(self._work.tree)
         following = self._plan_again()
         if following.is_empty:
-            return None  # what was to follow is so already
+            return None  # nothing is left to do
         if not self._left:
             message = f"cannot complete the plan: {'; '.join(self._last.deferred)}"
             raise HostError(message, "show what is left: vfiomgr plan; see dmesg")

@@ -153,7 +153,7 @@ def _attempt(task: Task) -> bytes:
             task()
         except VfiomgrError as error:
             said = [error.message, error.hint]
-        except Exception as error:  # noqa: BLE001 - a defect too is told, and rolled back
+        except Exception as error:  # noqa: BLE001 - a defect is also reported and rolled back
             said = [f"unexpected {type(error).__name__}: {error}", "this is a bug in vfiomgr"]
     told = [str(warning.message) for warning in caught[:_MOST_WARNINGS]]
     for limit in (_MESSAGE_LIMIT, _MESSAGE_LIMIT // 64):  # JSON may take 12 bytes for a character

@@ -242,7 +242,7 @@ def _kept_allowances(request: InstallLayout) -> tuple[str, ...]:
     return tuple(sorted(request.apply.allow - {"in-use"}))
 
 
-# ---- what is told
+# ---- what is reported
 
 
 def _service_notes(

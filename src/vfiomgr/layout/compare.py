@@ -117,7 +117,7 @@ def _told(part: Change) -> Iterator[Difference]:
 def plan_layout(
     host: HostSnapshot, request: ApplyLayout, checkpoint: LayoutCheckpoint | None = None
 ) -> Plan:
-    """The steps to a layout; refused as a whole if a part of it is refused.
+    """The steps to a layout; refused completely if a part of it is refused.
 
     Raises:
         Refusal: all reasons against it, of all parts.

@@ -112,7 +112,7 @@ def _carrying(case: RuleContext, rule: VgpuRule, names: tuple[str, ...]) -> Chan
 
     def planned() -> Plan:
         for name in absent:
-            find_parents(host, name)  # which tells why it makes none
+            find_parents(host, name)  # raises with the reason
         refuse_if_any(impossible(case, rule, known, shares))
         if waits:
             return _without_surplus(case, shares)

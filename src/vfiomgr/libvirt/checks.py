@@ -29,7 +29,7 @@ def hypervisor(uri: str = "qemu:///system", *, deadline: float = DEADLINE) -> Hy
         LibvirtSilent: libvirt did not answer in time.
 
     """
-    # Only who may write is told what the host offers: virConnectGetDomainCapabilities.
+    # virConnectGetDomainCapabilities answers only connections that may write.
     may_write = os.geteuid() == 0 or "/session" in uri
     with connect(uri, read_only=not may_write, deadline=deadline) as connection:
         return connection.hypervisor()

@@ -177,7 +177,7 @@ def needs_of(host: HostSnapshot, domain: Domain, record: GuestRecord) -> GuestNe
             else:
                 diagnostics.append(_unknown(hostdev.name))
         elif is_vgpu or device is None or hostdev.managed or hostdev.kind != "pci":
-            continue  # of a function that is not there libvirt tells
+            continue  # libvirt reports an absent function
         elif not device.is_on_vfio or blockers(host.group_members(device.iommu_group)):
             functions.append(device.address)
     refuse_if_any(diagnostics, frozenset())

@@ -173,7 +173,7 @@ def unreadable_origins(tree: HostTree) -> dict[str, str]:
         except _UnreadableError as error:
             found[name.removesuffix(".json")] = str(error)
         except ValueError:
-            continue  # it holds no state
+            continue  # it has no state
     return found
 
 

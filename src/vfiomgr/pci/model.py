@@ -252,7 +252,7 @@ class Bar(Value):
     is_64bit: bool
     is_prefetchable: bool
     largest: int | None = None
-    """The largest size that it can be resized to; None where it cannot, or nothing tells."""
+    """The largest size that it can be resized to; None if it cannot, or if this is unknown."""
 
 
 class PciDevice(Value):

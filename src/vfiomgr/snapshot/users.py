@@ -45,7 +45,7 @@ _ANNOTATIONS = (
 
 
 def pod_of(tree: HostTree, guest: str | None) -> str | None:
-    """The pod of a guest, `namespace/name`; None of other guests, and where no file tells."""
+    """The pod of a guest, `namespace/name`; None for other guests, and where no file names it."""
     found = _SANDBOX.fullmatch(guest or "")
     if found is None:
         return None

@@ -38,7 +38,7 @@ class DeviceUser(Value):
     functions: tuple[PciAddress, ...] = ()
     """The PCI functions below the node, if it belongs to several: block devices."""
     guest: str | None = None
-    """What QEMU was told to call its guest: the domain of libvirt, the sandbox of Kata."""
+    """The name of QEMU's guest (-name): the domain of libvirt, the sandbox of Kata."""
     pod: str | None = None
     """The pod of such a sandbox, `namespace/name`, where its runtime keeps it."""
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 _OF_DEVICES = frozenset({"not-plugged"})
-"""Rules of `check cdi` about single devices that no other link tells of.
+"""Rules of `check cdi` about single devices that no other link reports.
 
 They come from the sources of runtime-rs, without a test, so they only may break the chain."""
 _NAMED = 8

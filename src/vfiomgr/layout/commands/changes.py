@@ -277,7 +277,7 @@ def _reviewed(text: str, source: str) -> ReviewedPlan | None:
     try:
         document = parse_json(text)
     except ValueError:
-        return None  # and the reader of layouts tells what is wrong with it
+        return None  # the reader of layouts reports the error
     return read_plan(document, source) if is_plan(document) else None
 
 

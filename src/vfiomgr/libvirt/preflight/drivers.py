@@ -286,7 +286,7 @@ def refused(context: PreflightContext) -> Iterator[Diagnostic]:
     functions = context.hook_needs.functions
     stuck = {taken.device.address for taken in context.functions if taken.device.stuck}
     if not functions or stuck.intersection(functions):
-        return  # of a function that is stuck another rule tells
+        return  # another rule reports a stuck function
     try:
         plan_bind(context.host, Bind(functions))
     except Refusal as refusal:

@@ -131,7 +131,7 @@ def _insertion_point(
     if own is None or not is_last:
         return _InsertionPoint(end, None)
     outer = _indent_of(text, devices.start.start)
-    # Where a text has several kinds of line ends, the one that stands here.
+    # A text can have several kinds of line ends: this is the one used here.
     found = own[0] if line_end is None else line_end[0]
     return _InsertionPoint(position, found, own[1], _unit(outer, own[1]))
 

@@ -137,7 +137,7 @@ def _explained(
     texts: list[object] = []
     for element, parts in elements:
         reasons = [plan.why(part) for part in parts] if with_reasons else []
-        texts += [Markup(f"<!-- {_comment(reason)} -->") for reason in reasons if reason]  # noqa: S704 - a comment holds no markup
+        texts += [Markup(f"<!-- {_comment(reason)} -->") for reason in reasons if reason]  # noqa: S704 - a comment has no markup
         texts.append(Markup(element.rstrip("\n")))  # noqa: S704 - rendered above, and escaped there
     return texts
 
