@@ -93,6 +93,8 @@ class Kubelet:
         """Survives a restart, as the kubelet's checkpoint does."""
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.preferences: list[Any] = []
+        self.asked = 0
+        """How many calls for pod resources came."""
         self.refusals = 0
         """How many of the next calls for pod resources are refused."""
         self._dial = dial
@@ -353,6 +355,7 @@ class Kubelet:
 
     async def _list(self, _request: Any, context: Any) -> Any:
         now = time.monotonic()
+        self.asked += 1
         self._tokens = min(BURST, self._tokens + (now - self._refilled) * PER_SECOND)
         self._refilled = now
         if self.refusals or self._tokens < 1:

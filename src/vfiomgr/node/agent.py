@@ -17,10 +17,11 @@ from vfiomgr.errors import HostError, Refusal, UsageError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.health import reset_failed
 from vfiomgr.node.http import UNIX, HttpServer, Response, text
-from vfiomgr.node.kubelet import SOCKET, NoAnswer, pods_by_device, stamp_of
+from vfiomgr.node.kubelet import SOCKET, stamp_of
 from vfiomgr.node.metrics import CONTENT_TYPE_LATEST, AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Offers, Quarantine
+from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import PREFIX, ServedResource
 from vfiomgr.node.systemd import notify, watchdog_seconds
@@ -73,7 +74,9 @@ class Agent:
         self._is_scanned = asyncio.Event()
         self._offers = Offers(settings.debounce)
         self._served: dict[str, ServedResource] = {}
-        self._pods: dict[tuple[str, str], str] = {}
+        self._ledger = PodLedger(settings.pod_resources)
+        self._joined: tuple[bool, Mapping[tuple[str, str], str]] = False, {}
+        """Whether pods were known at the last offer, and which."""
         self._held: dict[str, str] = {}
         """The pods of offered devices, as the scanning process knows them."""
         self._is_following = False
@@ -183,10 +186,9 @@ class Agent:
 
         The kubelet names a pod for some seconds after its end, and is asked seldom.
         """
-        pods = await self._ask_for_pods() if crashes else None
-        if pods is not None:
-            self._pods = pods
-        held = {device for _, device in self._pods}
+        if crashes:
+            await self._ledger.ask()
+        held = {device for _, device in self._ledger.pods}
         ended = {unit.id for unit in found.units if unit.pod and unit.id not in held}
         return {device: reason for device, reason in crashes.items() if device not in ended}
 
@@ -196,6 +198,7 @@ class Agent:
         A first offer waits for the scan that knows the pods: without them a device of a pod may
         seem to be in use by a guest of the host.
         """
+        self._joined = self._is_following, self._ledger.pods
         if self._is_scanned.is_set() and self._is_following:
             is_changed = await self._share_pods()
             if self._served or not is_changed:
@@ -203,8 +206,7 @@ class Agent:
 
     async def _share_pods(self) -> bool:
         """Tell the scanning process which pods have devices, if that has changed."""
-        ours = {resource.name for resource in self._found.resources}
-        held = {device: pod for (name, device), pod in self._pods.items() if name in ours}
+        held = self._ledger.held(self._found)
         if held == self._held:
             return False
         self._held = held
@@ -215,7 +217,7 @@ class Agent:
         """Serve the debounced result of the last scan; stop resources that are not configured."""
         before = {unit.id: unit for unit in self._offered.units}
         self._offered = self._offers.merge(
-            self._found, self._pods, self._quarantined, time.monotonic()
+            self._found, self._ledger.pods, self._quarantined, time.monotonic()
         )
         for unit in self._offered.units:
             self._report_change(before.get(unit.id, unit), unit)
@@ -276,6 +278,7 @@ class Agent:
 
     def _allocated(self, resource: str, devices: tuple[str, ...], seconds: float) -> None:
         self._metrics.observe(resource, seconds)
+        self._ledger.allocate(resource, devices)
         self._start(self._scanning.allocated(devices))
         self._ask_soon()
 
@@ -317,35 +320,22 @@ class Agent:
         end, has_answered = time.monotonic() + _PATIENCE, False
         known: Stamp | None = None
         while True:
-            stamp = self._pods_stamp()
+            stamp = self._ledger.stamp()
             is_new, known = stamp not in (None, known), stamp or known
             if is_new and self._is_following:
                 self._ask_soon()
             elif is_new or time.monotonic() >= self._pods_at:
                 self._pods_at = time.monotonic() + self._settings.pods_interval
-                found = None if stamp is None else await self._ask_for_pods()
-                has_answered = has_answered or found is not None
+                has_answered = await self._ledger.ask() is not None or has_answered
                 if not has_answered:
                     self._pods_at = time.monotonic() + _UNANSWERED
                 elif is_new:
                     self._ask_soon()
-                is_following = has_answered or stamp is None or time.monotonic() > end
-                is_following = is_following or self._is_following
-                if found not in (None, self._pods) or is_following != self._is_following:
-                    self._pods = self._pods if found is None else found
-                    self._is_following = is_following
-                    await self._join()
+                is_over = stamp is None or time.monotonic() > end
+                self._is_following = self._is_following or has_answered or is_over
+            if (self._is_following, self._ledger.pods) != self._joined:
+                await self._join()
             await asyncio.sleep(self._settings.tick)
-
-    def _pods_stamp(self) -> Stamp | None:
-        return stamp_of(self._settings.pod_resources)
-
-    async def _ask_for_pods(self) -> dict[tuple[str, str], str] | None:
-        """The pods; None if the kubelet is starting, or is asked too often by all its clients."""
-        try:
-            return await pods_by_device(self._settings.pod_resources)
-        except NoAnswer:
-            return None
 
     # ---- what others ask
 
@@ -383,11 +373,13 @@ class Agent:
                 yield f"the kubelet does not list {name}"
 
     async def _show_status(self, _body: str) -> Response:
+        await self._ledger.refresh()
         body = msgspec.json.encode(self._status())  # other commands ask: milliseconds count
         return Response(body, content_type="application/json")
 
     def _status(self) -> NodeStatus:
         directory = self._settings.plugin_directory
+        pods, allocated = self._ledger.held(self._offered), self._ledger.allocated(self._offered)
         return NodeStatus(
             pid=os.getpid(),
             plugin_directory=directory,
@@ -397,7 +389,10 @@ class Agent:
                     each.name,
                     each.consumer,
                     each.name in self._served and self._served[each.name].is_registered,
-                    tuple(map(_device_status, each.units)),
+                    tuple(
+                        _device_status(unit, pods.get(unit.id, ""), allocated.get(unit.id))
+                        for unit in each.units
+                    ),
                 )
                 for each in self._offered.resources
             ),
@@ -415,15 +410,20 @@ class Agent:
         return text("released")
 
 
-def _device_status(unit: NodeUnit) -> DeviceStatus:
+def _device_status(unit: NodeUnit, pod: str, age: float | None) -> DeviceStatus:
+    """A device with its present pod, which the last scan may not have known."""
+    user = unit.used_by if unit.used_by != unit.pod else ""
+    if age is not None:
+        pod, user = "", f"given to a pod {age:.0f} s ago"
     return DeviceStatus(
         unit.id,
         tuple(map(str, unit.addresses)),
         unit.numa_nodes,
         unit.is_healthy,
-        unit.used_by,
-        unit.pod,
+        pod or user,
+        pod,
         unit.reasons,
+        None if age is None else round(age, 1),
     )
 
 

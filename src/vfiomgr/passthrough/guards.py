@@ -280,6 +280,16 @@ def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagno
             allow("in-use"),
             override="in-use",
         )
+    age = host.allocated_ago(holder)
+    if age is not None:
+        yield blocker(
+            "held-by-pod",
+            holder,
+            f"{holder} was given to a pod {age:.0f} s ago",
+            "repeat the command in some seconds, when the name of the pod is known",
+            allow("in-use"),
+            override="in-use",
+        )
 
 
 def assigned(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:

@@ -373,10 +373,11 @@ class HostSnapshot(HostFacts):
 
     def pod_of(self, holder: PciDevice | Vgpu) -> str | None:
         """The pod, NAMESPACE/NAME, that the kubelet gave a function or a vGPU to."""
-        if self.agent is None:
-            return None
-        name = str(holder.address) if isinstance(holder, PciDevice) else holder.name
-        return self.agent.pods.get(name)
+        return None if self.agent is None else self.agent.pods.get(_given_name(holder))
+
+    def allocated_ago(self, holder: PciDevice | Vgpu) -> float | None:
+        """Seconds since the kubelet gave it to a pod, until the kubelet names the pod."""
+        return None if self.agent is None else self.agent.allocated.get(_given_name(holder))
 
     def users_below(self, device: PciDevice) -> tuple[DeviceUser, ...]:
         """The processes that have a disk of a function open."""
@@ -385,6 +386,11 @@ class HostSnapshot(HostFacts):
     def users_of(self, nodes: frozenset[str]) -> tuple[DeviceUser, ...]:
         """The processes that have one of the nodes open."""
         return tuple(user for user in self.users or () if user.node in nodes)
+
+
+def _given_name(holder: PciDevice | Vgpu) -> str:
+    """The name of a function or a vGPU in answers of the node agent."""
+    return str(holder.address) if isinstance(holder, PciDevice) else holder.name
 
 
 def _gathered(pairs: Iterable[tuple[_Key, _Value]]) -> dict[_Key, tuple[_Value, ...]]:

@@ -20,7 +20,7 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from vfiomgr.host.tree import HostTree
 
@@ -53,6 +53,8 @@ class DeviceStatus(Value):
     """The container that the kubelet gave it to, NAMESPACE/NAME/CONTAINER."""
     reasons: tuple[Diagnostic, ...] = ()
     """Why it is not healthy."""
+    allocated_ago: float | None = None
+    """Seconds since the kubelet gave it to a pod, until the kubelet names the pod."""
 
 
 class ResourceStatus(Value):
@@ -80,12 +82,19 @@ class NodeStatus(Value, dict=True):
     @cached_property
     def pods(self) -> Mapping[str, str]:
         """The pods, NAMESPACE/NAME, by the addresses and UUIDs of the devices that they have."""
-        devices = (d for resource in self.resources for d in resource.devices if d.pod)
-        return {
-            name: device.pod.rpartition("/")[0]
-            for device in devices
-            for name in (device.addresses if is_address(device.id) else (device.id,))
-        }
+        return {name: d.pod.rpartition("/")[0] for name, d in self._devices() if d.pod}
+
+    @cached_property
+    def allocated(self) -> Mapping[str, float]:
+        """The seconds since devices were given to pods that the kubelet has not named yet."""
+        ages = ((name, device.allocated_ago) for name, device in self._devices())
+        return {name: age for name, age in ages if age is not None}
+
+    def _devices(self) -> Iterator[tuple[str, DeviceStatus]]:
+        """The devices by the addresses and UUIDs of what containers receive."""
+        for device in (d for resource in self.resources for d in resource.devices):
+            for name in device.addresses if is_address(device.id) else (device.id,):
+                yield name, device
 
 
 def find_status(tree: HostTree) -> NodeStatus | None:

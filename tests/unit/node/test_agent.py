@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -249,7 +250,7 @@ def test_the_first_offer_waits_for_the_scan_that_knows_the_pods(
         report = Report(Inventory((resource(2, NAME),)))
         await agent._receive(report)
         assert (asked, agent._served) == ([], {})
-        agent._pods, agent._is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
+        agent._ledger.pods, agent._is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
         await agent._receive(report)
         assert (asked, agent._served) == ([{"pods": {GPUS[0]: "default/cuda/c0"}}], {})
         await agent._receive(report)
@@ -630,6 +631,44 @@ def test_the_pod_of_a_device_is_listed_and_its_device_is_not_unbound(place: Path
     tell(story())
 
 
+def test_a_pod_is_known_as_soon_as_it_has_a_device(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start("--pods-interval=600")
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            container = await node.kubelet.admit("ml/train-0", NAME, 1)
+            unbind = ("unbind", "--dry-run", container.ids[0])
+            assert (await node.command(*unbind))[0] == 4
+            await node.until_used_by(container.ids[0], "ml/train-0/c0", seconds=4)
+            assert "belongs to pod ml/train-0" in (await node.command(*unbind))[2]
+            del node.kubelet.pods["ml/train-0"]
+            await node.until_used_by(container.ids[0], None, seconds=4)
+            assert (await node.command(*unbind))[0] == 0
+
+    tell(story())
+
+
+def test_a_device_is_given_although_the_kubelet_names_no_pod(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            node.kubelet.refusals = 1000
+            (gpu,) = (await node.kubelet.admit("ml/train-0", NAME, 1)).ids
+            (resource,) = (await node.status())["resources"]
+            users = {d["id"]: d["used_by"] for d in resource["devices"]}
+            assert re.fullmatch(r"given to a pod \d+ s ago", users.pop(gpu)), users
+            assert set(users.values()) == {None}
+            status, _, error = await node.command("unbind", "--dry-run", gpu)
+            assert (status, "held-by-pod" in error) == (4, True), error
+            assert re.search(r"\[A40\]\) was given to a pod \d+ s ago", error)
+            assert (await node.command("unbind", "--dry-run", gpu, "--allow", "in-use"))[0] == 0
+            node.kubelet.refusals = 0
+            await node.until_used_by(gpu, "ml/train-0/c0")
+
+    tell(story())
+
+
 def test_an_agent_that_was_killed_delays_no_command(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
@@ -921,10 +960,10 @@ def test_a_guest_that_ends_with_its_pod_is_no_crash_for_an_agent(
         crashes = {first.id: reason, second.id: reason}
         found = Inventory((replace(made, units=(first, second)),))
 
-        async def ask() -> dict[tuple[str, str], str]:
-            return {(NAME, second.id): "ml/train-0/c0"}
+        async def ask() -> None:
+            agent._ledger.pods = {(NAME, second.id): "ml/train-0/c0"}
 
-        monkeypatch.setattr(agent, "_ask_for_pods", ask)
+        monkeypatch.setattr(agent._ledger, "ask", ask)
         assert await agent._confirmed(found, crashes) == {second.id: reason}
 
     tell(story())

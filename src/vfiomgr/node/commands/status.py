@@ -110,6 +110,7 @@ def _device_document(device: DeviceStatus) -> dict[str, object]:
         "numa_nodes": device.numa_nodes,
         "healthy": device.is_healthy,
         "used_by": device.used_by or None,
+        "allocated_ago": device.allocated_ago,
         "reasons": list(map(diagnostic_document, device.reasons)),
     }
 

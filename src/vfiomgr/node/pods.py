@@ -1,0 +1,105 @@
+"""Which pods have devices: what the kubelet reports, and what was allocated since then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from vfiomgr.node.kubelet import NoAnswer, pods_by_device, stamp_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.node.kubelet import Stamp
+    from vfiomgr.node.model import Inventory
+
+    Key = tuple[str, str]
+    """The name of a resource, and the ID of a device."""
+
+_FRESH = 1.0
+"""Seconds until an answer is too old; the kubelet is not asked more often."""
+_PATIENCE = 0.6
+"""Seconds to wait for the kubelet; commands wait a second for the agent."""
+_STARTING = 3.0
+"""Seconds in which a kubelet that starts does not list all pods (seen: one)."""
+_NAMING = 10.0
+"""Seconds in which the kubelet reports the pod that it has given a device to."""
+
+
+class PodLedger:
+    """The pods that have devices.
+
+    The kubelet limits the rate of calls of all its clients together: one call at a time serves
+    everyone who asks.
+    """
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._call: asyncio.Task[Mapping[Key, str] | None] | None = None
+        self._called_at = 0.0
+        self._stamp: Stamp | None = None
+        self._seen_at = 0.0
+        """When the present socket was found."""
+        self._allocated: dict[Key, float] = {}
+        """When devices were allocated that the kubelet has not reported since."""
+        self.pods: Mapping[Key, str] = {}
+        """The last answer: NAMESPACE/POD/CONTAINER."""
+
+    def stamp(self) -> Stamp | None:
+        """What changes if the kubelet creates its socket again; None without one."""
+        stamp = stamp_of(self._socket)
+        if stamp not in (None, self._stamp):
+            self._stamp, self._seen_at = stamp, time.monotonic()
+        return stamp
+
+    async def ask(self) -> Mapping[Key, str] | None:
+        """The kubelet's answer, at most a second old; None if it does not answer.
+
+        A kubelet that has started meanwhile is asked at once.
+        """
+        if self.stamp() is None:
+            return None
+        call, now = self._call, time.monotonic()
+        is_old = now >= self._called_at + _FRESH or self._seen_at > self._called_at
+        if call is None or (call.done() and is_old):
+            self._called_at = now
+            call = self._call = asyncio.create_task(self._ask(now))
+        return await asyncio.shield(call)
+
+    async def refresh(self) -> None:
+        """Ask the kubelet, and do not wait long for it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await self.ask()
+
+    def allocate(self, resource: str, devices: Iterable[str]) -> None:
+        """Remember devices that the kubelet gives to a pod, whose name it does not say."""
+        now = time.monotonic()
+        self._allocated.update({(resource, device): now for device in devices})
+
+    def held(self, offered: Inventory) -> dict[str, str]:
+        """The pods of the devices of these resources."""
+        ours = {resource.name for resource in offered.resources}
+        return {device: pod for (name, device), pod in self.pods.items() if name in ours}
+
+    def allocated(self, offered: Inventory) -> dict[str, float]:
+        """The seconds since devices were given to pods that the kubelet has not named yet."""
+        ours, now = {resource.name for resource in offered.resources}, time.monotonic()
+        return {device: now - at for (name, device), at in self._allocated.items() if name in ours}
+
+    async def _ask(self, now: float) -> Mapping[Key, str] | None:
+        try:
+            found = await pods_by_device(self._socket)
+        except NoAnswer:
+            return None
+        if now < self._seen_at + _STARTING:
+            found = {**self.pods, **found}
+        self.pods = found
+        self._allocated = {
+            key: at
+            for key, at in self._allocated.items()
+            if at >= now or (key not in found and now < at + _NAMING)
+        }
+        return found
