@@ -210,6 +210,7 @@ class Scanner:
         """Reset a device, unless a guest has it already: Kata starts its guest before containers.
 
         VFIO itself resets a function that is opened or closed (vfio_pci_core_enable, _disable).
+        The kubelet has given the device to the pod already, which `in-use` allows.
         """
         if unit.kind != "function" or any(user.node in unit.nodes for user in seen.users or ()):
             return
@@ -217,7 +218,7 @@ class Scanner:
             return
         for address in unit.addresses:
             try:
-                self._host.reset(address)
+                self._host.reset(address, allow=("in-use",))
             except Refusal as refusal:
                 reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
                 yield Problem(unit.id, f"cannot reset {address}: {reasons}")

@@ -198,6 +198,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     for diagnostic in guards.held_by_guest(host, device):
         remedy = "shut the guest down, detach the device, or reset it in the guest"
         yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
+    yield from guards.held_by_pod(host, device)
     yield from guards.carries_vgpus(host, device)
     for diagnostic in guards.active_virtual_functions(host, device):
         remedy = f"reset one of them, or remove them: vfiomgr sriov set {device.address} 0"

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.fakes.functions import moved
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device
 from tests.unit.libvirt.domains import EMPTY, hostdev, hypervisor, known, with_hostdevs, with_ports
 from vfiomgr.definitions.model import DefinitionFacts, VgpuDefinition, render_definition
 from vfiomgr.documents.text import TextFile
@@ -281,6 +281,15 @@ def test_a_process_that_is_no_domain_holds_it() -> None:
     user = DeviceUser("/dev/vfio/30", 4711, "qemu-system-x86", guest="sandbox-1")
     told = refused("41:00.4", on=replace(host(), users=(user,)))
     assert "0000:41:00.4 is in use by guest sandbox-1" in told
+
+
+def test_a_device_of_a_pod_is_not_attached_to_a_running_guest() -> None:
+    on = replace(host(), agent=agent_of("0000:41:00.4", pod="ml/train-0/main"))
+    told = refused("41:00.4", on=on)
+    assert "belongs to pod ml/train-0" in told
+    assert "kubectl -n ml delete pod train-0" in told
+    assert "--allow" not in told
+    assert planned("41:00.4", on=replace(host(), agent=agent_of("0000:41:00.4"))).items
 
 
 def test_the_domain_itself_holds_the_group() -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.reset import unavailable, working
@@ -162,6 +162,16 @@ def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
         ),
         (replace(host_of(GPU), host_uses=(route,)), "default route", "default-route"),
         (replace(host_of(GPU), host_uses=(network,)), "in use by the host's network", "in-use"),
+        (
+            replace(host_of(bound), agent=agent_of(str(GPU.address), pod="ml/train-0/main")),
+            "belongs to pod ml/train-0",
+            "in-use",
+        ),
+        (
+            replace(host_of(bound), agent=agent_of(str(GPU.address), ago=2.4)),
+            "was given to a pod 2 s ago",
+            "in-use",
+        ),
         (host_of(parent), "has 1 active virtual function", None),
         (host_of(replace(GPU, header_type=1)), "is a bridge", None),
         (host_of(replace(GPU, is_responsive=False)), "does not answer", None),

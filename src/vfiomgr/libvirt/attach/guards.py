@@ -8,7 +8,7 @@ from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_express, is_given
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
-from vfiomgr.passthrough.guards import taking
+from vfiomgr.passthrough.guards import held_by_pod, taking
 from vfiomgr.passthrough.readiness_hints import as_commands, how_to_bind
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import blockers
@@ -300,13 +300,14 @@ def _live_diagnostics(
 def _strangers(
     host: HostSnapshot, hypervisor: Hypervisor, item: Attachment
 ) -> Iterator[Diagnostic]:
-    """Processes that have the device open and are not domains of this libvirt."""
+    """Pods that have the device, and processes that use it and are not domains of this libvirt."""
     domains = {known.name for known in hypervisor.domains}
     vgpu = item.unit.vgpu
     holders = (*item.functions, *((vgpu,) if vgpu is not None else ()))
     users: dict[DeviceUser, None] = {}
     for holder in holders:
         users.update(dict.fromkeys(host.users_of(host.guest_nodes(holder))))
+        yield from (found.without("allow") for found in held_by_pod(host, holder))
     strange = dict.fromkeys(str(user) for user in users if user.guest not in domains)
     if strange:
         yield blocker(

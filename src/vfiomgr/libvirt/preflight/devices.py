@@ -9,10 +9,12 @@ from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.libvirt.build.hostdevs import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
+from vfiomgr.passthrough.guards import held_by_pod
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import CLASS_DISPLAY
+from vfiomgr.snapshot.node_agent import CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -113,6 +115,21 @@ def by_process(context: PreflightContext) -> Iterator[Diagnostic]:
                 ),
                 'libvirt does not know this process; QEMU fails with "Device or resource busy"',
                 "end that guest or process; vfiomgr show lists it",
+                subject=holder,
+            )
+
+
+def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Report devices of pods: the kubelet does not ask libvirt before it starts their guests."""
+    for hostdev, holder in _holders(context):
+        for diagnostic in held_by_pod(context.host, holder):
+            yield finding(
+                diagnostic.rule,
+                "blocker",
+                diagnostic.summary,
+                (context.cite(hostdev), f"the node agent reports it: {CONTROL}"),
+                "only one guest can use a device at a time",
+                str(diagnostic.remedies[0]),
                 subject=holder,
             )
 

@@ -198,6 +198,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     devices.by_running_domain,
     devices.by_defined_domain,
     devices.by_process,
+    devices.by_pod,
     presence.inactive,
     presence.wrong_model,
     presence.untyped_function,

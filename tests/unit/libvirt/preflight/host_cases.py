@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tests.unit.check.test_rules import facts
+from tests.unit.devices import agent_of
 from tests.unit.libvirt.preflight.cases import Case, Side
 from tests.unit.libvirt.preflight.situations import (
     BOTH,
@@ -346,6 +347,14 @@ CASES = [
         Side(host=host(users=(BUSY,))),
         "vfiomgr show",
         "/proc/4711/fd: /dev/vfio/1",
+    ),
+    Case(
+        "held-by-pod",
+        "blocker",
+        Side(host=host(agent=agent_of(str(GPU.address), pod="ml/train-0/main"))),
+        "kubectl -n ml delete pod train-0",
+        "the node agent reports it: /run/vfiomgr/node.sock",
+        Side(host=host(agent=agent_of(str(GPU.address)))),
     ),
     Case(
         "vgpu-missing",
