@@ -101,9 +101,8 @@ def find_status(tree: HostTree) -> NodeStatus | None:
     """The state of the agent of a host; None if none runs, or this user may not ask it."""
     if not tree.exists(CONTROL):
         return None
-    path = tree.locate(CONTROL)
     try:
-        _require_own_socket(path)
+        path = tree.locate(CONTROL)
         return _read(*_exchange(path, "GET", "/status", b"", _PATIENCE))
     except _ABSENT:
         return None
@@ -117,7 +116,7 @@ def find_status(tree: HostTree) -> NodeStatus | None:
 
 
 def _require_own_socket(path: str) -> None:
-    """Accept only what no other user can have made.
+    """Accept only what no other user can have made; a link could lead out of another root.
 
     Raises:
         OSError: it is absent, no socket, or that of another user.
@@ -223,11 +222,13 @@ def _exchange(path: str, method: str, page: str, body: bytes, seconds: float) ->
     """A request of HTTP over a Unix socket; the server closes the connection after its answer.
 
     Raises:
-        OSError: the agent does not answer in time, or the answer is not one of HTTP.
+        OSError: it is no socket of root or this user, the agent does not answer in time, or the
+            answer is not one of HTTP.
 
     """
     import socket  # noqa: PLC0415 - most hosts have no agent
 
+    _require_own_socket(path)
     end = time.monotonic() + seconds
     answer = bytearray()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
     from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
 
 NAME = "vfiomgr.io/GA102GL_A40"
 GPUS = ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0")
@@ -778,6 +779,28 @@ def test_only_a_socket_of_root_or_this_user_is_asked(
             assert find_status(tree) is None
         path.with_name("other").rename(path)
         assert find_status(tree) is not None
+
+
+@pytest.mark.parametrize("is_relative", [False, True])
+@pytest.mark.parametrize("parent", ["run", "run/vfiomgr", "run/vfiomgr/node.sock"])
+def test_links_of_another_root_do_not_lead_to_the_agent_of_this_machine(
+    place: Path, parent: str, *, is_relative: bool, run: Run
+) -> None:
+    machine, other = HostTree(place / "m"), gpu_node(place)
+    with answering(machine, answer_with(pod="ml/train-0/main")):
+        link, target = Path(other.root, parent), Path(machine.root, parent)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.exists():
+            link.rename(place / "old")
+        link.symlink_to(os.path.relpath(target, link.parent) if is_relative else target)
+        assert os.path.exists(f"{other.root}{CONTROL}")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*: it is not a socket$")
+            assert find_status(HostTree(other.root)) is None
+        for arguments in (("status",), ("release", GPUS[0])):
+            answer = run("--root", other.root, "node", *arguments)
+            assert (answer.status, "no agent answers on" in answer.stderr) == (1, True)
+        assert find_status(machine) is not None  # no other command was answered
 
 
 def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -> None:
