@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.table import Row, mebibytes
+from benchmarks.trees import make_tree
 from tests.fakes.kernel import FakeKernel
 from tests.fakes.kubelet import Kubelet
 from tests.lab.command import VFIOMGR
+from vfiomgr.host.tree import HostTree
+from vfiomgr.library import Host
 from vfiomgr.node.kubelet import DEVICES, METHODS
+from vfiomgr.node.metrics import render
+from vfiomgr.node.scanner import Scanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,17 +28,35 @@ _COUNT = 1000
 _PER_DOMAIN = 100
 _NAME = "vfiomgr.io/GA102GL_A40"
 _UPDATES = 50
+_FUNCTIONS, _SCANS = 2048, 7
 _SLOWEST = 0.99
 """The part of the answers that are not slower than what is told."""
 _LIMIT = 120.0
 _START, _ALLOCATE, _UPDATE, _MEMORY = 2.0, 0.005, 0.020, 80 * 2**20
 """Budgets: seconds, and bytes."""
+_SCAN = 0.01
+"""Of the time until the next scan."""
 
 
 def measure(place: str | None) -> list[Row]:
-    """Start-up, answers and memory."""
+    """Start-up, answers, memory, and the processor time of scans."""
     with tempfile.TemporaryDirectory(prefix="k", dir=place) as directory:  # short, for sockets
-        return list(asyncio.run(_measured(Path(directory))))
+        made = Path(directory)
+        return [*asyncio.run(_measured(made)), _scans(f"{made}/functions")]
+
+
+def _scans(root: str) -> Row:
+    """The processor time of a scan, on a host whose virtual functions are on vfio-pci."""
+    make_tree(root, _FUNCTIONS, "vfio-pci")
+    scanner = Scanner(Host(HostTree(root)), render)
+    costs = []
+    for _ in range(_SCANS):
+        report = scanner.scan()
+        if report.inventory is None:
+            raise RuntimeError(report.error)
+        costs.append(scanner.cost)
+    text = f"node run, {_FUNCTIONS} functions: processor time of a scan (1 % until the next one)"
+    return Row(text, min(costs), "at most", _SCAN * scanner.pause, 1.0)
 
 
 async def _measured(place: Path) -> list[Row]:

@@ -50,6 +50,8 @@ QUIET = 0.25
 """Seconds without an event before a scan."""
 STORM = 3.0
 """Seconds of continuous events after which the host is scanned anyway."""
+_SHARE = 0.01
+"""The part of a processor that scans without events may take."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
 _BYTES = 1 << 16
@@ -73,12 +75,16 @@ class Scanner:
         """Errors until the agent found a function, or until its device was released."""
         self._released = ""
         self._sandboxes = Sandboxes(partial(runs_guest, host.tree))
+        self.cost = 0.0
+        """Seconds of processor time that the last scan took."""
 
     @property
     def pause(self) -> float:
-        """Seconds until a scan without events."""
+        """Seconds until a scan without events; the agent expects one in two intervals."""
         interval = self.settings.interval
-        return min(interval, SETTLE) if self._sandboxes.is_waiting else interval
+        if self._sandboxes.is_waiting:
+            return min(interval, SETTLE)
+        return min(max(interval, self.cost / _SHARE), 2 * interval)
 
     def answers(self, lines: Iterable[bytes]) -> Iterator[Report]:
         """The reports for questions; what was allocated needs none."""
@@ -105,7 +111,7 @@ class Scanner:
 
     def scan(self, question: Question | None = None) -> Report:
         """Scan the host, write the CDI specifications, and report; an error is reported too."""
-        begun = time.monotonic()
+        begun, spent = time.monotonic(), time.process_time()
         asked = question or Question()
         try:
             seen = read_host(self._host)
@@ -122,7 +128,7 @@ class Scanner:
             return Report(number=asked.number, error=_text(error))
         except OSError as error:
             return Report(number=asked.number, error=str(error))
-        seconds = round(time.monotonic() - begun, 4)
+        seconds, self.cost = round(time.monotonic() - begun, 4), time.process_time() - spent
         return Report(
             found,
             self._before,

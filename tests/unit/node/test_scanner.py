@@ -260,6 +260,17 @@ def test_devices_are_verified_by_a_scan_of_now(kernel: FakeKernel, scanner: Scan
     assert not problem.has_failed_reset
 
 
+@pytest.mark.parametrize(("cost", "pause"), [(0.01, 10.0), (0.15, 15.0), (9.0, 20.0)])
+def test_scans_take_a_hundredth_of_a_processor(
+    cost: float, pause: float, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([5.0, 5.0 + cost])
+    monkeypatch.setattr("time.process_time", lambda: next(clock))
+    scanner.settings = Settings(interval=10.0)
+    assert scanner.scan().inventory is not None
+    assert scanner.pause == pytest.approx(pause)
+
+
 class Resets:
     """What a host does when a device is to be reset."""
 

@@ -181,7 +181,7 @@ def _complete_layout(
     shell_complete=complete_directory,
     help="Write events of the node with the token and ca.crt in DIR, e.g. of a service account.",
 )
-@_seconds("--scan-interval", _AGENT.scan.interval, "Time between scans without events.")
+@_seconds("--scan-interval", _AGENT.scan.interval, "Least time between scans without events.")
 @_seconds("--pods-interval", _AGENT.pods_interval, "Time between questions about pods.")
 @_seconds("--debounce", _AGENT.debounce, "Time until a device is reported as unhealthy.")
 @click.option(
