@@ -79,6 +79,8 @@ class Agent:
         """Whether pods were known at the last offer, and which."""
         self._held: dict[str, str] = {}
         """The pods of offered devices, as the scanning process knows them."""
+        self._drift: Mapping[str, str] = {}
+        """The devices that differ from the layout, and why."""
         self._is_following = False
         """Whether the pods are known, or cannot be."""
         self._pods_at = 0.0
@@ -173,6 +175,7 @@ class Agent:
         if report.inventory is None:
             return
         self._found = report.inventory
+        self._report_drift(report.drift)
         for device, reason in (await self._confirmed(report.inventory, report.crashes)).items():
             await self._withhold(device, reason)
         self._metrics.scanned = report.metrics
@@ -247,6 +250,17 @@ class Agent:
         elif now.id not in self._quarantined:
             reasons = "; ".join(reason.summary for reason in now.reasons)
             self._events.put("DeviceUnhealthy", f"{now.id} is not given to pods: {reasons}")
+
+    def _report_drift(self, drift: Mapping[str, str]) -> None:
+        """Write an event for each device that leaves the driver of its rule, or returns."""
+        before, self._drift = self._drift, drift
+        if self._events is None:
+            return
+        for _, found in sorted(drift.items() - before.items()):
+            self._events.put("LayoutDrift", found)
+        for device in sorted(before.keys() - drift.keys()):
+            found = f"{device} is on the driver that the layout requires"
+            self._events.put("LayoutDriftResolved", found, is_normal=True)
 
     async def _tend(self) -> None:
         """Keep the resources registered, and report devices that stay unhealthy."""

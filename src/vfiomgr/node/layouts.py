@@ -1,4 +1,4 @@
-"""The resources that a node's layout declares.
+"""The resources that a node's layout declares, and devices that are not as it says.
 
 Only imported where a layout is installed: pydantic has twice the memory of the scanning process.
 """
@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.layout.document import choose_layout, read_layouts
-from vfiomgr.layout.model import HostRule, SriovRule
+from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule
 from vfiomgr.layout.parts import select
 from vfiomgr.node.model import ResourceRule
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.layout.model import Layout
+    from vfiomgr.layout.model import Layout, Rule
     from vfiomgr.layout.parts import RuleMatch
+    from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 _AUTO = "auto"
@@ -47,12 +48,31 @@ def _rule(claim: RuleMatch) -> Iterator[ResourceRule]:
     )
 
 
-def installed_rules(
-    tree: HostTree, seen: HostSnapshot, name: str | None
-) -> tuple[ResourceRule, ...] | None:
-    """The rules of the installed layout, or of the one with this name in its file.
+def drift(host: HostSnapshot, layout: Layout) -> dict[str, str]:
+    """The devices on other drivers than their rules say, with the reason.
 
-    None without a file, or if no rule has a resource.
+    The rest of a layout is compared by `vfiomgr diff`, which takes longer.
+    """
+    return {
+        str(device.address): text
+        for claim in select(host, layout).claims
+        for device in claim.devices
+        if (text := _difference(claim.rule, device))
+    }
+
+
+def _difference(rule: Rule, device: PciDevice) -> str:
+    """Why a device is not on the driver that its rule says; empty if it is."""
+    named, driver = f"{device}: layout requires", device.driver or "no driver"
+    if not isinstance(rule, PassthroughRule):
+        return f"{named} its native driver, found {driver}" if device.is_on_vfio else ""
+    if rule.driver not in (None, device.driver) or not device.is_on_vfio:
+        return f"{named} {rule.driver or 'a VFIO driver'}, found {driver}"
+    return ""
+
+
+def installed_layout(tree: HostTree, name: str | None) -> Layout | None:
+    """The installed layout, or the one with this name in its file; None without a file.
 
     Raises:
         InvalidDocument: the file is malformed, or has no such layout.
@@ -63,7 +83,7 @@ def installed_rules(
         return None
     installed = parse_record(tree.read_text(RECORD))
     chosen = name or (None if installed is None else installed.name)
-    return resource_rules(seen, _layout(text, chosen))
+    return _layout(text, chosen)
 
 
 @lru_cache(maxsize=1)

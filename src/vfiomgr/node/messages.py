@@ -114,6 +114,8 @@ class Report(Value):
     """Why devices are to be withheld, because their guests crashed."""
     error: str = ""
     """Why a scan failed; with an inventory, why the last valid layout is still in use."""
+    drift: dict[str, str] = field(default_factory=dict)
+    """The devices that are not on the drivers that their rules of the layout say, and why."""
 
 
 def write(message: AnyValue) -> bytes:

@@ -68,6 +68,8 @@ class Scanner:
         self._layout: NodeSettings | None = None
         """The settings with the last valid layout."""
         self._layout_error = ""
+        self._drift: dict[str, str] = {}
+        """The devices that are not on the drivers of the last valid layout."""
         self._pods: dict[str, str] = {}
         self._quarantine: dict[str, Diagnostic] = {}
         self._previous: Inventory | None = None
@@ -138,6 +140,7 @@ class Scanner:
             problems,
             crashes,
             self._layout_error,
+            self._drift,
         )
 
     def _crashes(self, seen: HostSnapshot, found: Inventory) -> dict[str, Diagnostic]:
@@ -182,13 +185,16 @@ class Scanner:
 
     def _read_layout(self, seen: HostSnapshot) -> NodeSettings:
         if not self._host.tree.exists(FILE):
+            self._drift = {}
             return self.settings.node
-        installed = import_module("vfiomgr.node.layouts")  # pydantic has twice its memory
-        rules = installed.installed_rules(self._host.tree, seen, self.settings.layout)
+        layouts = import_module("vfiomgr.node.layouts")  # pydantic has twice its memory
+        layout = layouts.installed_layout(self._host.tree, self.settings.layout)
+        rules = None if layout is None else layouts.resource_rules(seen, layout)
         node = replace(self.settings.node, rules=rules)
         for rule in rules or ():
             if rule.name:
                 qualified(rule.name, node)
+        self._drift = {} if layout is None else layouts.drift(seen, layout)
         return node
 
     def _problems(

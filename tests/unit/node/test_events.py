@@ -15,10 +15,11 @@ import pytest
 from kubernetes_validate import utils
 
 from tests.unit.node.stories import tell
-from tests.unit.node.test_agent import GPUS, NAME, running, start_guest
+from tests.unit.node.test_agent import GPUS, NAME, running, start_guest, waiting_agent
 from vfiomgr.node import events as events_module
 from vfiomgr.node.events import Events
-from vfiomgr.node.messages import EventSettings
+from vfiomgr.node.messages import EventSettings, Report
+from vfiomgr.node.model import Inventory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -255,6 +256,27 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
         assert messages[2].startswith(f"{gpu} is not given to pods for 60 s: guest sandbox-")
 
     tell(story())
+
+
+def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
+    class Written(Events):
+        def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
+            written.append((reason, message, is_normal))
+
+    async def story() -> None:
+        agent = waiting_agent(place)
+        agent._events = Written(EventSettings("", "", ""), lambda _: None)
+        for drift in ({}, {"a": "a on x"}, {"a": "a on x", "b": "b on x"}, {"b": "b on y"}):
+            await agent._receive(Report(Inventory(), drift=drift))
+
+    written: list[tuple[str, str, bool]] = []
+    tell(story())
+    assert written == [
+        ("LayoutDrift", "a on x", False),
+        ("LayoutDrift", "b on x", False),
+        ("LayoutDrift", "b on y", False),
+        ("LayoutDriftResolved", "a is on the driver that the layout requires", True),
+    ]
 
 
 def test_outside_of_a_pod_the_api_server_is_asked_for(place: Path) -> None:

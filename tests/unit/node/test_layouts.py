@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.node.made import A40, A40_NAME, UUID, at, node_of, notes, offered, vgpu_node
 from vfiomgr.layout.document import choose_layout, read_layouts
 from vfiomgr.layout.model import Layout, PassthroughRule
-from vfiomgr.node.layouts import resource_rules
+from vfiomgr.node.layouts import drift, resource_rules
 from vfiomgr.node.model import CONSUMERS, NodeSettings, ResourceRule
 from vfiomgr.node.plan import inventory
 
@@ -80,6 +80,33 @@ def test_a_rule_for_virtual_functions_offers_them_and_not_the_physical_one() -> 
     )
     assert rules == (ResourceRule(frozenset({"0000:09:00.0"}), "nic"),)
     assert offered(host, NodeSettings(rules=rules)) == {"vfiomgr.io/nic": ["0000:09:00.0"]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "driver", "found"),
+    [
+        ("state: passthrough", "vfio-pci", ""),
+        ("state: passthrough", "nvidia", "a VFIO driver, found nvidia"),
+        ("state: passthrough", None, "a VFIO driver, found no driver"),
+        ("state: passthrough, driver: vfio-pci", "vfio-pci", ""),
+        ("state: passthrough, driver: nvgrace_gpu_vfio_pci", "vfio-pci", "pci, found vfio-pci"),
+        ("state: host", "nvidia", ""),
+        ("state: host", None, ""),
+        ("state: host", "vfio-pci", "its native driver, found vfio-pci"),
+        (
+            "state: vgpu, vgpus: [{type: A40-4Q, count: 1}]",
+            "vfio-pci",
+            "its native driver, found vfio-pci",
+        ),
+    ],
+)
+def test_devices_on_other_drivers_than_their_rules_say_are_drift(
+    rule: str, driver: str | None, found: str
+) -> None:
+    host = node_of(replace(at(A40, 7), driver=driver), replace(at(A40, 9), driver="other"))
+    text = drift(host, layout(f"{{select: {{address: '0000:07:00.0'}}, {rule}}}"))
+    assert list(text) == (["0000:07:00.0"] if found else [])
+    assert text.get("0000:07:00.0", "").endswith(found)
 
 
 def test_the_consumers_of_layouts_are_those_of_the_agent() -> None:

@@ -260,6 +260,23 @@ def test_devices_are_verified_by_a_scan_of_now(kernel: FakeKernel, scanner: Scan
     assert not problem.has_failed_reset
 
 
+def test_a_device_that_leaves_the_driver_of_its_rule_is_drift(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    kernel.make_directory(HostPath(FILE.parent))
+    kernel.replace(FILE, LAYOUT.encode())
+    assert scanner.scan().drift == {}
+    kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), GPUS[1])
+    kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), GPUS[2])
+    drift = scanner.scan().drift
+    assert list(drift) == [GPUS[1]]
+    assert drift[GPUS[1]].endswith(": layout requires a VFIO driver, found no driver")
+    kernel.replace(FILE, LAYOUT.replace("state: passthrough", "state: none").encode())
+    assert scanner.scan().drift == drift
+    kernel.remove(FILE)
+    assert scanner.scan().drift == {}
+
+
 @pytest.mark.parametrize(("cost", "pause"), [(0.01, 10.0), (0.15, 15.0), (9.0, 20.0)])
 def test_scans_take_a_hundredth_of_a_processor(
     cost: float, pause: float, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
