@@ -146,10 +146,15 @@ class Gpu(Value, dict=True):
         return any(kind.series for kind in self.types)
 
     @property
+    def has_one_size(self) -> bool:
+        """Whether all its vGPUs must have the same size, as on NVIDIA GPUs by default."""
+        is_free = self.has_several_sizes or bool(self.mode and self.mode.mig)
+        return self._is_nvidia and not is_free
+
+    @property
     def lock(self) -> int | None:
         """MiB that all vGPUs of an NVIDIA GPU must have, as its first one does."""
-        is_free = self.has_several_sizes or bool(self.mode and self.mode.mig)
-        return self.sizes[0] if self.sizes and self._is_nvidia and not is_free else None
+        return self.sizes[0] if self.sizes and self.has_one_size else None
 
     @cached_property
     def framebuffer(self) -> int | None:

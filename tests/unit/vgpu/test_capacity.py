@@ -59,6 +59,16 @@ def test_one_vgpu_locks_the_size() -> None:
     )
 
 
+def test_vgpus_have_one_size_unless_a_mode_mixes_them() -> None:
+    host = vgpu_host(())
+    (gpu,) = gpus(host)
+    assert (gpu.has_one_size, gpu.lock) == (True, None)
+    for facts in ({"heterogeneous": True, "mig": False}, {"heterogeneous": False, "mig": True}):
+        mode = GpuMode("0000:01:00.0", framebuffer=MEMORY, **facts)
+        (gpu,) = gpus(replace(host, gpu_modes=(mode,)))
+        assert not gpu.has_one_size
+
+
 def test_the_lock_holds_even_where_the_driver_still_offers_other_sizes() -> None:
     host = vgpu_host((a40_type(2),))
     parents = tuple(
