@@ -7,6 +7,9 @@ consumes everything, until a claim or an active vGPU decides the size.
 
 The scheduler counts devices that are published. An allocated device is published as long as its
 claim exists, and vGPUs that no published device stands for reduce the counters.
+
+A claim that is scheduled while the slices change may get another size. Both claims are then
+published, nothing else is offered, and the driver of the GPU refuses the second vGPU.
 """
 
 from __future__ import annotations

@@ -22,7 +22,11 @@ Allocated = frozenset[tuple[str, str]]
 
 
 def fits(pool: Pool, device: DraDevice, allocated: AbstractSet[tuple[str, str]]) -> bool:
-    """Whether a device is free, and the counters suffice beside what published devices take."""
+    """Whether a device is free, and the counters suffice beside what published devices take.
+
+    One counter that does not suffice excludes all devices with counters (checkAvailableCounters
+    in k8s.io/dynamic-resource-allocation/structured).
+    """
     if (pool.name, device.name) in allocated:
         return False
     taken: Counter[tuple[str, str]] = Counter()
@@ -31,8 +35,8 @@ def fits(pool: Pool, device: DraDevice, allocated: AbstractSet[tuple[str, str]])
             for use in each.consumes:
                 taken.update({(use.counter_set, name): n for name, n in use.counters.items()})
     known = {(s.name, name): n for s in pool.counter_sets for name, n in s.counters.items()}
-    wanted = {(u.counter_set, name) for u in device.consumes for name in u.counters}
-    return all(taken[name] <= known[name] for name in wanted)
+    assert {*taken} <= {*known}
+    return not device.consumes or all(taken[name] <= known[name] for name in known)
 
 
 def candidates(

@@ -183,8 +183,8 @@ def test_a_gpu_without_free_functions_offers_nothing() -> None:
 
 def test_types_for_gpu_instances_are_not_offered_without_mig() -> None:
     kind = describe_type("nvidia-474", "GRID A100-1-5C", "framebuffer=4096M, max_instance=7")
-    host = add_divided_gpu(host_of(), 1, types=(kind, a40_type(24)))
-    assert names(pools(host, found(), NODE)) == {POOL: [f"{PREFIX}-24q-0"]}
+    host = add_divided_gpu(host_of(), 1, types=(kind, a40_type(4)))
+    assert names(pools(host, found(), NODE)) == {POOL: [f"{PREFIX}-4q-0"]}
     unknown = replace(host, gpu_modes=(replace(MIXED, mig=True, heterogeneous=None),))
     assert pools(unknown, found(), NODE) == (), "its GPU instances are not known"
     active = replace(host, vgpus=(instance(host.vgpu_parents[0].name, kind, 1),))

@@ -128,8 +128,10 @@ def test_without_engines_the_number_of_a_profile_is_the_limit() -> None:
     silent = replace(partition(), profiles=tuple(replace(p, engines=()) for p in A100))
     pool = published(a100(silent))
     assert len([n for _, n in filled([pool]) if "1-5cme" in n]) <= 1
-    claim = frozenset({(POOL, f"{PREFIX}-1-5cme-6")})
-    assert not any("1-5cme" in name for _, name in candidates([pool], claim))
+    claim = frozenset({(POOL, f"{PREFIX}-1-5cme-6"), (POOL, f"{PREFIX}-1-5c-5")})
+    left = {name for _, name in candidates([pool], claim)}
+    assert not any("1-5cme" in name for name in left)
+    assert f"{PREFIX}-1-5c-4" in left
 
 
 def test_a_claim_reserves_its_slices() -> None:
