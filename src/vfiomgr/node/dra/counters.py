@@ -244,7 +244,7 @@ def _size(gpu: Gpu, kind: VgpuType | None) -> int | str | None:
 
 
 def _sizes(shared: Share) -> set[int | str | None]:
-    """The sizes of the vGPUs that are active or claimed: one, unless something went wrong."""
+    """The sizes of the vGPUs that are active or claimed; usually one."""
     active = (shared.gpu.type_of(vgpu) for vgpu in shared.gpu.instances)
     claimed = (kind for kind, _ in shared.claimed.values())
     return {_size(shared.gpu, kind) for kind in (*active, *claimed)}
