@@ -41,6 +41,7 @@ _LONGEST_KEY = 63
 _BY_CDI: tuple[Consumer, ...] = ("default", "kata")
 """The consumers that receive names of CDI devices, which outlive a reboot."""
 _OPEN_IOMMU: tuple[Consumer, ...] = ("default", "container")
+_NONE = CdiEdits()
 _TO_UNDERSCORE = re.compile(r"[/.]")
 
 
@@ -80,11 +81,20 @@ def specifications(inventory: Inventory) -> tuple[CdiSpecification, ...]:
 
 def _specification(resource: NodeResource) -> CdiSpecification:
     units = [unit for unit in resource.units if not any(r.rule in UNUSABLE for r in unit.reasons)]
-    devices = tuple(CdiDevice(unit.id, _edits(unit.nodes)) for unit in units)
-    common = _edits(_common_nodes(units, resource.consumer))
-    built = CdiSpecification("", resource.name, devices, common)
+    return specification_of(
+        resource.name,
+        tuple(CdiDevice(unit.id, edits_of(unit.nodes)) for unit in units),
+        edits_of(_common_nodes(units, resource.consumer)),
+    )
+
+
+def specification_of(
+    kind: str, devices: tuple[CdiDevice, ...], common: CdiEdits = _NONE
+) -> CdiSpecification:
+    """A specification of the lowest version that its devices need."""
+    built = CdiSpecification("", kind, devices, common)
     version = max(LOWEST, needed_version(built)) if devices else LOWEST
-    return CdiSpecification(str(version), resource.name, devices, common)
+    return CdiSpecification(str(version), kind, devices, common)
 
 
 def _units(resource: NodeResource, ids: Iterable[str]) -> list[NodeUnit]:
@@ -127,11 +137,14 @@ def _nodes(resource: NodeResource, units: Sequence[NodeUnit]) -> tuple[str, ...]
 
 
 def _common_nodes(units: Iterable[NodeUnit], consumer: Consumer) -> Iterator[str]:
-    """The nodes besides those of the devices.
+    return common_nodes([path for unit in units for path in unit.nodes], consumer)
+
+
+def common_nodes(paths: Sequence[str], consumer: Consumer) -> Iterator[str]:
+    """The nodes that a container needs besides those of its devices.
 
     Kata's hypervisor opens /dev/iommu on the host, and KubeVirt passes its descriptor.
     """
-    paths = [path for unit in units for path in unit.nodes]
     is_cdev = [path.startswith(f"{VFIO_CDEVS}/") for path in paths]
     if not all(is_cdev):
         yield str(CONTROL)
@@ -139,7 +152,8 @@ def _common_nodes(units: Iterable[NodeUnit], consumer: Consumer) -> Iterator[str
         yield IOMMU
 
 
-def _edits(paths: Iterable[str]) -> CdiEdits:
+def edits_of(paths: Iterable[str]) -> CdiEdits:
+    """The edits that add device nodes to a container."""
     return CdiEdits(device_nodes=tuple(map(CdiDeviceNode, paths)))
 
 

@@ -16,7 +16,7 @@ from vfiomgr.containers.cdi.devices import (
     why_not_ready,
 )
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.model import DEFAULT_KIND
+from vfiomgr.containers.cdi.model import CLAIM_KIND, DEFAULT_KIND
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
 from vfiomgr.node.health import UNUSABLE, HealthContext, published_in, reasons, users_of
 from vfiomgr.node.model import (
@@ -93,7 +93,7 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
         rule = _rule_of(settings, each.unit)
         name = qualified(rule.name, settings) if rule and rule.name else names[each.kind.key]
         named.append((kept.get(each.unit.id, name), each.unit))
-    own = frozenset((*written, *(name for name, _ in (*named, *lost))))
+    own = frozenset((*written, CLAIM_KIND, *(name for name, _ in (*named, *lost))))
     context = HealthContext(
         held=held,
         quarantine=quarantine,

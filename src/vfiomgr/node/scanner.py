@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import select
 import time
-from errno import EACCES, EPERM, EROFS
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import diagnostics_of, finding
-from vfiomgr.errors import NeedsRoot, Refusal, UsageError, VfiomgrError, WriteFailed
+from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.facts import forgiven, kata_handlers, read_health
@@ -27,6 +26,7 @@ from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.names import labels, qualified
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory
+from vfiomgr.node.resets import is_of_device, may_reset
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.scan import scan
@@ -55,7 +55,6 @@ _SHARE = 0.01
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
 _BYTES = 1 << 16
-_FORBIDDEN = frozenset({EACCES, EPERM, EROFS})
 
 
 class Scanner:
@@ -226,7 +225,7 @@ class Scanner:
         """
         if unit.kind != "function" or any(user.node in unit.nodes for user in seen.users or ()):
             return
-        if not _may_reset(self._host.tree):
+        if not may_reset(self._host.tree):
             return
         for address in unit.addresses:
             try:
@@ -235,22 +234,17 @@ class Scanner:
                 reasons = "; ".join(each.summary for each in diagnostics_of(refusal))
                 yield Problem(unit.id, f"cannot reset {address}: {reasons}")
             except VfiomgrError as error:
-                yield Problem(unit.id, error.message, has_failed_reset=_is_of_device(error))
+                yield Problem(unit.id, error.message, has_failed_reset=is_of_device(error))
 
 
 def _text(error: VfiomgrError) -> str:
     return "; ".join((error.message, *error.details))
 
 
-def _may_reset(tree: HostTree) -> bool:
-    """Whether attributes of devices can be written: in a pod, /sys is read-only."""
-    return tree.is_live and os.access(tree.locate(PCI_DEVICES), os.W_OK)
-
-
 def _unreset(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
     """The resources whose devices are not reset although their settings say so."""
     for resource in found.resources:
-        if resource.resets and not _may_reset(tree):
+        if resource.resets and not may_reset(tree):
             yield finding(
                 "reset-skipped",
                 "warning",
@@ -260,18 +254,6 @@ def _unreset(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
                 "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service",
                 subject=resource.name,
             )
-
-
-def _is_of_device(error: VfiomgrError) -> bool:
-    """Whether a reset failed because of the device, not because this process may not write."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, NeedsRoot | UsageError):
-            return False
-        if isinstance(cause, OSError | WriteFailed) and cause.errno in _FORBIDDEN:
-            return False
-        cause = cause.__cause__
-    return True
 
 
 def read_host(host: Host) -> HostSnapshot:

@@ -225,6 +225,8 @@ def with_file(host: HostSnapshot, path: str, kind: str, node: str) -> HostSnapsh
         ("/run/cdi/vfiomgr-vfiomgr.io_GA102GL__A40.json", A40_NAME, "vfio/41", {}),
         ("/run/cdi/other.json", A40_NAME, "vfio/41", TWICE),
         ("/run/cdi/vfiomgr-vfiomgr.io_a40.json", "vfiomgr.io/a40", "vfio/41", {}),
+        ("/run/cdi/vfiomgr-vfiomgr.io_claim-7.json", "vfiomgr.io/claim", "vfio/41", {}),
+        ("/run/cdi/other-claim.json", "vfiomgr.io/claim", "vfio/41", TWICE),
     ],
 )
 def test_a_device_of_another_program_is_not_healthy(

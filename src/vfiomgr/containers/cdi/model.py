@@ -27,6 +27,10 @@ OLD_DYNAMIC = HostPath("/var/run/cdi")
 OWN_PREFIX = "vfiomgr-"
 _OWN_VENDOR = "vfiomgr.io/"
 DEFAULT_KIND = f"{_OWN_VENDOR}vfio"
+CLAIM_KIND = f"{_OWN_VENDOR}claim"
+"""The devices of ResourceClaims, with a file for each claim."""
+METADATA_KIND = f"{_OWN_VENDOR}metadata"
+"""The files that describe the devices of ResourceClaims."""
 
 
 NodeForm = Literal["auto", "group", "cdev"]
