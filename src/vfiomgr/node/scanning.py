@@ -36,10 +36,7 @@ class Scanning:
     def __init__(
         self, root: str, settings: Settings, receive: Receive, tell: Callable[[str], None]
     ) -> None:
-        self._command = (
-            *(sys.executable, *(("-I",) if sys.flags.isolated else ()), "-m", "vfiomgr"),
-            *("--root", root, "node", "scan"),
-        )
+        self._command = own_command(root, "scan")
         self._settings = settings
         self._receive = receive
         self._tell = tell
@@ -74,7 +71,7 @@ class Scanning:
                 await self._follow(process)
             finally:
                 self._process = None
-                await self._end(process)
+                await end_process(process)
             self._fail(f"the scanning process ended with {process.returncode}")
             pause = _FIRST_PAUSE if time.monotonic() > begun + _STUCK else pause * 2
             await asyncio.sleep(min(pause, _LONGEST_PAUSE))
@@ -153,19 +150,26 @@ class Scanning:
             self._process.stdin.write(b"".join(map(write, questions)))
             await self._process.stdin.drain()
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        """Wait for the end of a process without its pipe; one that hangs is killed.
 
-        A process that has ended already is not killed: asyncio would lose its status.
-        """
-        if process.stdin is not None:
-            process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSING):
-                await process.wait()
-                return
-        with suppress(ProcessLookupError):
-            process.kill()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSING):
-                await process.wait()
+def own_command(root: str, name: str) -> tuple[str, ...]:
+    """The command of a process of the agent, `vfiomgr node NAME`."""
+    isolated = ("-I",) if sys.flags.isolated else ()
+    return (sys.executable, *isolated, "-m", "vfiomgr", "--root", root, "node", name)
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process without its pipe; one that hangs is killed.
+
+    A process that has ended already is not killed: asyncio would lose its status.
+    """
+    if process.stdin is not None:
+        process.stdin.close()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING):
+            await process.wait()
+            return
+    with suppress(ProcessLookupError):
+        process.kill()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSING):
+            await process.wait()

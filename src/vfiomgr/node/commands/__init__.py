@@ -12,7 +12,10 @@ _COMMANDS = {
     "release": ("vfiomgr.node.commands.status", "release"),
     "manifests": ("vfiomgr.node.commands.manifests", "manifests"),
 }
-_OF_THE_AGENT = {"scan": ("vfiomgr.node.commands.run", "scan")}
+_OF_THE_AGENT = {
+    "create": ("vfiomgr.node.commands.run", "create"),
+    "scan": ("vfiomgr.node.commands.run", "scan"),
+}
 
 
 @click.group("node", cls=LazyGroup, table=_COMMANDS, unlisted=_OF_THE_AGENT)

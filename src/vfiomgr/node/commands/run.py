@@ -277,6 +277,18 @@ def scan(session: Session) -> None:
         os._exit(0)  # the agent has ended
 
 
+@click.command("create", hidden=True)
+@session_options("root")
+@pass_session
+def create(session: Session) -> None:
+    """Create and remove vGPUs for an agent, which starts this command itself."""
+    host = host_of(session, on_step=None)
+    try:
+        import_module("vfiomgr.node.dra.vgpus").serve(host, sys.stdin.buffer, sys.stdout.fileno())
+    except (KeyboardInterrupt, BrokenPipeError):
+        os._exit(0)  # the agent has ended
+
+
 def _write_once(session: Session, settings: Settings) -> None:
     """Write what containers need at boot, before a kubelet restores its pods."""
     scanner = import_module("vfiomgr.node.scanner").Scanner(host_of(session, on_step=None))

@@ -143,6 +143,10 @@ class PreparedDevice(Value):
     """Qualified names of CDI devices."""
     is_created: bool = False
     """Whether the vGPU was created for the claim, and is removed with it."""
+    target: Target = Target()
+    """What was published as the device, in case it is not published any more."""
+    reset: bool = False
+    """Whether the device is reset when the claim is unprepared."""
 
 
 class PreparedClaim(Value):
@@ -155,3 +159,6 @@ class PreparedClaim(Value):
     """The kernel's boot_id: after a reboot, groups have other numbers and vGPUs are gone."""
     devices: tuple[PreparedDevice, ...]
     reset: bool = False
+    """Whether one of its devices is reset when it is unprepared."""
+    is_ready: bool = True
+    """Whether pods can use it; False while it is prepared, and if that was interrupted."""

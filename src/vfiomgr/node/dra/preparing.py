@@ -1,0 +1,375 @@
+"""Claims that are prepared for pods: their devices, CDI specifications and records."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
+
+from vfiomgr.containers.cdi.model import CLAIM_KIND
+from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.errors import HostError, Refusal, VfiomgrError
+from vfiomgr.node.dra.claims import parameters_of
+from vfiomgr.node.dra.metadata import (
+    DIRECTORY,
+    attributes_of,
+    metadata_devices,
+    metadata_name,
+    remove_metadata,
+    write_metadata,
+)
+from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
+from vfiomgr.node.dra.records import (
+    device_name,
+    is_file_name,
+    read_records,
+    remove_claim,
+    remove_record,
+    write_claim,
+    write_record,
+)
+from vfiomgr.node.health import UNUSABLE
+from vfiomgr.paths import (
+    BOOT_ID,
+    MDEV_DEVICES,
+    VFIO_CDEVS,
+    HostPath,
+    pci_device,
+    vfio_group_node,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.node.dra.creating import Creator
+    from vfiomgr.node.dra.model import AllocatedDevice, Claim, DraDevice, Parameters, Target
+    from vfiomgr.node.model import NodeUnit
+
+    Report = Callable[[str, str], None]
+    """Called with the ID of a unit, and a text."""
+
+
+def _ignore(_unit: str, _text: str) -> None:
+    """Report to nobody."""
+
+
+class Preparing:
+    """Prepares claims, and undoes it.
+
+    `device` finds what is published by pool and name, and `unit` finds a unit of the last scan.
+    `quarantine` is called with a unit that could not be reset and the cause, and `note` with one
+    that was not reset although nothing is wrong with it. The kubelet mounts nothing of
+    `metadata`, its directory of the driver: CDI does.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a part of the agent
+        self,
+        tree: HostTree,
+        device: Callable[[str, str], DraDevice | None],
+        unit: Callable[[str], NodeUnit | None],
+        creating: Creator,
+        *,
+        quarantine: Report = _ignore,
+        note: Report = _ignore,
+        metadata: HostPath = DIRECTORY,
+    ) -> None:
+        self._tree = tree
+        self._device = device
+        self._unit = unit
+        self._creating = creating
+        self._quarantine = quarantine
+        self._note = note
+        self._metadata = metadata
+        self._boot = tree.read(BOOT_ID) or ""
+        self._records = read_records(tree)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def created(self) -> dict[str, tuple[str, str]]:
+        """The vGPUs that were created for claims, with the pool and device that each belongs to."""
+        made = (each for each in self._devices() if each.is_created and each.unit)
+        return {each.unit: (each.pool, each.device) for each in made}
+
+    @property
+    def held(self) -> dict[str, str]:
+        """The claim that has each unit, NAMESPACE/NAME."""
+        return {
+            device.unit: f"{claim.namespace}/{claim.name}"
+            for claim in self._records.values()
+            for device in claim.devices
+            if device.unit
+        }
+
+    async def prepare(self, claim: Claim) -> PreparedClaim:
+        """Prepare a claim; the same claim again gets what it has, as far as that is still true.
+
+        Raises:
+            Refusal: another claim has a device, or a device cannot be used.
+            HostError: a vGPU was not created, or a file could not be written.
+
+        """
+        if not is_file_name(claim.uid):
+            message = f"the UID of a claim is not valid: {claim.uid!r}"
+            raise HostError(message, "see the log of the kubelet")
+        async with self._lock(claim.uid):
+            before = self._ready(claim)
+            if before is None:
+                await self._forget_others(claim)
+            reserved = self._reserved(claim)
+            self._records[claim.uid] = before or reserved
+            try:
+                with _files_of(claim):
+                    made = await self._made(claim, reserved, is_new=before is None)
+                    self._write(claim, made)
+            except VfiomgrError:
+                if before is None:
+                    await self._undo(claim.uid)
+                raise
+            return made
+
+    async def unprepare(self, uid: str) -> None:
+        """Undo the preparation of a claim; of one that is unknown, nothing is left.
+
+        Raises:
+            Refusal: a guest still uses a device.
+            HostError: a vGPU or a file could not be removed.
+
+        """
+        if not is_file_name(uid):
+            return
+        async with self._lock(uid):
+            record = self._records.get(uid)
+            if record is not None and record.boot == self._boot:
+                for device in record.devices:
+                    if device.reset:
+                        await self._reset(device)
+            await self._release(uid)
+
+    def _lock(self, uid: str) -> asyncio.Lock:
+        """The lock of a claim, which exists while somebody has it or waits for it."""
+        return self._locks.setdefault(uid, asyncio.Lock())
+
+    def _devices(self) -> Iterator[PreparedDevice]:
+        return (device for claim in self._records.values() for device in claim.devices)
+
+    # ---- prepare
+
+    def _ready(self, claim: Claim) -> PreparedClaim | None:
+        """The record of a claim that was prepared in this boot, with the same devices."""
+        record = self._records.get(claim.uid)
+        if record is None or not record.is_ready or record.boot != self._boot:
+            return None
+        return record if _keys(record.devices) == _keys(claim.devices) else None
+
+    async def _forget_others(self, claim: Claim) -> None:
+        """Undo what was prepared for other devices of a claim, before it was allocated again."""
+        record = self._records.get(claim.uid)
+        if record is not None and _keys(record.devices) != _keys(claim.devices):
+            await self._release(claim.uid)
+
+    def _reserved(self, claim: Claim) -> PreparedClaim:
+        """The record of a claim before its devices are prepared, so that no other gets them.
+
+        Raises:
+            Refusal: another claim has a device, or it is not published.
+
+        """
+        known = {(each.pool, each.device): each for each in self._known(claim.uid)}
+        devices = []
+        for allocated in claim.devices:
+            earlier = known.get((allocated.pool, allocated.device))
+            target = self._target(claim, allocated, earlier)
+            self._require_free(claim, allocated, target)
+            devices.append(
+                PreparedDevice(
+                    request=allocated.request,
+                    pool=allocated.pool,
+                    device=allocated.device,
+                    unit=target.unit,
+                    nodes=(),
+                    cdi_devices=(),
+                    is_created=not target.unit,
+                    target=target,
+                    reset=bool(target.unit) and parameters_of(claim, allocated.request).reset,
+                )
+            )
+        return PreparedClaim(
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=claim.uid,
+            boot=self._boot,
+            devices=tuple(devices),
+            reset=any(device.reset for device in devices),
+            is_ready=False,
+        )
+
+    def _known(self, uid: str) -> tuple[PreparedDevice, ...]:
+        record = self._records.get(uid)
+        return () if record is None else record.devices
+
+    def _target(
+        self, claim: Claim, allocated: AllocatedDevice, earlier: PreparedDevice | None
+    ) -> Target:
+        if earlier is not None:
+            return earlier.target
+        published = self._device(allocated.pool, allocated.device)
+        if published is None:
+            message = (
+                f"cannot prepare {_said(claim)}: this node does not publish device "
+                f"{allocated.device} in pool {allocated.pool}"
+            )
+            raise Refusal(message, "delete the pod, so that its claim is allocated again")
+        return published.target
+
+    def _require_free(self, claim: Claim, allocated: AllocatedDevice, target: Target) -> None:
+        for other in self._records.values():
+            if other.uid == claim.uid:
+                continue
+            for device in other.devices:
+                is_same = (device.pool, device.device) == (allocated.pool, allocated.device)
+                if is_same or (target.unit and device.unit == target.unit):
+                    message = (
+                        f"cannot prepare {_said(claim)}: device {allocated.device} belongs to "
+                        f"claim {other.namespace}/{other.name}"
+                    )
+                    hint = f"delete its pods, or: kubectl -n {other.namespace} describe "
+                    raise Refusal(message, f"{hint}resourceclaim {other.name}")
+
+    async def _made(self, claim: Claim, reserved: PreparedClaim, *, is_new: bool) -> PreparedClaim:
+        """The record with all devices prepared; the vGPUs of a new one are recorded one by one."""
+        made = reserved
+        if is_new:
+            write_record(self._tree, made)
+        for number, device in enumerate(reserved.devices):
+            found = await self._prepared(claim, device)
+            devices = (*made.devices[:number], found, *made.devices[number + 1 :])
+            made = replace(made, devices=devices)
+            if is_new:
+                self._records[claim.uid] = made
+                if found.is_created:
+                    write_record(self._tree, made)
+        return replace(made, is_ready=True)
+
+    async def _prepared(self, claim: Claim, device: PreparedDevice) -> PreparedDevice:
+        target = device.target
+        if device.is_created:
+            owner = _owner(claim.uid, device)
+            unit = await self._creating.create(target.parent, target.type, owner)
+        else:
+            unit = self._found(claim, target.unit)
+        refuse_if_any(reason for reason in unit.reasons if reason.rule in UNUSABLE)
+        names = (
+            f"{CLAIM_KIND}={device_name(claim.uid, device.device)}",
+            metadata_name(claim.uid, device.request),
+        )
+        nodes = tuple(self._nodes(unit, parameters_of(claim, device.request)))
+        return replace(device, unit=unit.id, nodes=nodes, cdi_devices=names)
+
+    def _found(self, claim: Claim, name: str) -> NodeUnit:
+        unit = self._unit(name)
+        if unit is None:
+            message = f"cannot prepare {_said(claim)}: {name} is not on this node"
+            raise Refusal(message, "add it again, or delete the pod; see: vfiomgr node status")
+        return unit
+
+    def _nodes(self, unit: NodeUnit, parameters: Parameters) -> Iterator[str]:
+        """The nodes of a unit in one form: with both, a guest could get the device twice."""
+        match parameters.form:
+            case "":
+                yield from unit.nodes
+                return
+            case "group":
+                found = [] if unit.group is None else [vfio_group_node(unit.group)]
+                remedy = "leave out the form, or use cdev"
+            case "cdev":
+                found = list(self._cdevs(unit))
+                remedy = "leave out the form, or use group; cdevs need Linux 6.6"
+        if not found or not all(map(self._tree.exists, found)):
+            message = f"{unit.id} has no VFIO node of the form {parameters.form}"
+            raise Refusal(message, remedy)
+        yield from map(str, found)
+
+    def _cdevs(self, unit: NodeUnit) -> Iterator[HostPath]:
+        mediated = (MDEV_DEVICES / unit.id,)
+        holders = mediated if unit.kind == "mdev" else tuple(map(pci_device, unit.addresses))
+        for holder in holders:
+            for name in self._tree.children(holder / "vfio-dev"):
+                yield VFIO_CDEVS / name
+
+    def _write(self, claim: Claim, made: PreparedClaim) -> None:
+        """Write the files of a claim, the record last: a claim with one can be used."""
+        published = (self._device(each.pool, each.device) for each in made.devices)
+        attributes = [found.attributes if found is not None else {} for found in published]
+        described = [
+            (device, attributes_of(said, device.unit))
+            for device, said in zip(made.devices, attributes, strict=True)
+        ]
+        write_metadata(self._tree, claim, described, self._metadata)
+        write_claim(self._tree, made, metadata_devices(claim, made.devices, self._metadata))
+        write_record(self._tree, made)
+        self._records[made.uid] = made
+
+    async def _undo(self, uid: str) -> None:
+        """Undo a preparation that failed; what cannot be undone waits for unprepare."""
+        with suppress(VfiomgrError):
+            await self._release(uid)
+
+    # ---- unprepare
+
+    async def _reset(self, device: PreparedDevice) -> None:
+        unit = self._unit(device.unit)
+        if unit is None or unit.kind != "function":
+            return
+        try:
+            why_not = await self._creating.reset(unit)
+        except HostError as error:
+            self._quarantine(unit.id, error.message)
+            return
+        if why_not:
+            self._note(unit.id, why_not)
+
+    async def _release(self, uid: str) -> None:
+        """Remove all of a claim; the record last, since what remains is found by it."""
+        record = self._records.get(uid)
+        with _files_of(uid):
+            remove_claim(self._tree, uid)
+            if record is not None:
+                remove_metadata(self._tree, record, self._metadata)
+        for device in () if record is None else record.devices:
+            if device.is_created:
+                await self._creating.remove(_owner(uid, device))
+        with _files_of(uid):
+            remove_record(self._tree, uid)
+        self._records.pop(uid, None)
+
+
+@contextmanager
+def _files_of(claim: Claim | str) -> Iterator[None]:
+    """Report errors of files as errors of the host.
+
+    Raises:
+        HostError: a file could not be written or removed.
+
+    """
+    try:
+        yield
+    except OSError as error:
+        said = f"claim {claim}" if isinstance(claim, str) else _said(claim)
+        message = f"cannot change the files of {said}: {error}"
+        raise HostError(message, "check free space and permissions of /run") from error
+
+
+def _said(claim: Claim) -> str:
+    return f"claim {claim.namespace}/{claim.name}"
+
+
+def _keys(devices: Iterable[AllocatedDevice | PreparedDevice]) -> list[tuple[str, str, str]]:
+    return [(device.request, device.pool, device.device) for device in devices]
+
+
+def _owner(uid: str, device: PreparedDevice) -> str:
+    return f"{uid}/{device.pool}/{device.device}"

@@ -1,0 +1,252 @@
+"""The process that creates vGPUs for claims, and removes and resets, next to the agent.
+
+Orders come from the standard input, and results go to the standard output, as lines of JSON. Each
+change is in the journal, so `vfiomgr recover` can undo one that was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.diagnostic import diagnostics_of, refuse_if_any
+from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
+from vfiomgr.engine.journal import cut_off_runs, supersede
+from vfiomgr.engine.locks import hold
+from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
+from vfiomgr.host.owners import NotARecord, read_own
+from vfiomgr.node.messages import read, write
+from vfiomgr.node.model import NodeSettings, NodeUnit
+from vfiomgr.node.plan import inventory
+from vfiomgr.node.resets import is_of_device, may_reset
+from vfiomgr.passthrough import guards
+from vfiomgr.paths import BOOT_ID, RUNTIME
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.value import Value
+from vfiomgr.vgpu.named import CreateVgpu
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.library import Host
+    from vfiomgr.paths import HostPath
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+DIRECTORY = RUNTIME / "dra" / "vgpus"
+"""What was made for each owner, in files."""
+_SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
+
+
+class Order(Value):
+    """A change of the host for a claim."""
+
+    verb: Literal["create", "remove", "reset"]
+    owner: str = ""
+    """Who a vGPU is for; the same owner gets the same vGPU again."""
+    parent: str = ""
+    """The GPU of a new vGPU."""
+    type: str = ""
+    """The ID of its type."""
+    addresses: tuple[PciAddress, ...] = ()
+    """The functions to reset."""
+
+
+class Result(Value):
+    """What became of an order."""
+
+    unit: NodeUnit | None = None
+    """The vGPU that was created."""
+    note: str = ""
+    """Why a device was not reset, if nothing is wrong with it."""
+    error: str = ""
+    """Why the order failed."""
+    hint: str = ""
+    is_refused: bool = False
+    """Whether a safety check refused it; nothing was changed."""
+
+
+class Made(Value):
+    """A vGPU that was made for an owner, or was about to be made."""
+
+    owner: str
+    parent: str
+    name: str
+    """Its UUID, or the address of its virtual function."""
+    type: str
+    boot: str
+
+
+class Vgpus:
+    """Carries out orders."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._tree: HostTree = host.tree
+
+    def perform(self, order: Order) -> Result:
+        """Carry out an order; an error is a part of the result."""
+        try:
+            match order.verb:
+                case "create":
+                    return Result(unit=self.create(order.parent, order.type, order.owner))
+                case "remove":
+                    self.remove(order.owner)
+                    return Result()
+                case "reset":
+                    return Result(note=self.reset(order.addresses))
+        except VfiomgrError as error:
+            text = "; ".join((error.message, *error.details))
+            return Result(error=text, hint=error.hint, is_refused=isinstance(error, Refusal))
+        except OSError as error:
+            return Result(error=str(error))
+
+    def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
+        """Create a vGPU for an owner, or find the one that was created before.
+
+        Raises:
+            Refusal: there is no room for it.
+            HostError: this process may not create it, or the kernel did not.
+            VfiomgrError: as `Host.create_vgpu`.
+
+        """
+        if not may_reset(self._tree):
+            message = f"cannot create a vGPU on {parent}: /sys is not writable"
+            raise HostError(message, _SERVICE)
+        with hold(self._tree, [_lock(parent)], self._host.on_note):
+            made = self._made(owner)
+            if made is None or not self._is_there(made):
+                made = self._create(parent, type_id, owner)
+        return self._unit(made.name)
+
+    def _create(self, parent: str, type_id: str, owner: str) -> Made:
+        number = str(uuid_of(owner))
+        plan = self._host.plan(CreateVgpu(type=type_id, parent=parent, uuid=number))
+        name = plan.resolves[0]
+        made = Made(owner, parent, name, type_id, self._boot)
+        text = json.dumps(to_jsonable(made)) + "\n"
+        self._tree.make_directory(DIRECTORY)
+        self._tree.replace(_file(owner), text.encode(), mode=0o600, durable=False)
+        place = parent if name == number else name
+        self._host.create_vgpu(type=type_id, parent=place, uuid=number)
+        return made
+
+    def remove(self, owner: str) -> None:
+        """Remove the vGPU of an owner; one that is gone already is no error.
+
+        Raises:
+            Refusal: a guest uses it.
+            VfiomgrError: as `Host.remove_vgpu`.
+
+        """
+        made = self._made(owner)
+        if made is not None:
+            with hold(self._tree, [_lock(made.parent)], self._host.on_note):
+                self._remove(made)
+        self._tree.remove(_file(owner))
+
+    def _remove(self, made: Made) -> None:
+        """Remove a vGPU that is its owner's, and what an interrupted run left of it."""
+        seen = self._host.scan(with_users=True)
+        vgpu = seen.vgpu(made.name)
+        if vgpu is not None:
+            if not self._is_owners(seen, vgpu, made):
+                return
+            refuse_if_any(guards.held_by_guest(seen, vgpu))
+        with suppress(UsageError):  # its virtual function is gone too
+            self._host.remove_vgpu(made.name, allow=("in-use",))  # its pod is not its user
+        for run in self._cut_off(made):
+            if run.subjects == {made.name} and not run.has_settings:
+                supersede(self._tree, run)  # the vGPU is gone, whichever way the run went
+
+    def _is_there(self, made: Made) -> bool:
+        """Whether a vGPU exists; one of an interrupted run is removed."""
+        if self._cut_off(made):
+            self._remove(made)
+        vgpu = self._host.scan_devices().vgpu(made.name)
+        return vgpu is not None and vgpu.type == made.type
+
+    def _is_owners(self, seen: HostSnapshot, vgpu: Vgpu, made: Made) -> bool:
+        if vgpu.type != made.type:
+            return False
+        return vgpu.uuid is not None or seen.is_own(vgpu) or bool(self._cut_off(made))
+
+    def _cut_off(self, made: Made) -> list[CutOff]:
+        """The interrupted runs that concern a vGPU."""
+        found = cut_off_runs(self._tree, self._boot)
+        return [run for run in found if made.name in run.subjects]
+
+    def _made(self, owner: str) -> Made | None:
+        """What was made for an owner in this boot."""
+        try:
+            found = from_jsonable(Made, json.loads(read_own(self._tree, _file(owner))))
+        except (OSError, NotARecord, Misfit, ValueError):
+            return None
+        return found if (found.owner, found.boot) == (owner, self._boot) else None
+
+    def _unit(self, name: str) -> NodeUnit:
+        found = inventory(self._host.scan(), NodeSettings())
+        unit = next((each for each in found.units if each.id == name), None)
+        if unit is None:
+            why = next((note.summary for note in found.notes if note.subject == name), "")
+            message = f"vGPU {name} was created, but cannot be assigned{why and f': {why}'}"
+            raise HostError(message, "see vfiomgr list, and dmesg")
+        return unit
+
+    def reset(self, addresses: tuple[PciAddress, ...]) -> str:
+        """Reset functions; returns why they were not, if nothing is wrong with them.
+
+        Raises:
+            Refusal: a guest uses one of them.
+            VfiomgrError: as `Host.reset`.
+
+        """
+        if not may_reset(self._tree):
+            return "/sys is not writable"
+        for address in addresses:
+            seen = self._host.scan(with_users=True)
+            device = seen.device_named(str(address))
+            if device is None:
+                continue
+            refuse_if_any(guards.held_by_guest(seen, device))
+            try:
+                self._host.reset(address, allow=("in-use",))  # its pod is not its user
+            except Refusal as refusal:
+                return "; ".join(each.summary for each in diagnostics_of(refusal))
+            except VfiomgrError as error:
+                if is_of_device(error):
+                    raise
+                return error.message
+        return ""
+
+    @property
+    def _boot(self) -> str:
+        return self._tree.read(BOOT_ID) or ""
+
+
+def uuid_of(owner: str) -> uuid.UUID:
+    """The UUID of an owner's vGPU, if it is a mediated device."""
+    return uuid.uuid5(uuid.NAMESPACE_URL, f"https://vfiomgr.io/claims/{owner}")
+
+
+def serve(host: Host, source: BinaryIO, sink: int) -> None:
+    """Carry out orders until `source` ends."""
+    vgpus = Vgpus(host)
+    for line in source:
+        data = write(vgpus.perform(read(Order, line)))
+        while data:
+            data = data[os.write(sink, data) :]
+
+
+def _lock(parent: str) -> str:
+    """The lock of all creations on a GPU, whose places are chosen one after the other."""
+    return f"dra-{parent}"
+
+
+def _file(owner: str) -> HostPath:
+    return DIRECTORY / f"{uuid_of(owner)}.json"

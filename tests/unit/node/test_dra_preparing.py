@@ -1,0 +1,580 @@
+"""Claims on a kernel that reacts: what pods receive, and what is left afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests import api
+from tests.fakes.faults import PowerCut
+from tests.fakes.nvidia.gpus import DRIVER
+from tests.fakes.vgpu_hosts import a40_host, l40s_host
+from tests.unit.node.dra_claims import (
+    GPU,
+    UID,
+    Node,
+    claim_for,
+    creatable,
+    passthrough,
+    with_reset,
+)
+from tests.unit.node.stories import gpu_node, unit
+from vfiomgr.containers.cdi.check import check
+from vfiomgr.containers.cdi.document import parse_specification
+from vfiomgr.containers.cdi.grammar import CONSUMERS
+from vfiomgr.diagnostic import blocker
+from vfiomgr.errors import HostError, Refusal
+from vfiomgr.host.tree import HostTree
+from vfiomgr.node.dra.preparing import Preparing
+from vfiomgr.node.model import NodeSettings
+from vfiomgr.node.plan import inventory
+from vfiomgr.paths import PCI_DEVICES, HostPath
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.node.dra.model import Claim, PreparedClaim
+    from vfiomgr.node.model import NodeUnit
+
+FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
+ONE, OTHER = "pci-0000-01-00-0", "pci-0000-02-00-0"
+RECORD = f"/run/vfiomgr/dra/{UID}.json"
+CDI = f"/run/cdi/vfiomgr-vfiomgr.io_claim-{UID}.json"
+TYPE = {"mdev": "nvidia-558", "vendor": "1148"}
+SECOND_UID = UID.replace("5b1f", "6c2e")
+
+
+def run(story: Coroutine[Any, Any, Any]) -> Any:
+    async def within() -> Any:
+        async with asyncio.timeout(60):
+            return await story
+
+    return asyncio.run(within())
+
+
+def prepare(node: Node, claim: Claim) -> PreparedClaim:
+    made: PreparedClaim = run(node.preparing.prepare(claim))
+    return made
+
+
+def unprepare(node: Node, uid: str = UID) -> None:
+    run(node.preparing.unprepare(uid))
+
+
+def passthrough_node(place: Path, *, group: int = 11) -> Node:
+    return Node(gpu_node(place, 2, group=group), passthrough(FIRST), passthrough(SECOND))
+
+
+def vgpu_host(place: Path, family: str) -> FakeKernel:
+    return a40_host(place, total_vfs=2) if family == "mdev" else l40s_host(place, total_vfs=2)
+
+
+def vgpu_node(place: Path, family: str) -> Node:
+    return Node(vgpu_host(place, family), *(creatable(TYPE[family], k) for k in range(3)))
+
+
+def vgpu_claim(family: str, *numbers: int, **fields: Any) -> Claim:
+    return claim_for(*(creatable(TYPE[family], n).name for n in numbers), **fields)
+
+
+def cdi(node: Node) -> dict[str, Any]:
+    text = node.files[CDI]
+    assert parse_specification(text).oddities == ()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def paths(edits: dict[str, Any]) -> list[str]:
+    return [each["path"] for each in edits["deviceNodes"]]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return passthrough_node(tmp_path)
+
+
+def test_a_claim_has_a_specification_and_a_record(node: Node) -> None:
+    made = prepare(node, claim_for(ONE, OTHER))
+    first, second = made.devices
+    assert first.unit == FIRST
+    assert first.nodes == ("/dev/vfio/11",)
+    assert first.cdi_devices == (
+        f"vfiomgr.io/claim={UID}-{ONE}",
+        f"vfiomgr.io/metadata={UID}-r0",
+    )
+    written = cdi(node)
+    assert written["kind"] == "vfiomgr.io/claim"
+    assert [each["name"] for each in written["devices"]] == [f"{UID}-{ONE}", f"{UID}-{OTHER}"]
+    assert paths(written["devices"][1]["containerEdits"]) == list(second.nodes) == ["/dev/vfio/12"]
+    assert paths(written["containerEdits"]) == ["/dev/vfio/vfio"]
+    assert node.kernel.status(HostPath(RECORD)).st_mode & 0o777 == 0o600  # type: ignore[union-attr]
+    assert node.preparing.held == {FIRST: "ml/gpu", SECOND: "ml/gpu"}
+    assert node.preparing.created == {}
+    assert node.creating.orders == []
+
+
+@pytest.mark.parametrize("form", ["group", "cdev"])
+def test_every_consumer_reads_the_specifications(tmp_path: Path, form: str) -> None:
+    node = vgpu_node(tmp_path, "vendor")
+    prepare(node, with_reset(vgpu_claim("vendor", 0), form=form))
+    host = api.scan(node.kernel)
+    assert len(host.cdi_files) == 2
+    report = check(host.cdi_files, CONSUMERS, host)
+    assert [finding.found for finding in report.findings] == []
+    notes = inventory(host, NodeSettings()).notes
+    assert "twice-published" not in {note.rule for note in notes}
+
+
+def test_the_same_claim_gets_the_same_again(node: Node) -> None:
+    claim = claim_for(ONE)
+    made, before = prepare(node, claim), node.files
+    assert prepare(node, claim) == made
+    node.restart()
+    assert node.preparing.held == {FIRST: "ml/gpu"}
+    assert prepare(node, claim) == made
+    assert node.files == before
+
+
+def test_files_that_others_removed_are_written_again(node: Node) -> None:
+    prepare(node, claim_for(ONE))
+    before = node.files
+    for path in before:
+        if path != RECORD:
+            node.kernel.remove(HostPath(path))
+    prepare(node, claim_for(ONE))
+    assert node.files == before
+
+
+def test_after_a_reboot_the_present_groups_are_used(tmp_path: Path) -> None:
+    before = passthrough_node(tmp_path / "before")
+    prepare(before, claim_for(ONE))
+    after = passthrough_node(tmp_path / "after", group=31)
+    after.kernel.reboot()
+    after.kernel.reboot()
+    for path, text in before.files.items():
+        after.kernel.make_directory(HostPath(path).parent)
+        after.kernel.replace(HostPath(path), text.encode())
+    after.scan()
+    after.restart()
+    assert after.preparing.held == {FIRST: "ml/gpu"}
+    made = prepare(after, claim_for(ONE))
+    assert made.devices[0].nodes == ("/dev/vfio/31",)
+    assert paths(cdi(after)["devices"][0]["containerEdits"]) == ["/dev/vfio/31"]
+    unprepare(after)
+    assert after.files == {}
+
+
+def test_a_second_claim_for_a_device_is_refused(node: Node) -> None:
+    prepare(node, claim_for(ONE, OTHER))
+    node.restart()
+    before = node.files
+    with pytest.raises(Refusal) as told:
+        prepare(node, claim_for(OTHER, uid=SECOND_UID, name="late"))
+    assert told.value.message == (
+        f"cannot prepare claim ml/late: device {OTHER} belongs to claim ml/gpu"
+    )
+    assert "kubectl -n ml describe resourceclaim gpu" in told.value.hint
+    assert node.files == before
+    unprepare(node)
+    prepare(node, claim_for(OTHER, uid=SECOND_UID, name="late"))
+
+
+def test_a_unit_under_another_name_is_refused_too(node: Node) -> None:
+    alias = replace(passthrough(FIRST), name="alias")
+    node.published["alias"] = alias
+    prepare(node, claim_for(ONE))
+    with pytest.raises(Refusal, match="device alias belongs to claim ml/gpu"):
+        prepare(node, claim_for("alias", uid=SECOND_UID))
+
+
+def test_a_device_that_cannot_be_opened_is_refused(node: Node) -> None:
+    node.kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), SECOND)
+    known = node.units[SECOND]
+    reason = blocker("wrong-driver", SECOND, f"{SECOND} is on no driver", f"vfiomgr bind {SECOND}")
+    node.units[SECOND] = replace(known, reasons=(reason,))
+    with pytest.raises(Refusal) as told:
+        prepare(node, claim_for(ONE, OTHER))
+    assert told.value.message == f"{SECOND} is on no driver"
+    assert told.value.hint == f"vfiomgr bind {SECOND}"
+    assert node.files == {}
+    assert node.preparing.held == {}
+
+
+def test_other_reasons_are_no_refusal(node: Node) -> None:
+    reason = blocker("link-down", FIRST, "the link is down", "reseat it")
+    node.units[FIRST] = replace(node.units[FIRST], reasons=(reason,))
+    assert prepare(node, claim_for(ONE)).devices[0].unit == FIRST
+
+
+def test_devices_that_are_not_published_or_not_there_are_refused(node: Node) -> None:
+    with pytest.raises(Refusal, match="does not publish device pci-x in pool node-1"):
+        prepare(node, claim_for("pci-x"))
+    del node.units[FIRST]
+    with pytest.raises(Refusal, match=f"{FIRST} is not on this node"):
+        prepare(node, claim_for(ONE))
+    assert node.files == {}
+
+
+def test_a_failure_leaves_what_a_running_pod_has(node: Node) -> None:
+    claim = claim_for(ONE)
+    made = prepare(node, claim)
+    before, known = node.files, node.units.pop(FIRST)
+    with pytest.raises(Refusal):
+        prepare(node, claim)
+    assert node.files == before
+    assert node.preparing.held == {FIRST: "ml/gpu"}
+    node.units[FIRST] = known
+    assert prepare(node, claim) == made
+
+
+def test_a_claim_that_is_allocated_again_loses_its_old_devices(node: Node) -> None:
+    prepare(node, claim_for(ONE))
+    made = prepare(node, claim_for(OTHER))
+    assert [device.unit for device in made.devices] == [SECOND]
+    assert node.preparing.held == {SECOND: "ml/gpu"}
+
+
+@pytest.mark.parametrize("uid", ["", "../x", "a/b", "x" * 200])
+def test_a_uid_never_leaves_the_directory(uid: str, node: Node) -> None:
+    with pytest.raises(HostError, match="the UID of a claim is not valid"):
+        prepare(node, claim_for(ONE, uid=uid))
+    unprepare(node, uid)
+    assert node.files == {}
+
+
+def test_files_that_cannot_be_written_are_reported(node: Node) -> None:
+    node.kernel.fail(at=2, errno=28)
+    with pytest.raises(HostError, match="cannot change the files of claim ml/gpu: "):
+        prepare(node, claim_for(ONE))
+    assert node.files == {}
+
+
+def test_the_form_of_the_parameters_is_used(tmp_path: Path) -> None:
+    node = Node(l40s_host(tmp_path, total_vfs=2), *(creatable(TYPE["vendor"], k) for k in range(2)))
+    claim = with_reset(vgpu_claim("vendor", 0), form="cdev")
+    made = prepare(node, claim)
+    assert [path.rpartition("/")[0] for path in made.devices[0].nodes] == ["/dev/vfio/devices"]
+    assert paths(cdi(node)["containerEdits"]) == ["/dev/iommu"]
+    claim = with_reset(claim, form="group")
+    assert prepare(node, claim).devices[0].nodes == ("/dev/vfio/2",)
+
+
+def test_a_form_that_the_host_does_not_have_is_refused(node: Node) -> None:
+    with pytest.raises(Refusal) as told:
+        prepare(node, with_reset(claim_for(ONE), form="cdev"))
+    assert told.value.message == f"{FIRST} has no VFIO node of the form cdev"
+    assert "group" in told.value.hint
+
+
+# ---- unprepare
+
+
+def test_nothing_is_left_of_a_claim(node: Node) -> None:
+    prepare(node, claim_for(ONE, OTHER))
+    unprepare(node)
+    assert node.files == {}
+    assert node.preparing.held == {}
+    unprepare(node)
+
+
+def test_unknown_claims_and_vanished_devices_are_no_error(node: Node) -> None:
+    unprepare(node, SECOND_UID)
+    prepare(node, with_reset(claim_for(ONE), reset=True))
+    node.kernel.unplug(FIRST)
+    node.scan()
+    unprepare(node)
+    assert node.files == {}
+    assert node.creating.orders == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"uid": 7}'])
+def test_a_damaged_record_is_ignored_and_removed(text: str, node: Node) -> None:
+    prepare(node, claim_for(ONE))
+    node.kernel.replace(HostPath(RECORD), text.encode(), mode=0o600)
+    node.restart()
+    assert node.preparing.held == {}
+    unprepare(node)
+    assert [path for path in node.files if "metadata" not in path] == []
+
+
+def test_devices_are_reset_if_the_parameters_say_so(node: Node) -> None:
+    prepare(node, with_reset(claim_for(ONE), reset=True))
+    node.restart()
+    unprepare(node)
+    assert node.creating.orders == ["reset"]
+    assert [str(o) for o in node.kernel.operations if o.path.name == "reset"] == [
+        f"write /sys/bus/pci/devices/{FIRST}/reset '1'"
+    ]
+    assert (node.quarantined, node.notes) == ([], [])
+
+
+def test_a_reset_that_fails_quarantines_the_device(node: Node) -> None:
+    prepare(node, with_reset(claim_for(ONE), reset=True))
+    node.kernel.fail_writes(f"{FIRST}/reset", 25)
+    unprepare(node)
+    assert node.quarantined == [FIRST]
+    assert node.files == {}
+
+
+def test_a_reset_that_is_forbidden_quarantines_nothing(node: Node) -> None:
+    prepare(node, with_reset(claim_for(ONE), reset=True))
+    node.kernel.fail_writes(f"{FIRST}/reset", 30)
+    unprepare(node)
+    assert node.quarantined == []
+    assert len(node.notes) == 1
+    assert node.files == {}
+
+
+def test_a_device_that_a_guest_still_has_is_not_reset(node: Node) -> None:
+    prepare(node, with_reset(claim_for(ONE), reset=True))
+    node.kernel.guest_opens(11)
+    with pytest.raises(Refusal, match="is in use by"):
+        unprepare(node)
+    assert node.quarantined == []
+    assert node.preparing.held == {FIRST: "ml/gpu"}
+    node.kernel.guest_closes(11)
+    unprepare(node)
+    assert node.files == {}
+
+
+# ---- vGPUs
+
+
+@pytest.mark.parametrize("family", ["mdev", "vendor"])
+def test_a_vgpu_is_created_and_removed_with_its_claim(tmp_path: Path, family: str) -> None:
+    node = vgpu_node(tmp_path, family)
+    claim = vgpu_claim(family, 0, 1)
+    made = prepare(node, claim)
+    units = [device.unit for device in made.devices]
+    assert sorted(node.vgpus) == sorted((name, TYPE[family]) for name in units)
+    pairs = [("node-1", device.device) for device in claim.devices]
+    assert node.preparing.created == dict(zip(units, pairs, strict=True))
+    node.restart()
+    assert prepare(node, claim) == made
+    assert len(node.vgpus) == 2
+    node.restart()
+    assert node.preparing.created == dict(zip(units, pairs, strict=True))
+    unprepare(node)
+    assert (node.vgpus, node.files, node.preparing.created) == ([], {}, {})
+
+
+@pytest.mark.parametrize("family", ["mdev", "vendor"])
+def test_what_was_created_is_removed_if_a_later_device_fails(tmp_path: Path, family: str) -> None:
+    node = vgpu_node(tmp_path, family)
+    with pytest.raises(Refusal):
+        prepare(node, vgpu_claim(family, 0, 1, 2))  # two functions
+    assert (node.vgpus, node.files) == ([], {})
+    assert node.creating.orders == ["create", "create", "create", "remove", "remove", "remove"]
+
+
+@pytest.mark.parametrize("family", ["mdev", "vendor"])
+def test_a_vgpu_that_vanished_is_no_error(tmp_path: Path, family: str) -> None:
+    node = vgpu_node(tmp_path, family)
+    prepare(node, vgpu_claim(family, 0))
+    api.host_at(node.kernel).remove_vgpu(every=True)
+    unprepare(node)
+    assert node.files == {}
+
+
+def test_a_vgpu_of_somebody_else_at_the_place_stays(tmp_path: Path) -> None:
+    node = vgpu_node(tmp_path, "vendor")
+    (device,) = prepare(node, vgpu_claim("vendor", 0)).devices
+    host = api.host_at(node.kernel)
+    host.remove_vgpu(device.unit)
+    host.create_vgpu(type="1146", parent=device.unit)
+    unprepare(node)
+    assert node.vgpus == [(device.unit, "1146")]
+    assert node.files == {}
+
+
+@pytest.mark.parametrize("family", ["mdev", "vendor"])
+def test_a_vgpu_with_a_guest_is_not_removed(tmp_path: Path, family: str) -> None:
+    node = vgpu_node(tmp_path, family)
+    (device,) = prepare(node, vgpu_claim(family, 0)).devices
+    group = int(device.nodes[0].rpartition("/")[2])
+    node.kernel.guest_opens(group)
+    with pytest.raises(Refusal, match="is in use by"):
+        unprepare(node)
+    assert len(node.vgpus) == 1
+    assert node.preparing.created == {device.unit: ("node-1", device.device)}
+    node.kernel.guest_closes(group)
+    unprepare(node)
+    assert (node.vgpus, node.files) == ([], {})
+
+
+def test_after_a_reboot_vgpus_are_created_again(tmp_path: Path) -> None:
+    node = vgpu_node(tmp_path, "vendor")
+    made = prepare(node, vgpu_claim("vendor", 0))
+    kept = node.files
+    node.kernel.reboot()
+    for path, text in kept.items():
+        node.kernel.make_directory(HostPath(path).parent)
+        node.kernel.replace(HostPath(path), text.encode(), mode=0o600)
+    assert node.vgpus == []
+    for name in node.kernel.sriov.make(PCI_DEVICES / GPU, 2):
+        node.kernel.drivers.attach(DRIVER, name)
+    node.restart()
+    again = prepare(node, vgpu_claim("vendor", 0))
+    assert again.boot != made.boot
+    assert node.vgpus == [(again.devices[0].unit, TYPE["vendor"])]
+    unprepare(node)
+    assert (node.vgpus, node.files) == ([], {})
+
+
+# ---- kills
+
+HOSTS: dict[str, Callable[[Path], tuple[Node, Claim]]] = {
+    "passthrough": lambda place: (
+        passthrough_node(place),
+        with_reset(claim_for(ONE, OTHER), reset=True),
+    ),
+    "mdev": lambda place: (vgpu_node(place, "mdev"), vgpu_claim("mdev", 0)),
+    "vendor": lambda place: (vgpu_node(place, "vendor"), vgpu_claim("vendor", 0)),
+}
+
+
+def operations(node: Node, act: Callable[[], object]) -> int:
+    before = len(node.kernel.operations)
+    act()
+    return len(node.kernel.operations) - before
+
+
+def nothing_is_left(node: Node) -> None:
+    assert node.files == {}
+    assert node.vgpus == []
+    assert node.preparing.held == {}
+    left = api.recover(tree=node.kernel)
+    assert all(run.summary.startswith("reset ") for run in left)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_kill_at_any_step_of_prepare(tmp_path: Path, host: str, *, after: bool) -> None:
+    whole, claim = HOSTS[host](tmp_path / "whole")
+    count = operations(whole, lambda: prepare(whole, claim))
+    assert count > 5
+    for at in range(1, count + 1):
+        node, claim = HOSTS[host](tmp_path / str(at))
+        node.kernel.kill(at=at, after=after)
+        with pytest.raises(PowerCut):
+            prepare(node, claim)
+        node.kernel.revive()
+        node.restart()
+        if at % 2:
+            made = prepare(node, claim)
+            assert len(node.vgpus) == len(node.preparing.created)
+            assert made.is_ready
+            assert api.recover(tree=node.kernel) == ()
+        unprepare(node)
+        nothing_is_left(node)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_kill_at_any_step_of_unprepare(tmp_path: Path, host: str) -> None:
+    whole, claim = HOSTS[host](tmp_path / "whole")
+    prepare(whole, claim)
+    count = operations(whole, lambda: unprepare(whole))
+    assert count > 5
+    for at in range(1, count + 1):
+        node, claim = HOSTS[host](tmp_path / str(at))
+        prepare(node, claim)
+        node.kernel.kill(at=at, after=at % 2 == 0)
+        with pytest.raises(PowerCut):
+            unprepare(node)
+        node.kernel.revive()
+        node.restart()
+        unprepare(node)
+        nothing_is_left(node)
+
+
+# ---- many
+
+
+def test_many_claims_leave_nothing(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    (tmp_path / "run").mkdir()
+    units = {found.id: found for found in map(unit, range(1, 501))}
+    devices = {device.name: device for device in map(passthrough, units)}
+    preparing = Preparing(tree, lambda _pool, name: devices[name], units.get, NoCreator())
+    claims = [claim_for(name, uid=f"u-{name}", name=name) for name in devices]
+
+    async def story() -> None:
+        await asyncio.gather(*map(preparing.prepare, claims))
+        assert sorted(preparing.held) == sorted(units)
+        assert len(list((tmp_path / "run/cdi").iterdir())) == 1000
+        assert len(list((tmp_path / "run/vfiomgr/dra").iterdir())) == 500
+        again = Preparing(tree, lambda _pool, name: devices[name], units.get, NoCreator())
+        assert again.held == preparing.held
+        await asyncio.gather(*(preparing.unprepare(claim.uid) for claim in claims))
+
+    run(story())
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert preparing.held == {}
+    assert not preparing._locks
+
+
+class NoCreator:
+    """A creator that is never needed."""
+
+    async def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
+        """Fail."""
+        raise AssertionError(parent, type_id, owner)
+
+    async def remove(self, owner: str) -> None:
+        """Fail."""
+        raise AssertionError(owner)
+
+    async def reset(self, unit: NodeUnit) -> str:
+        """Fail."""
+        raise AssertionError(unit)
+
+
+class Waiting:
+    """A creator whose orders for one GPU wait."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.running = 0
+
+    async def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
+        """Create a vGPU when it may end."""
+        self.running += 1
+        assert self.running == 1
+        self.begun.set()
+        await self.may_end.wait()
+        self.running -= 1
+        return await self._node.creating.create(parent, type_id, owner)
+
+
+def test_claims_do_not_wait_for_vgpus_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = vgpu_node(tmp_path, "mdev")
+    node.published[ONE] = passthrough(FIRST)
+    node.units[FIRST] = passthrough_node(tmp_path / "x").units[FIRST]
+
+    async def story() -> None:
+        waiting = Waiting(node)
+        monkeypatch.setattr(node.preparing, "_creating", waiting)
+        slow = [
+            asyncio.create_task(node.preparing.prepare(vgpu_claim("mdev", 0))) for _ in range(2)
+        ]
+        await waiting.begun.wait()
+        await node.preparing.prepare(claim_for(ONE, uid=SECOND_UID, name="quick"))
+        assert not any(task.done() for task in slow)
+        with pytest.raises(Refusal, match="belongs to claim ml/gpu"):
+            await node.preparing.prepare(vgpu_claim("mdev", 0, uid="third"))
+        waiting.may_end.set()
+        first, second = await asyncio.gather(*slow)
+        assert first == second
+        assert len(node.vgpus) == 1
+
+    run(story())
