@@ -11,7 +11,7 @@ import pytest
 from tests.unit.node.dra_claims import GPU
 from tests.unit.node.stories import tell, unit
 from vfiomgr.errors import HostError, Refusal
-from vfiomgr.node.dra.creating import Creating
+from vfiomgr.node.dra.creating import Creating, StillRunning
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +37,15 @@ for line in sys.stdin:
     while '"slow"' in line and not Path(sys.argv[1]).exists():
         time.sleep(0.01)
     print('{"note": "waited"}', flush=True)
+"""
+COUNTING = """
+import sys, time
+from pathlib import Path
+for number, line in enumerate(sys.stdin, start=1):
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+    error = '' if number == 1 else f'order {number} of this process'
+    print('{"error": "%s"}' % error, flush=True)
 """
 UNIT = unit(1)
 
@@ -132,14 +141,33 @@ def test_orders_do_not_wait_for_each_other(tmp_path: Path) -> None:
 def test_a_deadline_leaves_the_process_at_work(tmp_path: Path) -> None:
     async def story() -> None:
         made = creating(WAITING, tmp_path / "go", deadline=0.2)
-        with pytest.raises(HostError) as told:
+        with pytest.raises(StillRunning) as told:
             await made.create(GPU, "t", "slow")
         assert told.value.message == (
             f"cannot create a vGPU of type t on {GPU}: the kernel did not finish within 0.2 s"
         )
         (tmp_path / "go").touch()
-        await asyncio.wait(made._busy, timeout=30)
-        assert len(made._idle) == 1
+        made._deadline = 60
+        await made.remove("slow")
+        assert (made._running, len(made._idle)) == ({}, 1)
+        await made.close()
+
+    tell(story())
+
+
+def test_an_order_again_waits_for_the_one_at_work(tmp_path: Path) -> None:
+    async def story() -> None:
+        made = creating(COUNTING, tmp_path / "go")
+        first, again = (asyncio.create_task(made.remove("a")) for _ in range(2))
+        other = asyncio.create_task(made.create(GPU, "t", "a"))
+        await asyncio.sleep(0)
+        assert [running.order.verb for running in made._running.values()] == ["remove"]
+        first.cancel()
+        (tmp_path / "go").touch()
+        await again
+        with pytest.raises(HostError, match="order 2 of this process"):
+            await other
+        assert made._running == {}
         await made.close()
 
     tell(story())

@@ -29,6 +29,7 @@ from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
+from vfiomgr.node.dra.creating import StillRunning
 from vfiomgr.node.dra.preparing import Preparing
 from vfiomgr.node.model import NodeSettings
 from vfiomgr.node.plan import inventory
@@ -552,6 +553,27 @@ class Waiting:
         await self.may_end.wait()
         self.running -= 1
         return await self._node.creating.create(parent, type_id, owner)
+
+
+def test_a_creation_that_takes_longer_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = vgpu_node(tmp_path, "vendor")
+    create = node.creating.create
+
+    async def take_long(parent: str, type_id: str, owner: str) -> NodeUnit:
+        await create(parent, type_id, owner)
+        message = "the kernel did not finish"
+        raise StillRunning(message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.creating, "create", take_long)
+        with pytest.raises(StillRunning):
+            prepare(node, vgpu_claim("vendor", 0))
+    ((name, _),) = node.vgpus
+    assert prepare(node, vgpu_claim("vendor", 0)).devices[0].unit == name
+    assert len(node.vgpus) == 1
+    assert "remove" not in node.creating.orders
 
 
 def test_claims_do_not_wait_for_vgpus_of_others(

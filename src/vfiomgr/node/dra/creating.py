@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.node.dra.vgpus import Order, Result
@@ -12,8 +12,6 @@ from vfiomgr.node.messages import read, write
 from vfiomgr.node.scanning import end_process, own_command
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from vfiomgr.node.model import NodeUnit
 
 DEADLINE = 40.0
@@ -21,6 +19,15 @@ DEADLINE = 40.0
 _LONGEST_LINE = 1 << 20
 _CLOSING = 1.0
 """Seconds that processes may take to finish their orders when the agent ends."""
+
+
+class StillRunning(HostError):  # noqa: N818 - it says what the order does
+    """An order was not finished before the deadline, and goes on."""
+
+
+class _Running(NamedTuple):
+    order: Order
+    task: asyncio.Task[Result]
 
 
 class Creator(Protocol):
@@ -43,14 +50,16 @@ class Creating:
         self._command = own_command(root, "create")
         self._deadline = deadline
         self._idle: list[asyncio.subprocess.Process] = []
-        self._busy: set[asyncio.Task[Result]] = set()
+        self._running: dict[str, _Running] = {}
+        """The orders at work, by their owners."""
 
     async def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
         """Create a vGPU.
 
         Raises:
             Refusal: a safety check refuses it, or there is no room.
-            HostError: it was not created, or not before the deadline.
+            StillRunning: it was not created before the deadline.
+            HostError: it was not created.
 
         """
         what = f"create a vGPU of type {type_id} on {parent}"
@@ -65,7 +74,8 @@ class Creating:
 
         Raises:
             Refusal: a guest uses it.
-            HostError: it was not removed, or not before the deadline.
+            StillRunning: it was not removed before the deadline.
+            HostError: it was not removed.
 
         """
         await self._ask(Order("remove", owner), "remove a vGPU")
@@ -82,30 +92,42 @@ class Creating:
         return result.note
 
     async def close(self) -> None:
-        """End the processes; those that are busy end with their order."""
+        """End the processes; those that are busy may finish their order."""
         while self._idle:
             await end_process(self._idle.pop())
-        if self._busy:
-            await asyncio.wait(self._busy, timeout=_CLOSING)
-        for task in self._busy:
+        busy = [running.task for running in self._running.values()]
+        if busy:
+            await asyncio.wait(busy, timeout=_CLOSING)
+        for task in busy:
             task.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
 
     async def _ask(self, order: Order, what: str) -> Result:
-        """The result of an order; a process that takes too long goes on with it."""
-        task = self._start(self._exchange(order, what))
-        await asyncio.wait({task}, timeout=self._deadline)
-        if not task.done():
+        """The result of an order.
+
+        A process that takes too long goes on with its order. The same order again waits for it; so
+        does another one for the same owner, which must not overtake it.
+        """
+        try:
+            async with asyncio.timeout(self._deadline):
+                result = await asyncio.shield(await self._begun(order, what))
+        except TimeoutError:
             message = f"cannot {what}: the kernel did not finish within {self._deadline:g} s"
-            raise HostError(message, "see dmesg, and vfiomgr recover")
-        result = task.result()
+            raise StillRunning(message, "see dmesg; the next attempt goes on with it") from None
         if result.error:
             raise (Refusal if result.is_refused else HostError)(result.error, result.hint)
         return result
 
-    def _start(self, work: Coroutine[None, None, Result]) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work)
-        self._busy.add(task)
-        task.add_done_callback(self._busy.discard)
+    async def _begun(self, order: Order, what: str) -> asyncio.Task[Result]:
+        """The task that carries out an order."""
+        key = order.owner or str(order.addresses)
+        while (running := self._running.get(key)) is not None:
+            if running.order == order:
+                return running.task
+            await asyncio.wait({running.task})
+        task = asyncio.create_task(self._exchange(order, what))
+        self._running[key] = _Running(order, task)
+        task.add_done_callback(lambda _: self._running.pop(key))
         return task
 
     async def _exchange(self, order: Order, what: str) -> Result:

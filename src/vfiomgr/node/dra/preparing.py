@@ -13,6 +13,7 @@ from vfiomgr.containers.cdi.model import CLAIM_KIND
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import HostError, Refusal, VfiomgrError
 from vfiomgr.node.dra.claims import parameters_of
+from vfiomgr.node.dra.creating import StillRunning
 from vfiomgr.node.dra.metadata import (
     DIRECTORY,
     attributes_of,
@@ -109,6 +110,7 @@ class Preparing:
 
         Raises:
             Refusal: another claim has a device, or a device cannot be used.
+            StillRunning: a vGPU takes longer; the next attempt waits for it.
             HostError: a vGPU was not created, or a file could not be written.
 
         """
@@ -125,6 +127,8 @@ class Preparing:
                 with _files_of(claim):
                     made = await self._made(claim, reserved, is_new=before is None)
                     self._write(claim, made)
+            except StillRunning:
+                raise  # the next attempt waits for it
             except VfiomgrError:
                 if before is None:
                     await self._undo(claim.uid)
