@@ -152,9 +152,10 @@ def test_files_that_others_removed_are_written_again(node: Node) -> None:
     assert node.files == before
 
 
-def test_after_a_reboot_the_present_groups_are_used(tmp_path: Path) -> None:
+def rebooted(tmp_path: Path, claim: Claim) -> Node:
+    """A node with a claim that was prepared before a reboot that changed the groups."""
     before = passthrough_node(tmp_path / "before")
-    prepare(before, claim_for(ONE))
+    prepare(before, claim)
     after = passthrough_node(tmp_path / "after", group=31)
     after.kernel.reboot()
     after.kernel.reboot()
@@ -164,11 +165,28 @@ def test_after_a_reboot_the_present_groups_are_used(tmp_path: Path) -> None:
     after.scan()
     after.restart()
     assert after.preparing.held == {FIRST: "ml/gpu"}
+    return after
+
+
+def test_after_a_reboot_the_present_groups_are_used(tmp_path: Path) -> None:
+    after = rebooted(tmp_path, claim_for(ONE))
     made = prepare(after, claim_for(ONE))
     assert made.devices[0].nodes == ("/dev/vfio/31",)
     assert paths(cdi(after)["devices"][0]["containerEdits"]) == ["/dev/vfio/31"]
     unprepare(after)
     assert after.files == {}
+
+
+def test_after_a_reboot_nothing_old_is_kept(tmp_path: Path) -> None:
+    claim = with_reset(claim_for(ONE), reset=True)
+    after = rebooted(tmp_path, claim)
+    unprepare(after)
+    assert (after.files, after.creating.orders) == ({}, [])
+    after = rebooted(tmp_path / "again", claim)
+    after.units.clear()
+    with pytest.raises(Refusal):
+        prepare(after, claim)
+    assert (after.files, after.preparing.held) == ({}, {})
 
 
 def test_a_second_claim_for_a_device_is_refused(node: Node) -> None:
