@@ -208,6 +208,20 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
     return tuple(ended)
 
 
+def recover_device(work: ApplyContext, name: str) -> None:
+    """Roll back the interrupted operations that concern a device or vGPU, and no others.
+
+    Raises:
+        Refusal: the kernel has not returned yet, or a safety check forbids it.
+        InvalidDocument: a journal cannot be read.
+
+    """
+    left = survey(work.tree, work.tree.read(BOOT_ID))
+    for runs in overlapping(left.cut_off):
+        if any(name in run.subjects for run in runs):
+            _undo(runs, work, frozenset())
+
+
 def _require_kernel(run: CutOff, work: ApplyContext) -> None:
     """Require a tree in which the run can be rolled back or finished.
 

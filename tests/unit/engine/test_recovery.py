@@ -21,7 +21,9 @@ from tests.unit.engine.test_apply import (
 )
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, encode
+from vfiomgr.engine.recovery import recover_device
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
+from vfiomgr.library import Host
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.drivers import DriverState
@@ -65,6 +67,17 @@ def cut_off_bind(tmp_path: Path) -> FakeKernel:
     kernel.revive()
     assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
     return kernel
+
+
+def test_only_the_runs_of_a_device_are_undone(tmp_path: Path) -> None:
+    kernel = cut_off_bind(tmp_path)
+    boot = api.scan(kernel).boot_id
+    (run,) = cut_off_runs(kernel, boot)
+    with Host(kernel).changing() as work:
+        recover_device(work, str(ADAPTER))
+        assert cut_off_runs(kernel, boot) == [run]
+        recover_device(work, str(GPU))
+    assert cut_off_runs(kernel, boot) == []
 
 
 def test_another_device_at_the_address_is_left_alone(tmp_path: Path) -> None:

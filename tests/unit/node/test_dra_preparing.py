@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.nvidia.gpus import DRIVER
-from tests.fakes.vgpu_hosts import a40_host, l40s_host
+from tests.fakes.vgpu_hosts import a40_host, l40s_host, mig_host
 from tests.unit.node.dra_claims import (
     GPU,
     UID,
@@ -48,6 +48,8 @@ ONE, OTHER = "pci-0000-01-00-0", "pci-0000-02-00-0"
 RECORD = f"/run/vfiomgr/dra/{UID}.json"
 CDI = f"/run/cdi/vfiomgr-vfiomgr.io_claim-{UID}.json"
 TYPE = {"mdev": "nvidia-558", "vendor": "1148"}
+IN_INSTANCE = "474"
+"""GRID A100-1-5C, which needs a GPU instance."""
 SECOND_UID = UID.replace("5b1f", "6c2e")
 
 
@@ -78,6 +80,14 @@ def vgpu_host(place: Path, family: str) -> FakeKernel:
 
 def vgpu_node(place: Path, family: str) -> Node:
     return Node(vgpu_host(place, family), *(creatable(TYPE[family], k) for k in range(3)))
+
+
+def mig_node(place: Path) -> Node:
+    """A node whose GPU is in MIG mode, without GPU instances."""
+    kernel = mig_host(place, total_vfs=2)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", GPU)
+    kernel.call("/usr/lib/nvidia/sriov-manage", "-e", GPU)
+    return Node(kernel, creatable(IN_INSTANCE))
 
 
 def vgpu_claim(family: str, *numbers: int, **fields: Any) -> Claim:
@@ -455,6 +465,7 @@ HOSTS: dict[str, Callable[[Path], tuple[Node, Claim]]] = {
     ),
     "mdev": lambda place: (vgpu_node(place, "mdev"), vgpu_claim("mdev", 0)),
     "vendor": lambda place: (vgpu_node(place, "vendor"), vgpu_claim("vendor", 0)),
+    "mig": lambda place: (mig_node(place), claim_for(creatable(IN_INSTANCE).name)),
 }
 
 
@@ -472,8 +483,13 @@ def nothing_is_left(node: Node) -> None:
     assert all(run.summary.startswith("reset ") for run in left)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize(
+    ("host", "after"),
+    [
+        *((host, after) for host in ("passthrough", "mdev", "vendor") for after in (False, True)),
+        ("mig", False),
+    ],
+)
 def test_a_kill_at_any_step_of_prepare(tmp_path: Path, host: str, *, after: bool) -> None:
     whole, claim = HOSTS[host](tmp_path / "whole")
     count = operations(whole, lambda: prepare(whole, claim))
@@ -487,9 +503,9 @@ def test_a_kill_at_any_step_of_prepare(tmp_path: Path, host: str, *, after: bool
         node.restart()
         if at % 2:
             made = prepare(node, claim)
-            assert len(node.vgpus) == len(node.preparing.created)
             assert made.is_ready
             assert api.recover(tree=node.kernel) == ()
+            assert [vgpu for vgpu, _ in node.vgpus] == list(node.preparing.created)
         unprepare(node)
         nothing_is_left(node)
 

@@ -16,6 +16,7 @@ from vfiomgr.diagnostic import diagnostics_of, refuse_if_any
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.engine.journal import cut_off_runs, supersede
 from vfiomgr.engine.locks import hold
+from vfiomgr.engine.recovery import recover_device
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.messages import read, write
@@ -152,6 +153,9 @@ class Vgpus:
 
     def _remove(self, made: Made) -> None:
         """Remove a vGPU that is its owner's, and what an interrupted run left of it."""
+        if any(run.subjects > {made.name} for run in self._cut_off(made)):
+            with self._host.changing() as work:
+                recover_device(work, made.name)  # with its GPU instance
         seen = self._host.scan(with_users=True)
         vgpu = seen.vgpu(made.name)
         if vgpu is not None:
