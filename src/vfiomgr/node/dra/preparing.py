@@ -63,8 +63,8 @@ class Preparing:
 
     `device` finds what is published by pool and name, and `unit` finds a unit of the last scan.
     `quarantine` is called with a unit that could not be reset and the cause, and `note` with one
-    that was not reset although nothing is wrong with it. The kubelet mounts nothing of
-    `metadata`, its directory of the driver: CDI does.
+    that was not reset although nothing is wrong with it. `metadata` is the kubelet's directory of
+    the driver, for the files that describe devices to containers.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
