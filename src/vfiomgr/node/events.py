@@ -1,22 +1,15 @@
-"""Events of the node in the Kubernetes API, which `kubectl describe node` shows.
-
-They are written with a token of the directory that a pod gets for its service account. The kubelet
-replaces the token there, so it is read again for each event.
-"""
+"""Events of the node in the Kubernetes API, which `kubectl describe node` shows."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from vfiomgr.errors import UsageError
-from vfiomgr.node.model import SERVICE_ACCOUNT
+from vfiomgr.node.api_server import authority, authorization, cause, trusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,20 +30,6 @@ _WAITING = 100
 _CREATED = 201
 _BUSY = 429
 _BROKEN = 500
-
-
-def require_usable(settings: EventSettings) -> None:
-    """Read the token and the authority once, before the first event.
-
-    Raises:
-        UsageError: one of them cannot be read.
-
-    """
-    try:
-        _credentials(settings.directory)
-    except (OSError, ValueError) as error:
-        message = f"--events: cannot use token and ca.crt in {settings.directory}: {error}"
-        raise UsageError(message, f"in a pod they are in {SERVICE_ACCOUNT}") from None
 
 
 class Events:
@@ -89,15 +68,16 @@ class Events:
                 continue
             if answer.status_code == _CREATED:
                 return ""
-            problem = f"{answer.status_code} {answer.text.strip()[:_LONGEST]}"
+            problem = f"{answer.status_code} {cause(answer)}"
             if answer.status_code != _BUSY and answer.status_code < _BROKEN:
                 break
         return problem
 
     async def _post(self, event: dict[str, Any]) -> httpx.Response:
         """Send an event on a connection of its own: events are rare, and tokens change."""
-        headers, trusted = _credentials(self._settings.directory)
-        async with httpx.AsyncClient(verify=trusted, timeout=_DEADLINE, trust_env=False) as client:
+        headers = authorization(self._settings.directory)
+        verify = trusted(authority(self._settings.directory))
+        async with httpx.AsyncClient(verify=verify, timeout=_DEADLINE, trust_env=False) as client:
             url = f"{self._settings.server}{_PATH}"
             return await client.post(url, json=event, headers=headers)
 
@@ -119,10 +99,3 @@ class Events:
             "reportingComponent": _COMPONENT,
             "reportingInstance": node,
         }
-
-
-def _credentials(directory: str) -> tuple[dict[str, str], ssl.SSLContext]:
-    """The header with the present token, and the authority that the API server is known by."""
-    with open(os.path.join(directory, "token"), encoding="ascii") as file:
-        headers = {"Authorization": f"Bearer {file.read().strip()}"}
-    return headers, ssl.create_default_context(cafile=os.path.join(directory, "ca.crt"))

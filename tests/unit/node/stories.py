@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,21 @@ from vfiomgr.node.serving import ServedResource
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
     from typing import Any
 
     from vfiomgr.errors import VfiomgrError
 
 NAME = "vfiomgr.io/A40"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "the condition is not met"
+        await asyncio.sleep(0.02)
 
 
 def tell(story: Coroutine[Any, Any, None], seconds: float = 120) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
-import threading
-import time
 from contextlib import asynccontextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from kubernetes_validate import utils
 
-from tests.unit.node.stories import tell
+from tests.fakes.api_server import ApiServer
+from tests.unit.node.stories import tell, until
 from tests.unit.node.test_agent import GPUS, NAME, running, start_guest, waiting_agent
 from vfiomgr.node import events as events_module
 from vfiomgr.node.events import Events
@@ -22,94 +19,18 @@ from vfiomgr.node.messages import EventSettings, Report
 from vfiomgr.node.model import Inventory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBhjCCASygAwIBAgIUW0+Jrb11ZyKpKhehQT/+sKT9Ua4wCgYIKoZIzj0EAwIw
-DzENMAsGA1UEAwwEdGVzdDAgFw0yNjExMjMxMDQxMTNaGA8yMTI2MTAzMDEwNDEx
-M1owDzENMAsGA1UEAwwEdGVzdDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABOWV
-pCnpab/XsUVMVkjh4VaBuRXhODP2XkKszsmK9L/wRAlxaBvo1pu37aULZApsPOb2
-cDH8NLRZwsRdaWDnlW2jZDBiMB0GA1UdDgQWBBRZChiFuBZpTVbsx+6mdrxgJ65N
-PzAfBgNVHSMEGDAWgBRZChiFuBZpTVbsx+6mdrxgJ65NPzAPBgNVHREECDAGhwR/
-AAABMA8GA1UdEwEB/wQFMAMBAf8wCgYIKoZIzj0EAwIDSAAwRQIgFk5WTq1IQLpI
-sP+NOQOmscJ5/Ug1fFj0lL9J+cp2gpkCIQCjStQo0nU2MG8PmTcEv7e4bFrDpmEQ
-aRhnN7/KnkfGMA==
------END CERTIFICATE-----
-"""
-"""Of 127.0.0.1, signed by itself."""
-KEY = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg9FkzBYdJKVMl/jh8
-/5185Jdp1cAqxjSmjeOuJHE1lIihRANCAATllaQp6Wm/17FFTFZI4eFWgbkV4Tgz
-9l5CrM7JivS/8EQJcWgb6Nabt+2lC2QKbDzm9nAx/DS0WcLEXWlg55Vt
------END PRIVATE KEY-----
-"""
+
+async def requested(server: ApiServer, count: int) -> None:
+    """Wait for so many requests."""
+    await until(lambda: len(server.requests) >= count)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end, "it did not become so"
-        await asyncio.sleep(0.02)
-
-
-class ApiServer:
-    """What was written to it, and by whom."""
-
-    def __init__(self, place: Path) -> None:
-        self.directory = place / "account"
-        self.directory.mkdir()
-        self.received: list[tuple[str, str, Any]] = []
-        self.answers: list[int] = []
-        """The status of each of the next answers; 201 after them."""
-        self.account()
-        key = place / "key.pem"
-        key.write_text(KEY + CERTIFICATE)
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(key)
-        self._http.socket = context.wrap_socket(self._http.socket, server_side=True)
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-        self.port = self._http.server_address[1]
-
-    def account(self, bearer: str = "first", authority: str = CERTIFICATE) -> None:
-        """Write the files of the service account."""
-        (self.directory / "token").write_text(f"{bearer}\n")
-        (self.directory / "ca.crt").write_text(authority)
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                server.received.append((self.path, self.headers["Authorization"], body))
-                self.send_response(server.answers.pop(0) if server.answers else 201)
-                self.send_header("Content-Length", "7")
-                self.end_headers()
-                self.wfile.write(b"because")
-
-            def log_message(self, *_: object) -> None:
-                """Nothing: pytest shows what fails."""
-
-        return Handler
-
-    @property
-    def events(self) -> list[tuple[str, str]]:
-        """Type and reason of the events."""
-        return [(body["type"], body["reason"]) for _, _, body in self.received]
-
-    async def until(self, count: int) -> None:
-        """Wait for so many requests."""
-        await until(lambda: len(self.received) >= count)
-
-    def stop(self) -> None:
-        """End."""
-        self._http.shutdown()
-        self._http.server_close()
+def written(server: ApiServer) -> list[tuple[str, str]]:
+    """Type and reason of the events, also of those that were refused."""
+    return [(each.body["type"], each.body["reason"]) for each in server.requests]
 
 
 @asynccontextmanager
@@ -135,10 +56,11 @@ def test_an_event_is_one_of_the_node(place: Path) -> None:
     async def story() -> None:
         async with writing(place) as (server, events, told):
             events.put("DeviceQuarantined", f"{GPUS[0]}: " + "x" * 2000)
-            await server.until(1)
-            ((path, authorization, body),) = server.received
-            assert path == "/api/v1/namespaces/default/events"
-            assert authorization == "Bearer first"
+            await requested(server, 1)
+            (request,) = server.requests
+            assert request.path == "/api/v1/namespaces/default/events"
+            assert request.bearer == "first"
+            body = request.body
             utils.validate(body, utils.latest_version(), strict=True)
             node = {"apiVersion": "v1", "kind": "Node", "name": "gpu-1", "uid": "gpu-1"}
             assert body["involvedObject"] == node
@@ -153,12 +75,12 @@ def test_the_token_is_read_again_for_each_event(place: Path) -> None:
     async def story() -> None:
         async with writing(place) as (server, events, _):
             events.put("A", "first")
-            await server.until(1)
+            await requested(server, 1)
             server.account("second")
             events.put("B", "second", is_normal=True)
-            await server.until(2)
-            assert [token for _, token, _ in server.received] == ["Bearer first", "Bearer second"]
-            assert server.events == [("Warning", "A"), ("Normal", "B")]
+            await requested(server, 2)
+            assert [each.bearer for each in server.requests] == ["first", "second"]
+            assert written(server) == [("Warning", "A"), ("Normal", "B")]
 
     tell(story())
 
@@ -169,26 +91,28 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_reported_once(place: Path
             server.answers = [503, 429, 201, 403, 403]
             for reason in "ABC":
                 events.put(reason, "text")
-            await server.until(5)
+            await requested(server, 5)
             events.put("D", "text")
-            await server.until(6)
-            assert [reason for _, reason in server.events] == list("AAABCD")
+            await requested(server, 6)
+            assert [reason for _, reason in written(server)] == list("AAABCD")
             assert told == ["cannot write an event of the node: 403 because"]
 
     tell(story())
 
 
-@pytest.mark.parametrize("lost", ["token", "ca.crt"])
-def test_without_its_files_nothing_is_sent_and_the_agent_goes_on(lost: str, place: Path) -> None:
+@pytest.mark.parametrize(("lost", "text"), [("token", "\xff"), ("ca.crt", "\xff"), ("ca.crt", "")])
+def test_without_its_files_nothing_is_sent_and_the_agent_goes_on(
+    lost: str, text: str, place: Path
+) -> None:
     async def story() -> None:
         async with writing(place) as (server, events, told):
-            (server.directory / lost).write_text("\xff")
+            (server.directory / lost).write_text(text)
             events.put("A", "text")
             await until(lambda: told)
-            assert server.received == []
+            assert server.requests == []
             server.account()
             events.put("B", "text")
-            await server.until(1)
+            await requested(server, 1)
 
     tell(story())
 
@@ -201,7 +125,7 @@ def test_a_server_of_another_authority_does_not_get_the_token(place: Path) -> No
             events.put("A", "text")
             await until(lambda: told)
             assert "certificate verify failed" in told[0]
-            assert server.received == []
+            assert server.requests == []
 
     tell(story())
 
@@ -228,30 +152,30 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
                 NODE_NAME="gpu-1",
             )
             await node.kubelet.until_capacity(NAME, 3, 3)
-            assert server.received == []
+            assert server.requests == []
             container = await node.kubelet.admit("ml/train-0", NAME, 1)
             (gpu,) = container.ids
             (other, _) = sorted(set(GPUS) - {gpu})
             node.unbind(other)
-            await server.until(1)
+            await requested(server, 1)
             node.bind(other)
-            await server.until(2)
+            await requested(server, 2)
             await node.until_used_by(gpu, "ml/train-0/c0")
             start_guest(node, gpu, f"sandbox-{'a' * 64}")
             await node.kubelet.restart_containers("ml/train-0")  # a scan sees the guest
             start_guest(node, gpu, f"sandbox-{'b' * 64}")
-            await server.until(3)
+            await requested(server, 3)
             await node.kubelet.until_capacity(NAME, 3, 2)
             await node.command("node", "release", gpu)
-            await server.until(4)
+            await requested(server, 4)
         server.stop()
-        assert server.events == [
+        assert written(server) == [
             ("Warning", "DeviceUnhealthy"),
             ("Normal", "DeviceHealthy"),
             ("Warning", "DeviceQuarantined"),
             ("Normal", "DeviceHealthy"),
         ]
-        messages = [body["message"] for _, _, body in server.received]
+        messages = [each.body["message"] for each in server.requests]
         assert messages[0].startswith(f"{other} is not given to pods: {other} is on no driver")
         assert messages[2].startswith(f"{gpu} is not given to pods for 60 s: guest sandbox-")
 

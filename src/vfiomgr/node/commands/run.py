@@ -257,9 +257,9 @@ def _events(directory: str) -> EventSettings:
         raise UsageError(message, "set it to the port of the API server, or remove it")
     node = os.environ.get("NODE_NAME") or os.uname().nodename.lower()
     server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-    settings = EventSettings(directory, server, node)
-    _optional("vfiomgr.node.events").require_usable(settings)
-    return settings
+    _optional("vfiomgr.node.events")
+    _optional("vfiomgr.node.api_server").require_usable(directory, "--events")
+    return EventSettings(directory, server, node)
 
 
 @click.command("scan", hidden=True)

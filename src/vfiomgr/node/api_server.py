@@ -1,0 +1,83 @@
+"""How the Kubernetes API server is reached: the token, the authority, and the cause of a refusal.
+
+The files are those that a pod gets for its service account. The kubelet replaces the token there,
+so it is read again for each request.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import UsageError
+from vfiomgr.node.model import SERVICE_ACCOUNT
+
+if TYPE_CHECKING:
+    import httpx
+
+LONGEST = 1024
+"""Characters of an answer that are repeated in a message."""
+
+
+def require_usable(directory: str, option: str) -> None:
+    """Read the token and the authority once, before the first request.
+
+    Raises:
+        UsageError: one of them cannot be read.
+
+    """
+    try:
+        authorization(directory)
+        trusted(authority(directory))
+    except (OSError, ValueError) as error:
+        message = f"{option}: cannot use token and ca.crt in {directory}: {error}"
+        raise UsageError(message, f"in a pod they are in {SERVICE_ACCOUNT}") from None
+
+
+def authorization(directory: str) -> dict[str, str]:
+    """The header with the present token.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not text.
+
+    """
+    with open(os.path.join(directory, "token"), encoding="ascii") as file:
+        return {"Authorization": f"Bearer {file.read().strip()}"}
+
+
+def authority(directory: str) -> str:
+    """The certificates that the API server is verified with.
+
+    Raises:
+        OSError: the file cannot be read.
+
+    """
+    path = os.path.join(directory, "ca.crt")
+    with open(path, encoding="ascii", errors="ignore") as file:
+        return file.read()
+
+
+def trusted(certificates: str) -> ssl.SSLContext:
+    """A context that accepts servers of this authority only.
+
+    Raises:
+        OSError: a certificate is malformed.
+        ValueError: there is none.
+
+    """
+    if not certificates:  # an empty text would mean the authorities of the system
+        message = "ca.crt is empty"
+        raise ValueError(message)
+    return ssl.create_default_context(cadata=certificates)
+
+
+def cause(answer: httpx.Response) -> str:
+    """The message of a refusal (`Status.message`), or its text."""
+    try:
+        document = answer.json()
+    except ValueError:
+        document = None
+    message = document.get("message") if isinstance(document, dict) else None
+    return str(message or answer.text.strip() or answer.reason_phrase)[:LONGEST]
