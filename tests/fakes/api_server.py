@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +90,7 @@ class ApiServer:
         """Whether a watch of an old version is refused with a status, or in the stream."""
         self._state = _State()
         self._changed = threading.Condition(threading.RLock())
+        self.connections: set[socket.socket] = set()
         self._ends = 0
         self._bookmarks = 0
         self.account()
@@ -110,10 +113,13 @@ class ApiServer:
         self.port = self._http.server_address[1]
 
     def stop(self) -> None:
-        """End, with all streams."""
-        self.end_watches()
+        """End, with all connections."""
         self._http.shutdown()
         self._http.server_close()
+        self.end_watches()
+        for connection in tuple(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -352,6 +358,17 @@ class _Handler(BaseHTTPRequestHandler):
     def __init__(self, api: ApiServer, *arguments: Any) -> None:
         self._api = api
         super().__init__(*arguments)
+
+    def setup(self) -> None:
+        """Begin a connection, which may carry many requests."""
+        super().setup()
+        self._api.connections.add(self.connection)
+
+    def finish(self) -> None:
+        """End the connection."""
+        self._api.connections.discard(self.connection)
+        with suppress(OSError):
+            super().finish()
 
     def _serve(self) -> None:
         place = urlsplit(self.path)

@@ -1,0 +1,230 @@
+"""The ResourceSlices of this node: written when pools change, and again when they are deleted.
+
+The scheduler uses the slices of a pool with the highest generation, and only if there are as many
+as each of them says (`resourceSliceCount`). A change therefore gives all slices of the pool the
+next generation; until the last one is written, the pool is incomplete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+from vfiomgr.errors import VfiomgrError
+from vfiomgr.node.dra.api import (
+    NODES,
+    NOT_FOUND,
+    SLICES,
+    ApiError,
+    Backoff,
+    Trouble,
+    name_of,
+    version_of,
+)
+from vfiomgr.node.dra.comparing import comparable, with_times
+from vfiomgr.node.dra.mirror import Mirror
+from vfiomgr.node.dra.model import DRIVER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.node.dra.api import Api, Object
+    from vfiomgr.node.dra.model import Pool
+
+_GATHERING = 0.2
+"""Seconds in which changes are collected: the kubelet deletes all slices of a node at once."""
+
+
+class Publisher:
+    """Keeps the slices of this node and driver as the pools are; others are not touched."""
+
+    def __init__(
+        self,
+        api: Api,
+        node: str,
+        tell: Callable[[str], None],
+        make: Callable[[Pool, str, int], list[Object]],
+    ) -> None:
+        self._api, self._node, self._make = api, node, make
+        self._wake = asyncio.Event()
+        fields = {"spec.driver": DRIVER, "spec.nodeName": node}
+        self._slices = Mirror(api, SLICES, fields, tell, self._wake.set)
+        self._trouble = Trouble(tell)
+        self._backoff = Backoff()
+        self._pools: tuple[Pool, ...] | None = None
+        self._written: dict[str, tuple[Pool, int]] = {}
+        """By pool: what was written last, with its generation."""
+        self._sent: dict[str, tuple[int, object]] = {}
+        """By slice: its version, and what was sent; the server may store it in another form."""
+        self._owner = ""
+        """The uid of the Node object."""
+
+    def set(self, pools: Iterable[Pool]) -> None:
+        """Publish these pools, and remove those that are published and not among them."""
+        wanted = tuple(pools)
+        if wanted != self._pools:
+            self._pools = wanted
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until the task is cancelled; the slices stay."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._slices.run())
+            tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_GATHERING)
+            self._wake.clear()
+            if self._pools is None or not self._slices.is_complete:
+                continue
+            try:
+                await self._publish(self._pools)
+            except VfiomgrError as error:
+                self._trouble.report(f"cannot publish devices: {error.message}")
+                await self._pause(error)
+            else:
+                self._trouble.end()
+                self._backoff.reset()
+
+    async def _pause(self, error: VfiomgrError) -> None:
+        """Wait for the next attempt; a change of pools or slices ends the wait."""
+        if isinstance(error, ApiError):
+            await asyncio.sleep(error.retry_after)
+        try:
+            async with asyncio.timeout(self._backoff.pause()):
+                await self._wake.wait()
+        except TimeoutError:
+            self._wake.set()
+
+    async def _publish(self, pools: tuple[Pool, ...]) -> None:
+        """Write what differs; a pool that is refused does not hold up the others.
+
+        Pools that are gone are removed first, and new ones are written last: a device that moves
+        to another pool is not in two of them at a time.
+
+        Raises:
+            VfiomgrError: a pool cannot be published.
+
+        """
+        held = self._by_pool()
+        self._sent = {name: self._sent[name] for name in self._sent.keys() & self._slices.objects}
+        names = {pool.name for pool in pools}
+        work = [partial(self._delete, each) for name in held.keys() - names for each in held[name]]
+        ordered = sorted(pools, key=lambda pool: pool.name not in held)
+        work += [partial(self._write, pool, held.get(pool.name, [])) for pool in ordered]
+        failure = None
+        for part in work:
+            try:
+                await part()
+            except VfiomgrError as error:
+                if isinstance(error, ApiError) and error.is_passing:
+                    raise
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _by_pool(self) -> dict[str, list[Object]]:
+        found: dict[str, list[Object]] = {}
+        for each in self._slices.objects.values():
+            found.setdefault(each["spec"]["pool"]["name"], []).append(each)
+        return found
+
+    async def _write(self, pool: Pool, held: list[Object]) -> None:
+        """Make the slices of a pool what they should be; the last write completes the pool."""
+        generation = self._generation(pool, held)
+        missing, spare = self._differences(self._make(pool, self._node, generation), held)
+        if missing and self._written.get(pool.name) == (pool, generation):
+            self._owner = ""  # slices were deleted: the Node object may be another one
+        self._written[pool.name] = pool, generation
+        for spec, old in zip_longest(missing, spare):
+            if spec is None:
+                await self._delete(old)
+            elif old is None:
+                await self._create(with_times(spec, held))
+            else:
+                await self._update(old, with_times(spec, held))
+
+    def _generation(self, pool: Pool, held: list[Object]) -> int:
+        """The generation at which the pool can be written.
+
+        It is the last one if slices of that generation contain nothing else: then they are missing
+        only because they were deleted or not all written.
+        """
+        last, published = self._written.get(pool.name, (pool, 1))
+        newest = max([published, *(_generation_of(each) for each in held)])
+        if last == pool:
+            wanted = [comparable(spec) for spec in self._make(pool, self._node, newest)]
+            current = [each for each in held if _generation_of(each) == newest]
+            if all(self._content(each) in wanted for each in current):
+                return newest
+        return newest + 1
+
+    def _differences(
+        self, specs: list[Object], held: list[Object]
+    ) -> tuple[list[Object], list[Object]]:
+        """The specs that no slice has, and the slices that have none of the specs."""
+        missing, spare = [(comparable(spec), spec) for spec in specs], []
+        for each in held:
+            content = self._content(each)
+            place = next((place for place, (one, _) in enumerate(missing) if one == content), None)
+            if place is None:
+                spare.append(each)
+            else:
+                del missing[place]
+        return [spec for _, spec in missing], spare
+
+    def _content(self, held: Object) -> object:
+        """What was sent for a slice if this process wrote it last, otherwise what is stored."""
+        version, sent = self._sent.get(name_of(held), (0, None))
+        return sent if version == version_of(held) else comparable(held["spec"])
+
+    async def _create(self, spec: Object) -> None:
+        if not self._owner:
+            node = await self._api.get(NODES, self._node)
+            self._owner = node["metadata"]["uid"]
+        owner = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": self._node,
+            "uid": self._owner,
+            "controller": True,
+        }
+        created = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"generateName": f"{self._node}-{DRIVER}-", "ownerReferences": [owner]},
+            "spec": spec,
+        }
+        self._store(await self._api.create(SLICES, created), spec)
+
+    async def _update(self, old: Object, spec: Object) -> None:
+        try:
+            stored = await self._api.update(SLICES, {**old, "spec": spec})
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            self._slices.forget(name_of(old))
+            await self._create(spec)
+        else:
+            self._store(stored, spec)
+
+    async def _delete(self, old: Object) -> None:
+        try:
+            await self._api.delete(SLICES, name_of(old))
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+        self._slices.forget(name_of(old))
+        self._sent.pop(name_of(old), None)
+
+    def _store(self, stored: Object, spec: Object) -> None:
+        self._slices.note(stored)
+        self._sent[name_of(stored)] = version_of(stored), comparable(spec)
+
+
+def _generation_of(held: Object) -> int:
+    return int(held["spec"]["pool"].get("generation", 0))
