@@ -220,6 +220,7 @@ def test_a_claim_of_the_same_name_survives_the_end_of_the_first(place: Path) -> 
             found.mirror.note(server.put(PLURAL, claim("a", devices={})))
             server.put(PLURAL, claim("b"))
             await found.until("a", "b")
+            assert found.changes == 2
 
     tell(story())
 

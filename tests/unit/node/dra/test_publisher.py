@@ -11,7 +11,7 @@ import pytest
 from kubernetes_validate import utils
 
 from tests.fakes.api_rules import Refused
-from tests.fakes.api_server import ApiServer
+from tests.fakes.api_server import ApiServer, Request
 from tests.unit.node.stories import tell, until
 from vfiomgr.node.dra.api import Api
 from vfiomgr.node.dra.model import CounterSet, DraDevice, Pool, Taint, Target
@@ -351,6 +351,26 @@ def test_a_restarted_agent_takes_its_slices_over(place: Path) -> None:
             await publish(node, publisher, *pools, one)
             assert server.written()[len(before) :] == ["POST"] * 2
             assert node.generations() == {1}
+
+    tell(story())
+
+
+def test_a_default_of_the_server_is_no_change(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with a_node(place) as (server, node):
+            answer = server.answer
+
+            def with_default(request: Request) -> tuple[int, dict[str, Any]]:
+                if request.method == "POST":
+                    request.body["spec"]["later"] = "a field of a newer server"
+                return answer(request)
+
+            monkeypatch.setattr(server, "answer", with_default)
+            pool, more = pool_of(1), pool_of(1, "gpu-1/gpu-a")
+            publisher = node.start(pool)
+            await node.until_published(pool)
+            await publish(node, publisher, pool, more)
+            assert server.written() == ["POST"] * 3
 
     tell(story())
 
