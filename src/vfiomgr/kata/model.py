@@ -26,6 +26,8 @@ PciePort = Literal["no-port", "root-port", "switch-port", "bridge-port"]
 KataHypervisor = Literal["qemu", "clh"]
 """QEMU or Cloud Hypervisor, which runtime-rs also names cloud-hypervisor."""
 
+DEVICE_CLASS = "vfio.vfiomgr.io"
+"""The DeviceClass of functions on VFIO drivers (kata/node-agent/dra)."""
 DEFAULT_HANDLER = "kata-vfio"
 MAX_PORTS = 16
 """The maximum per kind (maxPCIeRootPorts, maxPCIeSwitchPorts in

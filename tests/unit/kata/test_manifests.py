@@ -19,7 +19,6 @@ from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.manifests.plan import (
-    DEVICE_CLASS,
     PodDevice,
     PodOptions,
     PodRequest,
@@ -35,6 +34,7 @@ from vfiomgr.kata.manifests.plan import (
     pods_for,
     require_image,
 )
+from vfiomgr.kata.model import DEVICE_CLASS
 
 NEWEST = utils.all_versions()[-3:]
 GPU = replace(pci_device(), driver="vfio-pci")

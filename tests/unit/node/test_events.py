@@ -185,7 +185,7 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
 def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
     class Written(Events):
         def put(self, reason: str, message: str, *, is_normal: bool = False) -> None:
-            written.append((reason, message, is_normal))
+            put.append((reason, message, is_normal))
 
     async def story() -> None:
         agent = waiting_agent(place)
@@ -193,9 +193,9 @@ def test_drift_is_reported_once_when_it_changes(place: Path) -> None:
         for drift in ({}, {"a": "a on x"}, {"a": "a on x", "b": "b on x"}, {"b": "b on y"}):
             await agent._receive(Report(Inventory(), drift=drift))
 
-    written: list[tuple[str, str, bool]] = []
+    put: list[tuple[str, str, bool]] = []
     tell(story())
-    assert written == [
+    assert put == [
         ("LayoutDrift", "a on x", False),
         ("LayoutDrift", "b on x", False),
         ("LayoutDrift", "b on y", False),

@@ -224,8 +224,6 @@ def offers(
     return found
 
 
-DEVICE_CLASS = "vfio.vfiomgr.io"
-"""The DeviceClass of functions on VFIO drivers (kata/node-agent/dra)."""
 _ATTRIBUTES = 'device.attributes["vfiomgr.io"]'
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
-from vfiomgr.kata.manifests.plan import DEVICE_CLASS
+from vfiomgr.kata.model import DEVICE_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
