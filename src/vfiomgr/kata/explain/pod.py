@@ -151,7 +151,7 @@ _WORDING = Wording(
 _HINT = (
     "validate it with kubectl apply --dry-run=server -f FILE; vfiomgr kata pod prints a valid one"
 )
-_TEMPLATES: dict[str, Path] = {
+POD_TEMPLATES: dict[str, Path] = {
     "Pod": (),
     "PodTemplate": ("template",),
     "Deployment": ("spec", "template"),
@@ -228,7 +228,7 @@ class _Reader(Struct):
                 self.take(item)
         elif kind == "RuntimeClass":
             self._take_class(document)
-        elif kind in _TEMPLATES:
+        elif kind in POD_TEMPLATES:
             self._take_pod(document, kind)
         else:
             self.kinds = (*self.kinds, kind)
@@ -250,7 +250,7 @@ class _Reader(Struct):
         self.classes.append(RuntimeClassSpec(name, handler, overhead, self.source, line))
 
     def _take_pod(self, document: Located, kind: str) -> None:
-        path = _TEMPLATES[kind]
+        path = POD_TEMPLATES[kind]
         template = document.at(path)
         spec = None if template is None else template.at(("spec",))
         if template is None or spec is None or spec.members is None:

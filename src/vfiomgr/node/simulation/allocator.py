@@ -1,0 +1,304 @@
+"""Allocates the devices of claims on one node, by the rules of Kubernetes' structured allocator.
+
+Source: k8s.io/dynamic-resource-allocation/structured, internal/incubating/allocator_incubating.go.
+Devices are tried in the order in which they are published, and the first solution is taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from msgspec import Struct, field
+
+from vfiomgr.node.simulation.model import MOST_RESULTS, ChosenDevice
+from vfiomgr.node.simulation.selectors import Facts, SelectorError, facts_of, qualified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from vfiomgr.node.dra.model import DraDevice, Pool, Taint
+    from vfiomgr.node.simulation.model import (
+        Constraint,
+        DeviceKey,
+        DeviceRequest,
+        PodClaim,
+        Toleration,
+    )
+    from vfiomgr.node.simulation.selectors import Selectors
+
+MOST_STEPS = 100_000
+"""Devices that are tried for a pod on a node; Kubernetes stops after a time."""
+CounterKey = tuple[str, str, str]
+"""The pool, the counter set and the name of a counter."""
+
+
+class Candidate(Struct, frozen=True, eq=False):
+    """A device of a node, prepared for many questions."""
+
+    key: DeviceKey
+    facts: Facts
+    attributes: dict[str, object]
+    """By qualified name."""
+    capacity: dict[str, int]
+    """By qualified name."""
+    consumes: tuple[tuple[CounterKey, int], ...]
+    taints: tuple[Taint, ...]
+    unit: str
+
+
+def candidates_of(pools: Iterable[Pool]) -> tuple[Candidate, ...]:
+    """The devices of all pools, in the order in which the allocator tries them."""
+    ordered = sorted(pools, key=lambda pool: pool.name)
+    return tuple(_candidate(pool, device) for pool in ordered for device in pool.devices)
+
+
+def counters_of(pools: Iterable[Pool]) -> dict[CounterKey, int]:
+    """All counters of the pools."""
+    return {
+        (pool.name, each.name, name): amount
+        for pool in pools
+        for each in pool.counter_sets
+        for name, amount in each.counters.items()
+    }
+
+
+def _candidate(pool: Pool, device: DraDevice) -> Candidate:
+    facts = facts_of(device)
+    return Candidate(
+        key=(pool.name, device.name),
+        facts=facts,
+        attributes=dict(facts[0]),
+        capacity=dict(facts[1]),
+        consumes=tuple(
+            ((pool.name, part.counter_set, name), amount)
+            for part in device.consumes
+            for name, amount in part.counters.items()
+        ),
+        taints=device.taints,
+        unit=device.target.unit,
+    )
+
+
+class Stock(Struct):
+    """What is free on a node; an allocation changes it."""
+
+    candidates: tuple[Candidate, ...]
+    by_key: dict[DeviceKey, Candidate]
+    used: set[DeviceKey]
+    counters: dict[CounterKey, int]
+    """What is left of each counter."""
+
+    @classmethod
+    def of(
+        cls,
+        candidates: tuple[Candidate, ...],
+        counters: dict[CounterKey, int],
+        used: Iterable[DeviceKey],
+    ) -> Stock:
+        """What is left of a node of which some devices are used."""
+        by_key = {candidate.key: candidate for candidate in candidates}
+        stock = cls(candidates, by_key, set(), dict(counters))
+        for key in used:
+            stock.take(key)
+        return stock
+
+    def copy(self) -> Stock:
+        """The same, to be changed without effect on this one."""
+        return Stock(self.candidates, self.by_key, set(self.used), dict(self.counters))
+
+    def is_free(self, candidate: Candidate) -> bool:
+        """Whether a device is not used, and its counters suffice."""
+        return candidate.key not in self.used and self.lacking(candidate) is None
+
+    def lacking(self, candidate: Candidate) -> CounterKey | None:
+        """The first counter that does not suffice for a device."""
+        left = self.counters
+        return next((key for key, amount in candidate.consumes if left.get(key, 0) < amount), None)
+
+    def take(self, key: DeviceKey) -> None:
+        """Use a device, or a unit that is no device of the DRA driver."""
+        self.used.add(key)
+        self._consume(key, 1)
+
+    def release(self, key: DeviceKey) -> None:
+        """Undo `take`."""
+        self.used.remove(key)
+        self._consume(key, -1)
+
+    def _consume(self, key: DeviceKey, sign: int) -> None:
+        candidate = self.by_key.get(key)
+        for counter, amount in candidate.consumes if candidate is not None else ():
+            self.counters[counter] = self.counters.get(counter, 0) - sign * amount
+
+
+class SelectorFailed(ValueError):  # noqa: N818 - what happened, for a person
+    """A selector that fails on a device: Kubernetes does not schedule the pod."""
+
+
+class SearchTooLong(ValueError):  # noqa: N818 - what happened, for a person
+    """A search for devices that is given up."""
+
+
+class _Taken(NamedTuple):
+    claim: int
+    request: str
+    candidate: Candidate
+
+
+class Allocation(Struct):
+    """The search for devices of all claims of a pod on one node."""
+
+    stock: Stock
+    claims: Sequence[PodClaim]
+    selectors: Selectors
+    taken: list[_Taken] = field(default_factory=list)
+    steps: int = 0
+
+    def find(self) -> tuple[ChosenDevice, ...] | None:
+        """The devices of all claims, which are taken from the stock; None if they do not fit.
+
+        Raises:
+            SelectorFailed: a selector fails on a device.
+            SearchTooLong: there are too many combinations.
+
+        """
+        if not self._claim(0):
+            return None
+        return tuple(
+            ChosenDevice(self.claims[each.claim].name, each.request, *each.candidate.key)
+            for each in self.taken
+        )
+
+    def matching(self, request: DeviceRequest) -> tuple[Candidate, ...]:
+        """The devices that match the selectors and the capacity of a request."""
+        return tuple(c for c in self.stock.candidates if self.selects(request, c))
+
+    def selects(self, request: DeviceRequest, candidate: Candidate) -> bool:
+        """Whether a device matches the selectors and the capacity of a request."""
+        every = all(self.matches(request, selector, candidate) for selector in request.selectors)
+        return every and has_capacity(request, candidate)
+
+    def matches(self, request: DeviceRequest, selector: str, candidate: Candidate) -> bool:
+        """Whether a device matches a selector of a request.
+
+        Raises:
+            SelectorFailed: the selector fails on the device.
+
+        """
+        try:
+            return self.selectors.matches(selector, candidate.facts)
+        except SelectorError as error:
+            where = f"request {request.name}: {selector} fails on {candidate.key[1]}"
+            message = f"{where}: {error}"
+            raise SelectorFailed(message) from None
+
+    def _claim(self, claim: int) -> bool:
+        return claim == len(self.claims) or self._request(claim, 0)
+
+    def _request(self, claim: int, number: int) -> bool:
+        requests = self.claims[claim].spec.requests
+        if number == len(requests):
+            return self._claim(claim + 1)
+        return any(self._alternative(claim, number, each) for each in requests[number])
+
+    def _alternative(self, claim: int, number: int, request: DeviceRequest) -> bool:
+        place = _Place(claim, number, request)
+        results = sum(each.claim == claim for each in self.taken)
+        if request.count is None:
+            every = self.matching(request)
+            fits = results + len(every) <= MOST_RESULTS
+            return bool(every) and fits and self._every(place, every)
+        if results + request.count > MOST_RESULTS:
+            return False
+        return self._some(place, 0, request.count)
+
+    def _every(self, place: _Place, devices: Sequence[Candidate]) -> bool:
+        """Take all of some devices, then go on with the next request."""
+        if not devices:
+            return self._request(place.claim, place.number + 1)
+        if not self._take(place, devices[0]):
+            return False
+        return self._every(place, devices[1:]) or self._release()
+
+    def _some(self, place: _Place, start: int, count: int) -> bool:
+        """Take as many devices, from a place in their order on: combinations, not permutations."""
+        if not count:
+            return self._request(place.claim, place.number + 1)
+        for index in range(start, len(self.stock.candidates)):
+            candidate = self.stock.candidates[index]
+            if candidate.key in self.stock.used or not self.selects(place.request, candidate):
+                continue
+            if self._take(place, candidate):
+                if self._some(place, index + 1, count - 1):
+                    return True
+                self._release()
+        return False
+
+    def _take(self, place: _Place, candidate: Candidate) -> bool:
+        """Take a device if nothing is against it."""
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            message = f"no solution found in {MOST_STEPS} steps"
+            raise SearchTooLong(message)
+        if not self.stock.is_free(candidate) or blocking_taint(place.request, candidate):
+            return False
+        if self._conflicts(place.claim, place.request, candidate):
+            return False
+        self.stock.take(candidate.key)
+        self.taken.append(_Taken(place.claim, place.request.name, candidate))
+        return True
+
+    def _release(self) -> Literal[False]:
+        """Undo the last `_take`."""
+        self.stock.release(self.taken.pop().candidate.key)
+        return False
+
+    def _conflicts(self, claim: int, request: DeviceRequest, candidate: Candidate) -> bool:
+        """Whether a device breaks a constraint of a claim, beside the devices that are taken."""
+        for constraint in self.claims[claim].spec.constraints:
+            if not constraint.concerns(request.name):
+                continue
+            value = _value(candidate, constraint)
+            others = (
+                _value(each.candidate, constraint)
+                for each in self.taken
+                if each.claim == claim and constraint.concerns(each.request)
+            )
+            is_same = constraint.kind == "matchAttribute"
+            if value is None or any((other == value) is not is_same for other in others):
+                return True
+        return False
+
+
+class _Place(NamedTuple):
+    claim: int
+    number: int
+    request: DeviceRequest
+
+
+def _value(candidate: Candidate, constraint: Constraint) -> tuple[type, object] | None:
+    """The attribute of a constraint; values of different types differ, as 1 and true do."""
+    value = candidate.attributes.get(constraint.attribute)
+    return None if value is None else (type(value), value)
+
+
+def has_capacity(request: DeviceRequest, candidate: Candidate) -> bool:
+    """Whether a device has all capacity that a request needs."""
+    own = candidate.capacity
+    return all(own.get(qualified(name), -1) >= least for name, least in request.capacity)
+
+
+def blocking_taint(request: DeviceRequest, candidate: Candidate) -> Taint | None:
+    """The first taint of a device that a request does not tolerate."""
+    return next(
+        (taint for taint in candidate.taints if not _is_tolerated(taint, request.tolerations)), None
+    )
+
+
+def _is_tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
+    return any(
+        toleration.effect in ("", taint.effect)
+        and toleration.key in ("", taint.key)
+        and (toleration.operator == "Exists" or toleration.value == taint.value)
+        for toleration in tolerations
+    )

@@ -1,0 +1,192 @@
+"""Which node a pod is placed on, and why it is not."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.node.simulation.made import (
+    FUNCTIONS,
+    MEMORY,
+    cel,
+    claim,
+    cluster,
+    device,
+    exactly,
+    gpu,
+    placed,
+    plain,
+    pods,
+    reasons,
+    simulate,
+    template,
+    unit,
+)
+from vfiomgr.node.model import Inventory
+from vfiomgr.node.simulation.cluster import Cluster, template_of
+from vfiomgr.node.simulation.model import NodeUse
+from vfiomgr.units import GIB
+
+VGPU = "vgpu.vfiomgr.io"
+ANY = claim(f"[{exactly()}]")
+LIMIT = """\
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: plain}
+spec:
+  containers: [{name: a, resources: {limits: {vfiomgr.io/A40: 2, cpu: 4}}}]
+"""
+
+
+def nodes_of(text: str, made: Cluster) -> list[str | None]:
+    return [node for node, _ in placed(simulate(made, text))]
+
+
+def test_the_node_with_the_fewest_free_devices_that_fit_is_chosen() -> None:
+    made = cluster(
+        large=template(plain(*(device(number) for number in range(4)))),
+        small=template(plain(device(1), device(2))),
+        other=template(plain(device(1), device(2))),
+    )
+    assert nodes_of(ANY + pods(5), made) == ["small", "small", "other", "other", "large"]
+    assert nodes_of(claim(f"[{exactly('count: 3')}]") + pods(2), made) == ["large", None]
+
+
+def test_the_number_of_nodes_that_fit_is_told() -> None:
+    made = cluster(one=template(plain(device(1))))
+    made.add(template(plain(device(1))), ("two", "three"))
+    assert [pod.fits for pod in simulate(made, ANY + pods(4)).pods] == [3, 2, 1, 0]
+
+
+def test_reasons_are_grouped_with_the_most_frequent_first() -> None:
+    made = cluster(one=template(plain(device(1))))
+    made.add(template(plain()), ("a", "b", "c", "d"))
+    (pending,) = simulate(made, claim(f"[{exactly('count: 2')}]") + pods()).pods
+    assert [(each.count, each.text, each.nodes) for each in pending.reasons] == [
+        (4, "request gpu: the node has no devices", ("a", "b", "c")),
+        (1, _ONLY_ONE, ("one",)),
+    ]
+
+
+_ONLY_ONE = (
+    "request gpu: only 1 of 2 devices of class vfio.vfiomgr.io matches "
+    'device.driver == "vfiomgr.io" && !has(device.attributes["vfiomgr.io"].vgpuType)'
+)
+
+
+def test_a_node_selector_is_for_labels_and_for_the_host_name() -> None:
+    made = cluster(
+        one=template(plain(device(1))), two=template(plain(device(1)), labels={"a": "b"})
+    )
+    assert nodes_of(ANY + pods(2, spec="nodeSelector: {a: b}"), made) == ["two", None]
+    name = pods(spec="nodeSelector: {kubernetes.io/hostname: two, kubernetes.io/os: linux}")
+    assert nodes_of(ANY + name, made) == ["two"]
+    result = simulate(made, ANY + pods(spec="nodeSelector: {kubernetes.io/hostname: three}"))
+    assert reasons(result) == ["2: the host name does not match the node selector"]
+    result = simulate(made, ANY + pods(spec="nodeSelector: {a: c}"))
+    assert reasons(result) == ["2: the labels do not match the node selector"]
+
+
+def test_pods_share_a_claim_on_its_node() -> None:
+    made = cluster(one=template(plain(device(1))), two=template(plain(device(1), device(2))))
+    shared = ANY.replace("kind: ResourceClaimTemplate", "kind: ResourceClaim")
+    shared = shared.replace("  spec:\n    devices", "    devices")
+    text = pods(3).replace("resourceClaimTemplateName", "resourceClaimName")
+    result = simulate(made, shared + text)
+    assert [(pod.node, len(pod.devices)) for pod in result.pods] == [
+        ("one", 1),
+        ("one", 0),
+        ("one", 0),
+    ]
+    assert [use.devices for use in result.nodes] == [1, 0]
+    both = "[{name: gpu, resourceClaimName: gpu}, {name: own, resourceClaimTemplateName: own}]"
+    text += claim(f"[{exactly()}]", name="own") + pods(name="both").replace(
+        "[{name: gpu, resourceClaimTemplateName: gpu}]", both
+    )
+    assert reasons(simulate(made, shared + text)) == [
+        "1: request gpu: 0 of 1 matching device free: allocated",
+        "1: a claim of the pod is allocated on another node",
+    ]
+
+
+def test_limits_are_for_healthy_units_of_the_device_plugin() -> None:
+    node = template(units=(unit(1), unit(2, used_by="lab/other"), unit(3), unit(4)))
+    result = simulate(cluster(none=template(), one=node), LIMIT)
+    (pod,) = result.pods
+    assert pod.node == "one"
+    assert [each.unit for each in pod.units] == ["0000:01:00.0", "0000:03:00.0"]
+    assert result.nodes[1] == NodeUse("one", pods=1, devices=2, before=1, free=1)
+    text = LIMIT + LIMIT.replace("name: plain", "name: second")
+    assert reasons(simulate(cluster(none=template(), one=node), text)) == [
+        "1: the node does not offer vfiomgr.io/A40",
+        "1: vfiomgr.io/A40: 2 needed, 1 of 4 free",
+    ]
+
+
+def test_a_device_is_not_given_by_the_plugin_and_by_a_claim() -> None:
+    node = template(plain(device(1), device(2), device(3)), units=(unit(1), unit(2), unit(3)))
+    result = simulate(cluster(one=node), ANY + pods() + LIMIT + pods(name="last"))
+    assert [pod.node for pod in result.pods] == ["one", "one", None]
+    assert [each.unit for each in result.pods[1].units] == ["0000:02:00.0", "0000:03:00.0"]
+
+
+def test_the_plugin_gives_no_gpu_that_has_vgpus() -> None:
+    node = template(gpu(0x41), gpu(0x42), units=(unit(0x41), unit(0x42)))
+    text = claim(f"[{exactly('', VGPU)}]") + pods() + LIMIT
+    assert reasons(simulate(cluster(one=node), text)) == [
+        "1: vfiomgr.io/A40: 2 needed, 1 of 2 free"
+    ]
+
+
+def test_what_is_published_can_change_with_what_is_allocated() -> None:
+    """A GPU with vGPUs of one size only publishes other devices once the size is decided."""
+    undecided, decided = gpu(0x41, (8, 24)), gpu(0x41, (24,))
+    made = template_of(
+        lambda allocated: (decided if allocated else undecided,), Inventory(), "one", {}
+    )
+    large, small = (
+        exactly(cel(f'device.attributes["vfiomgr.io"].vgpuType == "A40-{size}Q"'), VGPU)
+        for size in (24, 8)
+    )
+    text = claim(f"[{large}]") + pods() + claim(f"[{small}]", name="s") + pods(template="s")
+    (reason,) = reasons(simulate(cluster(one=made), text))
+    assert "no device of class vgpu.vfiomgr.io matches" in reason
+
+
+REQUESTS = st.sampled_from(
+    (
+        exactly(),
+        exactly("count: 2"),
+        exactly("", VGPU),
+        exactly("capacity: {requests: {memory: 20Gi}}", VGPU),
+        exactly("count: 3", VGPU),
+        exactly("allocationMode: All", VGPU),
+    )
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(REQUESTS, st.integers(1, 6)), min_size=1, max_size=5))
+def test_no_device_is_given_twice_and_no_counter_is_oversold(asked: list[tuple[str, int]]) -> None:
+    made = cluster(one=template(gpu(0x41), gpu(0x42), plain(device(1))), two=template(gpu(0x41)))
+    text = ""
+    for number, (request, count) in enumerate(asked):
+        text += claim(f"[{request}]", name=f"c{number}")
+        text += pods(count, f"p{number}", template=f"c{number}")
+    result = simulate(made, text)
+    given_ = [(each.pool, each.device) for pod in result.pods for each in pod.devices]
+    assert len(given_) == len(set(given_))
+    by_gpu: dict[str, list[str]] = {}
+    for pool, name in given_:
+        by_gpu.setdefault(pool, []).append(name)
+    for pool, names in by_gpu.items():
+        if "/" in pool:
+            vgpus = [
+                int(name.split("-a40-")[1].partition("q")[0]) for name in names if "-a40-" in name
+            ]
+            entire = len(names) - len(vgpus)
+            assert entire * MEMORY + sum(vgpus) * GIB <= MEMORY
+            assert entire * FUNCTIONS + len(vgpus) <= FUNCTIONS
+    assert sum(use.devices for use in result.nodes) == len(given_)
+    assert sum(use.pods for use in result.nodes) + result.pending == len(result.pods)

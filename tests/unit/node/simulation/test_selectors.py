@@ -1,0 +1,81 @@
+"""CEL expressions as Kubernetes evaluates them."""
+
+from __future__ import annotations
+
+import pytest
+
+from vfiomgr.node.dra.model import DraDevice, Target
+from vfiomgr.node.simulation.selectors import SelectorError, Selectors, facts_of
+from vfiomgr.units import GIB
+
+DEVICE = DraDevice(
+    "a",
+    Target("0000:01:00.0"),
+    {"type": "A40-8Q", "count": 3, "viable": True, "resource.kubernetes.io/numaNode": 1},
+    {"memory": 8 * GIB},
+)
+OWN = 'device.attributes["vfiomgr.io"]'
+MEMORY = 'device.capacity["vfiomgr.io"].memory'
+
+
+def matches(expression: str) -> bool:
+    return Selectors().matches(expression, facts_of(DEVICE))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "true",
+        'device.driver == "vfiomgr.io"',
+        f'{OWN}.type == "A40-8Q" && {OWN}.count == 3 && {OWN}.viable',
+        'device.attributes["resource.kubernetes.io"].numaNode == 1',
+        f'{OWN}.type.lowerAscii().startsWith("a40")',
+        f'{OWN}.type.matches("^A40-[0-9]+Q$")',
+        f'{OWN}.type in ["A40-8Q", "A40-4Q"]',
+        f"[1, 3].exists(n, n == {OWN}.count)",
+        '!has(device.attributes["other.io"].name)',
+        'device.attributes["other.io"].size() == 0',
+        f'{MEMORY}.isGreaterThan(quantity("7.5Gi"))',
+        f'{MEMORY}.isLessThan(quantity("9G"))',
+        f'{MEMORY}.compareTo(quantity("8192Mi")) == 0',
+        f'{MEMORY} == quantity("8Gi")',
+        f'{MEMORY}.sub(quantity("8Gi")).sign() == 0',
+        f"{MEMORY}.add(1).asInteger() == 8589934593",
+        f'isQuantity("1k") && !isQuantity("1x") && {MEMORY}.isInteger()',
+        f"{MEMORY}.asApproximateFloat() > 8.0e9",
+        "!device.allowMultipleAllocations",
+    ],
+)
+def test_an_expression_that_matches(expression: str) -> None:
+    assert matches(expression)
+    assert not matches(f"!({expression})")
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        (f"{OWN}.missing == 1", "no such key: missing"),
+        ('device.attributes["other.io"].a == 1', "no such key: a"),
+        (f"{MEMORY} > 5", "No such overload: the operation is not defined"),
+        (f"{MEMORY}.isGreaterThan(5)", "not a quantity: 5"),
+        (f'{MEMORY}.isGreaterThan(quantity("8Gib"))', "not a quantity: '8Gib'"),
+        ('quantity("0.5").asInteger() == 0 || device.driver == ""', "not a whole number: 1/2"),
+        (f"{OWN}.type", "the result is not true or false but 'A40-8Q'"),
+        ("device.driver ==", "Syntax error"),
+        ("devices.driver == 1", "unknown variable: devices"),
+        ("nope(device.driver)", "unknown function: nope"),
+    ],
+)
+def test_an_expression_that_fails(expression: str, why: str) -> None:
+    with pytest.raises(SelectorError) as found:
+        matches(expression)
+    assert why in str(found.value)
+
+
+def test_an_expression_is_evaluated_once_for_equal_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    selectors = Selectors()
+    assert selectors.matches("true", facts_of(DEVICE))
+    monkeypatch.setattr(Selectors, "_evaluated", None)
+    assert selectors.matches("true", facts_of(DEVICE))
+    with pytest.raises(TypeError):
+        selectors.matches("false", facts_of(DEVICE))
