@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks import agent
+from benchmarks import agent, simulation
 from benchmarks.domains import COUNT, make_node
 from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.measure import medians, seconds
@@ -55,6 +55,8 @@ def main() -> int:
     rows = [*_native(options.rounds, options.trees)]
     _say("the agent of a Kubernetes node")
     rows += agent.measure(options.trees)
+    _say("simulations")
+    rows += simulation.measure(options.trees)
     if not options.no_lab:
         rows += _laboratory(options.rounds, options.bind_rounds)
     print(render(rows))

@@ -180,7 +180,9 @@ def _place(tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("win.xml", "guest.xml", "gb200.xml"):
         (place / name).write_text(DOMAIN)
     (place / "pod.yaml").write_text(POD)
-    (place / "host.json").write_text(recording)
+    (place / "pods.yaml").write_text(POD)
+    for name in ("host.json", "worker-1.json", "worker-2.json", "dgx.json"):
+        (place / name).write_text(recording)
     monkeypatch.chdir(place)
     monkeypatch.setenv("VFIOMGR_DRY_RUN", "1")
     monkeypatch.setenv("VFIOMGR_CONNECT", "test:///default")

@@ -23,6 +23,7 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import STATE
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.snapshot.source import HostSource, write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +136,60 @@ def with_agent(place: Place) -> None:
     place.patch.setattr("vfiomgr.node.commands.status.read_status", lambda _: status)
 
 
+CLAIMS = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: gpu}
+spec:
+  spec:
+    devices:
+      requests:
+      - name: gpu
+        exactly:
+          deviceClassName: vfio.vfiomgr.io
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: guest}
+spec:
+  replicas: 4
+  template:
+    spec:
+      resourceClaims: [{name: gpu, resourceClaimTemplateName: gpu}]
+      containers: [{name: guest, resources: {claims: [{name: gpu}]}}]
+---
+kind: Pod
+metadata: {name: plain}
+spec:
+  nodeSelector: {zone: b}
+  containers: [{name: guest, resources: {limits: {vfiomgr.io/PCI_10DE_2684: 1}}}]
+---
+kind: Node
+metadata: {name: other, labels: {zone: b}}
+"""
+"""Pods with claims, and one with a limit of the device plugin."""
+
+
+def with_nodes(place: Place) -> None:
+    """Snapshots of a node with a GPU for guests."""
+    api.apply(Bind((PciAddress.parse("0000:02:00.0"),)), tree=place.kernel)
+    source = HostSource()
+    source.root = place.kernel.root
+    for name in ("worker.json", "other.json"):
+        (place.directory / name).write_text(write_snapshot(source.scan()))
+
+
 HOST_SCENARIOS = (
+    Scenario(
+        "node simulate",
+        """
+        node simulate worker.json=2 other.json --pods pods.yaml
+        node simulate worker.json other.json=0 --pods pods.yaml
+        node simulate other.json --pods bad.yaml
+        """,
+        prepare=with_nodes,
+        files={"pods.yaml": CLAIMS, "bad.yaml": CLAIMS.replace("deviceClassName", "deviceClass")},
+    ),
     Scenario("node run", ".bind 02:00.0\nnode run --once\nnode run --alias 10de"),
     Scenario("node status", "node status", prepare=with_agent),
     Scenario("node status", "node status", case="no-agent"),

@@ -37,6 +37,7 @@ CALLERS = {
     "libvirt list": "libvirt.commands.attach.list_claims",
     "list": "cli.listing.print",
     "list-persistent": "passthrough.commands.list_persisted",
+    "node simulate": "node.commands.simulate._print",
     "node status": "node.commands.status.status",
     "sriov list": "sriov.commands.list_physical_functions",
     "sriov-set-existing": "sriov.commands._show",

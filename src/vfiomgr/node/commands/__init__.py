@@ -10,6 +10,7 @@ _COMMANDS = {
     "run": ("vfiomgr.node.commands.run", "run"),
     "status": ("vfiomgr.node.commands.status", "status"),
     "release": ("vfiomgr.node.commands.status", "release"),
+    "simulate": ("vfiomgr.node.commands.simulate", "simulate"),
     "manifests": ("vfiomgr.node.commands.manifests", "manifests"),
 }
 _OF_THE_AGENT = {

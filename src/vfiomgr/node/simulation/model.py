@@ -99,8 +99,11 @@ class ChosenDevice(Value):
     claim: str
     """The name of the claim in the pod."""
     request: str
+    """REQUEST, or REQUEST/ALTERNATIVE."""
     pool: str
+    """The pool of the device: the node, or NODE/GPU."""
     device: str
+    """The name of the device in its pool."""
 
 
 class ChosenUnit(Value):
@@ -108,12 +111,14 @@ class ChosenUnit(Value):
 
     resource: str
     unit: str
+    """A PCI address, or the UUID of a mediated device."""
 
 
-class Reason(Value):
+class PendingReason(Value):
     """Why a pod does not fit, and on which nodes."""
 
     text: str
+    """The first rule that a node does not satisfy."""
     count: int
     """The number of nodes."""
     nodes: tuple[str, ...]
@@ -128,18 +133,24 @@ class PodResult(Value):
     kind: str
     """The kind of its object."""
     node: str | None = None
+    """The node that it was placed on."""
     devices: tuple[ChosenDevice, ...] = ()
+    """The devices of its claims."""
     units: tuple[ChosenUnit, ...] = ()
+    """The units of its limits."""
     fits: int = 0
     """The number of nodes that it fits on."""
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[PendingReason, ...] = ()
+    """Why it stays pending, the most frequent reason first."""
 
 
 class NodeUse(Value):
     """What is used of a node after all pods were placed."""
 
     node: str
+    """The name of the node."""
     pods: int
+    """Pods that were placed on it."""
     devices: int
     """Devices and units that these pods have."""
     before: int

@@ -19,8 +19,8 @@ from vfiomgr.node.simulation.cluster import HOSTNAME
 from vfiomgr.node.simulation.model import (
     ChosenUnit,
     NodeUse,
+    PendingReason,
     PodResult,
-    Reason,
     SimulationResult,
 )
 from vfiomgr.node.simulation.reasons import why_not
@@ -82,7 +82,7 @@ class Scheduler:
         self._sizes: Counter[_State] = Counter()
         self._shapes: dict[tuple[object, ...], int] = {}
         self._found: dict[tuple[int, int], _Fit | _Failure] = {}
-        self._pending: dict[tuple[object, ...], tuple[int, tuple[Reason, ...]]] = {}
+        self._pending: dict[tuple[object, ...], tuple[int, tuple[PendingReason, ...]]] = {}
         """The reasons of pods, with the number of pods that were placed before."""
         self._claims: dict[str, int] = {}
         """The node of each shared claim that is allocated."""
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _reasons(
         self, workload: Workload, nodes: frozenset[int] | None, shape: int
-    ) -> Iterator[Reason]:
+    ) -> Iterator[PendingReason]:
         """Why a pod fits on no node, the most frequent reason first."""
         found: dict[str, list[str]] = {}
         final: dict[str, list[str]] = {}
@@ -207,7 +207,7 @@ class Scheduler:
             (final if failure.is_final else found).setdefault(failure.text, []).append(each.name)
         ordered = sorted((final or found).items(), key=lambda item: -len(item[1]))
         for text, names in ordered:
-            yield Reason(text, len(names), tuple(names[:_NAMED]))
+            yield PendingReason(text, len(names), tuple(names[:_NAMED]))
 
     def _failure(
         self, workload: Workload, nodes: frozenset[int] | None, shape: int, node: int

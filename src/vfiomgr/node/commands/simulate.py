@@ -1,0 +1,93 @@
+"""`vfiomgr node simulate`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.options import complete_file, session_options
+from vfiomgr.cli.output import note, print_document, print_table, say
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.table import wrapped
+from vfiomgr.documents.text import source_of, text_of
+from vfiomgr.errors import UsageError
+from vfiomgr.node.commands.run import node_settings, resource_options
+from vfiomgr.node.simulation.report import document_of, lines_about, node_rows, pod_rows
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from vfiomgr.node.model import Consumer
+    from vfiomgr.node.simulation.model import SimulationResult
+
+_PODS = ("POD", "NODE", wrapped("DEVICES"))
+_NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
+
+
+@click.command("simulate")
+@click.argument("nodes", metavar="NODE...", nargs=-1, required=True, shell_complete=complete_file)
+@click.option(
+    "--pods",
+    "file",
+    metavar="FILE",
+    required=True,
+    shell_complete=complete_file,
+    help="Place the pods in FILE, with its claims and classes.",
+)
+@resource_options
+@session_options("format")
+@pass_session
+def simulate(
+    session: Session,
+    *,
+    nodes: tuple[str, ...],
+    file: str,
+    prefix: str,
+    aliases: tuple[str, ...],
+    consumer: Consumer,
+) -> None:
+    """Show which nodes and devices pods would get, or why they stay pending.
+
+    NODE is an output of `vfiomgr snapshot`; the node is named after the file. FILE=COPIES stands
+    for as many nodes like it. Claims are allocated by the rules of Kubernetes' scheduler, and
+    limits of device plugins are counted. CPU, memory, affinity and taints of nodes are not
+    simulated; Node objects in the file of the pods give nodes labels.
+
+    \b
+    Examples:
+      vfiomgr node simulate worker-1.json worker-2.json --pods pods.yaml
+      vfiomgr node simulate dgx.json=1000 --pods pods.yaml --format json
+    """
+    settings = node_settings(prefix, consumer, aliases)
+    text = text_of(file, "the pods")
+    result, notes = _simulation().simulation(nodes, text, source_of(file), settings)
+    if session.format == "table":
+        _print(result, notes)
+    else:
+        print_document("Simulation", document_of(result, notes), session.format)
+
+
+def _simulation() -> ModuleType:
+    """The module that needs a library for CEL.
+
+    Raises:
+        UsageError: the library is not installed.
+
+    """
+    try:
+        return import_module("vfiomgr.node.simulation.simulate")
+    except ModuleNotFoundError as missing:
+        message = f"cannot simulate: the Python package {missing.name} is not installed"
+        raise UsageError(message, "install vfiomgr with: pip install 'vfiomgr[simulate]'") from None
+
+
+def _print(result: SimulationResult, notes: tuple[str, ...]) -> None:
+    """Print the pods, the nodes with pods, and what needs attention."""
+    print_table(_PODS, pod_rows(result))
+    if rows := node_rows(result):
+        say("")
+        print_table(_NODES, rows)
+    for line in (*notes, *lines_about(result)):
+        note(line)

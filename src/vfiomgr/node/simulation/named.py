@@ -1,0 +1,118 @@
+"""Nodes as written by people: FILE, or FILE=COPIES."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.errors import UsageError
+from vfiomgr.node.dra.plan import pools
+from vfiomgr.node.names import labels
+from vfiomgr.node.plan import inventory
+from vfiomgr.node.simulation.cluster import Cluster, template_of
+from vfiomgr.snapshot.source import HostSource
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from vfiomgr.node.dra.model import Pool
+    from vfiomgr.node.model import NodeSettings
+    from vfiomgr.node.simulation.cluster import NodeTemplate
+
+_COPIES = re.compile(r"(?P<file>.+)=(?P<copies>\d+)")
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_MOST = 100_000
+"""Maximum number of nodes."""
+_SUFFIXES = (".json", ".yaml", ".yml")
+
+
+class NamedNodes(Value):
+    """A snapshot, and the nodes that are like it."""
+
+    file: str
+    name: str
+    """The name of the node; copies are numbered."""
+    copies: int | None = None
+
+    @property
+    def nodes(self) -> list[str]:
+        """The names of its nodes."""
+        if self.copies is None:
+            return [self.name]
+        return [f"{self.name}-{number}" for number in range(1, self.copies + 1)]
+
+
+def read_cluster(
+    words: Iterable[str], settings: NodeSettings, own_labels: Mapping[str, Mapping[str, str]]
+) -> Cluster:
+    """The nodes of some snapshots; `own_labels` are further labels by node, or by file.
+
+    Raises:
+        UsageError: a word does not name nodes, two nodes have one name, or a file cannot be read.
+        InvalidDocument: a file is not a snapshot.
+
+    """
+    cluster = Cluster()
+    seen: set[str] = set()
+    for named in map(named_nodes, words):
+        repeated = seen.intersection(named.nodes)
+        if repeated:
+            message = f"two nodes are called {min(repeated)}"
+            raise UsageError(message, f"rename {named.file}: nodes are named after their files")
+        seen.update(named.nodes)
+        if len(seen) > _MOST:
+            message = f"more than {_MOST} nodes"
+            raise UsageError(message, "simulate fewer copies")
+        template = _template(named, settings)
+        for further, names in _by_labels(named, own_labels).items():
+            cluster.add(replace(template, labels={**template.labels, **dict(further)}), names)
+    return cluster
+
+
+def _template(named: NamedNodes, settings: NodeSettings) -> NodeTemplate:
+    source = HostSource()
+    source.snapshot = named.file
+    host = source.scan()
+    found = inventory(host, settings)
+
+    def publish(allocated: frozenset[tuple[str, str]]) -> tuple[Pool, ...]:
+        return pools(host, found, named.name, allocated=allocated)
+
+    own = (label.partition("=") for label in labels(found, host))
+    return template_of(publish, found, named.name, {name: value for name, _, value in own})
+
+
+def _by_labels(
+    named: NamedNodes, own_labels: Mapping[str, Mapping[str, str]]
+) -> dict[tuple[tuple[str, str], ...], list[str]]:
+    """The nodes with the same further labels; those of the file's name are for all copies."""
+    of_file = own_labels.get(named.name, {})
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name in named.nodes:
+        own = {**of_file, **own_labels.get(name, {})}
+        found.setdefault(tuple(sorted(own.items())), []).append(name)
+    return found
+
+
+def named_nodes(word: str) -> NamedNodes:
+    """The nodes that a word names.
+
+    Raises:
+        UsageError: the name of the file is not that of a node, or there are no copies.
+
+    """
+    match = _COPIES.fullmatch(word)
+    file, copies = (match["file"], int(match["copies"])) if match else (word, None)
+    stem, suffix = os.path.splitext(os.path.basename(file))
+    name = stem if suffix in _SUFFIXES else f"{stem}{suffix}"
+    if not _NAME.fullmatch(name):
+        message = f"not the name of a node: {name!r}"
+        raise UsageError(message, "rename the file: use a-z, 0-9, - and . as in worker-1.json")
+    if copies is not None and not 1 <= copies <= _MOST:
+        message = f"{word}: the number of copies is not from 1 to {_MOST}"
+        raise UsageError(message, f"write {file}=100 for 100 nodes like it")
+    return NamedNodes(file, name, copies)

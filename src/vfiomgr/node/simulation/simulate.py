@@ -1,0 +1,32 @@
+"""A simulation from files of nodes and pods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.node.simulation.named import read_cluster
+from vfiomgr.node.simulation.objects import read_simulation
+from vfiomgr.node.simulation.scheduler import Scheduler
+from vfiomgr.node.simulation.selectors import Selectors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from vfiomgr.node.model import NodeSettings
+    from vfiomgr.node.simulation.model import SimulationResult
+
+
+def simulation(
+    nodes: Sequence[str], text: str, source: str, settings: NodeSettings
+) -> tuple[SimulationResult, tuple[str, ...]]:
+    """The result for the pods of a text, and notes about what is not simulated.
+
+    Raises:
+        UsageError: a file of a node cannot be read, or its name is not that of a node.
+        InvalidDocument: the text or a file of a node is malformed.
+
+    """
+    selectors = Selectors()
+    objects = read_simulation(text, source, selectors)
+    cluster = read_cluster(nodes, settings, objects.labels)
+    return Scheduler(cluster, selectors).place(objects.workloads), objects.notes
