@@ -158,6 +158,13 @@ def test_match_attribute_is_found_by_backtracking() -> None:
     assert reason == f"1: claim gpu: no free devices satisfy matchAttribute {NUMA}"
 
 
+def test_a_device_without_the_attribute_satisfies_no_constraint() -> None:
+    node = cluster(one=template(plain(device(1), device(2, numa=0))))
+    for kind in ("matchAttribute", "distinctAttribute"):
+        text = claim(f"[{exactly()}]", f"{{{kind}: {NUMA}}}") + pods(2)
+        assert placed(simulate(node, text)) == [("one", [SECOND]), (None, [])]
+
+
 def test_distinct_attribute() -> None:
     node = template(plain(device(1, numa=0), device(2, numa=0), device(3, numa=1)))
     text = claim(f"[{exactly('count: 2')}]", f"{{distinctAttribute: {NUMA}}}") + pods()

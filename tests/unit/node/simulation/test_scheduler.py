@@ -190,3 +190,15 @@ def test_no_device_is_given_twice_and_no_counter_is_oversold(asked: list[tuple[s
             assert entire * FUNCTIONS + len(vgpus) <= FUNCTIONS
     assert sum(use.devices for use in result.nodes) == len(given_)
     assert sum(use.pods for use in result.nodes) + result.pending == len(result.pods)
+
+
+def test_reasons_are_those_at_the_time_of_each_pod() -> None:
+    made = cluster(one=template(plain(*(device(number) for number in range(4)))))
+    text = "".join(claim(f"[{exactly(f'count: {n}')}]", name=f"c{n}") for n in (1, 2, 3))
+    order = (3, 2, 2, 1, 2)
+    text += "".join(pods(1, f"p{place}", template=f"c{n}") for place, n in enumerate(order))
+    assert reasons(simulate(made, text)) == [
+        "1: request gpu: 1 of 4 matching devices free, 2 needed: allocated",
+        "1: request gpu: 1 of 4 matching devices free, 2 needed: allocated",
+        "1: request gpu: 0 of 4 matching devices free, 2 needed: allocated",
+    ]

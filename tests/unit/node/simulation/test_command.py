@@ -1,0 +1,46 @@
+"""The command `vfiomgr node simulate`; its output is golden."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from tests.unit.node.made import A40, node_of
+from tests.unit.node.simulation.made import claim, exactly, pods
+from vfiomgr.snapshot.source import write_snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.unit.conftest import Run
+
+
+def test_the_extra_is_named_where_it_is_missing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("vfiomgr.node.simulation.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cel", None)
+    path = tmp_path / "pods.yaml"
+    path.write_text(claim(f"[{exactly()}]") + pods())
+    result = run("node", "simulate", "node.json", "--pods", str(path))
+    assert result.status == 2
+    assert "the Python package cel is not installed" in result.stderr
+    assert "pip install 'vfiomgr[simulate]'" in result.stderr
+
+
+def test_pods_in_a_row_with_the_same_reasons_are_one_entry(run: Run, tmp_path: Path) -> None:
+    node, path = tmp_path / "node.json", tmp_path / "pods.yaml"
+    node.write_text(write_snapshot(node_of(A40)))
+    two = claim(f"[{exactly('count: 2')}]", name="two")
+    path.write_text(claim(f"[{exactly()}]") + pods(4) + two + pods(2, "pair", template="two"))
+    result = run("node", "simulate", f"{node}=2", "--pods", str(path))
+    assert result.status == 0
+    lines = [line for line in result.stderr.splitlines() if "pending" in line]
+    assert lines == [
+        "pending: default/guest-3 to default/guest-4 (2 pods)",
+        "pending: default/pair-1 to default/pair-2 (2 pods)",
+    ]
+    assert "2 nodes (node-1, node-2): request gpu: only 1 of 2 devices" in result.stderr
