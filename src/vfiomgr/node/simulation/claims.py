@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from vfiomgr.node.simulation.selectors import Selectors
 
 _OWN = 'device.driver == "vfiomgr.io"'
-_HAS_TYPE = 'has(device.attributes["vfiomgr.io"].vgpuType)'
+_FAMILY = 'device.attributes["vfiomgr.io"].family'
 CLASSES: dict[str, tuple[str, ...]] = {
-    "vfio.vfiomgr.io": (f"{_OWN} && !{_HAS_TYPE}",),
-    "vgpu.vfiomgr.io": (f"{_OWN} && {_HAS_TYPE}",),
+    "vfio.vfiomgr.io": (f'{_OWN} && {_FAMILY} == "function"',),
+    "vgpu.vfiomgr.io": (f'{_OWN} && {_FAMILY} != "function"',),
 }
 """The selectors of vfiomgr's own DeviceClasses."""
 _DEVICES = ("requests", "constraints", "config")

@@ -34,7 +34,7 @@ def device(
     return DraDevice(
         name=f"pci-0000-{number:02x}-00-0",
         target=Target(unit),
-        attributes={"model": "A40", **named},
+        attributes={"model": "A40", "family": "function", **named},
         capacity={"memory": MEMORY},
         taints=taints,
     )
@@ -52,7 +52,7 @@ def gpu(bus: int, sizes: Iterable[int] = (8, 24)) -> Pool:
     entire = DraDevice(
         f"pci-0000-{bus:02x}-00-0",
         Target(f"0000:{bus:02x}:00.0"),
-        {"model": "A40"},
+        {"model": "A40", "family": "function"},
         {"memory": MEMORY},
         (Consumption("gpu", every),),
     )
@@ -60,7 +60,7 @@ def gpu(bus: int, sizes: Iterable[int] = (8, 24)) -> Pool:
         DraDevice(
             f"{name}-a40-{size}q-{number}",
             Target(parent=f"0000:{bus:02x}:00.0", type=str(size)),
-            {"model": "A40", "vgpuType": f"A40-{size}Q"},
+            {"model": "A40", "family": "mdev", "vgpuType": f"A40-{size}Q"},
             {"memory": size * GIB},
             (Consumption("gpu", {"memory": size * GIB, "functions": 1}),),
         )

@@ -6,6 +6,8 @@ import pytest
 
 from tests.unit.node.simulation.made import cel, claim, exactly, pods
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.kata.manifests.render import template
+from vfiomgr.node.simulation.claims import CLASSES
 from vfiomgr.node.simulation.model import Workload
 from vfiomgr.node.simulation.objects import Objects, read_simulation
 from vfiomgr.node.simulation.selectors import Selectors
@@ -144,3 +146,10 @@ def test_what_is_not_simulated_is_told() -> None:
         "Pod a: affinity is not simulated",
         "Pod a: extendedResourceName of DeviceClass big is not simulated",
     )
+
+
+@pytest.mark.parametrize("kind", ["vfio", "vgpu"])
+def test_the_known_classes_are_those_that_are_deployed(kind: str) -> None:
+    document = template(f"node-agent/dra/deviceclass-{kind}")
+    selectors = (each["cel"]["expression"] for each in document["spec"]["selectors"])
+    assert CLASSES[document["metadata"]["name"]] == tuple(selectors)

@@ -71,7 +71,7 @@ def test_reasons_are_grouped_with_the_most_frequent_first() -> None:
 
 _ONLY_ONE = (
     "request gpu: only 1 of 2 devices of class vfio.vfiomgr.io matches "
-    'device.driver == "vfiomgr.io" && !has(device.attributes["vfiomgr.io"].vgpuType)'
+    'device.driver == "vfiomgr.io" && device.attributes["vfiomgr.io"].family == "function"'
 )
 
 
