@@ -3,7 +3,8 @@
 The messages are built at run time, in a pool of descriptors of their own: every version of protobuf
 can do that, and other libraries with files or packages of the same names do not interfere.
 
-Sources: api.proto in pkg/apis/deviceplugin/v1beta1 and pkg/apis/podresources/v1 of k8s.io/kubelet.
+Sources: api.proto in pkg/apis/deviceplugin/v1beta1, podresources/v1, dra/v1, dra-health/v1 and
+pluginregistration/v1 of k8s.io/kubelet.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _SCALARS = {
     "int64": FieldDescriptorProto.TYPE_INT64,
     "string": FieldDescriptorProto.TYPE_STRING,
 }
-_MAP = "map"
-"""map<string, string>; on the wire a repeated message with the fields `key` and `value`."""
+_MAP = "map<"
+"""map<TYPE> has keys of text; on the wire a repeated message with the fields `key` and `value`."""
 _ENTRY = "Entry"
 
 VERSION = "v1beta1"
@@ -69,7 +70,8 @@ def package(name: str, messages: Mapping[str, str]) -> Message:
 
 def _describe(message: DescriptorProto, number: int, text: str, package: str) -> None:
     name, _, kind = text.partition(":")
-    is_repeated = kind.endswith("*") or kind == _MAP
+    is_map = kind.startswith(_MAP)
+    is_repeated = kind.endswith("*") or is_map
     field = message.field.add(name=name, number=number, json_name=name)
     field.label = (
         FieldDescriptorProto.LABEL_REPEATED if is_repeated else FieldDescriptorProto.LABEL_OPTIONAL
@@ -80,12 +82,13 @@ def _describe(message: DescriptorProto, number: int, text: str, package: str) ->
         return
     field.type = FieldDescriptorProto.TYPE_MESSAGE
     field.type_name = f".{package}.{kind}"
-    if kind == _MAP:
+    if is_map:
         entry = name.title().replace("_", "") + _ENTRY
         field.type_name = f".{package}.{message.name}.{entry}"
         nested = message.nested_type.add(name=entry)
         nested.options.map_entry = True
-        for position, part in enumerate(("key:string", "value:string"), 1):
+        value = kind.removeprefix(_MAP).removesuffix(">")
+        for position, part in enumerate(("key:string", f"value:{value}"), 1):
             _describe(nested, position, part, package)
 
 
@@ -115,7 +118,8 @@ DEVICES = package(
         "DeviceSpec": "container_path:string host_path:string permissions:string",
         "CDIDevice": "name:string",
         "ContainerAllocateResponse": (
-            "envs:map mounts:Mount* devices:DeviceSpec* annotations:map cdi_devices:CDIDevice*"
+            "envs:map<string> mounts:Mount* devices:DeviceSpec* annotations:map<string> "
+            "cdi_devices:CDIDevice*"
         ),
         "AllocateResponse": "container_responses:ContainerAllocateResponse*",
     },
@@ -134,6 +138,48 @@ PODS = package(
 )
 """Pod resources, v1: the part of it that names pods and their devices."""
 
+CLAIMS = package(
+    "k8s.io.kubelet.pkg.apis.dra.v1",
+    {
+        "Claim": "namespace:string uid:string name:string",
+        "Device": (
+            "request_names:string* pool_name:string device_name:string cdi_device_ids:string*"
+        ),
+        "NodePrepareResourcesRequest": "claims:Claim*",
+        "NodePrepareResourceResponse": "devices:Device* error:string",
+        "NodePrepareResourcesResponse": "claims:map<NodePrepareResourceResponse>",
+        "NodeUnprepareResourcesRequest": "claims:Claim*",
+        "NodeUnprepareResourceResponse": "error:string",
+        "NodeUnprepareResourcesResponse": "claims:map<NodeUnprepareResourceResponse>",
+    },
+)
+"""DRA plugins: v1, without the shares of devices; v1beta1 is the same on the wire."""
+
+HEALTH = package(
+    "v1",
+    {
+        "NodeWatchResourcesRequest": "",
+        "DeviceIdentifier": "pool_name:string device_name:string",
+        "DeviceHealth": (
+            "device:DeviceIdentifier health:int32 last_updated_time:int64 "
+            "health_check_timeout_seconds:int64 message:string"
+        ),
+        "NodeWatchResourcesResponse": "devices:DeviceHealth*",
+    },
+)
+"""The health of devices of DRA plugins: v1, and v1alpha1 is the same on the wire."""
+
+PLUGINS = package(
+    "pluginregistration",
+    {
+        "InfoRequest": "",
+        "PluginInfo": "type:string name:string endpoint:string supported_versions:string*",
+        "RegistrationStatus": "plugin_registered:bool error:string",
+        "RegistrationStatusResponse": "",
+    },
+)
+"""The registration of plugins that the kubelet finds by their sockets."""
+
 METHODS: dict[str, tuple[str, str]] = {
     "GetDevicePluginOptions": ("Empty", "DevicePluginOptions"),
     "ListAndWatch": ("Empty", "ListAndWatchResponse"),
@@ -142,7 +188,17 @@ METHODS: dict[str, tuple[str, str]] = {
     "PreStartContainer": ("PreStartContainerRequest", "PreStartContainerResponse"),
 }
 """The methods of a device plugin, with the messages of their requests and responses."""
-
+CLAIM_METHODS = {
+    "NodePrepareResources": ("NodePrepareResourcesRequest", "NodePrepareResourcesResponse"),
+    "NodeUnprepareResources": ("NodeUnprepareResourcesRequest", "NodeUnprepareResourcesResponse"),
+}
+HEALTH_METHODS = {
+    "NodeWatchResources": ("NodeWatchResourcesRequest", "NodeWatchResourcesResponse"),
+}
+PLUGIN_METHODS = {
+    "GetInfo": ("InfoRequest", "PluginInfo"),
+    "NotifyRegistrationStatus": ("RegistrationStatus", "RegistrationStatusResponse"),
+}
 
 SOCKET = "kubelet.sock"
 _REGISTRATION_DEADLINE = 20.0

@@ -27,7 +27,7 @@ from vfiomgr.node.kubelet import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from vfiomgr.node.kubelet import Message, Stamp
     from vfiomgr.node.model import Answer, NodeResource, NodeUnit
@@ -36,6 +36,35 @@ if TYPE_CHECKING:
     """Verify the devices of a resource; raises VfiomgrError if a container must not start."""
     Observe = Callable[[str, tuple[str, ...], float], None]
     """Receives the devices of an allocation, and the seconds that it took."""
+
+
+_STREAMS = frozenset({"ListAndWatch", "NodeWatchResources"})
+"""The methods whose responses are streams, of which each message is already bytes."""
+
+
+class Latest:
+    """Bytes of which any number of streams send the newest."""
+
+    def __init__(self, data: bytes | None = None) -> None:
+        self._data = data
+        self._changed = asyncio.Event()
+
+    def set(self, data: bytes) -> None:
+        """Have the data sent, if it is new."""
+        self._data = data
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self) -> AsyncIterator[bytes]:
+        """The data, and again after each change; None is not sent."""
+        sent = None
+        while True:
+            changed = self._changed
+            if self._data is not None and self._data != sent:
+                sent = self._data
+                yield sent
+            else:
+                await changed.wait()
 
 
 class DevicePlugin:
@@ -47,8 +76,7 @@ class DevicePlugin:
 
     def __init__(self, resource: NodeResource, verify: Verify, observe: Observe) -> None:
         self._resource = resource
-        self._listed = listed(resource)
-        self._changed = asyncio.Event()
+        self._listed = Latest(listed(resource))
         self._verify = verify
         self._observe = observe
         self.streams = self.opened = 0
@@ -57,14 +85,11 @@ class DevicePlugin:
     def update(self, resource: NodeResource) -> None:
         """Set the devices, and send them to the kubelet if its list changes."""
         self._resource = resource
-        self._listed = listed(resource)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        self._listed.set(listed(resource))
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """The methods, for a server."""
-        methods = {name: _method(name, getattr(self, _named(name))) for name in METHODS}
-        return grpc.method_handlers_generic_handler(DEVICE_PLUGIN, methods)
+        return service(DEVICE_PLUGIN, DEVICES, METHODS, self)
 
     async def get_device_plugin_options(self, _request: object, _context: object) -> Message:
         """Answer that containers are verified before they start, and devices are preferred."""
@@ -77,14 +102,8 @@ class DevicePlugin:
         self.streams += 1
         self.opened += 1
         try:
-            sent = None
-            while True:
-                changed = self._changed
-                if self._listed != sent:
-                    sent = self._listed
-                    yield sent
-                else:
-                    await changed.wait()
+            async for data in self._listed.follow():
+                yield data
         finally:
             self.streams -= 1
 
@@ -168,7 +187,23 @@ async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: VfiomgrError
     """End a call with an error; users read its text in the events of the pod."""
     is_wrong = isinstance(error, UsageError)
     code = grpc.StatusCode.INVALID_ARGUMENT if is_wrong else grpc.StatusCode.FAILED_PRECONDITION
-    await context.abort(code, f"{error.message}; {error.hint}" if error.hint else error.message)
+    await context.abort(code, text_of(error))
+
+
+def text_of(error: VfiomgrError) -> str:
+    """The text of an error in the events of a pod."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def service(
+    name: str, messages: Message, methods: Mapping[str, tuple[str, str]], answers: object
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """The methods of a service, for a server; the object has a function for each."""
+    handlers = {
+        method: _method(method, messages, pair, getattr(answers, _named(method)))
+        for method, pair in methods.items()
+    }
+    return grpc.method_handlers_generic_handler(name, handlers)
 
 
 def _named(method: str) -> str:
@@ -176,12 +211,14 @@ def _named(method: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in method).lstrip("_")
 
 
-def _method(name: str, function: Callable[..., object]) -> grpc.RpcMethodHandler[Any, Any]:
-    request, response = METHODS[name]
-    read = getattr(DEVICES, request).FromString
-    if name == "ListAndWatch":  # whose responses are already bytes
+def _method(
+    name: str, messages: Message, pair: tuple[str, str], function: Callable[..., object]
+) -> grpc.RpcMethodHandler[Any, Any]:
+    request, response = pair
+    read = getattr(messages, request).FromString
+    if name in _STREAMS:
         return grpc.unary_stream_rpc_method_handler(function, read, bytes)
-    write = getattr(DEVICES, response).SerializeToString
+    write = getattr(messages, response).SerializeToString
     return grpc.unary_unary_rpc_method_handler(function, read, write)
 
 
@@ -206,6 +243,18 @@ def socket_name(resource: str) -> str:
     return f"{PREFIX}{hashlib.sha256(resource.encode()).hexdigest()[:8]}-{_PROCESS}.sock"
 
 
+def require_short(path: str, option: str) -> None:
+    """Check that a socket can have this path.
+
+    Raises:
+        UsageError: it is too long.
+
+    """
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        message = f"the path of a socket has more than {_LONGEST_PATH} bytes: {path}"
+        raise UsageError(message, f"use a shorter {option}")
+
+
 class ServedResource:
     """A resource, its server, and its registration; `tend` keeps both alive."""
 
@@ -221,9 +270,7 @@ class ServedResource:
         self.plugin = DevicePlugin(resource, verify, observe)
         self._directory = directory
         self._path = os.path.join(directory, socket_name(resource.name))
-        if len(os.fsencode(self._path)) > _LONGEST_PATH:
-            message = f"the path of a socket has more than {_LONGEST_PATH} bytes: {self._path}"
-            raise UsageError(message, "use a shorter --plugin-directory")
+        require_short(self._path, "--plugin-directory")
         self._tell = tell
         self._server: grpc.aio.Server | None = None
         self._served: Stamp | None = None

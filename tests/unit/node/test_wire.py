@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from vfiomgr.node.kubelet import DEVICES, METHODS, PODS
+from vfiomgr.node.kubelet import (
+    CLAIM_METHODS,
+    CLAIMS,
+    DEVICES,
+    HEALTH,
+    HEALTH_METHODS,
+    METHODS,
+    PLUGIN_METHODS,
+    PLUGINS,
+    PODS,
+)
 
 
 def text(number: int, value: str) -> bytes:
@@ -31,6 +41,7 @@ ANSWER = b"".join(
     (field(1, ENTRY), field(2, MOUNT), field(3, SPEC), field(4, ENTRY), field(5, text(1, "k=n")))
 )
 OPTIONS = number(1, 1) + number(2, 1)
+PREPARED = text(1, "r") + text(2, "p") + text(3, "d") + text(4, "k=n")
 CONTAINER = text(1, "c0") + field(2, text(1, "vfiomgr.io/A40") + text(2, "a") + text(2, "b"))
 
 
@@ -120,6 +131,67 @@ CONTAINER = text(1, "c0") + field(2, text(1, "vfiomgr.io/A40") + text(2, "a") + 
             ),
             field(1, text(1, "cuda") + text(2, "default") + field(3, CONTAINER)),
         ),
+        (
+            CLAIMS.NodePrepareResourcesRequest(
+                claims=[{"namespace": "default", "uid": "7", "name": "gpu"}]
+            ),
+            field(1, text(1, "default") + text(2, "7") + text(3, "gpu")),
+        ),
+        (
+            CLAIMS.NodePrepareResourcesResponse(
+                claims={
+                    "7": CLAIMS.NodePrepareResourceResponse(
+                        devices=[
+                            {
+                                "request_names": ["r"],
+                                "pool_name": "p",
+                                "device_name": "d",
+                                "cdi_device_ids": ["k=n"],
+                            }
+                        ],
+                        error="e",
+                    )
+                }
+            ),
+            field(1, text(1, "7") + field(2, field(1, PREPARED) + text(2, "e"))),
+        ),
+        (
+            CLAIMS.NodeUnprepareResourcesResponse(
+                claims={"7": CLAIMS.NodeUnprepareResourceResponse(error="e")}
+            ),
+            field(1, text(1, "7") + field(2, text(1, "e"))),
+        ),
+        (
+            HEALTH.NodeWatchResourcesResponse(
+                devices=[
+                    {
+                        "device": {"pool_name": "p", "device_name": "d"},
+                        "health": 2,
+                        "last_updated_time": 5,
+                        "health_check_timeout_seconds": 60,
+                        "message": "m",
+                    }
+                ]
+            ),
+            field(
+                1,
+                field(1, text(1, "p") + text(2, "d"))
+                + number(2, 2)
+                + number(3, 5)
+                + number(4, 60)
+                + text(5, "m"),
+            ),
+        ),
+        (
+            PLUGINS.PluginInfo(
+                type="DRAPlugin", name="n", endpoint="/s", supported_versions=["a", "b"]
+            ),
+            text(1, "DRAPlugin") + text(2, "n") + text(3, "/s") + text(4, "a") + text(4, "b"),
+        ),
+        (
+            PLUGINS.RegistrationStatus(plugin_registered=True, error="e"),
+            number(1, 1) + text(2, "e"),
+        ),
     ],
 )
 def test_fields_have_the_kubelets_numbers(message: object, data: bytes) -> None:
@@ -136,7 +208,18 @@ def test_fields_of_later_kubelets_are_ignored() -> None:
     assert list(pod.containers[0].devices[0].device_ids) == ["a"]
 
 
-def test_each_method_has_its_messages() -> None:
-    for request, response in METHODS.values():
-        assert hasattr(DEVICES, request)
-        assert hasattr(DEVICES, response)
+@pytest.mark.parametrize(
+    ("messages", "methods"),
+    [
+        (DEVICES, METHODS),
+        (CLAIMS, CLAIM_METHODS),
+        (HEALTH, HEALTH_METHODS),
+        (PLUGINS, PLUGIN_METHODS),
+    ],
+)
+def test_each_method_has_its_messages(
+    messages: object, methods: dict[str, tuple[str, str]]
+) -> None:
+    for request, response in methods.values():
+        assert hasattr(messages, request)
+        assert hasattr(messages, response)

@@ -1,0 +1,112 @@
+"""The sockets of the DRA plugin: none replaces or removes that of another process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.node.kubelet import stamp_of
+from vfiomgr.node.serving import PREFIX, require_short
+
+_HIDDEN = f".{PREFIX}"
+_OWNER_ONLY = 0o600
+
+
+class Socket:
+    """A server on a path.
+
+    At its end, gRPC removes the path that it was given even if another server has replaced the
+    socket (https://github.com/grpc/grpc/issues/17122). Therefore it is given a hidden path, and the
+    socket is renamed. The kubelet ignores hidden files, so that each socket that it finds answers.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._server: grpc.aio.Server | None = None
+        self._inode = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the socket is the one of this server."""
+        stamp = stamp_of(self.path)
+        return stamp is not None and stamp[0] == self._inode
+
+    async def start(self, *handlers: grpc.GenericRpcHandler[Any, Any]) -> None:
+        """Serve; a socket of a process that has ended is replaced.
+
+        Raises:
+            Refusal: another process serves this path.
+            UsageError: the path cannot be used.
+
+        """
+        hidden = os.path.join(os.path.dirname(self.path), f"{_HIDDEN}{secrets.token_hex(4)}")
+        for path in (self.path, hidden):
+            require_short(path, "--kubelet-directory")
+        if is_served(self.path):
+            message = f"another process serves {self.path}"
+            raise Refusal(message, "stop it first; fuser on the path names it")
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        server.add_generic_rpc_handlers(handlers)
+        try:
+            server.add_insecure_port(f"unix:{hidden}")
+            await server.start()
+            os.chmod(hidden, _OWNER_ONLY)
+            os.rename(hidden, self.path)
+        except (OSError, RuntimeError) as error:
+            await server.stop(None)
+            message = f"cannot serve {self.path}: {error}"
+            raise UsageError(message, "check that the directory exists and is writable") from None
+        stamp = stamp_of(self.path)
+        self._server, self._inode = server, 0 if stamp is None else stamp[0]
+
+    async def stop(self) -> None:
+        """Remove the socket, and end the calls."""
+        self.remove()
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(None)
+
+    def remove(self) -> None:
+        """Remove the socket if it is the one of this server; connections stay."""
+        if self.is_there:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+
+
+def remove_stale(directory: str, prefix: str) -> None:
+    """Remove the sockets of processes that were killed: the kubelet connects to all it finds.
+
+    Raises:
+        UsageError: there is no such directory.
+
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
+        raise UsageError(message, "start the kubelet first, or pass --kubelet-directory") from None
+    for name in names:
+        path = os.path.join(directory, name)
+        is_ours = name.startswith(prefix) and name.endswith(".sock")
+        if (is_ours or name.startswith(_HIDDEN)) and not is_served(path):
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def is_served(path: str) -> bool:
+    """Whether a process listens on a socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except BlockingIOError:
+            return True  # its queue is full
+    return True
