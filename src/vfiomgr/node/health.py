@@ -45,6 +45,8 @@ class HealthContext(Value):
 
     held: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The pod of a unit, NAMESPACE/NAME, by the unit's ID."""
+    claims: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """The ResourceClaim of a unit, NAMESPACE/NAME, by the unit's ID."""
     quarantine: Mapping[str, Diagnostic] = field(default_factory=lambda: MappingProxyType({}))
     """Why a unit is withheld, by its ID."""
     now: HealthFacts = HealthFacts()
@@ -52,6 +54,10 @@ class HealthContext(Value):
     """The CDI file of another program that has a node, by the node's path."""
     before: HealthFacts = HealthFacts()
     """Errors up to these numbers are forgiven: those when the agent started, or at a release."""
+
+    def is_given(self, unit: NodeUnit) -> bool:
+        """Whether Kubernetes gave the unit to a pod, from this agent."""
+        return unit.id in self.held or unit.id in self.claims
 
 
 def reasons(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> tuple[Diagnostic, ...]:
@@ -250,7 +256,7 @@ def _orphaned(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> It
 def _held_outside(
     host: HostSnapshot, unit: NodeUnit, context: HealthContext
 ) -> Iterator[Diagnostic]:
-    if unit.id in context.held:
+    if context.is_given(unit):
         return
     outside = [user for user in users_of(host, unit) if is_outside(user)]
     if outside:
@@ -264,7 +270,7 @@ def _held_outside(
 
 def _published(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> Iterator[Diagnostic]:
     """Devices that another agent may have given to a pod, unless a pod has them from this one."""
-    if unit.id not in context.held:
+    if not context.is_given(unit):
         yield from published_in(host, unit, context.elsewhere)
 
 

@@ -9,7 +9,8 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
-from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings
+from vfiomgr.node.dra.model import Pool
+from vfiomgr.node.model import HealthFacts, Inventory, NodeSettings, NodeUnit
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", bound=Value)
 
+KUBELET_DIRECTORY = HostPath("/var/lib/kubelet")
+"""The default of the kubelet's --root-dir, which plugins and plugins_registry are in."""
 PLUGIN_DIRECTORY = HostPath("/var/lib/kubelet/device-plugins")
 """A constant of the kubelet, whatever its --root-dir is (DevicePluginPath in constants.go)."""
 POD_RESOURCES = HostPath("/var/lib/kubelet/pod-resources/kubelet.sock")
@@ -31,6 +34,8 @@ class Settings(Value):
     """Seconds between scans without events."""
     layout: str | None = None
     """A layout in the node's file, if it is not the installed one."""
+    dra_node: str = ""
+    """The name of the node whose pools are reported; empty for none."""
 
 
 class EventSettings(Value):
@@ -42,6 +47,34 @@ class EventSettings(Value):
     """https://HOST:PORT."""
     node: str
     """The name of the node."""
+
+
+class DraSettings(Value):
+    """How ResourceClaims are served."""
+
+    kubelet_directory: str
+    """With `plugins` and `plugins_registry`, on this machine."""
+    directory: str
+    """With `token` and `ca.crt`, as a pod has for its service account."""
+    server: str
+    """https://HOST:PORT."""
+    node: str
+    """The name of the node."""
+    instance: str = ""
+    """The UID of the agent's pod, which its sockets are named after."""
+
+
+class ClaimFacts(Value):
+    """What the scanning process must know of the ResourceClaims of this node."""
+
+    number: int = 0
+    """Of the state; a report has that of the state that it was made with."""
+    allocated: tuple[tuple[str, str], ...] = ()
+    """The pools and devices that claims have."""
+    held: dict[str, str] = field(default_factory=dict)
+    """The claim that has each unit, NAMESPACE/NAME."""
+    created: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The vGPUs that were created for claims, each with its pool and device."""
 
 
 class AgentSettings(Value):
@@ -64,6 +97,8 @@ class AgentSettings(Value):
     """Seconds between questions which pods have devices; the kubelet limits their rate."""
     events: EventSettings | None = None
     """None for no events."""
+    dra: DraSettings | None = None
+    """None for no ResourceClaims."""
     tick: float = 0.1
     """Seconds between looks at the kubelet's sockets; 0.9 s after its start, it restores pods."""
 
@@ -89,6 +124,7 @@ class Question(Value):
     """Of a verification; the report has the same."""
     allocated: tuple[str, ...] = ()
     """Devices that a pod was just given; alone, it leads to no scan."""
+    claims: ClaimFacts | None = None
 
 
 class Problem(Value):
@@ -116,6 +152,12 @@ class Report(Value):
     """Why a scan failed; with an inventory, why the last valid layout is still in use."""
     drift: dict[str, str] = field(default_factory=dict)
     """The devices that are not on the drivers that their rules of the layout say, and why."""
+    claims: int = 0
+    """The number of the claims' state."""
+    pools: tuple[Pool, ...] | None = None
+    """What is published for claims; None if it is the same as before."""
+    created: tuple[NodeUnit, ...] = ()
+    """The vGPUs that were created for claims, which the inventory does not have."""
 
 
 def write(message: AnyValue) -> bytes:

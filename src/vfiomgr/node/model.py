@@ -6,13 +6,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from msgspec import field
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
 Consumer = Literal["default", "kata", "kubevirt", "container"]
 """Who receives a device; `default` serves Kata and plain containers."""
@@ -54,6 +55,8 @@ class NodeUnit(Value):
     """A pod as NAMESPACE/NAME, a domain or a process, for people."""
     pod: str = ""
     """The pod that the kubelet gave it to, NAMESPACE/NAME."""
+    claim: str = ""
+    """The ResourceClaim that has it, NAMESPACE/NAME."""
     is_open: bool = False
     """Whether a process has one of its nodes open."""
 
@@ -89,6 +92,16 @@ class Inventory(Value):
     def units(self) -> Iterator[NodeUnit]:
         """The units of all resources."""
         return (unit for resource in self.resources for unit in resource.units)
+
+    def without(self, ids: Container[str]) -> Inventory:
+        """The inventory without some units."""
+        if all(unit.id not in ids for unit in self.units):
+            return self
+        kept = (
+            replace(each, units=tuple(unit for unit in each.units if unit.id not in ids))
+            for each in self.resources
+        )
+        return replace(self, resources=tuple(each for each in kept if each.units))
 
 
 class ResourceRule(Value):

@@ -7,6 +7,7 @@ to start the containers of its pod again ("previously allocated devices are no l
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
 class Offers:
     """Remembers since when devices are unhealthy.
 
@@ -48,8 +52,9 @@ class Offers:
         pods: Mapping[Key, str],
         quarantine: Container[str],
         now: float,
+        claims: Mapping[str, str] = _NONE,
     ) -> Inventory:
-        """What to offer now; `pods` are those that have devices."""
+        """What to offer now; `pods` and `claims` are those that have devices."""
         resources_of = {device: name for name, device in pods}
         resources, healthy, since = [], set(), {}
         for resource in found.resources:
@@ -57,11 +62,13 @@ class Offers:
             for each in resource.units:
                 key = (resource.name, each.id)
                 unit = _in_one_resource(each, resource.name, resources_of.get(each.id))
-                if not unit.is_healthy and key in self._healthy and unit.id not in quarantine:
+                is_withheld = unit.id in quarantine or unit.id in claims
+                if not unit.is_healthy and key in self._healthy and not is_withheld:
                     begun = self._since.get(key, now)
                     if now < begun + self._debounce:
                         since[key] = begun
                         unit = replace(unit, reasons=())
+                unit = _without_claim(unit, claims.get(unit.id, ""))
                 if unit.is_healthy:
                     healthy.add(key)
                 units.append(unit)
@@ -89,6 +96,19 @@ def _in_one_resource(unit: NodeUnit, name: str, pods_name: str | None) -> NodeUn
         "wait until the pod ends, or delete it",
     )
     return replace(unit, reasons=(*unit.reasons, reason))
+
+
+def _without_claim(unit: NodeUnit, claim: str) -> NodeUnit:
+    """The device, unhealthy if a ResourceClaim has it: the kubelet counts it for both."""
+    if not claim or unit.pod:
+        return unit
+    reason = blocker(
+        "held-by-claim",
+        unit.id,
+        f"{unit.id} belongs to ResourceClaim {claim}",
+        "delete the pods of the claim, and the claim",
+    )
+    return replace(unit, reasons=(*unit.reasons, reason), used_by=f"claim {claim}", claim=claim)
 
 
 SETTLE = 20.0

@@ -60,6 +60,7 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     settings: NodeSettings,
     held: Mapping[str, str] = _NONE,
     *,
+    claims: Mapping[str, str] = _NONE,
     quarantine: Mapping[str, Diagnostic] = _NO_QUARANTINE,
     previous: Inventory | None = None,
     now: HealthFacts | None = None,
@@ -69,7 +70,8 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     """The resources of a host, by name, their units by ID, and why other devices are not offered.
 
     `held` says which pod, NAMESPACE/NAME, has a unit; until the pod ends, the unit stays in its
-    resource of `previous`. Units of `previous` that are not ready any more stay, with the reason.
+    resource of `previous`. `claims` says which ResourceClaim, NAMESPACE/NAME, has a unit. Units of
+    `previous` that are not ready any more stay, with the reason.
     `now` and `before` are numbers of errors: more errors than before make a unit unhealthy.
     `written` are the kinds of the agent's CDI specifications; other files are another program's.
 
@@ -96,6 +98,7 @@ def inventory(  # noqa: PLR0913 - each is a fact of its own, with a default
     own = frozenset((*written, CLAIM_KIND, *(name for name, _ in (*named, *lost))))
     context = HealthContext(
         held=held,
+        claims=claims,
         quarantine=quarantine,
         now=now or HealthFacts(),
         before=before or HealthFacts(),
@@ -274,12 +277,14 @@ def _is_part(unit: NodeUnit, taken: AbstractSet[PciAddress]) -> bool:
 
 def _judged(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> NodeUnit:
     users = users_of(host, unit)
-    pod = context.held.get(unit.id, "")
+    pod, claim = context.held.get(unit.id, ""), context.claims.get(unit.id, "")
+    given = pod or (f"claim {claim}" if claim else "")
     return replace(
         unit,
         reasons=reasons(host, unit, context),
-        used_by=pod or next((user.pod or str(user) for user in users), ""),
+        used_by=given or next((user.pod or str(user) for user in users), ""),
         pod=pod,
+        claim=claim,
         is_open=bool(users),
     )
 

@@ -21,7 +21,15 @@ from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.facts import forgiven, kata_handlers, read_health
 from vfiomgr.node.health import users_of
-from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
+from vfiomgr.node.messages import (
+    ClaimFacts,
+    Problem,
+    Question,
+    Report,
+    Settings,
+    read,
+    write,
+)
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.names import labels, qualified
 from vfiomgr.node.offers import SETTLE, Sandboxes
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
+    from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -71,6 +80,9 @@ class Scanner:
         """The devices that are not on the drivers of the last valid layout."""
         self._pods: dict[str, str] = {}
         self._quarantine: dict[str, Diagnostic] = {}
+        self._claims = ClaimFacts()
+        self._pools: tuple[Pool, ...] | None = None
+        """Those that were reported last."""
         self._previous: Inventory | None = None
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
@@ -102,6 +114,8 @@ class Scanner:
             self._pods = question.pods
         if question.quarantine is not None:
             self._quarantine = question.quarantine
+        if question.claims is not None:
+            self._claims = question.claims
         if question.previous is not None:
             self._previous = question.previous
         if question.before is not None:
@@ -118,7 +132,9 @@ class Scanner:
             seen = read_host(self._host)
             now = read_health(self._host.tree, (device.address for device in seen.devices))
             written = read_written(self._host.tree)
-            found = self._inventory(seen, now, written)
+            complete = self._inventory(seen, now, written)
+            found = self._previous = complete.without(self._claims.created)
+            pools = self._new_pools(seen, complete)
             found = replace(found, notes=(*found.notes, *_unreset(self._host.tree, found)))
             write_specifications(self._host.tree, found, written)
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
@@ -140,7 +156,38 @@ class Scanner:
             crashes,
             self._layout_error,
             self._drift,
+            self._claims.number,
+            pools,
+            tuple(unit for unit in complete.units if unit.id in self._claims.created),
         )
+
+    def _new_pools(self, seen: HostSnapshot, complete: Inventory) -> tuple[Pool, ...] | None:
+        """What is published for claims, if that has changed."""
+        if not self.settings.dra_node:
+            return None
+        made = import_module("vfiomgr.node.dra.plan").pools(
+            seen,
+            complete,
+            self.settings.dra_node,
+            allocated=frozenset(self._claims.allocated),
+            created=self._claims.created,
+            creatable=self._creatable(),
+        )
+        if made == self._pools:
+            return None
+        self._pools = made
+        return self._pools
+
+    def _creatable(self) -> frozenset[str] | None:
+        """The GPUs on which vGPUs can be created for claims, None for all.
+
+        In a pod, /sys is read-only. If rules of the layout have resources, only their devices are
+        for Kubernetes.
+        """
+        if not may_reset(self._host.tree):
+            return frozenset()
+        rules = None if self._layout is None else self._layout.rules
+        return None if rules is None else frozenset(d for rule in rules for d in rule.devices)
 
     def _crashes(self, seen: HostSnapshot, found: Inventory) -> dict[str, Diagnostic]:
         """The devices whose guests crashed; none where processes cannot be seen."""
@@ -155,17 +202,17 @@ class Scanner:
         known = self._previous.units if self._previous is not None else ()
         released = {a for unit in known if unit.id == self._released for a in unit.addresses}
         self._before, self._released = forgiven(self._before, now, released), ""
-        self._previous = inventory(
+        return inventory(
             seen,
             self._node_settings(seen),
             self._pods,
+            claims=self._claims.held,
             quarantine=self._quarantine,
             previous=self._previous,
             now=now,
             before=self._before,
             written=written,
         )
-        return self._previous
 
     def _node_settings(self, seen: HostSnapshot) -> NodeSettings:
         """The settings, with the resources of the node's layout, the last one that was valid.

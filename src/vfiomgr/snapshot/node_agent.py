@@ -66,6 +66,15 @@ class ResourceStatus(Value):
     devices: tuple[DeviceStatus, ...] = ()
 
 
+class ClaimStatus(Value):
+    """A device that a ResourceClaim has."""
+
+    device: str
+    """A PCI address or a UUID."""
+    claim: str
+    """NAMESPACE/NAME."""
+
+
 class NodeStatus(Value, dict=True):
     """The state of an agent."""
 
@@ -78,6 +87,9 @@ class NodeStatus(Value, dict=True):
     """Devices that are not offered, and why."""
     error: str = ""
     """Why the last scan failed."""
+    is_dra_registered: bool | None = None
+    """Whether the kubelet accepted the DRA driver; None if the agent serves no claims."""
+    claims: tuple[ClaimStatus, ...] = ()
 
     @cached_property
     def pods(self) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import STATE
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 from vfiomgr.snapshot.source import HostSource, write_snapshot
 
 if TYPE_CHECKING:
@@ -179,6 +179,22 @@ def with_nodes(place: Place) -> None:
         (place.directory / name).write_text(write_snapshot(source.scan()))
 
 
+def with_claims(place: Place) -> None:
+    """An agent that serves ResourceClaims: one has a GPU, and one a vGPU made for it."""
+    gpu, made = "0000:41:00.0", "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
+    device = DeviceStatus(gpu, (gpu,), (0,), is_healthy=False, used_by="claim ml/train")
+    resource = ResourceStatus("vfiomgr.io/GA102GL_A40", "default", True, (device,))  # noqa: FBT003
+    status = NodeStatus(
+        4242,
+        "/var/lib/kubelet/device-plugins",
+        has_kubelet=True,
+        resources=(resource,),
+        is_dra_registered=False,
+        claims=(ClaimStatus(gpu, "ml/train"), ClaimStatus(made, "ml/infer")),
+    )
+    place.patch.setattr("vfiomgr.node.commands.status.read_status", lambda _: status)
+
+
 HOST_SCENARIOS = (
     Scenario(
         "node simulate",
@@ -193,6 +209,9 @@ HOST_SCENARIOS = (
     Scenario("node run", ".bind 02:00.0\nnode run --once\nnode run --alias 10de"),
     Scenario("node status", "node status", prepare=with_agent),
     Scenario("node status", "node status", case="no-agent"),
+    Scenario(
+        "node status", "node status\nnode status --format json", case="claims", prepare=with_claims
+    ),
     Scenario("node release", "node release 02:00.0"),
     Scenario("completion", "completion fish", is_document=True),
     Scenario("completion", "completion ksh", case="unknown-shell"),

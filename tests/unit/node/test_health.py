@@ -227,6 +227,13 @@ def test_a_process_that_has_the_device_of_a_pod_is_no_reason() -> None:
     assert (unit.reasons, unit.used_by) == ((), "lab/train")
 
 
+def test_a_process_that_has_the_device_of_a_claim_is_no_reason() -> None:
+    host = replace(node_of(A40, AUDIO), users=(QEMU,))
+    (unit,) = inventory(host, SETTINGS, claims={ID: "lab/gpu"}).units
+    assert (unit.reasons, unit.used_by) == ((), "claim lab/gpu")
+    assert (unit.pod, unit.claim) == ("", "lab/gpu")
+
+
 def test_a_process_of_another_device_is_no_reason() -> None:
     host = replace(node_of(A40, AUDIO), users=(replace(QEMU, node="/dev/vfio/42"),))
     assert rules(inventory(host, SETTINGS)) == {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from tests.unit.node.stories import NAME, resource, with_unhealthy
 from vfiomgr.node.model import Inventory, NodeResource
 from vfiomgr.node.offers import Offers
@@ -75,3 +77,27 @@ def test_a_device_that_a_pod_has_by_another_name_is_not_given_again() -> None:
     assert [reason.rule for reason in first.reasons] == ["other-resource"]
     assert second.is_healthy
     assert health(offers, renamed, 2) == [True, True]
+
+
+def test_a_device_that_a_claim_has_is_taken_at_once_and_given_again_afterwards() -> None:
+    offers = Offers(10)
+    health(offers, TWO, 0)
+    offered = offers.merge(Inventory((TWO,)), {}, (), 1, {FIRST: "ml/train"})
+    first, second = offered.units
+    assert [reason.rule for reason in first.reasons] == ["held-by-claim"]
+    assert (first.used_by, first.claim) == ("claim ml/train", "ml/train")
+    assert second.is_healthy
+    assert health(offers, TWO, 2) == [True, True]
+
+
+def test_a_device_of_a_pod_and_of_a_claim_stays_with_the_pod() -> None:
+    pods = replace(TWO, units=tuple(replace(unit, pod="ml/train-0/c0") for unit in TWO.units))
+    offered = Offers(10).merge(Inventory((pods,)), {}, (), 1, {FIRST: "ml/train"})
+    assert all(unit.is_healthy for unit in offered.units)
+
+
+def test_an_inventory_without_units_has_no_empty_resources() -> None:
+    found = Inventory((TWO, NodeResource("example.com/GPU", TWO.units[:1])))
+    (left,) = found.without({FIRST}).resources
+    assert (left.name, [unit.id for unit in left.units]) == (NAME, [SECOND])
+    assert found.without({"other"}) is found

@@ -17,7 +17,7 @@ from tests.unit.node.stories import gpu_node
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
 from vfiomgr.library import Host
-from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
+from vfiomgr.node.messages import ClaimFacts, Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import render
 from vfiomgr.node.model import Inventory, NodeSettings
 from vfiomgr.node.scanner import FEATURES, Scanner, serve
@@ -88,6 +88,27 @@ def test_bound_gpus_are_a_resource_with_a_specification(
     assert kernel.status(CDI).st_mode & 0o777 == 0o644  # type: ignore[union-attr]
     assert 'vfiomgr_device_ready{address="0000:01:00.0",reason=""} 1.0' in report.metrics
     assert "# EOF" not in report.metrics
+
+
+def test_what_was_created_for_a_claim_is_not_offered_nor_missed_afterwards(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    created = ClaimFacts(7, created={GPUS[1]: ("gpu-1", "pci")})
+    report = scanner.answer(Question(claims=created))
+    assert list(reasons(report)) == [GPUS[0], GPUS[2]]
+    assert ([unit.id for unit in report.created], report.claims) == ([GPUS[1]], 7)
+    assert list(specification(kernel)) == [GPUS[0], GPUS[2]]
+    unbind(kernel, GPUS[1], "vfio-pci")
+    report = scanner.answer(Question(claims=ClaimFacts(8)))
+    assert list(reasons(report)) == [GPUS[0], GPUS[2]]
+    assert (report.created, report.claims, report.pools) == ((), 8, None)
+
+
+def test_the_claim_of_a_device_is_reported(scanner: Scanner) -> None:
+    report = scanner.answer(Question(claims=ClaimFacts(held={GPUS[0]: "ml/train"})))
+    first = next(found(report).units)
+    assert (first.claim, first.used_by) == ("ml/train", "claim ml/train")
+    assert next(found(read(Report, write(report))).units).claim == "ml/train"
 
 
 def test_an_unchanged_specification_is_not_written_again(

@@ -60,6 +60,12 @@ def status(session: Session, *, control: str | None) -> None:
         print_document("NodeStatus", _document(found), session.format)
         return
     rows = [_cells(resource, device) for resource, device in _devices(found)]
+    offered = {device.id for _, device in _devices(found)}
+    rows += [
+        ("-", each.device, "-", "-", f"claim {each.claim}")
+        for each in found.claims
+        if each.device not in offered
+    ]
     if rows:
         print_table(_HEADINGS, rows)
     for text in _notes(found):
@@ -99,6 +105,8 @@ def _document(found: NodeStatus) -> dict[str, object]:
             }
             for resource in found.resources
         ],
+        "dra": found.is_dra_registered,
+        "claims": [{"device": each.device, "claim": each.claim} for each in found.claims],
         "not_offered": list(map(diagnostic_document, found.notes)),
     }
 
@@ -137,6 +145,8 @@ def _notes(found: NodeStatus) -> Iterator[str]:
         yield f"cannot scan the host: {found.error}"
     if not found.has_kubelet:
         yield f"no kubelet found in {found.plugin_directory}"
+    if found.has_kubelet and found.is_dra_registered is False:
+        yield "the DRA driver is not registered with the kubelet"
     for resource in found.resources:
         if found.has_kubelet and not resource.is_registered:
             yield f"{resource.name}: not registered with the kubelet"
@@ -145,5 +155,5 @@ def _notes(found: NodeStatus) -> Iterator[str]:
         yield each.summary
         if each.hint:
             yield f"  remedy: {each.hint}"
-    if not found.resources:
+    if not found.resources and not found.claims:
         yield "no devices are offered; bind some with: vfiomgr bind ADDRESS"
