@@ -26,13 +26,14 @@ from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import PREFIX, ServedResource
 from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.paths import HostPath
-from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
     from typing import Any
 
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.node.dra.driver import Driver
     from vfiomgr.node.events import Events
     from vfiomgr.node.kubelet import Stamp
     from vfiomgr.node.messages import AgentSettings, Report
@@ -46,6 +47,8 @@ _ENDING = 5.0
 _GLANCE = 0.1
 _PATIENCE = 30.0
 """Seconds that devices are withheld until the kubelet reports which pods have some."""
+_HEALTH_INTERVALS = 3
+"""Intervals of scans after which the health of a device of a claim is unknown."""
 _UNANSWERED = 1.0
 """Seconds until the kubelet is asked again if it has not answered yet."""
 
@@ -93,6 +96,17 @@ class Agent:
         self._events: Events | None = None
         if settings.events is not None:
             self._events = import_module("vfiomgr.node.events").Events(settings.events, tell)
+        self._driver: Driver | None = None
+        if settings.dra is not None:
+            self._driver = import_module("vfiomgr.node.dra.driver").Driver(
+                settings.dra,
+                HostTree(settings.root),
+                share=lambda facts: self._scanning.tell(claims=facts),
+                offer=self._offer_if_known,
+                pod_of=self._ledger.pod_of,
+                withhold=lambda unit, why: self._start(self._withhold_unreset(unit, why)),
+                tell=tell,
+            )
         self._quarantine = Quarantine(HostTree(settings.root))
         self._quarantined: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
@@ -134,12 +148,16 @@ class Agent:
         HostTree("/").make_directory(HostPath(directory))  # the umask is narrower
         await self._control.start(f"{UNIX}{self._settings.control}")
         await self._share_quarantine()
+        if self._driver is not None:
+            await self._driver.share()
         if self._settings.metrics is not None:
             await self._pages.start(self._settings.metrics)
         for work in (self._scanning.run(), self._tend(), self._follow_pods(), self._watch()):
             self._start(work)
         if self._events is not None:
             self._start(self._events.run())
+        if self._driver is not None:
+            self._start(self._driver.run())
         try:
             await self._stopping.wait()
         finally:
@@ -164,6 +182,8 @@ class Agent:
             task.cancel()
         await asyncio.wait(tasks, timeout=_ENDING)
         await asyncio.gather(*(served.close() for served in self._served.values()))
+        if self._driver is not None:
+            await self._driver.close()
         await self._pages.stop()
         await self._control.stop()
         if self._failure is not None:
@@ -174,7 +194,12 @@ class Agent:
     async def _receive(self, report: Report) -> None:
         if report.inventory is None:
             return
-        self._found = report.inventory
+        if self._driver is None:
+            self._found = report.inventory
+        elif self._driver.receive(report, _HEALTH_INTERVALS * self._settings.scan.interval):
+            self._found = self._driver.shown(report.inventory, self._found)
+        else:
+            return  # claims have other devices meanwhile: another scan follows
         self._report_drift(report.drift)
         for device, reason in (await self._confirmed(report.inventory, report.crashes)).items():
             await self._withhold(device, reason)
@@ -220,7 +245,7 @@ class Agent:
         """Serve the debounced result of the last scan; stop resources that are not configured."""
         before = {unit.id: unit for unit in self._offered.units}
         self._offered = self._offers.merge(
-            self._found, self._ledger.pods, self._quarantined, time.monotonic()
+            self._found, self._ledger.pods, self._quarantined, time.monotonic(), self._claims
         )
         for unit in self._offered.units:
             self._report_change(before.get(unit.id, unit), unit)
@@ -241,10 +266,22 @@ class Agent:
             self._tell(f"{name}: not configured, therefore not offered")
             await self._served.pop(name).close()
 
+    @property
+    def _claims(self) -> Mapping[str, str]:
+        """The claims that have devices."""
+        return {} if self._driver is None else self._driver.claims
+
+    async def _offer_if_known(self) -> None:
+        """Offer the devices again if they were offered before."""
+        if self._served:
+            await self._offer()
+
     def _report_change(self, before: NodeUnit, now: NodeUnit) -> None:
         """Write an event if the kubelet learns something new; a quarantine has its own."""
         if self._events is None or before.is_healthy == now.is_healthy:
             return
+        if before.claim != now.claim:
+            return  # Kubernetes has events of claims
         if now.is_healthy:
             self._events.put("DeviceHealthy", f"{now.id} can be given to pods", is_normal=True)
         elif now.id not in self._quarantined:
@@ -280,6 +317,10 @@ class Agent:
 
         """
         self._ask_soon()
+        for device in devices:
+            if device in self._claims:
+                message = f"{device} belongs to ResourceClaim {self._claims[device]}"
+                raise Refusal(message, "delete the pod, so that it gets another device")
         problems = await self._scanning.verify(resource, devices)
         failed = [problem for problem in problems if problem.has_failed_reset]
         for problem in failed:
@@ -307,6 +348,12 @@ class Agent:
             text = f"{device} is not given to pods for {seconds:g} s: {reason.summary}"
             self._events.put("DeviceQuarantined", text)
         await self._share_quarantine()
+
+    async def _withhold_unreset(self, device: str, why: str) -> None:
+        """Quarantine a device that could not be reset after its claim."""
+        unit = next((unit for unit in self._found.units if unit.id == device), None)
+        if unit is not None:
+            await self._withhold(device, reset_failed(unit, why))
 
     async def _end_quarantines(self) -> None:
         if self._quarantine.active(time.monotonic()).keys() != self._quarantined:
@@ -382,6 +429,8 @@ class Agent:
             yield "the host was not scanned yet"
         elif not self._is_following:
             yield "the kubelet has not reported the devices of pods yet"
+        if self._driver is not None and not self._driver.is_registered:
+            yield "the kubelet has not registered the DRA driver"
         for name, served in self._served.items():
             if not served.is_registered:
                 yield f"the kubelet does not list {name}"
@@ -412,6 +461,8 @@ class Agent:
             ),
             notes=self._offered.notes,
             error=self._scanning.error,
+            is_dra_registered=None if self._driver is None else self._driver.is_registered,
+            claims=tuple(ClaimStatus(*each) for each in sorted(self._claims.items())),
         )
 
     async def _release(self, device: str) -> Response:

@@ -84,6 +84,12 @@ class PodLedger:
         ours = {resource.name for resource in offered.resources}
         return {device: pod for (name, device), pod in self.pods.items() if name in ours}
 
+    def pod_of(self, device: str) -> str:
+        """The pod that has a device, also one that the kubelet has not named yet; or nothing."""
+        pods = (pod for (_, held), pod in self.pods.items() if held == device)
+        is_given = any(given == device for _, given in self._allocated)
+        return next(pods, "that starts now" if is_given else "")
+
     def allocated(self, offered: Inventory) -> dict[str, float]:
         """The seconds since devices were given to pods that the kubelet has not named yet."""
         ours, now = {resource.name for resource in offered.resources}, time.monotonic()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.node.stories import gpu_node
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
@@ -102,6 +103,16 @@ def test_what_was_created_for_a_claim_is_not_offered_nor_missed_afterwards(
     report = scanner.answer(Question(claims=ClaimFacts(8)))
     assert list(reasons(report)) == [GPUS[0], GPUS[2]]
     assert (report.created, report.claims, report.pools) == ((), 8, None)
+
+
+def test_pools_are_reported_after_changes(kernel: FakeKernel, scanner: Scanner) -> None:
+    scanner.settings = Settings(dra_node="gpu-1")
+    (pool,) = read(Report, write(scanner.scan())).pools or ()
+    assert (pool.name, len(pool.devices)) == ("gpu-1", 3)
+    assert scanner.scan().pools is None
+    unbind(kernel, GPUS[0], "vfio-pci")
+    (pool,) = scanner.scan().pools or ()
+    assert [bool(device.taints) for device in pool.devices] == [True, False, False]
 
 
 def test_the_claim_of_a_device_is_reported(scanner: Scanner) -> None:
@@ -452,3 +463,13 @@ def test_allocations_do_not_delay_the_next_scan(kernel: FakeKernel) -> None:
     for descriptor in (source, answers, sink):
         os.close(descriptor)
     assert text.count(b"\n") >= 4
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_vgpus_for_claims_need_a_writable_sys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_writable: bool
+) -> None:
+    monkeypatch.setattr("vfiomgr.node.scanner.may_reset", lambda _: is_writable)
+    scanner = Scanner(Host(t4_host(tmp_path)), render)
+    scanner.settings = Settings(dra_node="gpu-1")
+    assert bool(scanner.scan().pools) == is_writable

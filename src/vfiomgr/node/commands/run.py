@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import replace
 
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
@@ -16,13 +17,15 @@ from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.node.messages import (
+    KUBELET_DIRECTORY,
     PLUGIN_DIRECTORY,
     POD_RESOURCES,
     AgentSettings,
+    DraSettings,
     EventSettings,
     Settings,
 )
-from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, NodeSettings
+from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, SERVICE_ACCOUNT, NodeSettings
 from vfiomgr.node.names import name_resources
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.node_agent import CONTROL
@@ -181,6 +184,21 @@ def _complete_layout(
     shell_complete=complete_directory,
     help="Write events of the node with the token and ca.crt in DIR, e.g. of a service account.",
 )
+@click.option(
+    "--dra", "has_dra", is_flag=True, help="Also serve ResourceClaims, as driver vfiomgr.io."
+)
+@click.option(
+    "--credentials",
+    metavar="DIR",
+    shell_complete=complete_directory,
+    help=f"The token and ca.crt for --dra.  [default: {SERVICE_ACCOUNT}]",
+)
+@click.option(
+    "--kubelet-root",
+    metavar="DIR",
+    shell_complete=complete_directory,
+    help=f"The kubelet's --root-dir, for --dra.  [default: {KUBELET_DIRECTORY}]",
+)
 @_seconds("--scan-interval", _AGENT.scan.interval, "Least time between scans without events.")
 @_seconds("--pods-interval", _AGENT.pods_interval, "Time between questions about pods.")
 @_seconds("--debounce", _AGENT.debounce, "Time until a device is reported as unhealthy.")
@@ -202,6 +220,9 @@ def run(
     pod_resources: str | None,
     control: str | None,
     events: str | None,
+    has_dra: bool,
+    credentials: str | None,
+    kubelet_root: str | None,
     scan_interval: float,
     pods_interval: float,
     debounce: float,
@@ -220,6 +241,7 @@ def run(
       vfiomgr node run --metrics :9478
       vfiomgr node run --layout kata-node
       vfiomgr node run --events /var/run/secrets/kubernetes.io/serviceaccount
+      vfiomgr node run --dra
       vfiomgr node run --resource-prefix example.com --alias 10de:2235=a40
     """
     node = node_settings(prefix, consumer, aliases, resets=resets)
@@ -227,6 +249,11 @@ def run(
     if once:
         _write_once(session, scan)
         return
+    dra = None
+    if has_dra:
+        kubelet = kubelet_root or session.tree.locate(KUBELET_DIRECTORY)
+        dra = _dra(credentials or SERVICE_ACCOUNT, kubelet)
+        scan = replace(scan, dra_node=dra.node)
     settings = AgentSettings(
         root=session.tree.root,
         plugin_directory=plugin_directory or session.tree.locate(PLUGIN_DIRECTORY),
@@ -235,6 +262,7 @@ def run(
         metrics=metrics,
         scan=scan,
         events=None if events is None else _events(events),
+        dra=dra,
         debounce=debounce,
         pods_interval=pods_interval,
     )
@@ -242,7 +270,31 @@ def run(
 
 
 def _events(directory: str) -> EventSettings:
-    """How to write events: the API server is known from the environment of a pod.
+    """How to write events.
+
+    Raises:
+        UsageError: as in `_cluster`.
+
+    """
+    server, node = _cluster(directory, "--events")
+    _optional("vfiomgr.node.events")
+    return EventSettings(directory, server, node)
+
+
+def _dra(directory: str, kubelet: str) -> DraSettings:
+    """How to serve claims; in a pod, its UID is part of the names of sockets.
+
+    Raises:
+        UsageError: as in `_cluster`.
+
+    """
+    server, node = _cluster(directory, "--dra")
+    _optional("vfiomgr.node.dra.driver")
+    return DraSettings(kubelet, directory, server, node, os.environ.get("POD_UID", ""))
+
+
+def _cluster(directory: str, option: str) -> tuple[str, str]:
+    """The API server, which is known from the environment of a pod, and the name of the node.
 
     Raises:
         UsageError: this is no pod, httpx is not installed, or the credentials cannot be read.
@@ -250,16 +302,14 @@ def _events(directory: str) -> EventSettings:
     """
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get(_PORT, "443")
     if not host:
-        message = "--events: the API server is unknown: KUBERNETES_SERVICE_HOST is not set"
+        message = f"{option}: the API server is unknown: KUBERNETES_SERVICE_HOST is not set"
         raise UsageError(message, f"in a pod it is; elsewhere set it and {_PORT}")
     if not port.isdecimal():
-        message = f"--events: {_PORT} is not a number: {port}"
+        message = f"{option}: {_PORT} is not a number: {port}"
         raise UsageError(message, "set it to the port of the API server, or remove it")
     node = os.environ.get("NODE_NAME") or os.uname().nodename.lower()
-    server = f"https://{f'[{host}]' if ':' in host else host}:{port}"
-    _optional("vfiomgr.node.events")
-    _optional("vfiomgr.node.api_server").require_usable(directory, "--events")
-    return EventSettings(directory, server, node)
+    _optional("vfiomgr.node.api_server").require_usable(directory, option)
+    return f"https://{f'[{host}]' if ':' in host else host}:{port}", node
 
 
 @click.command("scan", hidden=True)

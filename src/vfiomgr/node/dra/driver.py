@@ -1,0 +1,295 @@
+"""The DRA driver of a node: what is published, and which claims have which devices.
+
+The scanning process makes the pools. It must know which claims have devices, since these stay
+published and decide what else fits on a GPU. Each change of that has a number, and a report with
+an older number is not used: it may offer a vGPU that was created for a claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.errors import Refusal
+from vfiomgr.node.dra.api import CLAIMS, Api
+from vfiomgr.node.dra.claims import read_claim
+from vfiomgr.node.dra.creating import Creating
+from vfiomgr.node.dra.mirror import Mirror
+from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.dra.parameters import read_parameters
+from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
+from vfiomgr.node.dra.preparing import Preparing
+from vfiomgr.node.dra.publisher import Publisher
+from vfiomgr.node.dra.slices import slices
+from vfiomgr.node.health import UNUSABLE
+from vfiomgr.node.messages import ClaimFacts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from typing import Any
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
+    from vfiomgr.node.messages import DraSettings, Report
+    from vfiomgr.node.model import Inventory, NodeUnit
+
+_TICK = 0.5
+"""Seconds between looks at the sockets."""
+
+
+class Driver:
+    """Publishes the devices of this node, and prepares the claims of its pods.
+
+    `share` informs the scanning process, and `offer` the device plugin, when claims have other
+    devices than before. `pod_of` returns the pod that has a unit from the device plugin, and
+    `withhold` quarantines a unit that could not be reset.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a part of the agent
+        self,
+        settings: DraSettings,
+        tree: HostTree,
+        *,
+        share: Callable[[ClaimFacts], Awaitable[None]],
+        offer: Callable[[], Awaitable[None]],
+        pod_of: Callable[[str], str],
+        withhold: Callable[[str, str], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._node = settings.node
+        self._share, self._offer, self._pod_of, self._tell = share, offer, pod_of, tell
+        self._units: dict[str, NodeUnit] = {}
+        """The units of the last scan, and the vGPUs of claims."""
+        self._pools: dict[str, Pool] | None = None
+        self._facts = ClaimFacts()
+        self._is_current = False
+        """Whether the pools were made with these facts."""
+        self._creating = Creating(tree.root)
+        self._preparing = Preparing(
+            tree,
+            self._device,
+            self._units.get,
+            self._creating,
+            quarantine=withhold,
+            note=lambda unit, text: tell(f"{unit}: {text}"),
+        )
+        self._working = 0
+        """How many claims are being prepared, perhaps with new vGPUs."""
+        self._api = Api(settings.server, settings.directory)
+        self._changed = asyncio.Event()
+        self._claims = Mirror(self._api, CLAIMS, {}, tell, self._changed.set)
+        self._publisher = Publisher(self._api, settings.node, tell, slices)
+        self._answers = Answers(self._prepare, self._unprepare)
+        self._plugin = DraPlugin(settings.kubelet_directory, self._answers, tell, settings.instance)
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the kubelet accepted the driver."""
+        return self._plugin.is_registered
+
+    @property
+    def claims(self) -> Mapping[str, str]:
+        """The claim that has each unit, NAMESPACE/NAME; also before it is prepared."""
+        return self._facts.held
+
+    # ---- its life
+
+    async def share(self) -> None:
+        """Inform the scanning process, before its first scan, of claims that are prepared."""
+        await self._renew(is_changed=True)
+
+    async def run(self) -> None:
+        """Serve and publish until the task is cancelled.
+
+        Raises:
+            Refusal: another process serves the driver.
+            UsageError: a directory of the kubelet cannot be used.
+
+        """
+        await self._plugin.start()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._claims.run())
+            tasks.create_task(self._follow_claims())
+            tasks.create_task(self._publisher.run())
+            tasks.create_task(self._tend())
+
+    async def close(self) -> None:
+        """Leave the kubelet; what was published stays, and so do the claims."""
+        await self._plugin.close()
+        await self._creating.close()
+        await self._api.close()
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            await self._plugin.tend()
+
+    async def _follow_claims(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._renew()
+            self._publish()
+
+    # ---- what scans find
+
+    def receive(self, report: Report, seconds: float) -> bool:
+        """Take over the units and pools of a report; returns whether it is the newest state.
+
+        The health of devices is known for so many seconds.
+        """
+        found = () if report.inventory is None else report.inventory.units
+        self._units.clear()
+        self._units.update({unit.id: unit for unit in (*found, *report.created)})
+        if report.pools is not None:
+            self._pools = {pool.name: pool for pool in report.pools}
+            self._changed.set()  # units of allocated devices may be known now
+        self._is_current = report.claims == self._facts.number
+        if self._is_current:
+            self._answers.set_health(self._health(), seconds)
+            self._publish()
+        return self._is_current
+
+    def _publish(self) -> None:
+        """Publish the pools if they were made with all claims of the cluster."""
+        if self._is_current and self._pools is not None and self._claims.is_complete:
+            self._publisher.set(self._pools.values())
+
+    def shown(self, found: Inventory, before: Inventory) -> Inventory:
+        """The inventory without vGPUs that are created for claims, for pods of the device plugin.
+
+        While one is created, it is not known which of the new ones it is. If that failed, what is
+        left of it is nothing that a pod could have had.
+        """
+        known = {unit.id for unit in before.units}
+        new = [u for u in found.units if u.id not in known and u.kind in {"mdev", "vendor"}]
+        hidden = {unit.id for unit in new if self._working or _is_unusable(unit)}
+        return found.without(hidden)
+
+    def _device(self, pool: str, name: str) -> DraDevice | None:
+        found = (self._pools or {}).get(pool)
+        return None if found is None else found.device(name)
+
+    def _health(self) -> Iterator[DeviceHealth]:
+        """The health of all devices that exist."""
+        created = self._preparing.created
+        for unit, (pool, device) in created.items():
+            if unit in self._units:
+                yield _health(pool, device, self._units[unit])
+        for each in (self._pools or {}).values():
+            for published in each.devices:
+                if published.target.unit in self._units:
+                    yield _health(each.name, published.name, self._units[published.target.unit])
+
+    # ---- what claims have
+
+    async def _renew(self, *, is_changed: bool = False) -> None:
+        """Inform the others if claims have other devices than before, or vGPUs were changed."""
+        now = ClaimFacts(
+            self._facts.number,
+            tuple(sorted(self._allocated)),
+            self._held(),
+            self._preparing.created,
+        )
+        if is_changed or now != self._facts:
+            self._facts, self._is_current = replace(now, number=now.number + 1), False
+            await self._share(self._facts)
+            await self._offer()
+
+    def _held(self) -> dict[str, str]:
+        """The claim of each unit: those that are allocated, and those that are prepared."""
+        allocated = {
+            device.target.unit: claim
+            for (pool, name), claim in self._allocated.items()
+            if (device := self._device(pool, name)) is not None and device.target.unit
+        }
+        return {**allocated, **self._preparing.held}
+
+    @property
+    def _allocated(self) -> dict[tuple[str, str], str]:
+        """The claim that has each device of this node, by pool and name."""
+        return {
+            (result["pool"], result["device"]): name
+            for name, claim in self._claims.objects.items()
+            for result in _results(claim)
+            if result["pool"] in self
+        }
+
+    def __contains__(self, pool: object) -> bool:
+        """Whether a pool is one of this node."""
+        return isinstance(pool, str) and (pool == self._node or pool.startswith(f"{self._node}/"))
+
+    async def _prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        """Prepare a claim that the kubelet names; it is read from the API server.
+
+        Raises:
+            VfiomgrError: it cannot be read or prepared; the kubelet tries again.
+
+        """
+        if self._pools is None:
+            message = f"cannot prepare claim {namespace}/{name}: the host was not scanned yet"
+            raise Refusal(message, "wait a moment; see vfiomgr node status on the node")
+        document = await self._api.get(CLAIMS, name, namespace)
+        if document["metadata"].get("uid") != uid:
+            message = f"cannot prepare claim {namespace}/{name}: it is another one than {uid} now"
+            raise Refusal(message, "delete the pod, so that it gets the new claim")
+        claim = read_claim(document, self, read_parameters)
+        self._require_free(claim)
+        async with self._work():
+            return await self._preparing.prepare(claim)
+
+    async def _unprepare(self, uid: str) -> None:
+        """Undo the preparation of a claim.
+
+        Raises:
+            VfiomgrError: a part of it cannot be undone; the kubelet tries again.
+
+        """
+        async with self._work():
+            await self._preparing.unprepare(uid)
+
+    @asynccontextmanager
+    async def _work(self) -> AsyncIterator[None]:
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
+            await self._renew(is_changed=True)
+
+    def _require_free(self, claim: Claim) -> None:
+        """Check that no pod has a device of a claim from the device plugin.
+
+        Raises:
+            Refusal: a pod has one.
+
+        """
+        for allocated in claim.devices:
+            device = self._device(allocated.pool, allocated.device)
+            pod = "" if device is None else self._pod_of(device.target.unit)
+            if device is not None and pod:
+                message = (
+                    f"cannot prepare claim {claim.namespace}/{claim.name}: "
+                    f"{device.target.unit} belongs to pod {pod} by the device plugin"
+                )
+                raise Refusal(message, "delete one of the two pods")
+
+
+def _results(claim: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    """The devices of this driver that a claim has; what is malformed has none."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    for result in (allocation.get("devices") or {}).get("results") or ():
+        if result.get("driver") == DRIVER and "pool" in result and "device" in result:
+            yield result
+
+
+def _is_unusable(unit: NodeUnit) -> bool:
+    return any(reason.rule in UNUSABLE for reason in unit.reasons)
+
+
+def _health(pool: str, device: str, unit: NodeUnit) -> DeviceHealth:
+    reasons = (reason.summary for reason in unit.reasons)
+    return DeviceHealth(pool, device, "; ".join(reasons))

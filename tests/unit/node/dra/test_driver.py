@@ -1,0 +1,303 @@
+"""The agent with its DRA driver, from the slices to a claim that is unprepared.
+
+The kubelet, the API server and the kernel are those of the tests; sockets and processes are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.api_server import ApiServer
+from tests.fakes.dra_kubelet import DraKubelet, Manners, PrepareError
+from tests.fakes.kubelet import AdmissionError, Kubelet
+from tests.unit.node.stories import gpu_node, tell
+from vfiomgr.node.dra.model import DRIVER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
+
+NODE = "gpu-1"
+RESOURCE = "vfiomgr.io/GA102GL_A40"
+GPU, DEVICE = "0000:01:00.0", "pci-0000-01-00-0"
+OTHER = "0000:02:00.0"
+
+
+class Cluster:
+    """An API server with a node, and its kubelet."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.server = ApiServer(place)
+        self.server.put("nodes", {"metadata": {"name": NODE, "uid": "uid-of-node"}})
+        self.directory = place / "d"
+        self.directory.mkdir()
+        self.plugins = Kubelet(self.directory)
+        manners = Manners(wiping_delay=0.5)
+        self.claims = DraKubelet(place / "k", lambda _: self.server.wipe(), manners)
+
+    async def start(self) -> None:
+        """Start the kubelet, which deletes the slices of its node."""
+        await self.claims.start()
+        await self.plugins.start()
+
+    async def stop(self) -> None:
+        """End the kubelet and the server."""
+        await self.claims.stop()
+        await self.plugins.stop()
+        self.server.stop()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of an agent of the node."""
+        return (
+            *("--dra", f"--credentials={self.server.directory}"),
+            f"--kubelet-root={self.place / 'k'}",
+            f"--plugin-directory={self.directory}",
+            f"--pod-resources={self.plugins.pod_resources}",
+            *("--scan-interval=0.3", "--pods-interval=0.3", "--debounce=0.2"),
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What an agent knows of its cluster from its environment."""
+        port = str(self.server.port)
+        names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME")
+        return dict(zip(names, ("127.0.0.1", port, NODE), strict=True))
+
+    def allocate(self, device: str, *, pool: str = NODE, name: str = "gpu", uid: str = "1") -> None:
+        """Create a claim that has a device, as the scheduler does."""
+        result = {"driver": DRIVER, "pool": pool, "device": device, "request": "gpu"}
+        self.server.put(
+            "resourceclaims",
+            {
+                "metadata": {"name": name, "namespace": "ml", "uid": f"uid-{uid}"},
+                "status": {"allocation": {"devices": {"results": [result]}}},
+            },
+        )
+
+    async def prepare(self, name: str = "gpu", uid: str = "1") -> list[Any]:
+        """Prepare a claim until it works."""
+        return await self.claims.prepare(DRIVER, "ml", name, f"uid-{uid}")
+
+    async def unprepare(self, name: str = "gpu", uid: str = "1") -> None:
+        """Unprepare a claim until it works, and delete it."""
+        await self.claims.unprepare(DRIVER, "ml", name, f"uid-{uid}")
+        self.server.remove("resourceclaims", f"ml/{name}")
+
+    def published(self) -> dict[str, set[str]]:
+        """The devices of each pool that is complete."""
+        found: dict[str, dict[int, list[Any]]] = {}
+        for each in self.server.objects("resourceslices"):
+            pool = each["spec"]["pool"]
+            found.setdefault(pool["name"], {}).setdefault(pool["generation"], []).append(each)
+        newest = {name: generations[max(generations)] for name, generations in found.items()}
+        return {
+            name: {device["name"] for each in slices for device in each["spec"].get("devices", ())}
+            for name, slices in newest.items()
+            if len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"]
+        }
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait until something is so."""
+        await self.plugins.until(condition, 30)
+
+
+class Running(Cluster):
+    """A cluster, and an agent as a process of its own."""
+
+    def __init__(self, place: Path, kernel: FakeKernel) -> None:
+        super().__init__(place)
+        self.kernel = kernel
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start_agent(self) -> None:
+        """Start the agent."""
+        self.process = await self._start("node", "run", *self.options)
+
+    async def end_agent(self) -> str:
+        """End the agent; returns what it reported."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        _, error = await self.process.communicate()
+        self.process = None
+        return error.decode()
+
+    async def status(self) -> Mapping[str, Any]:
+        """What `node status` prints."""
+        made = await self._start("node", "status", "--format", "json")
+        output, error = await made.communicate()
+        assert made.returncode == 0, error.decode()
+        document: Mapping[str, Any] = json.loads(output)
+        return document
+
+    async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "vfiomgr", "--root", self.kernel.root, *arguments),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, **self.environment},
+        )
+
+
+@asynccontextmanager
+async def running(place: Path) -> AsyncIterator[Running]:
+    """A node with three GPUs on vfio-pci, whose devices are published."""
+    made = Running(place, gpu_node(place))
+    await made.start()
+    try:
+        await made.start_agent()
+        await made.until(lambda: made.claims.plugin(DRIVER) and made.published())
+        await made.plugins.until_capacity(RESOURCE, 3, 3)
+        yield made
+    finally:
+        if made.process is not None:
+            made.process.kill()
+            await made.process.communicate()
+        await made.stop()
+
+
+def test_a_gpu_is_published_prepared_and_given_back(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            names = {f"pci-0000-0{number}-00-0" for number in (1, 2, 3)}
+            assert node.published() == {NODE: names}
+            node.allocate(DEVICE)
+            (device,) = await node.prepare()
+            assert device.device_name == DEVICE
+            assert any(name.startswith("vfiomgr.io/claim=") for name in device.cdi_device_ids)
+            await node.plugins.until_capacity(RESOURCE, 3, 2)
+            assert node.published() == {NODE: names}
+            await node.until(lambda: node.claims.state(DRIVER, NODE, DEVICE) == "Healthy")
+            status = await node.status()
+            assert status["claims"] == [{"device": GPU, "claim": "ml/gpu"}]
+            assert status["dra"] is True
+            (resource,) = status["resources"]
+            assert {d["id"]: d["used_by"] for d in resource["devices"]}[GPU] == "claim ml/gpu"
+            await node.unprepare()
+            await node.plugins.until_capacity(RESOURCE, 3, 3)
+            assert (await node.status())["claims"] == []
+
+    tell(story())
+
+
+def test_a_device_is_taken_before_its_claim_is_prepared(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE)
+            await node.plugins.until_capacity(RESOURCE, 3, 2)
+            for number in (1, 2):
+                container = await node.plugins.admit(f"ml/pod-{number}", RESOURCE, 1)
+                assert container.ids != (GPU,)
+            with pytest.raises(AdmissionError):
+                await node.plugins.admit("ml/pod-3", RESOURCE, 1)
+
+    tell(story())
+
+
+def test_a_device_of_a_pod_is_tainted_and_not_prepared(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            container = await node.plugins.admit("ml/pod", RESOURCE, 1)
+            (gpu,) = container.ids
+            name = "pci-" + gpu.replace(":", "-").replace(".", "-")
+            node.allocate(name)
+            with pytest.raises(PrepareError, match=f"{gpu} belongs to pod .* by the device plugin"):
+                await node.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+            node.server.remove("resourceclaims", "ml/gpu")
+            await node.until(lambda: taints(node)[name] == ["vfiomgr.io/held"])
+            assert sum(map(bool, taints(node).values())) == 1
+
+    tell(story())
+
+
+def taints(node: Cluster) -> dict[str, list[str]]:
+    """The taints of each device."""
+    return {
+        device["name"]: [taint["key"] for taint in device.get("taints") or ()]
+        for each in node.server.objects("resourceslices")
+        for device in each["spec"].get("devices") or ()
+    }
+
+
+def test_slices_come_back_after_the_kubelet_deleted_them(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            before = node.published()
+            await node.claims.restart()
+            await node.until(lambda: node.claims.plugin(DRIVER))
+            await node.until(lambda: node.published() == before)
+
+    tell(story())
+
+
+def test_an_agent_that_restarts_knows_the_claims_of_before(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE)
+            await node.prepare()
+            written = len(node.server.written())
+            await node.end_agent()
+            await node.start_agent()
+            await node.until(lambda: node.claims.plugin(DRIVER))
+            await node.plugins.until_capacity(RESOURCE, 3, 2)
+            assert len(node.server.written()) == written  # the slices are as they were
+            await node.unprepare()
+            await node.plugins.until_capacity(RESOURCE, 3, 3)
+
+    tell(story())
+
+
+def test_a_claim_of_the_same_name_with_another_uid_is_not_prepared(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE, uid="2")
+            with pytest.raises(PrepareError, match="it is another one than uid-1 now"):
+                await node.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+            with pytest.raises(PrepareError, match="cannot get resourceclaims ml/none"):
+                await node.claims.prepare_once(DRIVER, "ml", "none", "uid-1")
+            await node.claims.unprepare(DRIVER, "ml", "none", "uid-3")
+
+    tell(story())
+
+
+def test_claims_of_other_nodes_and_drivers_take_nothing_here(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE, pool="gpu-10", name="theirs")
+            node.server.put("resourceclaims", {"metadata": {"name": "new", "namespace": "ml"}})
+            node.allocate("pci-0000-02-00-0", name="ours", uid="2")
+            await node.plugins.until_capacity(RESOURCE, 3, 2)
+            assert (await node.status())["claims"] == [{"device": OTHER, "claim": "ml/ours"}]
+
+    tell(story())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": ""}, "--dra: the API server is unknown"),
+        ({"KUBERNETES_SERVICE_PORT": "tcp://x"}, "KUBERNETES_SERVICE_PORT is not a number"),
+        ({}, "--dra: cannot use token and ca.crt in /none"),
+    ],
+)
+def test_what_claims_need_is_checked_at_the_start(
+    run: Run, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str], message: str
+) -> None:
+    known = {"KUBERNETES_SERVICE_HOST": "::1", "KUBERNETES_SERVICE_PORT": "443"}
+    for name, value in {**known, **changes}.items():
+        monkeypatch.setenv(name, value)
+    answer = run("node", "run", "--dra", "--credentials", "/none")
+    assert answer.status == 2
+    assert message in answer.stderr

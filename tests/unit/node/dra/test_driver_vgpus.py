@@ -1,0 +1,297 @@
+"""vGPUs that are created for claims: the agent, its scans and the kernel are in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.dra_kubelet import PrepareError
+from tests.fakes.vgpu_hosts import t4_host
+from tests.unit.node.dra.test_driver import NODE, Cluster
+from tests.unit.node.dra_claims import Direct
+from tests.unit.node.stories import tell
+from vfiomgr.errors import HostError
+from vfiomgr.host.tree import HostTree
+from vfiomgr.library import Host
+from vfiomgr.node import agent
+from vfiomgr.node.dra import driver
+from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.messages import AgentSettings, DraSettings, Question, Settings
+from vfiomgr.node.metrics import render
+from vfiomgr.node.scanner import Scanner
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.node.messages import Report
+    from vfiomgr.node.model import NodeUnit
+
+GPU = "0000:21:00.0"
+POOL = f"{NODE}/gpu-0000-21-00-0"
+
+
+class Scans:
+    """Stands in for the scanning process; `scan` is an event of the host."""
+
+    error = ""
+    is_alive = True
+
+    def __init__(
+        self,
+        kernel: FakeKernel,
+        _root: str,
+        settings: Settings,
+        receive: Callable[[Report], Awaitable[None]],
+        _tell: object,
+    ) -> None:
+        self.scanner = Scanner(Host(kernel), render)
+        self._receive = receive
+        self.offered: set[str] = set()
+        self._asked: asyncio.Queue[Question] = asyncio.Queue()
+        self._asked.put_nowait(Question(settings=settings))
+
+    async def run(self) -> None:
+        """Answer questions until the task is cancelled."""
+        while True:
+            await self.use(self.scanner.answer(await self._asked.get()))
+
+    async def tell(self, **facts: Any) -> None:
+        """Change what the scans know."""
+        self._asked.put_nowait(Question(**facts))
+
+    async def use(self, report: Report) -> None:
+        """Have the agent use a report, and note what it offers to the device plugin."""
+        await self._receive(report)
+        agent: Any = self._receive
+        self.offered |= {unit.id for unit in agent.__self__._offered.units}
+
+
+class Creator(Direct):
+    """Creates vGPUs in this process, and lets the test look between the steps."""
+
+    between: Callable[[], Awaitable[None]] | None = None
+
+    async def create(self, parent: str, type_id: str, owner: str) -> NodeUnit:
+        """Create a vGPU; its event comes before anybody knows what it is for."""
+        unit = await super().create(parent, type_id, owner)
+        if self.between is not None:
+            await self.between()
+        return unit
+
+    async def close(self) -> None:
+        """End nothing."""
+
+
+class Node(Cluster):
+    """A cluster, and an agent in this process."""
+
+    def __init__(self, place: Path, kernel: FakeKernel, patch: pytest.MonkeyPatch) -> None:
+        super().__init__(place)
+        self.kernel = kernel
+        self.told: list[str] = []
+        self.creator = Creator(kernel)
+        patch.setattr(agent, "Scanning", partial(Scans, kernel))
+        patch.setattr(agent, "HostTree", lambda root: HostTree("/") if root == "/" else kernel)
+        patch.setattr(driver, "Creating", lambda _root: self.creator)
+        self.agent = agent.Agent(self._settings(), self.told.append)
+        self._work = asyncio.create_task(self.agent.run())
+
+    def _settings(self) -> AgentSettings:
+        account = str(self.server.directory)
+        return AgentSettings(
+            root=self.kernel.root,
+            plugin_directory=str(self.directory),
+            pod_resources=self.plugins.pod_resources,
+            control=str(self.place / "c"),
+            scan=Settings(interval=60, dra_node=NODE),
+            dra=DraSettings(str(self.place / "k"), account, self.server.url, NODE),
+        )
+
+    async def end_agent(self) -> None:
+        """End the agent as a signal does."""
+        self.agent._stopping.set()
+        await self._work
+
+    async def restart_agent(self) -> None:
+        """End the agent, and start another one."""
+        await self.end_agent()
+        self.agent = agent.Agent(self._settings(), self.told.append)
+        self._work = asyncio.create_task(self.agent.run())
+
+    async def until_published(self) -> None:
+        """Wait until the agent serves the kubelet, or has failed."""
+        await self.until(
+            lambda: self._work.done() or (self.claims.plugin(DRIVER) and self.published())
+        )
+        await self.until(lambda: self._work.done() or self.agent._is_following)
+
+    def devices(self) -> set[str]:
+        """The published devices of the GPU; none while they change."""
+        return self.published().get(POOL, set())
+
+    @property
+    def scans(self) -> Scans:
+        """The scans of the agent."""
+        found: Any = self.agent._scanning
+        return found  # type: ignore[no-any-return]
+
+    async def scan(self) -> None:
+        """Scan the host, as after an event."""
+        await self.scans.use(self.scans.scanner.scan())
+
+
+@asynccontextmanager
+async def node(place: Path, kernel: FakeKernel, patch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    """A node whose devices are published."""
+    mask = os.umask(0o077)
+    made = Node(place, kernel, patch)
+    await made.start()
+    try:
+        await made.until_published()
+        yield made
+    finally:
+        await made.end_agent()
+        await made.stop()
+        os.umask(mask)
+
+
+def sizes(made: Node) -> set[str]:
+    """The ends of the names of the types of which vGPUs can be created: 4q, 8c."""
+    return {name.rsplit("-", 2)[1] for name in made.devices() if name.startswith("gpu-")}
+
+
+def first(made: Node, size: str) -> str:
+    """The published name of the first vGPU of a type."""
+    (name,) = (n for n in made.devices() if n.endswith(f"-t4-{size}-0"))
+    return name
+
+
+def test_a_vgpu_is_created_for_a_claim_and_removed_with_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            before = made.published()
+            name = first(made, "4q")
+            made.allocate(name, pool=POOL)
+            made.creator.between = made.scan
+            (device,) = await made.prepare()
+            assert (device.pool_name, device.device_name) == (POOL, name)
+            (vgpu,) = Host(kernel).vgpus
+            await made.until(lambda: made.claims.state(DRIVER, POOL, name) == "Healthy")
+            assert made.agent._status().claims[0].device == vgpu.name
+            await made.until(lambda: name in made.devices())
+            await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})  # a T4 has one size only
+            assert f"vgpu-{vgpu.name}" not in made.devices()
+            await made.unprepare()
+            assert not Host(kernel).vgpus
+            await made.until(lambda: made.published() == before)
+            assert made.scans.offered == set()
+            assert not made.agent._status().resources
+
+    tell(story())
+
+
+def test_a_vgpu_that_could_not_be_prepared_is_never_offered_to_pods(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+
+            async def fail() -> None:
+                await made.scan()
+                message = "the kernel did not finish"
+                raise HostError(message)
+
+            before = made.published()
+            made.allocate(first(made, "4q"), pool=POOL)
+            made.creator.between = fail
+            with pytest.raises(PrepareError, match="the kernel did not finish"):
+                await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+            assert not Host(kernel).vgpus
+            await made.scan()
+            made.creator.between = None
+            await made.prepare()
+            await made.unprepare()
+            await made.until(lambda: made.published() == before)
+            assert made.scans.offered == set()
+            assert not made.agent._status().resources
+
+    tell(story())
+
+
+def test_vgpus_of_claims_fill_a_gpu_as_counters_say(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            begun = first(made, "8q").removesuffix("-0")
+            for number in (0, 1):
+                made.allocate(f"{begun}-{number}", pool=POOL, name=f"g{number}", uid=str(number))
+                await made.prepare(f"g{number}", str(number))
+            assert len(Host(kernel).vgpus) == 2
+            for number in (0, 1):
+                await made.unprepare(f"g{number}", str(number))
+            assert not Host(kernel).vgpus
+
+    tell(story())
+
+
+def test_an_agent_that_restarts_keeps_the_vgpus_of_claims_for_them(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            made.allocate(first(made, "4q"), pool=POOL)
+            await made.prepare()
+            await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})
+            published = made.published()
+            await made.restart_agent()
+            await made.until_published()
+            await made.scan()
+            await made.until(lambda: made.published() == published)
+            assert made.scans.offered == set()
+            await made.unprepare()
+            assert not Host(kernel).vgpus
+
+    tell(story())
+
+
+def test_a_report_from_before_a_claim_ended_is_not_used(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            reports = []
+
+            async def look() -> None:
+                reports.append(made.scans.scanner.scan())
+
+            made.allocate(first(made, "4q"), pool=POOL)
+            made.creator.between = look
+            await made.prepare()
+            await made.unprepare()
+            (report,) = reports
+            assert report.inventory is not None
+            assert [unit.kind for unit in report.inventory.units] == ["mdev"]
+            await made.scans.use(report)
+            assert made.scans.offered == set()
+
+    tell(story())
