@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from vfiomgr.node.messages import DraSettings, Report
     from vfiomgr.node.model import Inventory, NodeUnit
 
+_GATHERING = 0.2
+"""Seconds in which changes of claims are collected: all claims of the cluster are looked at."""
 _TICK = 0.5
 """Seconds between looks at the sockets."""
 
@@ -133,6 +135,7 @@ class Driver:
             self._changed.clear()
             await self._renew()
             self._publish()
+            await asyncio.sleep(_GATHERING)
 
     # ---- what scans find
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,11 @@ from tests.fakes.api_server import ApiServer
 from tests.fakes.dra_kubelet import DraKubelet, Manners, PrepareError
 from tests.fakes.kubelet import AdmissionError, Kubelet
 from tests.unit.node.stories import gpu_node, tell
+from vfiomgr.errors import Refusal
+from vfiomgr.node.agent import Agent
+from vfiomgr.node.commands import run as run_module
 from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.messages import AgentSettings, DraSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -282,6 +287,30 @@ def test_claims_of_other_nodes_and_drivers_take_nothing_here(place: Path) -> Non
             assert (await node.status())["claims"] == [{"device": OTHER, "claim": "ml/ours"}]
 
     tell(story())
+
+
+def test_a_container_does_not_start_with_a_device_of_a_claim(place: Path) -> None:
+    async def story() -> None:
+        settings = AgentSettings(str(place), str(place), f"{place}/s", f"{place}/c")
+        agent: Any = Agent(settings, print)
+        agent._driver = SimpleNamespace(claims={GPU: "ml/gpu"})
+        with pytest.raises(Refusal, match=f"{GPU} belongs to ResourceClaim ml/gpu"):
+            await agent._verify(RESOURCE, (GPU,))
+
+    tell(story())
+
+
+def test_the_uid_of_the_agents_pod_is_in_the_names_of_its_sockets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    usable = SimpleNamespace(require_usable=lambda *_: None)
+    monkeypatch.setattr(run_module, "_optional", lambda _: usable)
+    known = {"KUBERNETES_SERVICE_HOST": "::1", "NODE_NAME": NODE, "POD_UID": "0b7c"}
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("KUBERNETES_SERVICE_PORT", raising=False)
+    found = run_module._dra("/account", "/kubelet")
+    assert found == DraSettings("/kubelet", "/account", "https://[::1]:443", NODE, "0b7c")
 
 
 @pytest.mark.parametrize(
