@@ -85,6 +85,8 @@ _SAMPLES = {
     "--layout": "gpu-node",
     "--match": "A40",
     "--plugin-directory": "/var/lib/kubelet/device-plugins",
+    "--kubelet-directory": "/var/lib/kubelet",
+    "--credentials": "/var/run/secrets/kubernetes.io/serviceaccount",
     "--pod-resources": "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
     "--socket": "/run/vfiomgr/node.sock",
 }

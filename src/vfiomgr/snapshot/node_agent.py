@@ -90,6 +90,7 @@ class NodeStatus(Value, dict=True):
     is_dra_registered: bool | None = None
     """Whether the kubelet accepted the DRA driver; None if the agent serves no claims."""
     claims: tuple[ClaimStatus, ...] = ()
+    """The devices that ResourceClaims have."""
 
     @cached_property
     def pods(self) -> Mapping[str, str]:
