@@ -1,7 +1,8 @@
 # make demo and make test install what they need, and can be run any number of times.
 PYTHON := .venv/bin/python
-# Idle processors take over tests that others still have; and the tests of a file stay together.
-UNIT_TESTS := $(PYTHON) -m pytest --numprocesses auto --dist worksteal tests/unit
+# Idle processes take over tests that others still have. Some tests wait for sockets and deadlines:
+# one process more than there are processors keeps these busy.
+UNIT_TESTS := $(PYTHON) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --dist worksteal tests/unit
 # pytest compiles its tests again in each run, by each process, unless it may keep them.
 unexport PYTHONDONTWRITEBYTECODE
 

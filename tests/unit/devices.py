@@ -5,7 +5,7 @@ from __future__ import annotations
 from vfiomgr.pci.iommu import IommuGroup, IommuState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
-from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 
 def pci_device(address: str = "0000:04:00.0") -> PciDevice:
@@ -73,8 +73,11 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
     )
 
 
-def agent_of(*addresses: str, pod: str = "", ago: float | None = None) -> NodeStatus:
-    """The state of a node agent that offers a device, which a pod has."""
+def agent_of(
+    *addresses: str, pod: str = "", ago: float | None = None, claim: str = ""
+) -> NodeStatus:
+    """The state of a node agent that offers a device, which a pod or a claim has."""
     device = DeviceStatus(addresses[0], addresses, (), True, pod, pod, (), ago)  # noqa: FBT003
     resource = ResourceStatus("vfiomgr.io/A40", "default", is_registered=True, devices=(device,))
-    return NodeStatus(1, "/p", has_kubelet=True, resources=(resource,))
+    claims = (ClaimStatus(addresses[0], claim),) if claim else ()
+    return NodeStatus(1, "/p", has_kubelet=True, resources=(resource,), claims=claims)

@@ -267,7 +267,7 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
 
 
 def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
-    """Refuse what the kubelet gave to a pod, whether or not the pod has opened it already."""
+    """Refuse what the kubelet gave to a pod or a claim has, whether or not a pod has opened it."""
     pod = host.pod_of(holder)
     users = host.users_of(host.guest_nodes(holder)) if pod else ()
     if pod and all(user.pod != pod for user in users):
@@ -277,6 +277,17 @@ def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagno
             holder,
             f"{holder} belongs to pod {pod}",
             f"delete the pod: kubectl -n {namespace} delete pod {name}",
+            allow("in-use"),
+            override="in-use",
+        )
+    claim = host.claim_of(holder)
+    if claim:
+        namespace, _, name = claim.partition("/")
+        yield blocker(
+            "held-by-claim",
+            holder,
+            f"{holder} belongs to ResourceClaim {claim}",
+            f"delete its pods, then: kubectl -n {namespace} delete resourceclaim {name}",
             allow("in-use"),
             override="in-use",
         )

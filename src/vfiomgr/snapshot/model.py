@@ -375,6 +375,10 @@ class HostSnapshot(HostFacts):
         """The pod, NAMESPACE/NAME, that the kubelet gave a function or a vGPU to."""
         return None if self.agent is None else self.agent.pods.get(_given_name(holder))
 
+    def claim_of(self, holder: PciDevice | Vgpu) -> str | None:
+        """The ResourceClaim, NAMESPACE/NAME, that has a function or a vGPU."""
+        return None if self.agent is None else self.agent.claimed.get(_given_name(holder))
+
     def allocated_ago(self, holder: PciDevice | Vgpu) -> float | None:
         """Seconds since the kubelet gave it to a pod, until the kubelet names the pod."""
         return None if self.agent is None else self.agent.allocated.get(_given_name(holder))

@@ -98,6 +98,13 @@ class NodeStatus(Value, dict=True):
         return {name: d.pod.rpartition("/")[0] for name, d in self._devices() if d.pod}
 
     @cached_property
+    def claimed(self) -> Mapping[str, str]:
+        """The ResourceClaims, NAMESPACE/NAME, by the addresses and UUIDs of their devices."""
+        claims = {each.device: each.claim for each in self.claims}
+        more = {name: claims[d.id] for name, d in self._devices() if d.id in claims}
+        return claims | more
+
+    @cached_property
     def allocated(self) -> Mapping[str, float]:
         """The seconds since devices were given to pods that the kubelet has not named yet."""
         ages = ((name, device.allocated_ago) for name, device in self._devices())

@@ -172,6 +172,14 @@ def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
             "was given to a pod 2 s ago",
             "in-use",
         ),
+        *(
+            (
+                replace(host_of(bound), agent=agent_of(*named, claim="ml/train")),
+                "belongs to ResourceClaim ml/train",
+                "in-use",
+            )
+            for named in ((str(GPU.address),), (str(AUDIO.address), str(GPU.address)))
+        ),
         (host_of(parent), "has 1 active virtual function", None),
         (host_of(replace(GPU, header_type=1)), "is a bridge", None),
         (host_of(replace(GPU, is_responsive=False)), "does not answer", None),

@@ -48,7 +48,7 @@ def simulate(
     aliases: tuple[str, ...],
     consumer: Consumer,
 ) -> None:
-    """Show which nodes and devices pods would get, or why they stay pending.
+    """Show where pods would run, or why they stay pending.
 
     NODE is an output of `vfiomgr snapshot`; the node is named after the file. FILE=COPIES stands
     for as many nodes like it. Claims are allocated by the rules of Kubernetes' scheduler, and

@@ -47,7 +47,7 @@ class Socket:
         """
         hidden = os.path.join(os.path.dirname(self.path), f"{_HIDDEN}{secrets.token_hex(4)}")
         for path in (self.path, hidden):
-            require_short(path, "--kubelet-directory")
+            require_short(path, "--kubelet-root")
         if is_served(self.path):
             message = f"another process serves {self.path}"
             raise Refusal(message, "stop it first; fuser on the path names it")
@@ -90,7 +90,7 @@ def remove_stale(directory: str, prefix: str) -> None:
         names = os.listdir(directory)
     except OSError as error:
         message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
-        raise UsageError(message, "start the kubelet first, or pass --kubelet-directory") from None
+        raise UsageError(message, "start the kubelet first, or pass --kubelet-root") from None
     for name in names:
         path = os.path.join(directory, name)
         is_ours = name.startswith(prefix) and name.endswith(".sock")
