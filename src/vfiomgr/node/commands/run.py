@@ -15,7 +15,6 @@ from vfiomgr.cli.options import Seconds, complete_directory, complete_file, sess
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.errors import HostError, UsageError
-from vfiomgr.layout.commands.changes import complete_layout
 from vfiomgr.node.messages import (
     KUBELET_DIRECTORY,
     PLUGIN_DIRECTORY,
@@ -140,7 +139,9 @@ def _complete_layout(
     """The layouts of the node."""
     node = click.Context(context.command)
     node.params["file"] = session_of(context).files.locate(FILE)
-    return complete_layout(node, parameter, incomplete)
+    layouts = import_module("vfiomgr.layout.commands.changes")  # slow, by pydantic
+    found: list[str] = layouts.complete_layout(node, parameter, incomplete)
+    return found
 
 
 @click.command("run")
