@@ -32,7 +32,7 @@ _M = package(
         "LinuxPodSandboxConfig": "_1:string security_context:LinuxSandboxSecurityContext",
         "PodSandboxConfig": (
             "metadata:PodSandboxMetadata hostname:string log_directory:string _4:Empty _5:Empty "
-            "labels:map annotations:map linux:LinuxPodSandboxConfig"
+            "labels:map<string> annotations:map<string> linux:LinuxPodSandboxConfig"
         ),
         "RunPodSandboxRequest": "config:PodSandboxConfig runtime_handler:string",
         "RunPodSandboxResponse": "pod_sandbox_id:string",
@@ -42,7 +42,7 @@ _M = package(
         "CDIDevice": "name:string",
         "ContainerConfig": (
             "metadata:ContainerMetadata image:ImageSpec command:string* args:string* _5:string "
-            "_6:Empty _7:Empty _8:Empty _9:Empty annotations:map log_path:string _12:bool "
+            "_6:Empty _7:Empty _8:Empty _9:Empty annotations:map<string> log_path:string _12:bool "
             "_13:bool _14:bool _15:Empty _16:Empty CDI_devices:CDIDevice*"
         ),
         "CreateContainerRequest": (
