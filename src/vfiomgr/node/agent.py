@@ -80,7 +80,7 @@ class Agent:
         self._ledger = PodLedger(settings.pod_resources)
         self._joined: tuple[bool, Mapping[tuple[str, str], str]] = False, {}
         """Whether pods were known at the last offer, and which."""
-        self._held: dict[str, str] = {}
+        self._held: dict[str, str] | None = {} if settings.dra is None else None
         """The pods of offered devices, as the scanning process knows them."""
         self._drift: Mapping[str, str] = {}
         """The devices that differ from the layout, and why."""

@@ -7,6 +7,7 @@ so it is read again for each request.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from vfiomgr.node.model import SERVICE_ACCOUNT
 if TYPE_CHECKING:
     import httpx
 
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 LONGEST = 1024
 """Characters of an answer that are repeated in a message."""
 
@@ -40,11 +42,15 @@ def authorization(directory: str) -> dict[str, str]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is not text.
+        ValueError: it is not a token (RFC 6750, section 2.1).
 
     """
     with open(os.path.join(directory, "token"), encoding="ascii") as file:
-        return {"Authorization": f"Bearer {file.read().strip()}"}
+        token = file.read().strip()
+    if not _TOKEN.fullmatch(token):  # its text must not get into messages
+        message = "the file token does not contain a bearer token"
+        raise ValueError(message)
+    return {"Authorization": f"Bearer {token}"}
 
 
 def authority(directory: str) -> str:

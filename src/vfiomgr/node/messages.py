@@ -154,6 +154,8 @@ class Report(Value):
     """The devices that are not on the drivers that their rules of the layout say, and why."""
     claims: int = 0
     """The number of the claims' state."""
+    knows_pods: bool = False
+    """Whether the process knows which pods have devices."""
     pools: tuple[Pool, ...] | None = None
     """What is published for claims; None if it is the same as before."""
     created: tuple[NodeUnit, ...] = ()

@@ -79,6 +79,7 @@ class Scanner:
         self._drift: dict[str, str] = {}
         """The devices that are not on the drivers of the last valid layout."""
         self._pods: dict[str, str] = {}
+        self._knows_pods = False
         self._quarantine: dict[str, Diagnostic] = {}
         self._claims = ClaimFacts()
         self._pools: tuple[Pool, ...] | None = None
@@ -111,7 +112,7 @@ class Scanner:
         if question.settings is not None:
             self.settings, self._layout = question.settings, None
         if question.pods is not None:
-            self._pods = question.pods
+            self._pods, self._knows_pods = question.pods, True
         if question.quarantine is not None:
             self._quarantine = question.quarantine
         if question.claims is not None:
@@ -133,8 +134,9 @@ class Scanner:
             now = read_health(self._host.tree, (device.address for device in seen.devices))
             written = read_written(self._host.tree)
             complete = self._inventory(seen, now, written)
-            found = self._previous = complete.without(self._claims.created)
-            pools = self._new_pools(seen, complete)
+            created = self._created()
+            found = self._previous = complete.without(created)
+            pools = self._made_pools(seen, complete, created)
             found = replace(found, notes=(*found.notes, *_unreset(self._host.tree, found)))
             write_specifications(self._host.tree, found, written)
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
@@ -145,6 +147,7 @@ class Scanner:
             return Report(number=asked.number, error=_text(error))
         except OSError as error:
             return Report(number=asked.number, error=str(error))
+        is_changed, self._pools = pools != self._pools, pools
         seconds, self.cost = round(time.monotonic() - begun, 4), time.process_time() - spent
         return Report(
             found,
@@ -157,26 +160,33 @@ class Scanner:
             self._layout_error,
             self._drift,
             self._claims.number,
-            pools,
+            self._knows_pods,
+            pools if is_changed else None,
             tuple(unit for unit in complete.units if unit.id in self._claims.created),
         )
 
-    def _new_pools(self, seen: HostSnapshot, complete: Inventory) -> tuple[Pool, ...] | None:
-        """What is published for claims, if that has changed."""
+    def _created(self) -> Mapping[str, tuple[str, str]]:
+        """The vGPUs of claims, also of those that the agent has not recorded yet."""
+        if not self.settings.dra_node:
+            return self._claims.created
+        made = import_module("vfiomgr.node.dra.vgpus").read_made(self._host.tree)
+        return {**dict.fromkeys(made, ("", "")), **self._claims.created}
+
+    def _made_pools(
+        self, seen: HostSnapshot, complete: Inventory, created: Mapping[str, tuple[str, str]]
+    ) -> tuple[Pool, ...] | None:
+        """What is published for claims; None without the DRA driver."""
         if not self.settings.dra_node:
             return None
-        made = import_module("vfiomgr.node.dra.plan").pools(
+        made: tuple[Pool, ...] = import_module("vfiomgr.node.dra.plan").pools(
             seen,
             complete,
             self.settings.dra_node,
             allocated=frozenset(self._claims.allocated),
-            created=self._claims.created,
+            created=created,
             creatable=self._creatable(),
         )
-        if made == self._pools:
-            return None
-        self._pools = made
-        return self._pools
+        return made
 
     def _creatable(self) -> frozenset[str] | None:
         """The GPUs on which vGPUs can be created for claims, None for all.

@@ -109,3 +109,11 @@ def test_the_agent_starts_without_the_reader_of_layouts() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert answer.stdout == "False\n"
+
+
+@pytest.mark.parametrize("option", ["--credentials", "--kubelet-root"])
+def test_options_of_the_driver_need_the_driver(run: Run, option: str) -> None:
+    answer = run("node", "run", option, "/srv")
+    assert answer.status == 2
+    assert option in answer.stderr
+    assert "--dra" in answer.stderr

@@ -235,10 +235,29 @@ def test_a_device_that_cannot_be_opened_is_refused(node: Node) -> None:
     assert node.preparing.held == {}
 
 
-def test_other_reasons_are_no_refusal(node: Node) -> None:
-    reason = blocker("link-down", FIRST, "the link is down", "reseat it")
-    node.units[FIRST] = replace(node.units[FIRST], reasons=(reason,))
+def test_an_unhealthy_device_is_not_prepared_but_a_prepared_one_is_kept(node: Node) -> None:
+    healthy = node.units[FIRST]
+    reasons = [
+        blocker(rule, FIRST, f"{rule} is the reason", "reseat it")
+        for rule in ("link-down", "held-by-claim")
+    ]
+    node.units[FIRST] = replace(healthy, reasons=tuple(reasons))
+    with pytest.raises(Refusal, match="link-down is the reason"):
+        prepare(node, claim_for(ONE))
+    node.units[FIRST] = replace(healthy, reasons=(reasons[1],))
     assert prepare(node, claim_for(ONE)).devices[0].unit == FIRST
+    node.units[FIRST] = replace(healthy, reasons=tuple(reasons))
+    assert prepare(node, claim_for(ONE)).devices[0].unit == FIRST
+
+
+def test_a_new_claim_keeps_its_files_when_the_old_one_of_its_name_is_released(node: Node) -> None:
+    old, new = claim_for(ONE), replace(claim_for(OTHER), uid="uid-of-the-new-claim")
+    prepare(node, old)
+    prepare(node, new)
+    before = {path for path in node.files if new.uid in path or "metadata.json" in path}
+    assert before
+    unprepare(node, old.uid)
+    assert before <= {*node.files}
 
 
 def test_devices_that_are_not_published_or_not_there_are_refused(node: Node) -> None:

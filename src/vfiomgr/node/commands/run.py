@@ -14,7 +14,7 @@ from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
-from vfiomgr.errors import HostError, UsageError
+from vfiomgr.errors import HostError, UsageError, forbid_alone
 from vfiomgr.node.messages import (
     KUBELET_DIRECTORY,
     PLUGIN_DIRECTORY,
@@ -251,7 +251,11 @@ def run(
         _write_once(session, scan)
         return
     dra = None
-    if has_dra:
+    if not has_dra:
+        for option, value in (("--credentials", credentials), ("--kubelet-root", kubelet_root)):
+            if value is not None:
+                forbid_alone(option, "--dra", "only the driver for claims needs it")
+    else:
         kubelet = kubelet_root or session.tree.locate(KUBELET_DIRECTORY)
         dra = _dra(credentials or SERVICE_ACCOUNT, kubelet)
         scan = replace(scan, dra_node=dra.node)

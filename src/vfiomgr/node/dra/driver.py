@@ -17,6 +17,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.node.dra.api import CLAIMS, Api
 from vfiomgr.node.dra.claims import read_claim
 from vfiomgr.node.dra.creating import Creating
+from vfiomgr.node.dra.metadata import DIRECTORY
 from vfiomgr.node.dra.mirror import Mirror
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.dra.parameters import read_parameters
@@ -26,6 +27,7 @@ from vfiomgr.node.dra.publisher import Publisher
 from vfiomgr.node.dra.slices import slices
 from vfiomgr.node.health import UNUSABLE
 from vfiomgr.node.messages import ClaimFacts
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -69,6 +71,8 @@ class Driver:
         self._facts = ClaimFacts()
         self._is_current = False
         """Whether the pools were made with these facts."""
+        self._knows_pods = False
+        """Whether they were made with the pods of the device plugin."""
         self._creating = Creating(tree.root)
         self._preparing = Preparing(
             tree,
@@ -77,6 +81,7 @@ class Driver:
             self._creating,
             quarantine=withhold,
             note=lambda unit, text: tell(f"{unit}: {text}"),
+            metadata=_metadata(tree, settings.kubelet_directory),
         )
         self._working = 0
         """How many claims are being prepared, perhaps with new vGPUs."""
@@ -151,14 +156,16 @@ class Driver:
             self._pools = {pool.name: pool for pool in report.pools}
             self._changed.set()  # units of allocated devices may be known now
         self._is_current = report.claims == self._facts.number
+        self._knows_pods = report.knows_pods
         if self._is_current:
             self._answers.set_health(self._health(), seconds)
             self._publish()
         return self._is_current
 
     def _publish(self) -> None:
-        """Publish the pools if they were made with all claims of the cluster."""
-        if self._is_current and self._pools is not None and self._claims.is_complete:
+        """Publish the pools if they were made with all claims of the cluster and all pods."""
+        is_complete = self._is_current and self._knows_pods and self._claims.is_complete
+        if is_complete and self._pools is not None:
             self._publisher.set(self._pools.values())
 
     def shown(self, found: Inventory, before: Inventory) -> Inventory:
@@ -232,12 +239,11 @@ class Driver:
             VfiomgrError: it cannot be read or prepared; the kubelet tries again.
 
         """
-        if self._pools is None:
-            message = f"cannot prepare claim {namespace}/{name}: the host was not scanned yet"
-            raise Refusal(message, "wait a moment; see vfiomgr node status on the node")
+        self._require_scan(f"prepare claim {namespace}/{name}")
         document = await self._api.get(CLAIMS, name, namespace)
         if document["metadata"].get("uid") != uid:
-            message = f"cannot prepare claim {namespace}/{name}: it is another one than {uid} now"
+            found = document["metadata"].get("uid")
+            message = f"cannot prepare claim {namespace}/{name}: its UID is {found}, expected {uid}"
             raise Refusal(message, "delete the pod, so that it gets the new claim")
         claim = read_claim(document, self, read_parameters)
         self._require_free(claim)
@@ -251,6 +257,7 @@ class Driver:
             VfiomgrError: a part of it cannot be undone; the kubelet tries again.
 
         """
+        self._require_scan(f"release claim {uid}")
         async with self._work():
             await self._preparing.unprepare(uid)
 
@@ -262,6 +269,17 @@ class Driver:
         finally:
             self._working -= 1
             await self._renew(is_changed=True)
+
+    def _require_scan(self, what: str) -> None:
+        """Check that the devices, and the pods that have some, are known.
+
+        Raises:
+            Refusal: the agent has just started.
+
+        """
+        if self._pools is None or not self._knows_pods:
+            message = f"cannot {what}: the devices of the host and its pods are not known yet"
+            raise Refusal(message, "wait a moment; see vfiomgr node status on the node")
 
     def _require_free(self, claim: Claim) -> None:
         """Check that no pod has a device of a claim from the device plugin.
@@ -279,6 +297,11 @@ class Driver:
                     f"{device.target.unit} belongs to pod {pod} by the device plugin"
                 )
                 raise Refusal(message, "delete one of the two pods")
+
+
+def _metadata(tree: HostTree, kubelet_directory: str) -> HostPath:
+    """The kubelet's directory of the driver, which another root has at its usual place."""
+    return HostPath(kubelet_directory) / "plugins" / DRIVER if tree.is_machine else DIRECTORY
 
 
 def _results(claim: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:

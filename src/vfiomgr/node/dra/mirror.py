@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from vfiomgr.node.dra.api import GONE, ApiError, Backoff, Trouble, name_of, version_of
+from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,7 +51,7 @@ class Mirror:
                 if error.status == GONE:
                     self._version = ""
                 else:
-                    self._trouble.report(error.message)
+                    self._trouble.report(text_of(error))
             await asyncio.sleep(pause + self._backoff.pause())
 
     def note(self, thing: Object) -> bool:

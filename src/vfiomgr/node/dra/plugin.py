@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from vfiomgr.errors import VfiomgrError
+from vfiomgr.errors import UsageError, VfiomgrError
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.dra.sockets import Socket, remove_stale
 from vfiomgr.node.kubelet import (
@@ -216,7 +216,11 @@ class DraPlugin:
             UsageError: a directory or a path cannot be used.
 
         """
-        os.makedirs(self._directory, mode=0o750, exist_ok=True)
+        try:
+            os.makedirs(self._directory, mode=0o750, exist_ok=True)
+        except OSError as error:
+            message = f"cannot create {self._directory}: {error.strerror}"
+            raise UsageError(message, "pass --kubelet-root, or make it writable") from None
         remove_stale(self._directory, "dra")
         remove_stale(self._registry, DRIVER)
         await self._serve()
@@ -234,6 +238,7 @@ class DraPlugin:
                 self._problem = error.message
 
     async def _serve(self) -> None:
+        self._registration.is_registered = False
         await self._registrar.stop()
         await self._endpoint.stop()
         await self._endpoint.start(

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     """Called with the ID of a unit, and a text."""
 
 
+_OWN = "held-by-claim"
+"""The reason why a device is not for others, once a claim has it."""
+
+
 def _ignore(_unit: str, _text: str) -> None:
     """Report to nobody."""
 
@@ -249,7 +253,7 @@ class Preparing:
         if is_new:
             write_record(self._tree, made)
         for number, device in enumerate(reserved.devices):
-            found = await self._prepared(claim, device)
+            found = await self._prepared(claim, device, is_new=is_new)
             devices = (*made.devices[:number], found, *made.devices[number + 1 :])
             made = replace(made, devices=devices)
             if is_new:
@@ -258,14 +262,17 @@ class Preparing:
                     write_record(self._tree, made)
         return replace(made, is_ready=True)
 
-    async def _prepared(self, claim: Claim, device: PreparedDevice) -> PreparedDevice:
+    async def _prepared(
+        self, claim: Claim, device: PreparedDevice, *, is_new: bool
+    ) -> PreparedDevice:
         target = device.target
         if device.is_created:
             owner = _owner(claim.uid, device)
             unit = await self._creating.create(target.parent, target.type, owner)
         else:
             unit = self._found(claim, target.unit)
-        refuse_if_any(reason for reason in unit.reasons if reason.rule in UNUSABLE)
+        against = (reason for reason in unit.reasons if reason.rule != _OWN)
+        refuse_if_any(r for r in against if is_new or r.rule in UNUSABLE)
         names = (
             f"{CLAIM_KIND}={device_name(claim.uid, device.device)}",
             metadata_name(claim.uid, device.request),
@@ -341,7 +348,7 @@ class Preparing:
         record = self._records.get(uid)
         with _files_of(uid):
             remove_claim(self._tree, uid)
-            if record is not None:
+            if record is not None and not self._is_replaced(record):
                 remove_metadata(self._tree, record, self._metadata)
         for device in () if record is None else record.devices:
             if device.is_created:
@@ -349,6 +356,12 @@ class Preparing:
         with _files_of(uid):
             remove_record(self._tree, uid)
         self._records.pop(uid, None)
+
+    def _is_replaced(self, record: PreparedClaim) -> bool:
+        """Whether a new claim has the name, and therefore the files, of one that was deleted."""
+        name = (record.namespace, record.name)
+        others = (each for each in self._records.values() if each.uid != record.uid)
+        return any((each.namespace, each.name) == name for each in others)
 
 
 @contextmanager
@@ -364,7 +377,7 @@ def _files_of(claim: Claim | str) -> Iterator[None]:
     except OSError as error:
         said = f"claim {claim}" if isinstance(claim, str) else _said(claim)
         message = f"cannot change the files of {said}: {error}"
-        raise HostError(message, "check free space and permissions of /run") from error
+        raise HostError(message, "check free space and permissions of the directory") from error
 
 
 def _said(claim: Claim) -> str:

@@ -26,6 +26,7 @@ from vfiomgr.node.dra.api import (
 from vfiomgr.node.dra.comparing import comparable, with_times
 from vfiomgr.node.dra.mirror import Mirror
 from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.serving import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -84,7 +85,7 @@ class Publisher:
             try:
                 await self._publish(self._pools)
             except VfiomgrError as error:
-                self._trouble.report(f"cannot publish devices: {error.message}")
+                self._trouble.report(f"cannot publish devices: {text_of(error)}")
                 await self._pause(error)
             else:
                 self._trouble.end()

@@ -187,11 +187,9 @@ class Vgpus:
 
     def _made(self, owner: str) -> Made | None:
         """What was made for an owner in this boot."""
-        try:
-            found = from_jsonable(Made, json.loads(read_own(self._tree, _file(owner))))
-        except (OSError, NotARecord, Misfit, ValueError):
-            return None
-        return found if (found.owner, found.boot) == (owner, self._boot) else None
+        found = _read(self._tree, _file(owner))
+        is_right = found is not None and (found.owner, found.boot) == (owner, self._boot)
+        return found if is_right else None
 
     def _unit(self, name: str) -> NodeUnit:
         found = inventory(self._host.scan(), NodeSettings())
@@ -231,6 +229,21 @@ class Vgpus:
     @property
     def _boot(self) -> str:
         return self._tree.read(BOOT_ID) or ""
+
+
+def read_made(tree: HostTree) -> frozenset[str]:
+    """The vGPUs that were made for claims in this boot, or are being made, by UUID or address."""
+    boot = tree.read(BOOT_ID) or ""
+    records = (_read(tree, DIRECTORY / name) for name in tree.children(DIRECTORY))
+    return frozenset(each.name for each in records if each is not None and each.boot == boot)
+
+
+def _read(tree: HostTree, file: HostPath) -> Made | None:
+    """A record; None if there is none that vfiomgr wrote."""
+    try:
+        return from_jsonable(Made, json.loads(read_own(tree, file)))
+    except (OSError, NotARecord, Misfit, ValueError):
+        return None
 
 
 def uuid_of(owner: str) -> uuid.UUID:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.vgpu_hosts import t4_host
@@ -272,7 +273,7 @@ def test_an_agent_that_restarts_keeps_the_vgpus_of_claims_for_them(
     tell(story())
 
 
-def test_a_report_from_before_a_claim_ended_is_not_used(
+def test_a_vgpu_is_no_device_for_others_while_it_is_created_for_a_claim(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = t4_host(place)
@@ -290,8 +291,33 @@ def test_a_report_from_before_a_claim_ended_is_not_used(
             await made.unprepare()
             (report,) = reports
             assert report.inventory is not None
-            assert [unit.kind for unit in report.inventory.units] == ["mdev"]
+            assert list(report.inventory.units) == []
             await made.scans.use(report)
             assert made.scans.offered == set()
+
+    tell(story())
+
+
+def test_nothing_is_prepared_or_released_before_the_pods_of_the_node_are_known(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            name = first(made, "4q")
+            made.allocate(name, pool=POOL)
+            await made.until(lambda: name in made.devices())
+            known = made.scans.scanner.scan()
+            assert known.knows_pods
+            await made.scans.use(replace(known, knows_pods=False))
+            with pytest.raises(PrepareError, match="its pods are not known yet"):
+                await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+            released = asyncio.create_task(made.claims.unprepare(DRIVER, "ml", "gpu", "uid-1"))
+            await made.until(lambda: "its pods are not known yet" in "".join(made.claims.failures))
+            await made.scan()
+            await released
+            await made.prepare()
+            assert Host(kernel).vgpus
 
     tell(story())
