@@ -9,7 +9,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec.structs import replace
 
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.vgpu_hosts import t4_host
@@ -308,13 +307,15 @@ def test_nothing_is_prepared_or_released_before_the_pods_of_the_node_are_known(
             name = first(made, "4q")
             made.allocate(name, pool=POOL)
             await made.until(lambda: name in made.devices())
-            known = made.scans.scanner.scan()
-            assert known.knows_pods
-            await made.scans.use(replace(known, knows_pods=False))
+            scanner = made.scans.scanner
+            assert scanner.scan().knows_pods
+            scanner._knows_pods = False  # as in a new process
+            await made.scan()
             with pytest.raises(PrepareError, match="its pods are not known yet"):
                 await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
             released = asyncio.create_task(made.claims.unprepare(DRIVER, "ml", "gpu", "uid-1"))
             await made.until(lambda: "its pods are not known yet" in "".join(made.claims.failures))
+            scanner._knows_pods = True
             await made.scan()
             await released
             await made.prepare()
