@@ -131,7 +131,7 @@ class _Form(NamedTuple):
     def _lines(
         self, columns: Sequence[Column], widths: Sequence[int], row: Sequence[str]
     ) -> Iterator[str]:
-        """Cells beside each other; those after one that is too long are on the next line."""
+        """Cells beside each other; after a cell that is too long they continue on the next line."""
         cells = [
             _parts(cell, column.manner, width, self.ellipsis)
             for cell, column, width in zip(row, columns, widths, strict=True)

@@ -35,7 +35,7 @@ _Known = dict[str, "AttributeValue | None"]
 
 
 def unit_attributes(host: HostSnapshot, unit: NodeUnit) -> dict[str, AttributeValue]:
-    """The attributes of a unit of the inventory; those that are unknown are left out."""
+    """The attributes of a unit of the inventory; unknown ones are left out."""
     found: _Known = {
         ROOT: unit.pcie_path[0] if unit.pcie_path else None,
         NUMA_NODE: unit.numa_nodes[0] if len(unit.numa_nodes) == 1 else None,

@@ -210,7 +210,7 @@ class Driver:
             await self._offer()
 
     def _held(self) -> dict[str, str]:
-        """The claim of each unit: those that are allocated, and those that are prepared."""
+        """The claim of each unit, allocated or prepared."""
         allocated = {
             device.target.unit: claim
             for (pool, name), claim in self._allocated.items()

@@ -140,7 +140,7 @@ class Preparing:
             return made
 
     async def unprepare(self, uid: str) -> None:
-        """Undo the preparation of a claim; of one that is unknown, nothing is left.
+        """Undo the preparation of a claim; an unknown claim is no error.
 
         Raises:
             Refusal: a guest still uses a device.
@@ -358,7 +358,7 @@ class Preparing:
         self._records.pop(uid, None)
 
     def _is_replaced(self, record: PreparedClaim) -> bool:
-        """Whether a new claim has the name, and therefore the files, of one that was deleted."""
+        """Whether a new claim has the same name, and therefore the same files."""
         name = (record.namespace, record.name)
         others = (each for each in self._records.values() if each.uid != record.uid)
         return any((each.namespace, each.name) == name for each in others)

@@ -63,7 +63,7 @@ class Publisher:
         """The uid of the Node object."""
 
     def set(self, pools: Iterable[Pool]) -> None:
-        """Publish these pools, and remove those that are published and not among them."""
+        """Publish these pools, and remove all others."""
         wanted = tuple(pools)
         if wanted != self._pools:
             self._pools = wanted

@@ -138,7 +138,7 @@ class Vgpus:
         return made
 
     def remove(self, owner: str) -> None:
-        """Remove the vGPU of an owner; one that is gone already is no error.
+        """Remove the vGPU of an owner, if it still exists.
 
         Raises:
             Refusal: a guest uses it.
