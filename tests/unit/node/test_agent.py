@@ -114,6 +114,19 @@ class Running:
             await asyncio.sleep(0.05)
         raise AssertionError(status)
 
+    async def until_guest_is_known(self, device: str) -> None:
+        """Wait for a scan that saw a device open, and knew its pod; needs the metrics."""
+        end = time.monotonic() + 20
+        of_device = f'address="{device}"'
+        while time.monotonic() < end:
+            _, body = await self.page("/metrics")
+            lines = [line for line in body.splitlines() if of_device in line]
+            is_open = any("_open" in line and line.endswith(" 1.0") for line in lines)
+            if is_open and any("_allocated" in line for line in lines):
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError(device)
+
     def unbind(self, address: str) -> None:
         """Take a GPU from its VFIO driver."""
         self.kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/unbind"), address)
@@ -923,12 +936,12 @@ def start_guest(node: Running, gpu: str, name: str) -> None:
 def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
-            await node.start()
+            await node.start(f"--metrics=unix:{place / 'm'}")
             await node.kubelet.until_capacity(NAME, 3, 3)
             container = await node.kubelet.admit("ml/train-0", NAME, 1)
             (gpu,) = container.ids
             start_guest(node, gpu, f"sandbox-{'a' * 64}")
-            await node.until_used_by(gpu, "ml/train-0/c0")
+            await node.until_guest_is_known(gpu)
             await node.kubelet.restart_containers("ml/train-0")  # in the same guest
             await node.kubelet.until_capacity(NAME, 3, 3)
 
@@ -954,12 +967,12 @@ def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> N
 def test_the_guest_of_the_next_pod_with_the_same_name_has_not_crashed(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
-            await node.start("--pods-interval=60")
+            await node.start("--pods-interval=60", f"--metrics=unix:{place / 'm'}")
             await node.kubelet.until_capacity(NAME, 3, 3)
             container = await node.kubelet.admit("ml/train-0", NAME, 3)
             start_guest(node, GPUS[0], f"sandbox-{'a' * 64}")
             await node.until_used_by(GPUS[0], "ml/train-0/c0")
-            await asyncio.sleep(0.5)
+            await node.until_guest_is_known(GPUS[0])
             node.kernel.guest_closes(11)
             del node.kubelet.pods["ml/train-0"]
             again = await node.kubelet.admit("ml/train-0", NAME, 3)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.fakes.api_server import ApiServer
-from tests.fakes.dra_kubelet import DraKubelet, Manners, PrepareError
+from tests.fakes.dra_kubelet import DraKubelet, PrepareError
 from tests.fakes.kubelet import AdmissionError, Kubelet
 from tests.unit.node.stories import gpu_node, tell
 from vfiomgr.errors import Refusal
@@ -49,8 +49,7 @@ class Cluster:
         self.directory = place / "d"
         self.directory.mkdir()
         self.plugins = Kubelet(self.directory)
-        manners = Manners(wiping_delay=0.5)
-        self.claims = DraKubelet(place / "k", lambda _: self.server.wipe(), manners)
+        self.claims = DraKubelet(place / "k", lambda _: self.server.wipe())
 
     async def start(self) -> None:
         """Start the kubelet, which deletes the slices of its node."""
@@ -254,12 +253,13 @@ def test_an_agent_that_restarts_knows_the_claims_of_before(place: Path) -> None:
             await node.prepare()
             written = len(node.server.written())
             await node.end_agent()
+            await node.plugins.until_capacity(RESOURCE, 3, 0)
             await node.start_agent()
             await node.until(lambda: node.claims.plugin(DRIVER))
             await node.plugins.until_capacity(RESOURCE, 3, 2)
-            assert len(node.server.written()) == written  # the slices are as they were
             await node.unprepare()
             await node.plugins.until_capacity(RESOURCE, 3, 3)
+            assert len(node.server.written()) == written  # the slices are as they were
 
     tell(story())
 
