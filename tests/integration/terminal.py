@@ -128,6 +128,7 @@ class Terminal:
         self._send(CLEAR + typed)
         self._settle()
         self._send(TAB)
+        self._settle()
         return self._line_now()
 
     def shown(self, typed: str) -> str:

@@ -19,17 +19,16 @@ from tests.fakes.kubelet import Kubelet
 from tests.lab import containers, nested
 from tests.lab.command import document, vfiomgr
 from tests.lab.cri import Pod
+from tests.pages import is_guest_known
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tests.lab.topology import Topology
 
 pytestmark = [pytest.mark.topology("workstation"), pytest.mark.pods]
 
 _SECONDS = 300.0
-_SEEN = 5.0
-"""Seconds in which the agent scans once."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MODIFIED = 2
 """IN_MODIFY."""
@@ -43,10 +42,18 @@ for node in vfio/*; do /bin/busybox stat -c "%n %t:%T" $node; done
 @pytest.fixture
 def bound(topology: Topology) -> Iterator[str]:
     """The address of a GPU on vfio-pci."""
-    address = topology.addresses["gpu"]
+    with on_vfio(topology.addresses["gpu"]) as address:
+        yield address
+
+
+@contextmanager
+def on_vfio(address: str) -> Iterator[str]:
+    """A device on vfio-pci, returned at the end."""
     vfiomgr("bind", address)
-    yield address
-    vfiomgr("unbind", address)
+    try:
+        yield address
+    finally:
+        vfiomgr("unbind", address)
 
 
 @asynccontextmanager
@@ -104,17 +111,16 @@ def test_a_device_whose_guest_was_killed_is_withheld_reset_and_offered_again(
     topology: Topology, place: Path
 ) -> None:
     address = topology.addresses["nic"]
-    vfiomgr("bind", address)
+    metrics = place / "m"
     options = ("--reset", "--scan-interval=1", "--pods-interval=1", "--debounce=1")
 
     async def story() -> None:
-        async with serving(place, *options) as kubelet:
+        async with serving(place, f"--metrics=unix:{metrics}", *options) as kubelet:
             (name,) = kubelet.endpoints
             await kubelet.until_capacity(name, 1, 1)
             await kubelet.admit("ml/train", name, 1)
             with guest(address, f"sandbox-{'a' * 64}") as qemu:
-                await until(lambda: device()["used_by"] == "ml/train/c0")
-                await asyncio.sleep(_SEEN)
+                await until(lambda: is_guest_known(metrics, address))
                 qemu.kill()
             await kubelet.until(lambda: kubelet.capacity(name) == (1, 0), _SECONDS)
             assert [reason["id"] for reason in device()["reasons"]] == ["sandbox-crashed"]
@@ -126,11 +132,11 @@ def test_a_device_whose_guest_was_killed_is_withheld_reset_and_offered_again(
                 await kubelet.admit("ml/next", name, 1)
                 assert resets.are_seen
             with guest(address, f"sandbox-{'b' * 64}"):
-                await until(lambda: device()["used_by"] == "ml/next/c0")
+                await until(lambda: is_used_by("ml/next/c0"))
             kubelet.pods.clear()
 
-    asyncio.run(story())
-    vfiomgr("unbind", address)
+    with on_vfio(address):
+        asyncio.run(story())
 
 
 def device() -> dict[str, Any]:
@@ -141,10 +147,15 @@ def device() -> dict[str, Any]:
     return found
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until something is so; the kubelet works meanwhile."""
+async def is_used_by(pod: str) -> bool:
+    """Whether the agent says that a pod has the device; the kubelet works meanwhile."""
+    return bool((await asyncio.to_thread(device))["used_by"] == pod)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something is so."""
     end = time.monotonic() + _SECONDS
-    while not await asyncio.to_thread(condition):
+    while not await condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.5)
 

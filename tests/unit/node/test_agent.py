@@ -21,6 +21,7 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests import pages
 from tests.fakes.kubelet import READMISSION, Kubelet
 from tests.unit.node.stories import gpu_node, resource, tell
 from vfiomgr.diagnostic import blocker
@@ -98,11 +99,7 @@ class Running:
 
     async def page(self, path: str) -> tuple[int, str]:
         """A page of the agent's HTTP server."""
-        reader, writer = await asyncio.open_unix_connection(str(self.place / "m"))
-        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
-        head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
-        writer.close()
-        return int(head.split()[1]), body
+        return await pages.page(self.place / "m", path)
 
     async def until_page(self, path: str, status: int) -> str:
         """Wait until a page has a status; returns the page."""
@@ -117,15 +114,9 @@ class Running:
     async def until_guest_is_known(self, device: str) -> None:
         """Wait for a scan that saw a device open, and knew its pod; needs the metrics."""
         end = time.monotonic() + 20
-        of_device = f'address="{device}"'
-        while time.monotonic() < end:
-            _, body = await self.page("/metrics")
-            lines = [line for line in body.splitlines() if of_device in line]
-            is_open = any("_open" in line and line.endswith(" 1.0") for line in lines)
-            if is_open and any("_allocated" in line for line in lines):
-                return
+        while not await pages.is_guest_known(self.place / "m", device):
+            assert time.monotonic() < end, device
             await asyncio.sleep(0.05)
-        raise AssertionError(device)
 
     def unbind(self, address: str) -> None:
         """Take a GPU from its VFIO driver."""
