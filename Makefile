@@ -6,7 +6,7 @@ UNIT_TESTS := $(PYTHON) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --d
 # pytest compiles its tests again in each run, by each process, unless it may keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast check lab lab-faults bench docs package format clean
+.PHONY: setup demo test test-fast check lab lab-faults bench bench-lab docs package format clean
 
 setup:
 	@tools/setup dev
@@ -40,9 +40,13 @@ lab:  ## a root shell in the laboratory
 	@tools/setup run
 	@$(PYTHON) -m tests.lab shell
 
-bench:  ## how fast it is, beside other tools; in the laboratory, and on made trees
+bench:  ## how fast it is, beside other tools, on this machine
 	@tools/setup bench
 	@$(PYTHON) -m benchmarks
+
+bench-lab:  ## the same on a real kernel, in the laboratory
+	@tools/setup bench
+	@$(PYTHON) -m benchmarks --lab
 
 docs:  ## the pictures of the documents, and what is generated: docs/reference, json.md, rules.md
 	@tools/setup dev

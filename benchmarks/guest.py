@@ -75,6 +75,7 @@ def _listings() -> dict[str, Callable[[], float]]:
     commands = {
         "import click": (sys.executable, "-c", "import click"),
         "--version": (VFIOMGR, "--version"),
+        "bind --help": (VFIOMGR, "bind", "--help"),
         "list --all": (VFIOMGR, "list", "--all"),
         "groups": (VFIOMGR, "groups"),
         "lspci -D -nn -k": ("lspci", "-D", "-nn", "-k"),
