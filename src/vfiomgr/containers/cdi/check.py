@@ -251,6 +251,8 @@ class _Findings:
 
     def _add_conflicts(self, consumer: Consumer, pairs: Sequence[_Pair]) -> None:
         """One name in two files of one directory: no consumer provides either."""
+        if len(pairs) == 1:
+            return
         first: dict[tuple[str, str], CdiFile] = {}
         for file, specification in pairs:
             for number, device in enumerate(specification.devices):

@@ -77,20 +77,27 @@ def parse_specification(
 
     For an invalid document the reason is the only oddity.
     """
+    return replace(_specification(text, family), file=file)
+
+
+@lru_cache(maxsize=64)
+def _specification(text: str, family: Family) -> CdiSpecification:
+    """A text as a library reads it, which several consumers and commands use."""
     try:
         document, flaws = _document(text)
     except Unreadable as error:
-        why = CdiOddity((), error.flaw)
-        return CdiSpecification("", "", file=file, oddities=(why,))
+        return CdiSpecification("", "", oddities=(CdiOddity((), error.flaw),))
     reader = _Reader(family)
     for found in flaws:
         reader.add_flaw(found)
-    return _specification(reader, document, file)
+    read: CdiSpecification = reader.part(document, TOP, ())
+    oddities = tuple(sorted(reader.oddities, key=lambda oddity: oddity.found.line))
+    return replace(read, oddities=oddities, lines=reader.lines)
 
 
 @lru_cache(maxsize=64)
 def _document(text: str) -> tuple[Located, list[Diagnostic]]:
-    """A text with line numbers, which several consumers and commands use."""
+    """A text with line numbers, which the libraries read differently."""
     wording = Wording(
         "a specification",
         "specifications",
@@ -101,12 +108,6 @@ def _document(text: str) -> tuple[Located, list[Diagnostic]]:
         merges="told",
     )
     return read_located(text, wording)
-
-
-def _specification(reader: _Reader, document: Located, file: HostPath | None) -> CdiSpecification:
-    read: CdiSpecification = reader.part(document, TOP, ())
-    oddities = tuple(sorted(reader.oddities, key=lambda oddity: oddity.found.line))
-    return replace(read, file=file, oddities=oddities, lines=reader.lines)
 
 
 class _Reader(Struct):

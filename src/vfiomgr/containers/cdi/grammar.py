@@ -120,7 +120,7 @@ def consumers_named(name: str) -> tuple[Consumer, ...]:
 
 Form = Literal["text", "number", "truth", "texts", "numbers", "strings by key", "part", "parts"]
 
-_FIRST = Version(0, 3)
+FIRST = Version(0, 3)
 
 
 class Key(Value):
@@ -131,7 +131,7 @@ class Key(Value):
     """The name of the table of its parts."""
     field: str = ""
     """The field of the model; empty if it has the key's name."""
-    since: Version = _FIRST
+    since: Version = FIRST
     needed: bool = False
     is_natural: bool = False
     """For numbers: unsigned, with 32 bits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.grammar import (
+    FIRST,
     KEYS,
     is_annotation_key,
     is_device_name,
@@ -43,6 +44,13 @@ _NODE_TYPES = ("", "b", "c", "u", "p")
 _LONGEST_CLOS = 4096
 _MOST_ANNOTATIONS = 256 * 1024
 """The size limit for all annotations together (TotalAnnotationSizeLimitB)."""
+_OF_SOME_VERSIONS = frozenset(
+    name
+    for keys in KEYS.values()
+    for name, key in keys.items()
+    if key.until is not None or key.since > FIRST
+)
+"""The names of keys that were added after the first version, or removed."""
 _LETTERS = "letters, digits, and . - _ between them"
 
 
@@ -83,10 +91,9 @@ def _minds_case(oddity: CdiOddity, consumer: Consumer) -> bool:
 
 
 def _keys_in(spec: CdiSpecification) -> Iterator[tuple[Path, int, Key]]:
-    """The keys of a file that a version of CDI has, with their paths and lines."""
+    """The keys of a file that not all versions of CDI have, with their paths and lines."""
     for path, line in spec.lines.items():
-        key = key_at(path) if isinstance(path[-1], str) else None
-        if key is not None:
+        if path[-1] in _OF_SOME_VERSIONS and (key := key_at(path)) is not None:
             yield path, line, key
 
 
