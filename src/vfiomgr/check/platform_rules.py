@@ -51,8 +51,8 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
 
 
 def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
-    numbers = [g.number for g in host.groups if g.has_pci_members and not g.is_noiommu]
-    count = f"{len(numbers)} groups of PCI functions" if numbers else "no group of PCI functions"
+    number = host.number_of_pci_groups
+    count = f"{number} groups of PCI functions" if number else "no group of PCI functions"
     yield f"{IOMMU_GROUPS}: {count}"
     yield f"{IOMMU_UNITS}: {', '.join(host.iommu.units) or 'no unit'}"
     if host.readiness is not None and host.readiness.has_acpi_tables:

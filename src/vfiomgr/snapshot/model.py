@@ -51,6 +51,16 @@ class HostSnapshot(HostFacts):
         return {device.address: device for device in self.devices}
 
     @cached_property
+    def number_of_pci_groups(self) -> int:
+        """How many IOMMU groups isolate PCI functions."""
+        return sum(group.has_pci_members and not group.is_noiommu for group in self.groups)
+
+    @cached_property
+    def nvswitches(self) -> tuple[PciDevice, ...]:
+        """The switches of NVIDIA's NVLink fabric."""
+        return tuple(device for device in self.devices if device.is_nvswitch)
+
+    @cached_property
     def persisted(self) -> tuple[PersistedBinding, ...]:
         """The bindings in vfiomgr's rules, sorted by address."""
         texts = [file.text for file in self.files if file.path.startswith(RULES)]

@@ -319,10 +319,10 @@ class NvlinkShare(Value):
 
 def nvlink_share(host: HostSnapshot, inside: Container[PciAddress]) -> NvlinkShare | None:
     """The functions that belong to the fabric; None on a host without NVSwitches."""
-    switches = tuple(device for device in host.devices if device.is_nvswitch)
-    gpus = tuple(filter(_is_gpu, host.devices))
+    switches = host.nvswitches
     if not switches:
         return None
+    gpus = tuple(filter(_is_gpu, host.devices))
     return NvlinkShare(
         switches,
         gpus,
