@@ -33,6 +33,7 @@ from tests.fakes.reactions import Reactions
 from tests.fakes.sriov import Sriov
 from tests.fakes.sysfs import UNASSIGNED, Sysfs, reject, unsigned
 from tests.fakes.vfio import Vfio
+from vfiomgr.host.inside import MOST_LINKS, Inside
 from vfiomgr.pci.capabilities import CONFIG_SIZE
 
 if TYPE_CHECKING:
@@ -50,6 +51,24 @@ _MODULES = re.compile(
     r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?"
     r"|/sys/class/(vfio-dev|misc(/vfio(/dev)?)?)"
 )
+
+
+class _Inside(Inside):
+    """As the real one, but links are remembered only until one changes."""
+
+    def __init__(self, root: str, is_changed: Callable[[], bool]) -> None:
+        super().__init__(root)
+        self._is_changed = is_changed
+
+    def directory(self, path: str, links: int = MOST_LINKS) -> str:
+        """Forget first, if something has changed."""
+        if self._is_changed():
+            self.forget()
+        return super().directory(path, links)
+
+    def is_listed_file(self, directory: str, name: str) -> bool:  # noqa: ARG002 - as the real one
+        """Have the mode of each file looked at, which says what cannot be read."""
+        return False
 
 
 class FakeKernel(Hardware):
@@ -72,6 +91,7 @@ class FakeKernel(Hardware):
         self._boots = 0
         self.sysfs = Sysfs(self.root)
         self._generation = 0
+        self._inside = _Inside(self.root, self._is_changed)
         self.groups = Groups(self.sysfs)
         self.functions = Functions(self.sysfs, self.groups)
         self.functions.has_override = has_override
@@ -124,12 +144,10 @@ class FakeKernel(Hardware):
         """Only where removals hang as they do in a kernel: code must go through children then."""
         return self.stuck.really
 
-    def locate(self, path: HostPath) -> str:
-        """As the real tree, but links are remembered only until one changes, by any process."""
-        if self.stuck.really or self._generation != self.sysfs.generation:
-            self._inside.forget()
-            self._generation = self.sysfs.generation
-        return super().locate(path)
+    def _is_changed(self) -> bool:
+        """Whether links must not be remembered: one has changed, by any process."""
+        generation, self._generation = self._generation, self.sysfs.generation
+        return self.stuck.really or generation != self._generation
 
     def read_bytes(self, path: HostPath, limit: int = 1 << 16) -> bytes | None:
         """As the real tree, and more of it at once."""

@@ -21,6 +21,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.steps import Bind, ChangeDriver
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_device
+from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence.steps import LoadModule
 
@@ -44,7 +45,7 @@ def facts(address: str) -> PciDevice:
     tree = HostTree("/")
     deadline = time.monotonic() + _PROBE
     while True:
-        device = read_device(tree, address, Names(tree, tree))
+        device = read_device(Functions(tree), address, Names(tree, tree))
         assert device is not None
         if device.nodes or device.driver not in _LATE or time.monotonic() > deadline:
             return replace(device, power_state=None, runtime_status=None)

@@ -19,10 +19,47 @@ class Inside:
         """Use the root as a real path without a trailing slash."""
         self._root = root
         self._known: dict[str, str] = {}
+        self._targets: dict[str, str] = {}
+        self._files: dict[str, frozenset[str]] = {}
+        self._real: set[str] = set()
 
     def forget(self) -> None:
         """Resolve all links again: they may have changed."""
         self._known.clear()
+        self._targets.clear()
+        self._files.clear()
+        self._real.clear()
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory, unsorted; which are directories and regular files is cached.
+
+        Raises:
+            OSError: it is no directory, or cannot be read.
+
+        """
+        place = self.directory(path)
+        with os.scandir(f"{self._root}{place}/") as listed:
+            entries = list(listed)
+        directories = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        self._real.update(f"{place}/{name}" for name in directories)
+        files = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        self._files[place] = frozenset(files)
+        return [entry.name for entry in entries]
+
+    def is_listed_file(self, directory: str, name: str) -> bool:
+        """Whether a directory without links, as `directory` returns it, lists a regular file."""
+        return name in self._files.get(directory, ())
+
+    def target(self, path: str) -> str:
+        """The target of a link, as written.
+
+        Raises:
+            OSError: it is no link.
+
+        """
+        above, _, name = path.rpartition("/")
+        place = f"{self.directory(above)}/{name}"
+        return self._targets.get(place) or os.readlink(self._root + place)
 
     def directory(self, path: str, links: int = MOST_LINKS) -> str:
         """Like `real`, and cached, since directories contain many files."""
@@ -55,6 +92,8 @@ class Inside:
                 raise OSError(ENOTDIR, os.strerror(ENOTDIR), directory)
             return directory.rpartition("/")[0] if name == ".." else directory
         place = f"{directory}/{name}"
+        if place in self._real:
+            return place
         try:
             target = os.readlink(self._root + place)
         except OSError:
@@ -63,6 +102,7 @@ class Inside:
             raise OSError(EINVAL, os.strerror(EINVAL), place) from None
         if not links:
             raise OSError(ELOOP, os.strerror(ELOOP), place)
+        self._targets[place] = target
         while target.startswith("../"):
             directory, target = directory.rpartition("/")[0], target[3:]
         start = "" if target.startswith("/") else directory

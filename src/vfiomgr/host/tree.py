@@ -83,8 +83,12 @@ class HostTree(Programs):
             OSError: it does not exist, or this user may not read it.
 
         """
-        place = self.locate(path)
-        if self._prefix:
+        if not self._prefix:
+            return os.open(path, self._reading)
+        above, _, name = path.rpartition("/")
+        directory = self._inside.directory(above)
+        place = f"{self._prefix}{directory}/{name}"
+        if not self._inside.is_listed_file(directory, name):
             mode = os.lstat(place).st_mode
             if stat.S_ISLNK(mode):
                 place = self._real(path)
@@ -177,7 +181,7 @@ class HostTree(Programs):
     def link(self, path: HostPath) -> str | None:
         """The target of a symbolic link, as written."""
         try:
-            return os.readlink(self.locate(path))
+            return self._inside.target(path) if self._prefix else os.readlink(path)
         except (OSError, ValueError):
             return None
 
@@ -213,7 +217,7 @@ class HostTree(Programs):
     def children(self, path: HostPath) -> list[str]:
         """The names in a directory, sorted; empty if it is absent or not readable."""
         try:
-            return sorted(os.listdir(self.locate(path / "")))
+            return sorted(self._inside.names(path) if self._prefix else os.listdir(path))
         except (OSError, ValueError):
             return []
 

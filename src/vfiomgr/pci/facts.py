@@ -22,7 +22,7 @@ from vfiomgr.pci.capabilities import read_serial
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.function import (
     Function,
-    address_in,
+    Functions,
     bars_of,
     bridge_path,
     config_header,
@@ -61,6 +61,7 @@ def list_addresses(tree: HostTree) -> tuple[PciAddress, ...]:
 def read_devices(
     tree: HostTree,
     names: Names,
+    functions: Functions,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
 ) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
@@ -75,11 +76,11 @@ def read_devices(
     addresses = list(filter(is_address, tree.children(paths.PCI_DEVICES)))
     if only is not None:
         addresses = [name for name in addresses if PciAddress.parse(name).slot in only]
-    locked = _read_locked(tree, addresses)
+    locked = _read_locked(tree, (name for name in addresses if not functions.is_counted(name)))
     modules = DriverModules(tree)
     for name in addresses:
         try:
-            device = read_device(tree, name, names, locked.get(name), modules)
+            device = read_device(functions, name, names, locked.get(name), modules)
         except HostError as error:
             warnings.warn(f"{name} is omitted: {error}", stacklevel=2)
         else:
@@ -141,7 +142,7 @@ class DriverModules:
 
 
 def read_device(
-    tree: HostTree,
+    functions: Functions,
     name: str,
     names: Names,
     locked: Locked | None = None,
@@ -151,19 +152,18 @@ def read_device(
 
     `locked` contains the attributes read under its lock; without it, they are read here.
     """
-    directory = paths.PCI_DEVICES / name
-    modalias = tree.read(directory / "modalias") or None
+    found = functions.of(name)
+    tree, directory, modalias = found.tree, found.directory, found.read("modalias")
     known = identifiers_of(tree, directory, modalias)
     if known is None:
         return None
-    found = Function(tree, directory)
     locked = locked or Locked(*map(found.read, _UNDER_LOCK))
     driver = found.link_name("driver")
     cdev = next(iter(found.children("vfio-dev")), None)
     node = found.number("numa_node")
-    runtime_status = tree.read(directory / "power/runtime_status") or None
+    runtime_status = found.read_below("power", "runtime_status") or None
     is_asleep = locked.stuck is not None or runtime_status == _ASLEEP
-    config = b"" if is_asleep else config_header(tree, directory)
+    config = b"" if is_asleep else config_header(found)
     own_name, class_name = names.of(
         directory, known.vendor_id, known.device_id, known.class_code, modalias
     )
@@ -184,8 +184,8 @@ def read_device(
         vfio_cdev=cdev is not None and tree.exists(paths.VFIO_CDEVS / cdev),
         nodes=nodes_of(found, driver),
         stuck=locked.stuck,
-        physical_function=address_in(found.link_name("physfn")),
-        virtual_functions=virtual_functions_of(found),
+        physical_function=functions.physical(name),
+        virtual_functions=functions.virtual(name),
         sriov_totalvfs=found.number("sriov_totalvfs"),
         sriov_numvfs=number_in(locked.sriov_numvfs),
         sriov_drivers_autoprobe=found.flag("sriov_drivers_autoprobe"),
@@ -193,7 +193,7 @@ def read_device(
         sriov_stride=found.number("sriov_stride"),
         reset_method=tuple((found.read("reset_method") or "").split()),
         power_state=found.read("power_state"),
-        power_control=tree.read(directory / "power/control") or None,
+        power_control=found.read_below("power", "control") or None,
         runtime_status=runtime_status,
         d3cold_allowed=found.flag("d3cold_allowed"),
         header_type=header_type(config),
@@ -242,7 +242,7 @@ def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddr
 
 def answers(tree: HostTree, address: PciAddress) -> bool:
     """Whether the configuration space reads as anything but all ones."""
-    return is_alive(config_header(tree, pci_device(address)))
+    return is_alive(config_header(Function(tree, pci_device(address))))
 
 
 _FIRMWARE_RANGE = re.compile(
@@ -259,36 +259,38 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MASTER_COLUMN = 3
 
 
-def mark_displays(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[PciDevice, ...]:
+def mark_displays(
+    tree: HostTree, functions: Functions, devices: Iterable[PciDevice]
+) -> tuple[PciDevice, ...]:
     """The functions; those that show the console are marked with its signs."""
     ranges = _firmware_ranges(tree)
     framebuffer = _console_framebuffer(tree)
     masters = _masters(tree)
     return tuple(
         replace(device, is_boot_display=True, display_signs=signs)
-        if (signs := tuple(_signs(tree, device, ranges, framebuffer, masters)))
+        if (signs := tuple(_signs(functions, device, ranges, framebuffer, masters)))
         else device
         for device in devices
     )
 
 
 def _signs(
-    tree: HostTree,
+    functions: Functions,
     device: PciDevice,
     ranges: list[tuple[int, int, str]],
     framebuffer: tuple[str, PciAddress] | None,
     masters: dict[PciAddress, str],
 ) -> Iterator[str]:
-    directory = pci_device(device.address)
+    found = functions.of(str(device.address))
     for name in ("boot_vga", "boot_display"):
-        if tree.read(directory / name) == "1":
+        if found.read(name) == "1":
             yield f"{name} is 1"
     for first, last, name in ranges:
         if any(bar.start <= first and last < bar.start + bar.size for bar in device.bars):
             yield f"{name} is in its memory (/proc/iomem)"
     if framebuffer is not None and framebuffer[1] == device.address:
         yield f"the text console uses its {framebuffer[0]}"
-    if device.address in masters and _has_screen(tree, device):
+    if device.address in masters and _has_screen(found):
         yield f"{masters[device.address]} is its DRM master, with a screen switched on"
 
 
@@ -328,11 +330,11 @@ def _masters(tree: HostTree) -> dict[PciAddress, str]:
     return found
 
 
-def _has_screen(tree: HostTree, device: PciDevice) -> bool:
-    drm = pci_device(device.address) / "drm"
+def _has_screen(function: Function) -> bool:
+    tree, drm = function.tree, function.directory / "drm"
     return any(
         tree.read(drm / card / connector / "enabled") == "enabled"
-        for card in tree.children(drm)
+        for card in function.children("drm")
         for connector in tree.children(drm / card)
         if connector.startswith(f"{card}-")
     )

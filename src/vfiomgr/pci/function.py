@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import Bar, PciAddress, is_address
 
 if TYPE_CHECKING:
@@ -50,6 +50,16 @@ class Function:
             return None
         return self.tree.read(self.directory / attribute) or None
 
+    def read_below(self, name: str, attribute: str) -> str | None:
+        """The text of an attribute in a directory of the function."""
+        return self.tree.read(self.directory / name / attribute) if name in self.entries else None
+
+    def read_bytes(self, attribute: str, limit: int) -> bytes:
+        """The first bytes of an attribute."""
+        if attribute not in self.entries:
+            return b""
+        return self.tree.read_bytes(self.directory / attribute, limit) or b""
+
     def link_name(self, link: str) -> str | None:
         """The last component of a link's target."""
         return self.tree.link_name(self.directory / link) if link in self.entries else None
@@ -65,6 +75,62 @@ class Function:
     def flag(self, attribute: str) -> bool | None:
         """An attribute of 0 or 1."""
         return flag(self.read(attribute))
+
+
+_FOR_GUESTS = frozenset(
+    {
+        *("modalias", "vendor", "device", "class", "subsystem_vendor", "subsystem_device"),
+        *("driver", "iommu_group", "physfn", "vfio-dev", "mdev_supported_types", "nvidia"),
+        *("drm", "accel", "infiniband_verbs", "infiniband_mad", "sound"),
+    }
+)
+"""What tells whether a function is in use, and by whom."""
+_IN_TABLES = _FOR_GUESTS.union(
+    ("numa_node", "driver_override", "power", "config", "boot_vga", "boot_display"),
+    ("mem_info_vram_total", "resource"),
+)
+"""What the table of `list` shows besides."""
+
+
+class Functions:
+    """The directories of functions, listed once for everything that a scan reads.
+
+    `for_table` limits a function to what a table shows, in which a virtual function is only
+    counted: of thousands, everything takes three times as long.
+    """
+
+    def __init__(self, tree: HostTree, *, for_table: bool = False) -> None:
+        self._tree = tree
+        self._for_table = for_table
+        self._known: dict[str, Function] = {}
+        self._physical: dict[str, PciAddress] = {}
+
+    def of(self, name: str) -> Function:
+        """The function at an address."""
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = Function(self._tree, PCI_DEVICES / name)
+            if self._for_table:
+                wanted = _FOR_GUESTS if "physfn" in known.entries else _IN_TABLES
+                virtual = (entry for entry in known.entries if entry.startswith("virtfn"))
+                known.entries = known.entries.intersection(wanted).union(virtual)
+        return known
+
+    def is_counted(self, name: str) -> bool:
+        """Whether a table only counts the function."""
+        return self._for_table and "physfn" in self.of(name).entries
+
+    def virtual(self, name: str) -> tuple[PciAddress, ...]:
+        """The virtual functions of a function, by its links."""
+        found = virtual_functions_of(self.of(name))
+        if found:
+            physical = PciAddress.parse(name)
+            self._physical.update((str(address), physical) for address in found)
+        return found
+
+    def physical(self, name: str) -> PciAddress | None:
+        """The physical function of a virtual one; its link is only read if nothing links here."""
+        return self._physical.get(name) or address_in(self.of(name).link_name("physfn"))
 
 
 class Identifiers(NamedTuple):
@@ -104,9 +170,9 @@ def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
     return tuple(target for target in targets if target)
 
 
-def config_header(tree: HostTree, directory: HostPath) -> bytes:
+def config_header(function: Function) -> bytes:
     """The configuration space up to the header type; reading it wakes a sleeping function."""
-    return tree.read_bytes(directory / "config", _CONFIG_BYTES) or b""
+    return function.read_bytes("config", _CONFIG_BYTES)
 
 
 def is_alive(config: bytes) -> bool:

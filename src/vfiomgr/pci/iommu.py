@@ -12,7 +12,7 @@ from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
@@ -103,10 +103,12 @@ _MODULES = paths.HostPath("/sys/module")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
 
 
-def read_groups(tree: HostTree) -> tuple[IommuGroup, ...]:
-    """All groups, sorted by number; numbers may have gaps."""
+def read_groups(
+    tree: HostTree, only: Container[int | None] | None = None
+) -> tuple[IommuGroup, ...]:
+    """All groups, or those of the numbers `only`, sorted by number; numbers may have gaps."""
     numbers = sorted(int(name) for name in tree.children(paths.IOMMU_GROUPS) if name.isdecimal())
-    return tuple(_read_group(tree, number) for number in numbers)
+    return tuple(_read_group(tree, number) for number in numbers if only is None or number in only)
 
 
 def _read_group(tree: HostTree, number: int) -> IommuGroup:

@@ -13,6 +13,7 @@ from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
 from vfiomgr.pci import capabilities, drivers, iommu, memory
 from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.snapshot import node_agent, users
@@ -132,19 +133,25 @@ def scan_devices(
     machine: HostTree,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
+    *,
+    for_table: bool = False,
 ) -> HostSnapshot:
     """Read the facts for lists: functions, groups and vGPUs, without their users.
 
-    With `only`, the result contains no other functions than those in these slots.
+    With `only`, the result contains no other functions than those in these slots; `for_table`
+    leaves out what the table of `list` does not show, also the groups of the host's drivers.
     """
-    groups = iommu.read_groups(tree)
-    found, unidentified = pci_facts.read_devices(tree, Names(tree, machine), serials_of, only)
-    devices = pci_facts.mark_displays(tree, found)
+    functions, names = Functions(tree, for_table=for_table), Names(tree, machine)
+    found, unidentified = pci_facts.read_devices(tree, names, functions, serials_of, only)
+    devices = pci_facts.mark_displays(tree, functions, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)
-    mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, devices)
-    vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, devices)
+    mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, functions, devices)
+    vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
+    of_guests = {d.iommu_group for d in devices if d.is_for_guests}
+    of_guests.update(mdev.iommu_group for mdev in mdevs)
+    groups = iommu.read_groups(tree, of_guests if for_table else None)
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),

@@ -159,11 +159,14 @@ class HostSource:
         is_image = self.snapshot is None and self.root != MACHINE and not self._has_sys
         return scan(self.files, self.machine) if is_image else self.scan()
 
-    def scan_devices(self) -> HostSnapshot:
-        """Like `scan`, but a tree is only scanned for devices, which is much faster."""
+    def scan_devices(self, *, for_table: bool = False) -> HostSnapshot:
+        """Like `scan`, but a tree is only scanned for devices, which is much faster.
+
+        `for_table` leaves out what the table of `list` does not show.
+        """
         if self.snapshot is not None:
             return self._loaded
-        return self._required(scan_devices(self.tree, self.machine))
+        return self._required(scan_devices(self.tree, self.machine, for_table=for_table))
 
     def slots_of(self, names: Iterable[str]) -> HostSnapshot:
         """Like `scan_devices`, but if possible only for the functions in these slots.

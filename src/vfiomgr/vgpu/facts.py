@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.paths import HostPath
+    from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciDevice
 
 
@@ -78,7 +79,7 @@ TYPES = "mdev_supported_types"
 
 
 def read_mdevs(
-    tree: HostTree, devices: Iterable[PciDevice]
+    tree: HostTree, functions: Functions, devices: Iterable[PciDevice]
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
     """Read all parents of mediated devices by name, and all active devices by UUID."""
     active = {
@@ -86,33 +87,35 @@ def read_mdevs(
         for uuid in tree.children(paths.MDEV_DEVICES)
         if (directory := tree.resolve(paths.MDEV_DEVICES / uuid))
     }
-    parents = _read_parents(tree, devices, {mdev.parent for mdev in active.values()})
+    parents = _read_parents(tree, functions, devices, {mdev.parent for mdev in active.values()})
     names = {(p.path, kind.id): kind.name for p in parents for kind in p.types}
     found = (_read_mdev(tree, uuid, place, names) for uuid, place in active.items())
     return parents, tuple(found)
 
 
 def _read_parents(
-    tree: HostTree, devices: Iterable[PciDevice], active: Iterable[HostPath]
+    tree: HostTree,
+    functions: Functions,
+    devices: Iterable[PciDevice],
+    active: Iterable[HostPath],
 ) -> tuple[VgpuParent, ...]:
     """All parents of mediated devices, sorted by name; any function may be one.
 
     Type names are read once for all virtual functions of a GPU, as one driver serves them.
     """
-    functions = {str(device.address): device for device in devices}
+    by_name = {str(device.address): device for device in devices}
     directories = {name: paths.MDEV_PARENTS / name for name in tree.children(paths.MDEV_PARENTS)}
-    for name in functions:  # the same by name, where it is listed as a parent too
-        directory = paths.PCI_DEVICES / name
-        if name not in directories and tree.exists(directory / TYPES):
-            directories[name] = directory
+    for name in by_name:  # the same by name, where it is listed as a parent too
+        if name not in directories and TYPES in functions.of(name).entries:
+            directories[name] = paths.PCI_DEVICES / name
     resolved = {real for directory in directories.values() if (real := tree.resolve(directory))}
     known: dict[tuple[str, str], VgpuType] = {}
     found = [
-        _read_parent(tree, real, functions.get(real.name), known)
+        _read_parent(tree, real, by_name.get(real.name), known)
         for real in sorted({*resolved, *active}, key=lambda p: p.name)
     ]
     siblings = {(p.gpu, p.driver) for p in found if p.is_virtual_function}
-    silent = (d for d in functions.values() if (str(d.physical_function), d.driver) in siblings)
+    silent = (d for d in by_name.values() if (str(d.physical_function), d.driver) in siblings)
     found += _unlisted(tree, silent, tuple(found), "mdev")
     return tuple(sorted(found, key=lambda p: p.name))
 
@@ -207,7 +210,7 @@ _DEVICE_API = "vfio-pci"
 
 
 def read_vendor_vgpus(
-    tree: HostTree, devices: Iterable[PciDevice]
+    tree: HostTree, functions: Functions, devices: Iterable[PciDevice]
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
     """Read the virtual functions that can be vGPUs, and the active vGPUs."""
     devices = tuple(devices)
@@ -216,7 +219,10 @@ def read_vendor_vgpus(
     for device in devices:
         if device.physical_function is None or device.driver is None or device.stuck is not None:
             continue
-        current = read_current(tree, paths.pci_device(device.address))
+        function = functions.of(str(device.address))
+        if DIRECTORY not in function.entries:
+            continue
+        current = read_current(tree, function.directory)
         if current is None:
             continue
         parents.append(_parent(tree, device))

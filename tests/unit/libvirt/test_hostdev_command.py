@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
+    from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciDevice
 
 GPU = "0000:01:00.0"
@@ -93,9 +94,9 @@ def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.Mo
     run("bind", GPU)
     read: list[str] = []
 
-    def counted(tree: HostTree, name: str, *more: Any) -> PciDevice | None:
+    def counted(functions: Functions, name: str, *more: Any) -> PciDevice | None:
         read.append(name)
-        return read_device(tree, name, *more)
+        return read_device(functions, name, *more)
 
     monkeypatch.setattr(pci_facts, "read_device", counted)
     assert run("libvirt", "hostdev", "01:00.1").status == 0

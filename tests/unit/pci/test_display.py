@@ -10,10 +10,14 @@ from msgspec.structs import replace
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.pci.facts import mark_displays
+from vfiomgr.pci.function import Functions
 from vfiomgr.pci.model import Bar
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciDevice
 
 ADDRESS = "0000:04:00.0"
 DEVICE = f"sys/bus/pci/devices/{ADDRESS}"
@@ -39,6 +43,10 @@ SCREEN = f"""
 """
 
 
+def marked(tree: HostTree) -> tuple[PciDevice, ...]:
+    return mark_displays(tree, Functions(tree), [GPU, OTHER])
+
+
 @pytest.mark.parametrize(
     ("files", "sign"),
     [
@@ -52,7 +60,7 @@ SCREEN = f"""
     ],
 )
 def test_one_sign_is_enough(tmp_path: Path, files: str, sign: str) -> None:
-    gpu, other = mark_displays(tree_of(tmp_path, files), [GPU, OTHER])
+    gpu, other = marked(tree_of(tmp_path, files))
     assert gpu.is_boot_display
     (found,) = gpu.display_signs
     assert found.startswith(sign)
@@ -73,11 +81,11 @@ def test_one_sign_is_enough(tmp_path: Path, files: str, sign: str) -> None:
     ],
 )
 def test_what_is_no_sign(tmp_path: Path, files: str) -> None:
-    gpu, _ = mark_displays(tree_of(tmp_path, files), [GPU, OTHER])
+    gpu, _ = marked(tree_of(tmp_path, files))
     assert (gpu.is_boot_display, gpu.display_signs) == (False, ())
 
 
 def test_all_signs_are_told(tmp_path: Path) -> None:
     files = f"{DEVICE}/boot_vga: 1\nproc/iomem: e0000000-e0ffffff : BOOTFB\n{CONSOLE}"
-    gpu, _ = mark_displays(tree_of(tmp_path, files), [GPU, OTHER])
+    gpu, _ = marked(tree_of(tmp_path, files))
     assert len(gpu.display_signs) == 3

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.host_files import tree_of
 from vfiomgr.pci.facts import Locked, read_device
+from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ FILES = f"""
 
 def device(root: Path, files: str, *, stuck: str | None = None) -> PciDevice:
     tree = tree_of(root, FILES + files)
-    found = read_device(tree, "0000:03:00.0", Names(tree, tree), Locked(None, None, stuck))
+    locked = Locked(None, None, stuck)
+    found = read_device(Functions(tree), "0000:03:00.0", Names(tree, tree), locked)
     assert found is not None
     return found
 

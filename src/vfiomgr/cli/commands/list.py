@@ -94,15 +94,13 @@ def list_devices(
 
 
 def _list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, view: View) -> None:
-    host = session.scan_devices()
-    selection = wanted.select(session, host)
-    devices = [
-        device
-        for device in host.devices
-        if (every or any(wanted) or device.is_graphics_or_accelerator)
-        and selection.has_device(device)
-    ]
     is_table = session.format == "table"
+    are_counted = is_table and not (vfs or view.names_only or any(wanted))
+    host = session.scan_devices(for_table=are_counted)
+    devices = _selected(session, host, wanted, every=every)
+    if are_counted and any(device.physical_function for device in _folded(devices)):
+        host = session.scan_devices()
+        devices = _selected(session, host, wanted, every=every)
     if (
         wanted.states
         or not is_table
@@ -126,6 +124,19 @@ def _list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, v
         note(f"no GPUs or accelerators; --all lists all {len(host.devices)} PCI devices")
     else:
         note_no_devices(host)
+
+
+def _selected(
+    session: Session, host: HostSnapshot, wanted: Filter, *, every: bool
+) -> list[PciDevice]:
+    """The functions that are asked for."""
+    selection = wanted.select(session, host)
+    return [
+        device
+        for device in host.devices
+        if (every or any(wanted) or device.is_graphics_or_accelerator)
+        and selection.has_device(device)
+    ]
 
 
 def _folded(devices: Sequence[PciDevice]) -> list[PciDevice]:
