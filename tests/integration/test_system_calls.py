@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,10 @@ def counted(place: Path, blocks: int, command: tuple[str, ...]) -> int:
     """The system calls of a command on a host of so many blocks."""
     root, calls = place / str(blocks), place / f"{blocks}.calls"
     make_tree(str(root), blocks * BLOCK)
+    strace = shutil.which("strace")
+    assert strace, "strace is missing: tools/packages-dev.txt names it"
     subprocess.run(
-        ("strace", "-f", "-qq", "-o", calls, VFIOMGR, "--root", root, *command),
+        (strace, "-f", "-qq", "-o", calls, VFIOMGR, "--root", root, *command),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         check=True,
