@@ -20,7 +20,7 @@ class Inside:
         self._root = root
         self._known: dict[str, str] = {}
         self._targets: dict[str, str] = {}
-        self._files: dict[str, frozenset[str]] = {}
+        self._files: dict[str, set[str]] = {}
         self._real: set[str] = set()
 
     def forget(self) -> None:
@@ -38,13 +38,16 @@ class Inside:
 
         """
         place = self.directory(path)
+        names, files = [], set()
         with os.scandir(f"{self._root}{place}/") as listed:
-            entries = list(listed)
-        directories = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-        self._real.update(f"{place}/{name}" for name in directories)
-        files = (entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-        self._files[place] = frozenset(files)
-        return [entry.name for entry in entries]
+            for entry in listed:
+                names.append(entry.name)
+                if entry.is_file(follow_symlinks=False):
+                    files.add(entry.name)
+                elif entry.is_dir(follow_symlinks=False):
+                    self._real.add(f"{place}/{entry.name}")
+        self._files[place] = files
+        return names
 
     def is_listed_file(self, directory: str, name: str) -> bool:
         """Whether a directory without links, as `directory` returns it, lists a regular file."""

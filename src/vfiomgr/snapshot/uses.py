@@ -165,6 +165,10 @@ def _above(tree: HostTree, interface: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+_VIRTIO = "virtio-pci"
+"""Has the interface in a device of its own below the function."""
+
+
 def _moved_away(
     tree: HostTree, functions: Iterable[PciDevice], far: Sequence[FarLink]
 ) -> Iterator[HostUse]:
@@ -176,7 +180,8 @@ def _moved_away(
         if not device.class_code.startswith(_NETWORK_CLASS) or device.driver is None:
             continue
         directory = pci_device(device.address)
-        below = [child for child in tree.children(directory) if child.startswith("virtio")]
+        inside = tree.children(directory) if device.driver == _VIRTIO else ()
+        below = [child for child in inside if child.startswith("virtio")]
         for place in (directory, *(directory / child for child in below)):
             links = [link for link in far if link.device == place.name]
             if links or (tree.exists(place / "net") and not tree.children(place / "net")):
