@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.fakes.api_server import ApiServer
-from tests.fakes.dra_kubelet import DraKubelet, PrepareError
-from tests.fakes.kubelet import AdmissionError, Kubelet
+from tests.fakes.cluster import NODE, Cluster
+from tests.fakes.dra_kubelet import PrepareError
+from tests.fakes.kubelet import AdmissionError
 from tests.unit.node.stories import gpu_node, tell
 from vfiomgr.errors import Refusal
 from vfiomgr.node.agent import Agent
@@ -27,95 +27,15 @@ from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.messages import AgentSettings, DraSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
 
-NODE = "gpu-1"
 RESOURCE = "vfiomgr.io/GA102GL_A40"
 GPU, DEVICE = "0000:01:00.0", "pci-0000-01-00-0"
 OTHER = "0000:02:00.0"
-
-
-class Cluster:
-    """An API server with a node, and its kubelet."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.server = ApiServer(place)
-        self.server.put("nodes", {"metadata": {"name": NODE, "uid": "uid-of-node"}})
-        self.directory = place / "d"
-        self.directory.mkdir()
-        self.plugins = Kubelet(self.directory)
-        self.claims = DraKubelet(place / "k", lambda _: self.server.wipe())
-
-    async def start(self) -> None:
-        """Start the kubelet, which deletes the slices of its node."""
-        await self.claims.start()
-        await self.plugins.start()
-
-    async def stop(self) -> None:
-        """End the kubelet and the server."""
-        await self.claims.stop()
-        await self.plugins.stop()
-        self.server.stop()
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The options of an agent of the node."""
-        return (
-            *("--dra", f"--credentials={self.server.directory}"),
-            f"--kubelet-root={self.place / 'k'}",
-            f"--plugin-directory={self.directory}",
-            f"--pod-resources={self.plugins.pod_resources}",
-            *("--scan-interval=0.3", "--pods-interval=0.3", "--debounce=0.2"),
-        )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What an agent knows of its cluster from its environment."""
-        port = str(self.server.port)
-        names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME")
-        return dict(zip(names, ("127.0.0.1", port, NODE), strict=True))
-
-    def allocate(self, device: str, *, pool: str = NODE, name: str = "gpu", uid: str = "1") -> None:
-        """Create a claim that has a device, as the scheduler does."""
-        result = {"driver": DRIVER, "pool": pool, "device": device, "request": "gpu"}
-        self.server.put(
-            "resourceclaims",
-            {
-                "metadata": {"name": name, "namespace": "ml", "uid": f"uid-{uid}"},
-                "status": {"allocation": {"devices": {"results": [result]}}},
-            },
-        )
-
-    async def prepare(self, name: str = "gpu", uid: str = "1") -> list[Any]:
-        """Prepare a claim until it works."""
-        return await self.claims.prepare(DRIVER, "ml", name, f"uid-{uid}")
-
-    async def unprepare(self, name: str = "gpu", uid: str = "1") -> None:
-        """Unprepare a claim until it works, and delete it."""
-        await self.claims.unprepare(DRIVER, "ml", name, f"uid-{uid}")
-        self.server.remove("resourceclaims", f"ml/{name}")
-
-    def published(self) -> dict[str, set[str]]:
-        """The devices of each pool that is complete."""
-        found: dict[str, dict[int, list[Any]]] = {}
-        for each in self.server.objects("resourceslices"):
-            pool = each["spec"]["pool"]
-            found.setdefault(pool["name"], {}).setdefault(pool["generation"], []).append(each)
-        newest = {name: generations[max(generations)] for name, generations in found.items()}
-        return {
-            name: {device["name"] for each in slices for device in each["spec"].get("devices", ())}
-            for name, slices in newest.items()
-            if len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"]
-        }
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is so."""
-        await self.plugins.until(condition, 30)
 
 
 class Running(Cluster):

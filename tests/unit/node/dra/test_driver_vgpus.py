@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.fakes.cluster import NODE, Cluster
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.vgpu_hosts import t4_host
-from tests.unit.node.dra.test_driver import NODE, Cluster
 from tests.unit.node.dra_claims import Direct
 from tests.unit.node.stories import tell
 from vfiomgr.errors import HostError
