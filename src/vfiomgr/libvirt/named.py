@@ -32,7 +32,8 @@ ASSUMED = "9.0.0"
 """Assumed if no libvirt is known: it supports every feature, and so do later releases."""
 _DAEMONS = ("libvirtd", "virtqemud", "virsh")
 _QEMU = ("qemu-system-x86_64", "qemu-system-aarch64", "/usr/libexec/qemu-kvm")
-_SECONDS = 5.0
+_SECONDS = 30.0
+"""A busy machine needs some for the start of QEMU, which loads hundreds of libraries."""
 
 
 def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]:
@@ -54,9 +55,21 @@ def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]
     return version
 
 
-def qemu_version(host: HostSource) -> Callable[[], Version | None]:
-    """The installed version of QEMU, None without QEMU; queried when needed."""
-    return cache(lambda: _installed(host, _QEMU))
+def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Version | None]:
+    """The installed version of QEMU, None if it is unknown; queried once, when needed.
+
+    With a version of libvirt that a user `told`, the domain is for another host, whose QEMU nobody
+    knows.
+    """
+
+    @cache
+    def version() -> Version | None:
+        found = None if told else _installed(host, _QEMU)
+        if found is None:
+            host.on_note("the version of QEMU is unknown: what depends on it is not checked")
+        return found
+
+    return version
 
 
 def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
@@ -119,7 +132,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     seen = host.slots_of(names)
     given = hostdev_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
-    check(units, libvirt_version(host, version), qemu_version(host))
+    check(units, libvirt_version(host, version), qemu_version(host, version))
     hostdevs = tuple(places(units, guest_bus))
     refuse_to_hurt(lambda: host.scan(with_users=True), hostdevs, seen)
     tell_what_waits(host, host.scan, hostdevs, seen)
@@ -209,7 +222,7 @@ def planned_domain(
     seen = host.scan()
     libvirt = libvirt_version(host, version)()
     depends = options.get("iommufd", False) or request.vcpus > MOST_WITHOUT_EIM
-    qemu = qemu_version(host)() if depends else None
+    qemu = qemu_version(host, version)() if depends else None
     plan = plan_guest(seen, request, libvirt, qemu)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:

@@ -59,8 +59,13 @@ def test_the_installed_libvirt_is_asked(
     monkeypatch.setattr(kernel, "run", lambda command, _seconds: said.get(command[0]))
     refused = run("libvirt", "hostdev", GPU, "--iommufd")
     assert "needs QEMU 9.0.0 or later; this is 8.2.5" in refused.stderr
+    elsewhere = run("libvirt", "hostdev", GPU, "--iommufd", "--libvirt-version", "12.8")
+    assert "iommufd='yes'" in elsewhere.stdout, "QEMU of this host does not count for another"
+    assert "the version of QEMU is unknown" in elsewhere.stderr
     said["/usr/libexec/qemu-kvm"] = None
-    assert "iommufd='yes'" in run("libvirt", "hostdev", GPU, "--iommufd").stdout
+    silent = run("libvirt", "hostdev", GPU, "--iommufd")
+    assert "iommufd='yes'" in silent.stdout
+    assert "the version of QEMU is unknown: what depends on it is not checked" in silent.stderr
 
 
 @pytest.mark.parametrize("version", ["ten", ""])

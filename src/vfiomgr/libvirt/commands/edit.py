@@ -321,7 +321,9 @@ def edit(
     host = _host(session, required=bool(added))
     requests = [DeviceRequest(name, hostdev_options(options), is_alone=only) for name in added]
     units = units_of(host, requests) if host is not None else ()
-    check(units, version_of_libvirt(session, libvirt_version), qemu_version(session))
+    check(
+        units, version_of_libvirt(session, libvirt_version), qemu_version(session, libvirt_version)
+    )
     place = place_of(target, output, uri, is_change=not session.dry_run)
     _edit(session, place, host, units, removed, only=only)
 
