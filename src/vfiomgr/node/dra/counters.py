@@ -62,11 +62,8 @@ class Share(Value, dict=True):
     """Allocated devices by name: type and number."""
     own: dict[str, str]
     """The device of each vGPU that was created for a claim and is counted by the scheduler."""
-
-    @cached_property
-    def labels(self) -> dict[str, str]:
-        """The label of each type by its ID."""
-        return _labels(self.gpu)
+    labels: dict[str, str]
+    """The label of each type by its ID."""
 
     @cached_property
     def foreign(self) -> tuple[Vgpu, ...]:
@@ -110,9 +107,10 @@ class Share(Value, dict=True):
 
 def share(gpu: Gpu, allocated: AbstractSet[str], created: Mapping[str, str]) -> Share:
     """A GPU with the devices of its pool that claims have, and the vGPUs created for them."""
-    labels = _labels(gpu)
-    kinds = {labels[kind.id]: kind for kind in gpu.types}
     prefix = gpu_label(gpu.name) + "-"
+    names = {vgpu: name for vgpu, name in created.items() if name in allocated}
+    labels = {**_labels(gpu), **_given_labels(gpu, prefix, names)}
+    kinds = {labels[kind.id]: kind for kind in gpu.types}
     claimed = {}
     for name in sorted(allocated):
         label, _, number = name.removeprefix(prefix).rpartition("-")
@@ -124,7 +122,19 @@ def share(gpu: Gpu, allocated: AbstractSet[str], created: Mapping[str, str]) -> 
         known = claimed.get(name)
         if known is not None and known[0].id == vgpu.type and name not in own.values():
             own[vgpu.name] = name
-    return Share(gpu, claimed, own)
+    return Share(gpu, claimed, own, labels)
+
+
+def _given_labels(gpu: Gpu, prefix: str, created: Mapping[str, str]) -> dict[str, str]:
+    """The labels of types without a name, from the devices of the vGPUs created for claims.
+
+    NVIDIA's driver names only types of which another vGPU fits, see creatable_vgpu_types.
+    """
+    return {
+        vgpu.type: created[vgpu.name].removeprefix(prefix).rpartition("-")[0]
+        for vgpu in gpu.instances
+        if vgpu.type_name is None and created.get(vgpu.name, "").startswith(prefix)
+    }
 
 
 def offers_by_sums(shared: Share) -> Offers:

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from tests.fakes.vgpu_hosts import l40s_host
+from tests.fakes.vgpu_hosts import GPUS, l40s_host
 from tests.unit.devices import host_of
 from tests.unit.node.dra.scheduling import NODE, Allocated, candidates, filled, found, mdev, names
 from tests.unit.node.made import unit
 from tests.unit.vgpus import A40_TYPES, MEMORY, a40_type, add_divided_gpu, instance, vgpu_host
+from vfiomgr.library import Host
 from vfiomgr.node.dra.plan import pools
+from vfiomgr.node.dra.vgpus import Order, Vgpus
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.scan import scan
@@ -102,6 +104,24 @@ def test_a_vgpu_of_somebody_else_decides_the_size_and_takes_room() -> None:
     ]
     assert total(pool) == {"functions": 31, "memory": 32 * GIB}
     assert pool.devices[0].consumes == ()
+
+
+def test_a_full_gpu_whose_driver_tells_no_names_keeps_its_devices(tmp_path: Path) -> None:
+    kernel = l40s_host(tmp_path, total_vfs=4)
+    pool, prefix = f"{NODE}/gpu-0000-21-00-0", "gpu-0000-21-00-0-l40s"
+    types = {t.short_name: t.id for p in Host(kernel).scan().vgpu_parents for t in p.types}
+    allocated: set[tuple[str, str]] = set()
+    created: dict[str, tuple[str, str]] = {}
+    for name in ("24Q", "24A"):
+        device = pool, f"{prefix}-{name.lower()}-0"
+        allocated.add(device)
+        made = Vgpus(Host(kernel)).perform(Order("create", name, GPUS[0], types[f"L40S-{name}"]))
+        assert made.unit is not None
+        created[made.unit.id] = device
+    host = Host(kernel).scan()
+    assert not any(parent.types for parent in host.vgpu_parents)
+    whole = pools(host, found(), NODE, allocated=frozenset(allocated), created=created)
+    assert names(whole) == {pool: sorted(name for _, name in allocated)[::-1]}
 
 
 def test_a_created_vgpu_is_neither_published_nor_counted_twice() -> None:
