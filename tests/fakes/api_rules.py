@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _SELECTABLE = {
@@ -24,6 +24,11 @@ _REASONS = {
     410: "Expired",
     422: "Invalid",
 }
+_GATED = {
+    "DRAPartitionableDevices": ("sharedCounters", "consumesCounters"),
+    "DRADeviceTaints": ("taints",),
+}
+"""Fields of slices and their devices, by feature gate (registry/resource/resourceslice)."""
 _FIXED = ("driver", "nodeName")
 """Fields of a ResourceSlice that do not change; the name of its pool is another."""
 _NEXT = {"": "k", "k": "M", "M": "G", "Ki": "Mi", "Mi": "Gi", "Gi": "Ti"}
@@ -76,11 +81,23 @@ def selector(kind: str, query: dict[str, str]) -> Callable[[dict[str, Any]], boo
     return select
 
 
-def stored(kind: str, document: dict[str, Any]) -> dict[str, Any]:
-    """An object as the server stores it: checked, and with its defaults."""
+def gates_of(kind: str, document: dict[str, Any]) -> set[str]:
+    """The feature gates whose fields a slice has; updates of it keep these fields."""
+    if kind != "resourceslices":
+        return set()
+    spec = document["spec"]
+    parts = (spec, *(spec.get("devices") or ()))
+    return {gate for gate, names in _GATED.items() if any(p.get(n) for p in parts for n in names)}
+
+
+def stored(kind: str, document: dict[str, Any], gates_off: Iterable[str] = ()) -> dict[str, Any]:
+    """An object as the server stores it: checked, with its defaults, and without dropped fields."""
     if kind != "resourceslices":
         return document
     spec = document["spec"]
+    for name in (name for gate in gates_off for name in _GATED[gate]):
+        for part in (spec, *(spec.get("devices") or ())):
+            part.pop(name, None)
     _require_valid(spec)
     for device in spec.get("devices") or ():
         for taint in device.get("taints") or ():

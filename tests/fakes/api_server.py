@@ -20,7 +20,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.fakes.api_rules import Refused, key_of, require_fixed, selector, status_of, stored
+from tests.fakes.api_rules import (
+    Refused,
+    gates_of,
+    key_of,
+    require_fixed,
+    selector,
+    status_of,
+    stored,
+)
 from tests.fakes.certificates import CERTIFICATE, KEY
 
 if TYPE_CHECKING:
@@ -86,6 +94,8 @@ class ApiServer:
         """The tokens that are accepted; empty for all."""
         self.page = 500
         """The most objects in a page, whatever the client asks for."""
+        self.gates_off: frozenset[str] = frozenset()
+        """Feature gates that are off: their fields of new slices are dropped."""
         self.is_gone_a_status = True
         """Whether a watch of an old version is refused with a status, or in the stream."""
         self._state = _State()
@@ -143,7 +153,15 @@ class ApiServer:
 
     def written(self) -> list[str]:
         """The methods of the requests that write, in order."""
-        return [each.method for each in self.requests if each.method != "GET"]
+        return [
+            each.method
+            for each in self.requests
+            if each.method != "GET" and "dryRun" not in each.query
+        ]
+
+    def trials(self) -> list[Request]:
+        """The requests that store nothing."""
+        return [each for each in self.requests if "dryRun" in each.query]
 
     def watches(self) -> list[Request]:
         """The requests for watches."""
@@ -208,7 +226,8 @@ class ApiServer:
                     body = deepcopy(request.body)
                     if namespace:
                         body["metadata"].setdefault("namespace", namespace)
-                    return 201, self._create(kind, body)
+                    is_trial = request.query.get("dryRun") == "All"
+                    return 201, self._create(kind, body, is_trial=is_trial)
                 case "PUT":
                     return 200, self._replace(kind, self._found(kind, name), request.body)
                 case "DELETE":
@@ -311,7 +330,9 @@ class ApiServer:
             metadata["continue"] = f"{version}:{end}"
         return {"kind": "List", "metadata": metadata, "items": found[begin:end] or None}
 
-    def _create(self, kind: str, document: dict[str, Any]) -> dict[str, Any]:
+    def _create(
+        self, kind: str, document: dict[str, Any], *, is_trial: bool = False
+    ) -> dict[str, Any]:
         created = deepcopy(document)
         metadata = created["metadata"]
         number = self._state.version + 1
@@ -320,7 +341,10 @@ class ApiServer:
         if (kind, key_of(created)) in self._state.objects:
             raise Refused(409, f'{kind} "{metadata["name"]}" already exists')
         metadata.setdefault("uid", f"00000000-0000-4000-8000-{number:012x}")
-        return self._write("ADDED", kind, stored(kind, created))
+        created = stored(kind, created, self.gates_off)
+        if is_trial:
+            return created  # without a version
+        return self._write("ADDED", kind, created)
 
     def _replace(self, kind: str, old: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
         version = document["metadata"].get("resourceVersion")
@@ -333,7 +357,7 @@ class ApiServer:
         new = deepcopy(document)
         kept = {name: old["metadata"][name] for name in ("uid", "resourceVersion")}
         new["metadata"] = {**new["metadata"], **kept}
-        new = stored(kind, new)
+        new = stored(kind, new, self.gates_off - gates_of(kind, old))
         if kind == "resourceslices":
             require_fixed(old["spec"], new["spec"])
         return old if new == old else self._write("MODIFIED", kind, new)

@@ -185,6 +185,19 @@ class Api:
         request = _Request("create", "POST", collection, namespace)
         return _checked(request, await self._send(request, body=thing))
 
+    async def trial(self, collection: Collection, thing: Object) -> Object:
+        """The `spec` that the server would store of a new object, which is not created.
+
+        Raises:
+            ApiError: it would be refused.
+
+        """
+        request = _Request("create", "POST", collection)
+        made = await self._send(request, query={"dryRun": "All"}, body=thing)  # without a version
+        if not isinstance(spec := made.get("spec"), dict):
+            raise _malformed(request)
+        return spec
+
     async def update(self, collection: Collection, thing: Object) -> Object:
         """Replace an object; returns it as the server stored it.
 

@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.node.dra.api import Object
 
@@ -38,6 +38,23 @@ def comparable(value: object, *, is_quantities: bool = False) -> object:
         for name, each in value.items()
         if name != _ADDED and each not in (None, [], {})
     }
+
+
+def dropped(sent: object, stored: object, place: str = "spec") -> Iterator[str]:
+    """The fields, e.g. `spec.devices.taints`, that were sent and are not stored; both comparable.
+
+    The server drops fields of feature gates that are off, and reports no error.
+    """
+    if isinstance(sent, list) and isinstance(stored, list):
+        for one, other in zip(sent, stored, strict=False):
+            yield from dropped(one, other, place)
+    elif isinstance(sent, dict) and isinstance(stored, dict):
+        for name, value in sent.items():
+            inside = f"{place}.{name}"
+            if name in stored:
+                yield from dropped(value, stored[name], inside)
+            else:
+                yield inside
 
 
 def with_times(spec: Object, held: Iterable[Object]) -> Object:

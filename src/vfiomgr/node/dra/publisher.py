@@ -12,7 +12,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import VfiomgrError
+from vfiomgr.errors import HostError, VfiomgrError
 from vfiomgr.node.dra.api import (
     NODES,
     NOT_FOUND,
@@ -23,7 +23,7 @@ from vfiomgr.node.dra.api import (
     name_of,
     version_of,
 )
-from vfiomgr.node.dra.comparing import comparable, with_times
+from vfiomgr.node.dra.comparing import comparable, dropped, with_times
 from vfiomgr.node.dra.mirror import Mirror
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.serving import text_of
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _GATHERING = 0.2
 """Seconds in which changes are collected: the kubelet deletes all slices of a node at once."""
+_COUNTERS = "DRAPartitionableDevices"
+_GATES = {"Counters": _COUNTERS, "taints": "DRADeviceTaints"}
+"""Feature gates of the API server, by a part of the fields that it drops without them."""
 
 
 class Publisher:
@@ -61,6 +64,9 @@ class Publisher:
         """By slice: its version, and what was sent; the server may store it in another form."""
         self._owner = ""
         """The uid of the Node object."""
+        self._keeps_counters = False
+        """Whether the server is known to store counters."""
+        self._gates = Trouble(tell)
 
     def set(self, pools: Iterable[Pool]) -> None:
         """Publish these pools, and remove all others."""
@@ -85,6 +91,7 @@ class Publisher:
             try:
                 await self._publish(self._pools)
             except VfiomgrError as error:
+                self._keeps_counters = False
                 self._trouble.report(f"cannot publish devices: {text_of(error)}")
                 await self._pause(error)
             else:
@@ -139,7 +146,10 @@ class Publisher:
         generation = self._generation(pool, held)
         missing, spare = self._differences(self._make(pool, self._node, generation), held)
         if missing and self._written.get(pool.name) == (pool, generation):
-            self._owner = ""  # slices were deleted: the Node object may be another one
+            # slices were deleted: the Node object or the server may be another one
+            self._owner, self._keeps_counters = "", False
+        if not self._keeps_counters:
+            await self._require_counters(missing)
         self._written[pool.name] = pool, generation
         for spec, old in zip_longest(missing, spare):
             if spec is None:
@@ -183,7 +193,41 @@ class Publisher:
         version, sent = self._sent.get(name_of(held), (0, None))
         return sent if version == version_of(held) else comparable(held["spec"])
 
+    async def _require_counters(self, specs: list[Object]) -> None:
+        """Check that the server would store counters: without them, GPUs would be oversold.
+
+        Raises:
+            VfiomgrError: it would not, or did not answer.
+
+        """
+        for spec in specs:
+            if spec.get("sharedCounters"):
+                trial = await self._api.trial(SLICES, await self._document(spec))
+                self._require_stored(trial, spec)
+                self._keeps_counters = True
+                return
+
+    def _require_stored(self, stored: Object, sent: Object) -> None:
+        """Check that the spec of a slice has its counters, and report other fields that it lacks.
+
+        Raises:
+            HostError: it lacks counters.
+
+        """
+        for field in dropped(comparable(sent), comparable(stored)):
+            gate = next((gate for part, gate in _GATES.items() if part in field), "")
+            problem = f"the API server drops {field}"
+            remedy = f"enable its feature gate {gate}" if gate else "use a newer Kubernetes"
+            if gate == _COUNTERS:
+                message = f"pool {sent['pool']['name']} is withheld: {problem}"
+                raise HostError(message, remedy)
+            self._gates.report(f"{problem}: {remedy}")
+
     async def _create(self, spec: Object) -> None:
+        self._store(await self._api.create(SLICES, await self._document(spec)), spec)
+
+    async def _document(self, spec: Object) -> Object:
+        """A new slice, which belongs to the Node object."""
         if not self._owner:
             node = await self._api.get(NODES, self._node)
             self._owner = node["metadata"]["uid"]
@@ -194,13 +238,12 @@ class Publisher:
             "uid": self._owner,
             "controller": True,
         }
-        created = {
+        return {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceSlice",
             "metadata": {"generateName": f"{self._node}-{DRIVER}-", "ownerReferences": [owner]},
             "spec": spec,
         }
-        self._store(await self._api.create(SLICES, created), spec)
 
     async def _update(self, old: Object, spec: Object) -> None:
         try:
@@ -225,6 +268,7 @@ class Publisher:
     def _store(self, stored: Object, spec: Object) -> None:
         self._slices.note(stored)
         self._sent[name_of(stored)] = version_of(stored), comparable(spec)
+        self._require_stored(stored["spec"], spec)
 
 
 def _generation_of(held: Object) -> int:

@@ -517,6 +517,61 @@ def test_a_pool_that_is_refused_does_not_hold_up_the_others(place: Path) -> None
     tell(story())
 
 
+def test_a_pool_whose_counters_would_be_dropped_is_withheld_until_they_are_kept(
+    place: Path,
+) -> None:
+    async def story() -> None:
+        async with a_node(place) as (server, node):
+            server.gates_off = frozenset({"DRAPartitionableDevices"})
+            gpu, plain = pool_of(2, "gpu-1/gpu"), pool_of(1)
+            node.start(gpu, plain)
+            await node.until_published(plain)
+            await until(lambda: len(server.trials()) > 2)
+            (told,) = node.told
+            assert told == (
+                "cannot publish devices: pool gpu-1/gpu is withheld: the API server drops "
+                "spec.sharedCounters; enable its feature gate DRAPartitionableDevices"
+            )
+            assert {each["spec"]["pool"]["name"] for each in node.slices()} == {"gpu-1"}
+            server.gates_off = frozenset()
+            await node.until_published(gpu, plain)
+
+    tell(story())
+
+
+def test_counters_are_tried_again_when_slices_were_deleted(place: Path) -> None:
+    async def story() -> None:
+        async with a_node(place) as (server, node):
+            gpu = pool_of(2, "gpu-1/gpu")
+            publisher = node.start(gpu)
+            await node.until_published(gpu)
+            assert len(server.trials()) == 1
+            await publish(node, publisher, pool_of(2, "gpu-1/gpu", memory=9000))
+            assert len(server.trials()) == 1
+            server.gates_off = frozenset({"DRAPartitionableDevices"})
+            await publish(node, publisher, gpu)  # the fields are in use: they are kept
+            assert node.told == []
+            server.wipe()
+            await until(lambda: node.told)
+            assert server.objects(KIND) == []
+
+    tell(story())
+
+
+def test_taints_that_are_dropped_are_reported_once(place: Path) -> None:
+    async def story() -> None:
+        async with a_node(place) as (server, node):
+            server.gates_off = frozenset({"DRADeviceTaints"})
+            publisher = node.start(pool_of(2, taint=True))
+            await node.until_published(pool_of(2))
+            await publish(node, publisher, pool_of(3, taint=True))
+            assert node.told == [
+                "the API server drops spec.devices.taints: enable its feature gate DRADeviceTaints"
+            ]
+
+    tell(story())
+
+
 def test_a_server_that_is_down_gets_growing_pauses(place: Path) -> None:
     async def story() -> None:
         async with a_node(place) as (server, node):
