@@ -8,6 +8,7 @@ an older number is not used: it may offer a vGPU that was created for a claim.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ _GATHERING = 0.2
 """Seconds in which changes of claims are collected: all claims of the cluster are looked at."""
 _TICK = 0.5
 """Seconds between looks at the sockets."""
+_PATIENCE = 5.0
+"""Seconds in which a scan finds the devices of a new claim; the kubelet waits for 45."""
 
 
 class Driver:
@@ -87,6 +90,8 @@ class Driver:
         """How many claims are being prepared, perhaps with new vGPUs."""
         self._api = Api(settings.server, settings.directory)
         self._changed = asyncio.Event()
+        self._is_received = asyncio.Event()
+        """Set by each report."""
         self._claims = Mirror(self._api, CLAIMS, {}, tell, self._changed.set)
         self._publisher = Publisher(self._api, settings.node, tell, slices)
         self._answers = Answers(self._prepare, self._unprepare)
@@ -160,6 +165,7 @@ class Driver:
         if self._is_current:
             self._answers.set_health(self._health(), seconds)
             self._publish()
+        self._is_received.set()
         return self._is_current
 
     def _publish(self) -> None:
@@ -246,9 +252,26 @@ class Driver:
             message = f"cannot prepare claim {namespace}/{name}: its UID is {found}, expected {uid}"
             raise Refusal(message, "delete the pod, so that it gets the new claim")
         claim = read_claim(document, self, read_parameters)
+        if self._claims.note(document):
+            self._changed.set()
+        await self._await_devices(claim)
         self._require_free(claim)
         async with self._work():
             return await self._preparing.prepare(claim)
+
+    async def _await_devices(self, claim: Claim) -> None:
+        """Wait for devices that the scheduler found in slices that have changed since.
+
+        A scan that knows the claim makes them again.
+        """
+        end = time.monotonic() + _PATIENCE
+        while not all(self._device(each.pool, each.device) for each in claim.devices):
+            self._is_received.clear()
+            try:
+                async with asyncio.timeout(end - time.monotonic()):
+                    await self._is_received.wait()
+            except TimeoutError:
+                return  # what is missing is refused
 
     async def _unprepare(self, uid: str) -> None:
         """Undo the preparation of a claim.

@@ -173,6 +173,24 @@ def first(made: Node, size: str) -> str:
     return name
 
 
+def test_a_device_that_is_not_published_any_more_is_made_again_for_its_claim(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = t4_host(place)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            name = first(made, "4q").removesuffix("0") + "1"
+            assert name not in made.devices()  # the size is open: there is one device of each type
+            made.allocate(name, pool=POOL)
+            uid = made.server.objects("resourceclaims")[0]["metadata"]["uid"]
+            (device,) = await made.claims.prepare_once(DRIVER, "ml", "gpu", uid)
+            assert device.device_name == name
+            assert len(Host(kernel).vgpus) == 1
+
+    tell(story())
+
+
 def test_a_vgpu_is_created_for_a_claim_and_removed_with_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
