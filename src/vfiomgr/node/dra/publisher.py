@@ -219,9 +219,9 @@ class Publisher:
             problem = f"the API server drops {field}"
             remedy = f"enable its feature gate {gate}" if gate else "use a newer Kubernetes"
             if gate == _COUNTERS:
-                message = f"pool {sent['pool']['name']} is withheld: {problem}"
+                message = f"{problem} of pool {sent['pool']['name']}"
                 raise HostError(message, remedy)
-            self._gates.report(f"{problem}: {remedy}")
+            self._gates.report(f"{problem}; {remedy}")
 
     async def _create(self, spec: Object) -> None:
         self._store(await self._api.create(SLICES, await self._document(spec)), spec)

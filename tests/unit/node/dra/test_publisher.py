@@ -529,8 +529,8 @@ def test_a_pool_whose_counters_would_be_dropped_is_withheld_until_they_are_kept(
             await until(lambda: len(server.trials()) > 2)
             (told,) = node.told
             assert told == (
-                "cannot publish devices: pool gpu-1/gpu is withheld: the API server drops "
-                "spec.sharedCounters; enable its feature gate DRAPartitionableDevices"
+                "cannot publish devices: the API server drops spec.sharedCounters of pool "
+                "gpu-1/gpu; enable its feature gate DRAPartitionableDevices"
             )
             assert {each["spec"]["pool"]["name"] for each in node.slices()} == {"gpu-1"}
             server.gates_off = frozenset()
@@ -565,9 +565,8 @@ def test_taints_that_are_dropped_are_reported_once(place: Path) -> None:
             publisher = node.start(pool_of(2, taint=True))
             await node.until_published(pool_of(2))
             await publish(node, publisher, pool_of(3, taint=True))
-            assert node.told == [
-                "the API server drops spec.devices.taints: enable its feature gate DRADeviceTaints"
-            ]
+            remedy = "enable its feature gate DRADeviceTaints"
+            assert node.told == [f"the API server drops spec.devices.taints; {remedy}"]
 
     tell(story())
 
