@@ -13,6 +13,7 @@ import pytest
 from vfiomgr.definitions.boot import render_instance, render_service
 from vfiomgr.definitions.model import INSTANCE, SERVICE
 from vfiomgr.node.systemd import AGENT, CDI, render_agent, render_cdi
+from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import (
     BOOT,
     WANTED,
@@ -25,8 +26,6 @@ from vfiomgr.persistence.model import SANDBOX, UNIT, render_unit
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from vfiomgr.paths import HostPath
 
 _ANALYZE = shutil.which("systemd-analyze") or "systemd-analyze"  # tools/packages-dev.txt
 
@@ -73,6 +72,12 @@ def units(tmp_path: Path) -> Path:
 
 
 def test_systemd_accepts_the_units_and_their_order(units: Path) -> None:
+    result = verified(units)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_systemd_accepts_an_agent_with_claims(units: Path) -> None:
+    (units / AGENT.name).write_text(render_agent(PROGRAM, claims=HostPath("/srv/the kubelet")))
     result = verified(units)
     assert (result.returncode, result.stderr) == (0, "")
 

@@ -42,23 +42,48 @@ SystemCallFilter=~@module
 
 The two capabilities are for the users of a device, in /proc. /sys stays writable, because resources
 can ask for resets."""
+ENVIRONMENT = HostPath("/etc/vfiomgr/node-agent.env")
+"""KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT and NODE_NAME, for an agent with claims."""
+CREDENTIALS = HostPath("/etc/vfiomgr/node-agent")
+"""Its token and ca.crt."""
+_CLAIMS = """\
+EnvironmentFile={environment}
+ExecStartPre=+mkdir -p -m 0750 {directories}
+ReadWritePaths=-{plugins} -{features} {directories}
+IPAddressDeny=
+RestrictAddressFamilies=AF_INET AF_INET6
+
+[Unit]
+Wants=network-online.target
+After=network-online.target
+"""
+"""Changes to that sandbox for an agent with claims: it creates vGPUs as other services do, asks the
+API server, and serves the kubelet in two more directories."""
 _INSTALL = """
 [Install]
 WantedBy=multi-user.target
 """
 
 
-def render_agent(program: str, arguments: Iterable[str] = ()) -> str:
+def render_agent(
+    program: str, arguments: Iterable[str] = (), claims: HostPath | None = None
+) -> str:
     """Render the unit of the agent, with more arguments for it.
 
+    With `claims`, the kubelet's --root-dir, it also serves ResourceClaims.
+
     It starts before the kubelet, which soon after its own start rejects the pods of before a reboot
-    if their devices are not listed. The kubelet's directory is created before the sandbox, which
-    could not include it later.
+    if their devices are not listed. The kubelet's directories are created before the sandbox, which
+    could not include them later.
 
     Raises:
         Refusal: the path would need quoting.
 
     """
+    options = "--metrics unix:/run/vfiomgr/metrics.sock"
+    if claims is not None:
+        options += f" --dra --credentials {CREDENTIALS} --kubelet-root {_quoted(claims)}"
+    rights = _SERVING if claims is None else _rights_for_claims(claims)
     return f"""\
 [Unit]
 Description=Offer VFIO devices and vGPUs to the kubelet
@@ -69,14 +94,21 @@ Before={_KUBELETS}
 Type=notify
 TimeoutStartSec=30
 ExecStartPre=+mkdir -p -m 0750 {PLUGINS}
-ExecStart={_command(program, "--metrics unix:/run/vfiomgr/metrics.sock", arguments)}
+ExecStart={_command(program, options, arguments)}
 ExecReload=kill -HUP $MAINPID
 Restart=on-failure
 RestartSec=5
 SuccessExitStatus=130
 TimeoutStopSec=10
 WatchdogSec=60
-{SANDBOX}{_SERVING}{_INSTALL}"""
+{SANDBOX}{rights}{_INSTALL}"""
+
+
+def _rights_for_claims(kubelet: HostPath) -> str:
+    directories = " ".join(_quoted(kubelet / name) for name in ("plugins", "plugins_registry"))
+    return _CLAIMS.format(
+        environment=ENVIRONMENT, directories=directories, plugins=PLUGINS, features=FEATURES
+    )
 
 
 def render_cdi(program: str, arguments: Iterable[str] = ()) -> str:

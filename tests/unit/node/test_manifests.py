@@ -562,6 +562,33 @@ def test_a_unit_names_resources_as_the_agent_does(
     assert agent["args"][-len(NAMES) :] == list(NAMES)
 
 
+def test_the_unit_of_an_agent_with_claims_reaches_the_api_server_and_the_kubelet(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_installed(monkeypatch)
+    unit = ("node", "manifests", "--unit", "vfiomgr-node.service", "--dra")
+    lines = run(*unit, "--kubelet-root", "/srv/kubelet").stdout.splitlines()
+    (start,) = (line for line in lines if line.startswith("ExecStart="))
+    assert start.endswith(
+        " --dra --credentials /etc/vfiomgr/node-agent --kubelet-root /srv/kubelet"
+    )
+    (made,) = (line for line in lines if line.startswith("ExecStartPre=") and "/srv/" in line)
+    assert made.split()[-2:] == ["/srv/kubelet/plugins", "/srv/kubelet/plugins_registry"]
+    writable = [line for line in lines if line.startswith("ReadWritePaths=")]
+    assert writable[-1].split()[-2:] == ["/srv/kubelet/plugins", "/srv/kubelet/plugins_registry"]
+    assert lines.index("IPAddressDeny=") > lines.index("IPAddressDeny=any")
+    assert "RestrictAddressFamilies=AF_INET AF_INET6" in lines
+    assert "After=network-online.target" in lines
+    assert "CapabilityBoundingSet=" not in lines, "it creates vGPUs"
+
+
+def test_the_unit_of_specifications_has_nothing_of_claims(run: Run) -> None:
+    answer = run("node", "manifests", "--unit", "vfiomgr-node-cdi.service", "--dra")
+    assert answer.status == 2
+    assert "--unit" in answer.stderr
+    assert "--dra" in answer.stderr
+
+
 def test_an_alias_is_one_line(run: Run) -> None:
     answer = run("node", "manifests", "--unit", "vfiomgr-node.service", "--alias", "a\nb=c")
     assert (answer.status, answer.stdout) == (2, "")

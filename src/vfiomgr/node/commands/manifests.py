@@ -27,7 +27,7 @@ from vfiomgr.node.manifests import (
     named_kubelet_root,
 )
 from vfiomgr.node.manifests import manifests as manifests_of
-from vfiomgr.node.systemd import RENDERERS
+from vfiomgr.node.systemd import AGENT, RENDERERS, render_agent
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.named import own_program
 
@@ -135,14 +135,20 @@ def manifests(
       vfiomgr node manifests --image registry.example/vfiomgr-node:1 --dra
       vfiomgr node manifests --kubelet-root /srv/kubelet --with-layout fleet.yaml --layout kata-node
       vfiomgr node manifests --unit vfiomgr-node-cdi.service --alias 10de:2235=a40
+      vfiomgr node manifests --unit vfiomgr-node.service --dra
     """
     arguments = arguments_of(node_settings(prefix, consumer, aliases))
-    if unit is not None:
-        _forbid_objects(click.get_current_context().params)
-        print_text(RENDERERS[unit](_program(), arguments))
-        return
     if distribution is not None and kubelet_root is not None:
         forbid_together("--distribution", "--kubelet-root", "both set the kubelet's directory")
+    if unit is not None:
+        has_claims = dra and unit == AGENT.name
+        _forbid_objects(click.get_current_context().params, has_claims=has_claims)
+        if has_claims:
+            root = named_kubelet_root(distribution, kubelet_root) or _own_kubelet_root(session)
+            print_text(render_agent(_program(), arguments, root))
+        else:
+            print_text(RENDERERS[unit](_program(), arguments))
+        return
     layout = _layout(file, name)
     wanted = manifest_request(
         image=image,
@@ -164,7 +170,11 @@ def manifests(
     print_objects(manifests_of(wanted), session.format)
 
 
-def _forbid_objects(parameters: Mapping[str, object]) -> None:
+_FOR_CLAIMS = ("distribution", "kubelet_root", "dra")
+"""Options of objects that the unit of an agent with claims needs too."""
+
+
+def _forbid_objects(parameters: Mapping[str, object], *, has_claims: bool) -> None:
     """Reject options for objects where a unit is printed."""
     options = {"file": "--with-layout", "name": "--layout", "selectors": "--node-selector"}
     for name in (
@@ -178,7 +188,7 @@ def _forbid_objects(parameters: Mapping[str, object]) -> None:
         "file",
         "name",
     ):
-        if parameters[name]:
+        if parameters[name] and not (has_claims and name in _FOR_CLAIMS):
             option = options.get(name, f"--{name.replace('_', '-')}")
             forbid_together("--unit", option, "a unit runs the agent without Kubernetes objects")
 
