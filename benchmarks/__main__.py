@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from benchmarks import agent, commands, laboratory, simulation
+from benchmarks import agent, claims, commands, laboratory, simulation
 from benchmarks.table import render
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def main() -> int:
     parts: dict[str, Callable[[], list[Row]]] = {
         "commands": lambda: commands.measure(options.rounds, options.trees),
         "agent": lambda: agent.measure(options.trees),
+        "claims": lambda: claims.measure(options.trees),
         "simulation": lambda: simulation.measure(options.trees),
     }
     if options.lab:
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--only",
         action="append",
-        choices=("commands", "agent", "simulation"),
+        choices=("commands", "agent", "claims", "simulation"),
         help="measure this part (all)",
     )
     parser.add_argument(

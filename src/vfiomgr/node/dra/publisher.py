@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.node.dra.api import Api, Object
     from vfiomgr.node.dra.model import Pool
 
-_GATHERING = 0.2
+_GATHERING = 0.05
 """Seconds in which changes are collected: the kubelet deletes all slices of a node at once."""
 _COUNTERS = "DRAPartitionableDevices"
 _GATES = {"Counters": _COUNTERS, "taints": "DRADeviceTaints"}
