@@ -165,9 +165,17 @@ class Names:
     @cached_property
     def _identifiers(self) -> PciIds:
         for source in _PCI_IDS:
-            if data := self._machine.read_whole(source):
-                return PciIds(data)
+            modified = self._machine.modified(source)
+            if modified is not None and (found := _pci_ids(self._machine, source, modified)):
+                return found
         return PciIds(b"")
+
+
+@lru_cache(maxsize=2)
+def _pci_ids(machine: HostTree, source: HostPath, _modified: int) -> PciIds | None:
+    """The file as it was modified last, for an agent, which scans again and again."""
+    data = machine.read_whole(source)
+    return PciIds(data) if data else None
 
 
 def _properties(text: str | None, prefix: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,6 +87,29 @@ def test_functions_of_one_modalias_are_looked_up_once(tmp_path: Path) -> None:
     first = names.of(DEVICE, "10de", "25b6", "030200", "pci:one")
     assert names.of(DEVICE.parent / "0000:05:00.0", "", "", "", "pci:one") is first
     assert names.of(DEVICE, "10de", "0001", "030200", "pci:two") != first
+
+
+def test_an_agent_reads_the_file_again_only_when_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(tmp_path, "usr/share/misc/pci.ids: nothing")
+    path, opened, read_whole = tmp_path / "usr/share/misc/pci.ids", [], tree.read_whole
+
+    def counted(path: HostPath) -> bytes | None:
+        opened.append(path)
+        return read_whole(path)
+
+    monkeypatch.setattr(tree, "read_whole", counted)
+
+    def name() -> str:
+        return Names(tree, tree).of(DEVICE, "10de", "25b6", "030200")[0]
+
+    assert [name(), name()] == ["Device 10de:25b6"] * 2
+    assert len(opened) == 1
+    path.write_text(PCI_IDS)
+    os.utime(path, (1, 1))
+    assert [name(), name()] == ["NVIDIA Corporation GA107GL [A2 / A16]"] * 2
+    assert len(opened) == 2
 
 
 def test_a_last_line_without_an_end_has_a_name() -> None:
