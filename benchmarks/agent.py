@@ -59,13 +59,13 @@ def _scans(root: str) -> Row:
     return Row(text, min(costs), "at most", _SCAN * scanner.pause, 1.0)
 
 
-async def _measured(place: Path) -> list[Row]:
-    kernel = FakeKernel(place / "host")
+def vfio_host(root: Path, count: int) -> FakeKernel:
+    """A host with GPUs on vfio-pci."""
+    kernel = FakeKernel(root)
     kernel.add_driver("vfio-pci", ids=[("10de", "2235")], is_vfio=True, manages_dma=True)
-    for number in range(_COUNT):
-        domain, bus = divmod(number, _PER_DOMAIN)
+    for number in range(count):
         kernel.add_pci(
-            f"{domain:04x}:{bus:02x}:00.0",
+            address_of(number),
             vendor="10de",
             device="2235",
             class_code="030200",
@@ -73,6 +73,17 @@ async def _measured(place: Path) -> list[Row]:
             driver="vfio-pci",
             numa_node=number % 2,
         )
+    return kernel
+
+
+def address_of(number: int) -> str:
+    """The address of a GPU of the host."""
+    domain, bus = divmod(number, _PER_DOMAIN)
+    return f"{domain:04x}:{bus:02x}:00.0"
+
+
+async def _measured(place: Path) -> list[Row]:
+    kernel = vfio_host(place / "host", _COUNT)
     directory = place / "p"
     directory.mkdir()
     kubelet = Kubelet(directory)

@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.agent import address_of, vfio_host
 from benchmarks.table import Row
 from tests.fakes.cluster import NODE, Cluster
-from tests.fakes.kernel import FakeKernel
 from tests.fakes.vgpu_hosts import GPUS
 from tests.lab.command import VFIOMGR
 from vfiomgr.node.dra.creating import Creating
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
 _DEVICES, _CLAIMS, _VGPUS, _WIPES = 512, 100, 100, 7
-_PER_BUS = 32
 _SLOWEST = 0.99
 _PUBLISH, _PREPARE, _CREATE = 0.2, 0.1, 1.0
 """Budgets: seconds."""
@@ -70,18 +69,7 @@ def _slowest(found: list[float]) -> float:
 @asynccontextmanager
 async def _running(place: Path) -> AsyncIterator[Cluster]:
     """A node whose devices an agent has published."""
-    kernel = FakeKernel(place / "host")
-    kernel.add_driver("vfio-pci", ids=[("10de", "2235")], is_vfio=True, manages_dma=True)
-    for number in range(_DEVICES):
-        kernel.add_pci(
-            _address(number),
-            vendor="10de",
-            device="2235",
-            class_code="030200",
-            group=number,
-            driver="vfio-pci",
-            numa_node=number % 2,
-        )
+    kernel = vfio_host(place / "host", _DEVICES)
     cluster = Cluster(place, _LIMIT, _LIMIT)
     await cluster.start()
     agent = await asyncio.create_subprocess_exec(
@@ -96,11 +84,6 @@ async def _running(place: Path) -> AsyncIterator[Cluster]:
         agent.terminate()
         await agent.wait()
         await cluster.stop()
-
-
-def _address(number: int) -> str:
-    bus, slot = divmod(number, _PER_BUS)
-    return f"0000:{bus + 1:02x}:{slot:02x}.0"
 
 
 def _is_complete(cluster: Cluster) -> bool:
@@ -119,7 +102,7 @@ async def _published_again(cluster: Cluster) -> float:
 async def _prepared(cluster: Cluster, number: int) -> float:
     """The seconds of NodePrepareResources for a claim, which is unprepared afterwards."""
     uid = str(number)
-    address = _address(number).replace(":", "-").replace(".", "-")
+    address = address_of(number).replace(":", "-").replace(".", "-")
     cluster.allocate(f"pci-{address}", uid=uid)
     begun = time.perf_counter()
     await cluster.claims.prepare_once(DRIVER, "ml", "gpu", f"uid-{uid}")

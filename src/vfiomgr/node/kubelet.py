@@ -9,6 +9,7 @@ pluginregistration/v1 of k8s.io/kubelet.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -201,6 +202,8 @@ PLUGIN_METHODS = {
 }
 
 SOCKET = "kubelet.sock"
+_GLANCE = 0.1
+"""Seconds after which it is seen that the kubelet, which may have accepted a call, has ended."""
 _REGISTRATION_DEADLINE = 20.0
 """Seconds; the kubelet itself gives up after 10 if it cannot connect to the plugin."""
 _LIST_DEADLINE = 10.0
@@ -238,9 +241,18 @@ async def register(directory: str, endpoint: str, resource: str) -> None:
             pre_start_required=True, get_preferred_allocation_available=True
         ),
     )
-    await _call(
-        os.path.join(directory, SOCKET), REGISTER, request, DEVICES.Empty, _REGISTRATION_DEADLINE
-    )
+    socket = os.path.join(directory, SOCKET)
+    stamp = stamp_of(socket)
+    work = _call(socket, REGISTER, request, DEVICES.Empty, _REGISTRATION_DEADLINE)
+    call = asyncio.create_task(work)
+    try:
+        while not (await asyncio.wait({call}, timeout=_GLANCE))[0]:
+            if stamp_of(socket) != stamp:
+                message = "the kubelet restarted before it answered"
+                raise NoAnswer(message)
+        await call
+    finally:
+        call.cancel()
 
 
 async def pods_by_device(socket: str) -> dict[tuple[str, str], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from tests.unit.node.stories import (
     with_unhealthy,
 )
 from vfiomgr.errors import HostError, UsageError
-from vfiomgr.node.kubelet import DEVICES, NoAnswer, pods_by_device, register, stamp_of
+from vfiomgr.node.kubelet import DEVICES, SOCKET, NoAnswer, pods_by_device, register, stamp_of
 from vfiomgr.node.model import NodeResource
 from vfiomgr.node.serving import PREFIX, socket_name
 
@@ -41,6 +42,23 @@ def test_the_kubelet_connects_back_before_it_accepts_a_registration(place: Path)
             assert kubelet.registrations == [(NAME, socket_name(NAME))]
             assert agent.served[NAME].is_registered
             assert kubelet.capacity(NAME) == (4, 4)
+
+    tell(story())
+
+
+def test_a_kubelet_that_ends_before_it_answers_is_not_waited_for(place: Path) -> None:
+    async def story() -> None:
+        path = place / SOCKET
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(str(path))
+            silent.listen()  # connections wait for the server that has ended
+            call = asyncio.create_task(register(str(place), "any.sock", NAME))
+            await asyncio.sleep(0.3)
+            assert not call.done()
+            path.unlink()
+            with pytest.raises(NoAnswer, match="the kubelet restarted before it answered"):
+                async with asyncio.timeout(10):
+                    await call
 
     tell(story())
 
