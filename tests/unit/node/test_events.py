@@ -147,6 +147,7 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
         async with running(place) as node:
             await node.start(
                 f"--events={server.directory}",
+                f"--metrics=unix:{place / 'm'}",
                 KUBERNETES_SERVICE_HOST="127.0.0.1",
                 KUBERNETES_SERVICE_PORT=str(server.port),
                 NODE_NAME="gpu-1",
@@ -160,9 +161,8 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
             await requested(server, 1)
             node.bind(other)
             await requested(server, 2)
-            await node.until_used_by(gpu, "ml/train-0/c0")
             start_guest(node, gpu, f"sandbox-{'a' * 64}")
-            await node.kubelet.restart_containers("ml/train-0")  # a scan sees the guest
+            await node.until_guest_is_known(gpu)
             start_guest(node, gpu, f"sandbox-{'b' * 64}")
             await requested(server, 3)
             await node.kubelet.until_capacity(NAME, 3, 2)
