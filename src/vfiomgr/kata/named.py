@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from vfiomgr.check.model import Report
     from vfiomgr.errors import Refusal
     from vfiomgr.kata.explain.image import GuestImage
-    from vfiomgr.kata.manifests.plan import PodRequest
+    from vfiomgr.kata.manifests.plan import PodRequest, Workload
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -69,6 +69,9 @@ _CLAIMS_IGNORED = (
 )
 _DRIVER_NEEDED = (
     "the pods wait until the driver vfiomgr.io publishes devices: vfiomgr node manifests --dra"
+)
+_GATES_NEEDED = (
+    "claims need KubeVirt 1.6 or later, with its feature gates GPUsWithDRA and HostDevicesWithDRA"
 )
 DEFAULT_SELECTOR = (("katacontainers.io/kata-runtime", "true"),)
 """The label that kata-deploy sets on nodes where it installed Kata."""
@@ -136,11 +139,13 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     memory: str = "16G",
     cpus: int = 4,
     dra: bool = False,
+    kubevirt: bool = False,
 ) -> tuple[PodRequest, ...]:
     """Pods with devices for their VMs: those of `addresses`, or one pod for each resource.
 
     `memory` is the limit of the container, e.g. `16G`; the VM uses default_memory in addition.
-    With `dra`, claims request the devices instead of resources.
+    With `dra`, claims request the devices instead of resources. With `kubevirt` these are VMs of
+    KubeVirt, and `memory` is that of the guest.
 
     Raises:
         UsageError: a name or a size is invalid.
@@ -155,8 +160,9 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         offered = selections(units) or {"": ()}
     else:
         offered = {resource: units} if resource else offers(units, naming, DEFAULT_KIND)
+    kind: Workload = "VirtualMachine" if kubevirt else "Deployment" if deployment else "Pod"
     options = PodOptions(
-        kind="Deployment" if deployment else "Pod",
+        kind=kind,
         name=require_label("--name", name),
         namespace=None if namespace is None else require_label("--namespace", namespace),
         runtime_class=require_subdomain("--runtime-class", runtime_class),
@@ -202,9 +208,14 @@ def _tell(
         )
     lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
+    of_kubevirt = any(request.kind == "VirtualMachine" for request in requests)
     if any(request.by_claim for request in requests):
-        source.on_note(_CLAIMS_IGNORED)
+        source.on_note(_GATES_NEEDED if of_kubevirt else _CLAIMS_IGNORED)
         source.on_note(_DRIVER_NEEDED)
+        return
+    if of_kubevirt:
+        for name in offered:
+            source.on_note(_of_kubevirt(name))
         return
     kinds = {read_file(file).kind for file in host.cdi_files}
     asked = {item.name: item.count for request in requests for item in request.resources}
@@ -225,6 +236,14 @@ def _tell(
         source.on_note(f"the pods wait until a device plugin offers {name}")
         if name not in kinds:
             source.on_note(f"no CDI specification has the kind {name}: {generating(name)}")
+
+
+def _of_kubevirt(resource: str) -> str:
+    return (
+        f"the VMs wait until the device plugin offers {resource}: vfiomgr node run --consumer "
+        "kubevirt. KubeVirt refuses them unless permittedHostDevices of its configuration has the "
+        "resource, with externalResourceProvider: true"
+    )
 
 
 def runtime_class(  # noqa: PLR0913 - each is an option of the command

@@ -177,7 +177,9 @@ def test_pods_for_devices_of_many_hosts_are_valid(
     made = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
     validate([render.workload(each) for each in made])
     (wanted,) = made
-    assert wanted.resources == (ResourceRequest("vfiomgr.io/vfio", 2 if together else 1),)
+    is_gpu = device.is_graphics_or_accelerator
+    count = 2 if together else 1
+    assert wanted.resources == (ResourceRequest("vfiomgr.io/vfio", count, is_gpu=is_gpu),)
     assert ("cuda" in wanted.image) == (device is GPU)
     assert bool(wanted.command) == (device is NIC or kind == "Deployment")
 

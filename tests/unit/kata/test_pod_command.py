@@ -309,3 +309,53 @@ def test_a_claim_has_no_resource(run: Run, option: tuple[str, str]) -> None:
     answer = run("kata", "pod", "--dra", *option)
     assert answer.status == 2
     assert f"--dra and {option[0]}" in answer.stderr
+
+
+def test_a_vm_of_kubevirt_has_a_request_for_each_of_its_devices(run: Run) -> None:
+    """KubeVirt accepts one device for each request (resolveDevice in its pkg/dra/utils.go)."""
+    run("bind", GPU, "--yes")
+    answer = run("kata", "pod", GPU, "--dra", "--kubevirt", "--count", "2", "--memory", "32G")
+    claim, vm = objects(answer)
+    requests = claim["spec"]["spec"]["devices"]["requests"]
+    assert [(one["name"], one["exactly"]["count"]) for one in requests] == [
+        ("gpu", 1),
+        ("gpu-1", 1),
+    ]
+    spec = vm["spec"]["template"]["spec"]
+    assert (vm["apiVersion"], vm["kind"]) == ("kubevirt.io/v1", "VirtualMachine")
+    assert spec["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    assert spec["domain"]["devices"]["gpus"] == [
+        {"name": "gpu", "claimName": "gpu", "requestName": "gpu"},
+        {"name": "gpu-1", "claimName": "gpu", "requestName": "gpu-1"},
+    ]
+    assert spec["domain"]["memory"] == {"guest": "32Gi"}
+    assert "GPUsWithDRA" in answer.stderr
+    assert "kata-containers#13322" not in answer.stderr
+
+
+def test_a_vm_of_kubevirt_names_the_resource_of_a_device_plugin(run: Run) -> None:
+    answer = run(
+        "kata", "pod", GPU, "--kubevirt", "--resource", "vfiomgr.io/A40", "--image", "r/d:1"
+    )
+    (vm,) = objects(answer)
+    spec = vm["spec"]["template"]["spec"]
+    assert spec["domain"]["devices"]["gpus"] == [{"name": "gpu", "deviceName": "vfiomgr.io/A40"}]
+    assert spec["volumes"][0]["containerDisk"]["image"] == "r/d:1"
+    assert "resourceClaims" not in spec
+    assert "permittedHostDevices" in answer.stderr
+
+
+def test_kubevirt_lists_what_is_no_gpu_as_host_device(run: Run) -> None:
+    (vm,) = objects(run("kata", "pod", SHARED, "--kubevirt", "--resource", "a.b/nic"))
+    devices = vm["spec"]["template"]["spec"]["domain"]["devices"]
+    assert devices["hostDevices"] == [{"name": "gpu", "deviceName": "a.b/nic"}]
+    assert "gpus" not in devices
+
+
+@pytest.mark.parametrize(
+    "option", [("--deployment",), ("--runtime-class", "kata"), ("--runtimeclass",)]
+)
+def test_kubevirt_starts_no_pods(run: Run, option: tuple[str, ...]) -> None:
+    answer = run("kata", "pod", "--kubevirt", *option)
+    assert answer.status == 2
+    assert "--kubevirt" in answer.stderr

@@ -18,7 +18,7 @@ from vfiomgr.kata.named import NAMINGS, Naming, pods
 from vfiomgr.kata.named import runtime_class as runtime_class_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from vfiomgr.cli.options import Format
     from vfiomgr.kata.manifests.plan import PodRequest
@@ -48,6 +48,7 @@ class _PodOptions(TypedDict):
     cpus: int
     runtime_class: str
     dra: bool
+    kubevirt: bool
 
 
 def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +122,7 @@ def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     help="Request devices by a ResourceClaimTemplate (DRA) instead of a resource.",
 )
+@click.option("--kubevirt", is_flag=True, help="Print a KubeVirt VirtualMachine instead of a pod.")
 @click.option(
     "--count",
     type=WholeNumber(min=1, max=16),
@@ -132,7 +134,7 @@ def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
     default="16G",
     show_default=True,
     metavar="SIZE",
-    help="Limit container memory; the VM adds default_memory.",
+    help="Limit container memory; a Kata VM adds default_memory.",
 )
 @click.option(
     "--cpus",
@@ -174,11 +176,14 @@ def pod(
     any_node: bool,
     **options: Unpack[_PodOptions],
 ) -> None:
-    """Print a Pod, Deployment or RuntimeClass for host devices.
+    """Print a Pod, KubeVirt VM or RuntimeClass for host devices.
 
     With ADDRESSES one pod requests as many devices as they name; without, one pod is printed for
     each resource of the available devices. The kubelet chooses which devices of a resource a pod
     gets. A device is an entire IOMMU group.
+
+    With --kubevirt a VM of KubeVirt requests them. It boots from a container disk (--image), and
+    --memory and --cpus are those of the guest.
 
     --runtimeclass prints the RuntimeClass that pods refer to, with overhead. Kubernetes adds the
     overhead to the container limits of a pod, in the scheduler and in the pod's cgroup. A VM uses
@@ -192,6 +197,7 @@ def pod(
       vfiomgr kata pod --deployment --resource nvidia.com/pgpu --count 2
       vfiomgr kata pod --naming model --image registry.example/train:1 --namespace research
       vfiomgr kata pod 0000:04:00.0 --dra
+      vfiomgr kata pod 0000:04:00.0 --dra --kubevirt | kubectl apply -f -
       vfiomgr kata pod --runtimeclass | kubectl apply -f -
       vfiomgr kata pod --runtimeclass --runtime-class kata-gpu --default-memory 4G
       vfiomgr kata pod --runtimeclass --handler kata-gpu --node-selector gpu=vfio
@@ -222,17 +228,25 @@ def pod(
         "--node-selector": selectors,
         "--any-node": any_node,
     }
+    _forbid_mixtures(options, of_class)
+    wanted = pods(session, *addresses, **options)
+    print_objects(
+        [document for one in wanted for document in (*_claim_of(one), render.workload(one))],
+        session.format,
+    )
+
+
+def _forbid_mixtures(options: _PodOptions, of_class: Mapping[str, object]) -> None:
+    """Refuse options that a pod or a VM of KubeVirt does not have."""
     for option, value in of_class.items():
         if value:
             forbid_alone(option, "--runtimeclass", "pods have no such setting")
     if options["dra"]:
         for option in typed_options(["resource", "naming"]):
             forbid_together("--dra", option, "a claim selects devices by their model")
-    wanted = pods(session, *addresses, **options)
-    print_objects(
-        [document for one in wanted for document in (*_claim_of(one), render.workload(one))],
-        session.format,
-    )
+    if options["kubevirt"]:
+        for option in typed_options(["deployment", "runtime_class"]):
+            forbid_together("--kubevirt", option, "KubeVirt starts its VMs itself")
 
 
 def _claim_of(request: PodRequest) -> tuple[render.Object, ...]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-Workload = Literal["Pod", "Deployment"]
+Workload = Literal["Pod", "Deployment", "VirtualMachine"]
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """RFC 1123, like IsDNS1123Label of k8s.io/apimachinery/pkg/util/validation."""
@@ -104,16 +104,20 @@ class ResourceRequest(Value):
     name: str
     """The resource; with a claim, a CEL expression for devices, or nothing for any."""
     count: int
+    is_gpu: bool = True
+    """Whether KubeVirt lists the devices as GPUs, not as host devices."""
 
 
 class PodRequest(Value):
-    """A pod, alone or as the template of a Deployment, with devices for its VM."""
+    """A pod, alone or as the template of a Deployment, or a VM of KubeVirt, with devices."""
 
     kind: Workload
     name: str
     namespace: str | None
     runtime_class: str
+    """Not for KubeVirt."""
     image: str
+    """With KubeVirt, the container disk from which the VM boots."""
     command: tuple[str, ...]
     """Empty for the command of the image."""
     resources: tuple[ResourceRequest, ...]
@@ -148,6 +152,7 @@ _MOST = 63
 CUDA_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0-ubuntu22.04"
 _CUDA = "nvcr.io/nvidia/cuda:12.5.1-base-ubuntu22.04"
 _BUSYBOX = "docker.io/library/busybox:stable"
+_CONTAINER_DISK = "quay.io/containerdisks/fedora:latest"
 _STAY = ("sleep", "infinity")
 _LOOK = ("lspci", "-k")
 """Which devices are plugged into the VM, and which driver of the guest uses them."""
@@ -282,17 +287,22 @@ def pods_for(
                 f"--count {options.count} is ambiguous: the devices belong to {', '.join(offered)}"
             )
             raise UsageError(message, "omit --count: each resource is requested as often as named")
-        items = (ResourceRequest(n, options.count or len(units)) for n, units in offered.items())
+        items = (_item(name, options.count or len(offered[name]), offered) for name in offered)
         return (_pod(tuple(items), offered, options, options.name),)
     return tuple(
         _pod(
-            (ResourceRequest(resource, options.count or 1),),
+            (_item(resource, options.count or 1, offered),),
             offered,
             options,
             options.name if len(offered) == 1 else _numbered(options.name, number),
         )
         for number, resource in enumerate(offered, 1)
     )
+
+
+def _item(name: str, count: int, offered: dict[str, tuple[PodDevice, ...]]) -> ResourceRequest:
+    is_gpu = all(unit.lead.is_graphics_or_accelerator for unit in offered[name])
+    return ResourceRequest(name, count, is_gpu=is_gpu)
 
 
 def _numbered(name: str, number: int) -> str:
@@ -307,7 +317,8 @@ def _pod(
     options: PodOptions,
     name: str,
 ) -> PodRequest:
-    _refuse_too_many(items, offered)
+    if options.kind != "VirtualMachine":
+        _refuse_too_many(items, offered)
     units = [unit for item in items for unit in offered[item.name]]
     image, command = _image(options, is_cuda=any(unit.is_nvidia_gpu for unit in units))
     return PodRequest(
@@ -328,6 +339,8 @@ def _image(options: PodOptions, *, is_cuda: bool) -> tuple[str, tuple[str, ...]]
     """An image and its command: the sample fails without a GPU; a Deployment must keep running."""
     if options.image is not None:
         return options.image, ()
+    if options.kind == "VirtualMachine":
+        return _CONTAINER_DISK, ()
     if options.kind == "Deployment":
         return (_CUDA if is_cuda else _BUSYBOX), _STAY
     return (CUDA_SAMPLE, ()) if is_cuda else (_BUSYBOX, _LOOK)

@@ -6,6 +6,8 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
 from vfiomgr.kata.model import DEVICE_CLASS
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from ruamel.yaml import YAML
 
-    from vfiomgr.kata.manifests.plan import PodRequest, RuntimeClassRequest
+    from vfiomgr.kata.manifests.plan import PodRequest, ResourceRequest, RuntimeClassRequest
 
 Object = Any
 """A mapping of ruamel.yaml with its comments; in JSON it is a plain object."""
@@ -46,11 +48,10 @@ def runtime_class(request: RuntimeClassRequest) -> Object:
 
 
 def workload(request: PodRequest) -> Object:
-    """A Pod, or a Deployment of it."""
-    document = template(request.kind.lower())
-    document["metadata"]["name"] = quoted(request.name)
-    if request.namespace is not None:
-        document["metadata"]["namespace"] = quoted(request.namespace)
+    """A Pod, a Deployment of it, or a VirtualMachine."""
+    if request.kind == "VirtualMachine":
+        return _virtual_machine(request)
+    document = _named(request.kind.lower(), request)
     if request.kind == "Deployment":
         spec = document["spec"]["template"]["spec"]
         document["spec"]["selector"]["matchLabels"][_LABEL] = quoted(request.name)
@@ -59,26 +60,70 @@ def workload(request: PodRequest) -> Object:
         spec = document["spec"]
     spec["runtimeClassName"] = quoted(request.runtime_class)
     _fill(spec["containers"][0], request)
-    if request.by_claim:
-        claim = {"name": _CLAIM, "resourceClaimTemplateName": quoted(request.name)}
-        spec["resourceClaims"] = [claim]
+    _refer_to_claim(spec, request)
+    return document
+
+
+def _virtual_machine(request: PodRequest) -> Object:
+    """A VirtualMachine of KubeVirt (kubevirt.io/v1)."""
+    document = _named("virtualmachine", request)
+    spec = document["spec"]["template"]["spec"]
+    domain = spec["domain"]
+    domain["cpu"]["cores"] = request.cpus
+    domain["memory"]["guest"] = quoted(_memory(request.memory_mib))
+    spec["volumes"][0]["containerDisk"]["image"] = quoted(request.image)
+    devices: dict[str, list[Object]] = {}
+    for number, item in enumerate(_one_by_one(request)):
+        name = _numbered(number)
+        wanted = (
+            {"claimName": _CLAIM, "requestName": name}
+            if request.by_claim
+            else {"deviceName": quoted(item.name)}
+        )
+        devices.setdefault("gpus" if item.is_gpu else "hostDevices", []).append(
+            {"name": name, **wanted}
+        )
+    domain["devices"].update(devices)
+    _refer_to_claim(spec, request)
     return document
 
 
 def claim_template(request: PodRequest) -> Object:
-    """The ResourceClaimTemplate of a pod (resource.k8s.io/v1)."""
-    document = template("claimtemplate")
-    document["metadata"]["name"] = quoted(request.name)
-    if request.namespace is not None:
-        document["metadata"]["namespace"] = quoted(request.namespace)
+    """The ResourceClaimTemplate of a pod or VM (resource.k8s.io/v1)."""
+    document = _named("claimtemplate", request)
     requests = document["spec"]["spec"]["devices"]["requests"]
-    for number, item in enumerate(request.resources):
+    items = _one_by_one(request) if request.kind == "VirtualMachine" else request.resources
+    for number, item in enumerate(items):
         wanted: dict[str, Any] = {"deviceClassName": DEVICE_CLASS, "count": item.count}
         if item.name:
             wanted["selectors"] = [{"cel": {"expression": quoted(item.name)}}]
-        requests.append({"name": f"{_CLAIM}-{number}" if number else _CLAIM, "exactly": wanted})
+        requests.append({"name": _numbered(number), "exactly": wanted})
     requests.fa.set_block_style()
     return document
+
+
+def _named(name: str, request: PodRequest) -> Object:
+    """A template with the name and the namespace of a request."""
+    document = template(name)
+    document["metadata"]["name"] = quoted(request.name)
+    if request.namespace is not None:
+        document["metadata"]["namespace"] = quoted(request.namespace)
+    return document
+
+
+def _numbered(number: int) -> str:
+    return f"{_CLAIM}-{number}" if number else _CLAIM
+
+
+def _one_by_one(request: PodRequest) -> list[ResourceRequest]:
+    """One request for each device, as KubeVirt requires (resolveDevice in its pkg/dra/utils.go)."""
+    return [replace(item, count=1) for item in request.resources for _ in range(item.count)]
+
+
+def _refer_to_claim(spec: Object, request: PodRequest) -> None:
+    if request.by_claim:
+        claim = {"name": _CLAIM, "resourceClaimTemplateName": quoted(request.name)}
+        spec["resourceClaims"] = [claim]
 
 
 def _fill(container: Object, request: PodRequest) -> None:
