@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,4 +24,12 @@ async def is_guest_known(socket: Path, device: str) -> bool:
     _, body = await page(socket, "/metrics")
     lines = [line for line in body.splitlines() if f'address="{device}"' in line]
     is_open = any("_open" in line and line.endswith(" 1.0") for line in lines)
-    return is_open and any("_allocated" in line for line in lines)
+    return is_open and any("_allocated" in line and 'pod=""' not in line for line in lines)
+
+
+async def until_guest_is_known(socket: Path, device: str) -> None:
+    """Wait for a scan that saw a device open, and knew its pod."""
+    end = time.monotonic() + 20
+    while not await is_guest_known(socket, device):
+        assert time.monotonic() < end, device
+        await asyncio.sleep(0.05)

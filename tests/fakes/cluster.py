@@ -59,13 +59,16 @@ class Cluster:
         return dict(zip(names, ("127.0.0.1", port, NODE), strict=True))
 
     def allocate(self, device: str, *, pool: str = NODE, name: str = "gpu", uid: str = "1") -> None:
-        """Create a claim that has a device, as the scheduler does."""
+        """Create a claim that has a device, for a pod, as the scheduler does."""
         result = {"driver": DRIVER, "pool": pool, "device": device, "request": "gpu"}
         self.server.put(
             "resourceclaims",
             {
                 "metadata": {"name": name, "namespace": "ml", "uid": f"uid-{uid}"},
-                "status": {"allocation": {"devices": {"results": [result]}}},
+                "status": {
+                    "allocation": {"devices": {"results": [result]}},
+                    "reservedFor": [{"resource": "pods", "name": "train-0", "uid": f"pod-{uid}"}],
+                },
             },
         )
 

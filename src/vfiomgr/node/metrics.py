@@ -7,6 +7,7 @@ is OpenMetrics, https://prometheus.io/docs/specs/om/open_metrics_spec/.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from prometheus_client.core import (
@@ -38,6 +39,7 @@ MetricKind = Literal["gauge", "counter", "info"]
 _TRANSFERS = 1_000_000_000
 """Transfers per second in a GT/s."""
 _RESET_RULES = frozenset({"reset-failed"})
+_NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
 
 
 class Metric(Value):
@@ -61,7 +63,9 @@ READY = Metric(
     "vfiomgr_device_ready", "gauge", "Whether a device can be given to a pod; else the reason."
 )
 VIABLE = Metric("vfiomgr_group_viable", "gauge", "Whether an IOMMU group can be assigned.")
-ALLOCATED = Metric("vfiomgr_device_allocated", "gauge", "The container that has a device.")
+ALLOCATED = Metric(
+    "vfiomgr_device_allocated", "gauge", "The container or ResourceClaim that has a device."
+)
 OPEN = Metric("vfiomgr_device_open", "gauge", "Whether a process has the device open.")
 RESET = Metric(
     "vfiomgr_device_reset_required", "gauge", "Whether a device is withheld until it is reset."
@@ -74,9 +78,17 @@ METRICS = (INFO, READY, VIABLE, ALLOCATED, OPEN, RESET, ERRORS, LANES, TRANSFERS
 
 
 def samples(
-    host: HostSnapshot, inventory: Inventory, health: HealthFacts | None = None
+    host: HostSnapshot,
+    inventory: Inventory,
+    health: HealthFacts | None = None,
+    created: Iterable[NodeUnit] = (),
+    pods: Mapping[str, tuple[str, str]] = _NONE,
 ) -> Iterator[Sample]:
-    """The samples of a host; `health` has the numbers of errors."""
+    """The samples of a host.
+
+    `health` has the numbers of errors, `created` the vGPUs that were created for claims, and `pods`
+    the pods of claims, with their UIDs.
+    """
     units = list(inventory.units)
     owned = {address for unit in units for address in unit.addresses}
     devices = [device for device in host.devices if device.address in owned]
@@ -85,7 +97,11 @@ def samples(
         for unit in resource.units:
             yield from _ready(unit)
             yield from _allocated(resource.name, unit)
+            yield from _claimed(unit, pods)
             yield from _open(host, unit)
+    for unit in created:
+        yield from _claimed(unit, pods)
+        yield from _open(host, unit)
     yield from _groups(host, units)
     yield from _errors(devices, health or HealthFacts())
     yield from _links(host, devices)
@@ -131,6 +147,24 @@ def _allocated(resource: str, unit: NodeUnit) -> Iterator[Sample]:
             namespace=namespace,
             pod=pod,
             container=container,
+            claim="",
+        )
+
+
+def _claimed(unit: NodeUnit, pods: Mapping[str, tuple[str, str]]) -> Iterator[Sample]:
+    """For a device that a claim has; the pod only if it is one."""
+    if unit.claim and not unit.pod:
+        namespace, _, claim = unit.claim.partition("/")
+        pod = pods[unit.claim][0].partition("/")[2] if unit.claim in pods else ""
+        yield _sample(
+            ALLOCATED,
+            1,
+            address=unit.id,
+            resource="",
+            namespace=namespace,
+            pod=pod,
+            container="",
+            claim=claim,
         )
 
 
@@ -192,10 +226,16 @@ _END = "# EOF\n"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
 
 
-def render(host: HostSnapshot, inventory: Inventory, health: HealthFacts) -> str:
+def render(
+    host: HostSnapshot,
+    inventory: Inventory,
+    health: HealthFacts,
+    created: Iterable[NodeUnit] = (),
+    pods: Mapping[str, tuple[str, str]] = _NONE,
+) -> str:
     """The samples of a scan as text, without the line that ends an exposition."""
     registry = CollectorRegistry()
-    registry.register(_Collected(tuple(samples(host, inventory, health))))
+    registry.register(_Collected(tuple(samples(host, inventory, health, created, pods))))
     return _text(registry)
 
 

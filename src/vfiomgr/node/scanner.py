@@ -52,7 +52,10 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
-    Measured = Callable[[HostSnapshot, Inventory, HealthFacts], str]
+    Measured = Callable[
+        [HostSnapshot, Inventory, HealthFacts, tuple[NodeUnit, ...], Mapping[str, tuple[str, str]]],
+        str,
+    ]
     """The metrics of a scan as text; their library is only needed by the agent."""
 
 QUIET = 0.25
@@ -142,7 +145,8 @@ class Scanner:
             write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
             crashes = self._crashes(seen, found)
             problems = tuple(self._problems(asked, seen, found, crashes))
-            metrics = "" if self._measured is None else self._measured(seen, found, now)
+            of_claims = tuple(u for u in complete.units if u.id in self._claims.created)
+            metrics = self._rendered(seen, found, now, of_claims)
         except VfiomgrError as error:
             return Report(number=asked.number, error=_text(error))
         except OSError as error:
@@ -162,8 +166,19 @@ class Scanner:
             self._claims.number,
             self._knows_pods,
             pools if is_changed else None,
-            tuple(unit for unit in complete.units if unit.id in self._claims.created),
+            of_claims,
         )
+
+    def _rendered(
+        self,
+        seen: HostSnapshot,
+        found: Inventory,
+        now: HealthFacts,
+        of_claims: tuple[NodeUnit, ...],
+    ) -> str:
+        if self._measured is None:
+            return ""
+        return self._measured(seen, found, now, of_claims, self._claims.pods)
 
     def _created(self) -> Mapping[str, tuple[str, str]]:
         """The vGPUs of claims, also of those that the agent has not recorded yet."""
@@ -204,7 +219,8 @@ class Scanner:
         if seen.users is None:
             return {}
         users = {unit.id: users_of(seen, unit) for unit in found.units if unit.is_open}
-        return self._sandboxes.crashes(found.units, users, self._quarantine, time.monotonic())
+        now, pods = time.monotonic(), self._claims.pods
+        return self._sandboxes.crashes(found.units, users, self._quarantine, now, pods)
 
     def _inventory(
         self, seen: HostSnapshot, now: HealthFacts, written: frozenset[str]

@@ -170,3 +170,13 @@ def gpu_node(place: Path, count: int = 3, *, group: int = 11) -> FakeKernel:
             numa_node=0,
         )
     return kernel
+
+
+def start_guest(kernel: FakeKernel, gpu: str, name: str) -> None:
+    """Have a guest open the node of a GPU of `gpu_node`, in place of the last one."""
+    group = 10 + PciAddress.parse(gpu).bus
+    if group in kernel.vfio.guests:
+        kernel.guest_closes(group)
+    kernel.guest_opens(group)
+    process = f"/proc/{kernel.vfio.guests[group].pid}"
+    kernel.sysfs.put(f"{process}/cmdline", f"qemu-system-x86_64\0-name\0{name}\0")

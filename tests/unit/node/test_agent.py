@@ -23,7 +23,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests import pages
 from tests.fakes.kubelet import READMISSION, Kubelet
-from tests.unit.node.stories import gpu_node, resource, tell
+from tests.unit.node.stories import gpu_node, resource, start_guest, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
@@ -111,13 +111,6 @@ class Running:
                 return body
             await asyncio.sleep(0.05)
         raise AssertionError(status)
-
-    async def until_guest_is_known(self, device: str) -> None:
-        """Wait for a scan that saw a device open, and knew its pod; needs the metrics."""
-        end = time.monotonic() + 20
-        while not await pages.is_guest_known(self.place / "m", device):
-            assert time.monotonic() < end, device
-            await asyncio.sleep(0.05)
 
     def unbind(self, address: str) -> None:
         """Take a GPU from its VFIO driver."""
@@ -941,16 +934,6 @@ def test_check_pod_of_a_device_looks_at_that_device(place: Path) -> None:
     tell(story())
 
 
-def start_guest(node: Running, gpu: str, name: str) -> None:
-    """Have a guest open the node of a GPU, in place of the last one."""
-    group = 11 + GPUS.index(gpu)
-    if group in node.kernel.vfio.guests:
-        node.kernel.guest_closes(group)
-    node.kernel.guest_opens(group)
-    process = f"/proc/{node.kernel.vfio.guests[group].pid}"
-    node.kernel.sysfs.put(f"{process}/cmdline", f"qemu-system-x86_64\0-name\0{name}\0")
-
-
 def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
@@ -958,12 +941,12 @@ def test_a_device_whose_guest_crashed_is_withheld_and_released(place: Path) -> N
             await node.kubelet.until_capacity(NAME, 3, 3)
             container = await node.kubelet.admit("ml/train-0", NAME, 1)
             (gpu,) = container.ids
-            start_guest(node, gpu, f"sandbox-{'a' * 64}")
-            await node.until_guest_is_known(gpu)
+            start_guest(node.kernel, gpu, f"sandbox-{'a' * 64}")
+            await pages.until_guest_is_known(place / "m", gpu)
             await node.kubelet.restart_containers("ml/train-0")  # in the same guest
             await node.kubelet.until_capacity(NAME, 3, 3)
 
-            start_guest(node, gpu, f"sandbox-{'b' * 64}")
+            start_guest(node.kernel, gpu, f"sandbox-{'b' * 64}")
             await node.kubelet.until_capacity(NAME, 3, 2)
             with pytest.raises(Exception, match="ended while the pod had"):
                 await node.kubelet.restart_containers("ml/train-0")
@@ -988,14 +971,14 @@ def test_the_guest_of_the_next_pod_with_the_same_name_has_not_crashed(place: Pat
             await node.start("--pods-interval=60", f"--metrics=unix:{place / 'm'}")
             await node.kubelet.until_capacity(NAME, 3, 3)
             container = await node.kubelet.admit("ml/train-0", NAME, 3)
-            start_guest(node, GPUS[0], f"sandbox-{'a' * 64}")
+            start_guest(node.kernel, GPUS[0], f"sandbox-{'a' * 64}")
             await node.until_used_by(GPUS[0], "ml/train-0/c0")
-            await node.until_guest_is_known(GPUS[0])
+            await pages.until_guest_is_known(place / "m", GPUS[0])
             node.kernel.guest_closes(11)
             del node.kubelet.pods["ml/train-0"]
             again = await node.kubelet.admit("ml/train-0", NAME, 3)
             assert set(again.ids) == set(container.ids)
-            start_guest(node, GPUS[0], f"sandbox-{'b' * 64}")
+            start_guest(node.kernel, GPUS[0], f"sandbox-{'b' * 64}")
             await node.kubelet.restart_containers("ml/train-0")
             await asyncio.sleep(1)
             assert node.kubelet.capacity(NAME) == (3, 3)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from kubernetes_validate import utils
 
+from tests import pages
 from tests.fakes.api_server import ApiServer
-from tests.unit.node.stories import tell, until
-from tests.unit.node.test_agent import GPUS, NAME, running, start_guest, waiting_agent
+from tests.unit.node.stories import start_guest, tell, until
+from tests.unit.node.test_agent import GPUS, NAME, running, waiting_agent
 from vfiomgr.node import events as events_module
 from vfiomgr.node.events import Events
 from vfiomgr.node.messages import EventSettings, Report
@@ -161,9 +162,9 @@ def test_the_agent_reports_what_the_kubelet_learns(place: Path) -> None:
             await requested(server, 1)
             node.bind(other)
             await requested(server, 2)
-            start_guest(node, gpu, f"sandbox-{'a' * 64}")
-            await node.until_guest_is_known(gpu)
-            start_guest(node, gpu, f"sandbox-{'b' * 64}")
+            start_guest(node.kernel, gpu, f"sandbox-{'a' * 64}")
+            await pages.until_guest_is_known(place / "m", gpu)
+            start_guest(node.kernel, gpu, f"sandbox-{'b' * 64}")
             await requested(server, 3)
             await node.kubelet.until_capacity(NAME, 3, 2)
             await node.command("node", "release", gpu)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.unit.node.made import A40, A40_NAME, AUDIO, SETTINGS, UUID, at, node_of, vgpu_node
 from tests.unit.vgpus import a40_type, vgpu_host
 from vfiomgr.node import health
-from vfiomgr.node.metrics import METRICS, Metric, samples
+from vfiomgr.node.metrics import ALLOCATED, METRICS, Metric, samples
 from vfiomgr.node.model import FunctionHealth, HealthFacts
 from vfiomgr.node.plan import inventory
 from vfiomgr.pci.capabilities import PciLink
@@ -83,10 +83,26 @@ def test_the_pod_of_a_device_is_a_label(pod: str, container: str) -> None:
                 "namespace": "lab",
                 "pod": "train",
                 "container": container,
+                "claim": "",
             },
             1,
         )
     ]
+
+
+@pytest.mark.parametrize(("pods", "pod"), [({}, ""), ({"lab/gpu": ("lab/train", "1")}, "train")])
+def test_the_claim_of_a_device_is_a_label(pods: dict[str, tuple[str, str]], pod: str) -> None:
+    made = inventory(HOST, SETTINGS, claims={ID: "lab/gpu"})
+    created = replace(next(iter(made.units)), id="a vGPU", claim="lab/vgpu")
+    found = {
+        dict(sample.labels)["address"]: dict(sample.labels)
+        for sample in samples(HOST, made, created=(created,), pods=pods)
+        if sample.metric is ALLOCATED
+    }
+    assert found.keys() == {ID, "a vGPU"}
+    shared = {"resource": "", "namespace": "lab", "container": ""}
+    assert found[ID] == {"address": ID, **shared, "pod": pod, "claim": "gpu"}
+    assert found["a vGPU"] == {"address": "a vGPU", **shared, "pod": "", "claim": "vgpu"}
 
 
 def test_open_devices_are_known_where_processes_were_read() -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 GPU = unit(1)
 TRAIN = replace(GPU, pod="ml/train-0/c0")
+CLAIMED = replace(GPU, claim="ml/gpu")
 FIRST, SECOND = f"sandbox-{'a' * 64}", f"sandbox-{'b' * 64}"
 
 
@@ -33,11 +34,12 @@ class Told:
             lambda name, pids: any((name, pid) in self.living for pid in pids)
         )
         self.withheld: set[str] = set()
+        self.claims = {"ml/gpu": ("ml/train-0", "1")}
 
     def scan(self, now: float, found: NodeUnit, *users: DeviceUser) -> str:
         """What is said about the device."""
         by_unit = {found.id: users} if users else {}
-        crashes = self.sandboxes.crashes([found], by_unit, self.withheld, now)
+        crashes = self.sandboxes.crashes([found], by_unit, self.withheld, now, self.claims)
         (reason,) = crashes.values() or (None,)
         return "" if reason is None else reason.summary
 
@@ -47,12 +49,33 @@ def told() -> Told:
     return Told()
 
 
-def test_another_guest_of_the_pod_replaces_one_that_crashed(told: Told) -> None:
-    assert told.scan(0, TRAIN, guest(FIRST)) == ""
-    assert told.scan(1, TRAIN, guest(FIRST)) == ""
-    said = told.scan(2, TRAIN, guest(SECOND, 8))
+@pytest.mark.parametrize("given", [TRAIN, CLAIMED], ids=["device plugin", "claim"])
+def test_another_guest_of_the_pod_replaces_one_that_crashed(told: Told, given: NodeUnit) -> None:
+    assert told.scan(0, given, guest(FIRST)) == ""
+    assert told.scan(1, given, guest(FIRST)) == ""
+    said = told.scan(2, given, guest(SECOND, 8))
     assert said == f"guest {FIRST} of pod ml/train-0 ended while the pod had {GPU.id}"
-    assert told.scan(3, TRAIN, guest(SECOND, 8)) == ""
+    assert told.scan(3, given, guest(SECOND, 8)) == ""
+
+
+def test_the_next_pod_of_a_claim_has_a_guest_of_its_own(told: Told) -> None:
+    told.scan(0, CLAIMED, guest(FIRST))
+    told.claims = {"ml/gpu": ("ml/train-0", "2")}
+    assert told.scan(1, CLAIMED, guest(SECOND, 8)) == ""
+
+
+def test_guests_of_a_claim_that_several_pods_share_are_not_compared(told: Told) -> None:
+    told.claims = {}
+    told.scan(0, CLAIMED, guest(FIRST))
+    assert told.scan(1, CLAIMED, guest(SECOND, 8)) == ""
+
+
+def test_a_process_that_outlives_the_pod_of_its_claim_keeps_the_device_withheld(told: Told) -> None:
+    told.scan(0, CLAIMED, guest(None, 7))
+    told.claims = {}
+    told.scan(1, GPU, guest(None, 7))
+    said = told.scan(1 + SETTLE, GPU, guest(None, 7))
+    assert said == f"pod ml/train-0 ended, and PID 7 still has {GPU.id} open"
 
 
 def test_a_guest_that_does_not_return_has_crashed_after_a_while_and_once(told: Told) -> None:

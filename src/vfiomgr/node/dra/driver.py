@@ -209,6 +209,7 @@ class Driver:
             tuple(sorted(self._allocated)),
             self._held(),
             self._preparing.created,
+            self._consumers(),
         )
         if is_changed or now != self._facts:
             self._facts, self._is_current = replace(now, number=now.number + 1), False
@@ -223,6 +224,17 @@ class Driver:
             if (device := self._device(pool, name)) is not None and device.target.unit
         }
         return {**allocated, **self._preparing.held}
+
+    def _consumers(self) -> dict[str, tuple[str, str]]:
+        """The pod of each prepared claim that only one pod may use, and its UID."""
+        found = {}
+        for name in set(self._preparing.held.values()) & self._claims.objects.keys():
+            status = self._claims.objects[name].get("status") or {}
+            pods = [each for each in status.get("reservedFor") or () if each["resource"] == "pods"]
+            if len(pods) == 1:
+                namespace = name.partition("/")[0]
+                found[name] = (f"{namespace}/{pods[0]['name']}", pods[0]["uid"])
+        return found
 
     @property
     def _allocated(self) -> dict[tuple[str, str], str]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import pages
 from tests.fakes.cluster import NODE, Cluster
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.kubelet import AdmissionError
-from tests.unit.node.stories import gpu_node, tell
+from tests.unit.node.stories import gpu_node, start_guest, tell
 from vfiomgr.errors import Refusal
 from vfiomgr.node.agent import Agent
 from vfiomgr.node.commands import run as run_module
@@ -48,7 +49,8 @@ class Running(Cluster):
 
     async def start_agent(self) -> None:
         """Start the agent."""
-        self.process = await self._start("node", "run", *self.options)
+        metrics = f"--metrics=unix:{self.place / 'm'}"
+        self.process = await self._start("node", "run", *self.options, metrics)
 
     async def end_agent(self) -> str:
         """End the agent; returns what it reported."""
@@ -153,6 +155,23 @@ def taints(node: Cluster) -> dict[str, list[str]]:
         for each in node.server.objects("resourceslices")
         for device in each["spec"].get("devices") or ()
     }
+
+
+def test_a_device_whose_guest_crashed_is_tainted(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE)
+            await node.prepare()
+            start_guest(node.kernel, GPU, f"sandbox-{'a' * 64}")
+            await pages.until_guest_is_known(place / "m", GPU)
+            start_guest(node.kernel, GPU, f"sandbox-{'b' * 64}")
+            await node.until(lambda: taints(node)[DEVICE] == ["vfiomgr.io/sandbox-crashed"])
+            await node.until(lambda: node.claims.state(DRIVER, NODE, DEVICE) == "Unhealthy")
+            told = await node.end_agent()
+            assert f"{GPU}: quarantined for 60 s: guest sandbox-aaaa" in told
+            assert "aaaa of pod ml/train-0 ended while the pod had" in told
+
+    tell(story())
 
 
 def test_slices_come_back_after_the_kubelet_deleted_them(place: Path) -> None:
