@@ -11,7 +11,7 @@ import select
 import time
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -37,7 +37,7 @@ from vfiomgr.node.plan import inventory
 from vfiomgr.node.resets import is_of_device, may_reset
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.scan import scan
+from vfiomgr.snapshot.scan import scan, with_gpu_modes
 from vfiomgr.snapshot.users import read_holders, runs_guest
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.model import Vgpu
+    from vfiomgr.vgpu.model import Vgpu, VgpuParent
 
     Measured = Callable[
         [HostSnapshot, Inventory, HealthFacts, tuple[NodeUnit, ...], Mapping[str, tuple[str, str]]],
@@ -66,7 +66,18 @@ _SHARE = 0.01
 """The part of a processor that scans without events may take."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
+_MODES_INTERVAL = 600.0
+"""Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
+_OF_MODES = ("gpu_modes", "gpu_partitions", "vgpu_parents", "vgpus")
 _BYTES = 1 << 16
+
+
+class _KnownModes(NamedTuple):
+    """What nvidia-smi said of a host with these parents and vGPUs."""
+
+    before: tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]
+    facts: dict[str, object]
+    read_at: float
 
 
 class Scanner:
@@ -91,6 +102,7 @@ class Scanner:
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
         self._released = ""
+        self._known_modes: _KnownModes | None = None
         self._sandboxes = Sandboxes(partial(runs_guest, host.tree))
         self.cost = 0.0
         """Seconds of processor time that the last scan took."""
@@ -133,7 +145,7 @@ class Scanner:
         begun, spent = time.monotonic(), time.process_time()
         asked = question or Question()
         try:
-            seen = read_host(self._host)
+            seen = self._with_gpu_modes(read_host(self._host))
             now = read_health(self._host.tree, (device.address for device in seen.devices))
             written = read_written(self._host.tree)
             complete = self._inventory(seen, now, written)
@@ -142,7 +154,7 @@ class Scanner:
             pools = self._made_pools(seen, complete, created)
             found = replace(found, notes=(*found.notes, *_unreset(self._host.tree, found)))
             write_specifications(self._host.tree, found, written)
-            write_labels(self._host, labels(found, seen, kata_handlers(self._host.tree)))
+            write_labels(self._host.tree, found, seen)
             crashes = self._crashes(seen, found)
             problems = tuple(self._problems(asked, seen, found, crashes))
             of_claims = tuple(u for u in complete.units if u.id in self._claims.created)
@@ -179,6 +191,22 @@ class Scanner:
         if self._measured is None:
             return ""
         return self._measured(seen, found, now, of_claims, self._claims.pods)
+
+    def _with_gpu_modes(self, seen: HostSnapshot) -> HostSnapshot:
+        """Add the modes of GPUs on which vGPUs can be created for claims.
+
+        nvidia-smi takes a second, so it is asked again only if the vGPUs have changed, and from
+        time to time, because an administrator may have changed a mode.
+        """
+        if not (self.settings.dra_node and seen.vgpu_parents and may_reset(self._host.tree)):
+            return seen
+        known, now = self._known_modes, time.monotonic()
+        before = (seen.vgpu_parents, seen.vgpus)
+        if known is None or known.before != before or now > known.read_at + _MODES_INTERVAL:
+            found = with_gpu_modes(seen, self._host.tree)
+            facts = {name: getattr(found, name) for name in _OF_MODES}
+            known = self._known_modes = _KnownModes(before, facts, now)
+        return replace(seen, **known.facts)
 
     def _created(self) -> Mapping[str, tuple[str, str]]:
         """The vGPUs of claims, also of those that the agent has not recorded yet."""
@@ -330,18 +358,20 @@ def _unreset(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
 
 
 def read_host(host: Host) -> HostSnapshot:
-    """The facts for an inventory: no device is opened or woken, and no program is run."""
+    """The facts for an inventory: no device is opened or woken."""
     seen = scan(host.tree, host.machine, with_claims=False, with_links=True)
     holders: tuple[PciDevice | Vgpu, ...] = (*seen.devices, *seen.vgpus)
     nodes = {node for holder in holders for node in seen.guest_nodes(holder)}
     return replace(seen, users=read_holders(host.tree, nodes))
 
 
-def write_labels(host: Host, lines: tuple[str, ...]) -> None:
+def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:
     """Write the labels of the node, if Node Feature Discovery has its directory there."""
-    text = "".join(f"{line}\n" for line in lines)
-    if host.tree.exists(FEATURES) and host.tree.read_text(FEATURES / _LABELS) != text:
-        host.tree.replace(FEATURES / _LABELS, text.encode(), durable=False)
+    if not tree.exists(FEATURES):
+        return  # the handlers of Kata are not read: that runs the container runtime
+    text = "".join(f"{line}\n" for line in labels(found, seen, kata_handlers(tree)))
+    if tree.read_text(FEATURES / _LABELS) != text:
+        tree.replace(FEATURES / _LABELS, text.encode(), durable=False)
 
 
 def serve(host: Host, source: int, sink: int, measured: Measured | None = None) -> None:

@@ -58,7 +58,7 @@ def scan(
     """
     host = scan_devices(tree, machine, serials_of)
     if further.get("with_gpu_modes"):
-        host = _with_gpu_modes(host, tree)
+        host = with_gpu_modes(host, tree)
     with_users = further.get("with_users", False)
     resets, links = further.get("with_resets"), further.get("with_links")
     return replace(
@@ -92,7 +92,8 @@ def scan(
     )
 
 
-def _with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
+def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
+    """Add what nvidia-smi says: GPU modes, GPU instances, and the types of GPUs in MIG mode."""
     log = mig_facts.read_log(tree, host.devices)
     modes = mig_facts.parse_modes(log)
     divided = frozenset(mode.gpu for mode in modes if mode.mig)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.fakes.vgpu_hosts import t4_host
+from tests.fakes.vgpu_hosts import mig_host, t4_host
 from tests.unit.node.stories import gpu_node
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
@@ -26,6 +26,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
@@ -226,7 +227,9 @@ def test_pods_and_quarantine_are_joined(scanner: Scanner) -> None:
     report = scanner.answer(Question(pods=pods, quarantine={GPUS[0]: reason}))
     assert reasons(report)[GPUS[0]] == ["reset-failed"]
     assert [unit.used_by for unit in found(report).units] == ["", "", "default/cuda/c0"]
-    expected = f'vfiomgr_device_allocated{{address="{GPUS[2]}",container="c0",namespace="default"'
+    expected = (
+        f'vfiomgr_device_allocated{{address="{GPUS[2]}",claim="",container="c0"'
+    )
     assert expected in report.metrics
     assert reasons(scanner.answer(Question(quarantine={})))[GPUS[0]] == []
 
@@ -473,3 +476,35 @@ def test_vgpus_for_claims_need_a_writable_sys(
     scanner = Scanner(Host(t4_host(tmp_path)), render)
     scanner.settings = Settings(dra_node="gpu-1")
     assert bool(scanner.scan().pools) == is_writable
+
+
+def test_gpu_instances_are_published_and_read_again_after_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel, gpu = mig_host(tmp_path, total_vfs=2), "0000:21:00.0"
+    kernel.call("nvidia-smi", "-mig", "1", "-i", gpu)
+    kernel.call("/usr/lib/nvidia/sriov-manage", "-e", gpu)
+    monkeypatch.setattr("vfiomgr.node.scanner.may_reset", lambda _: True)
+    scanner, asked = Scanner(Host(kernel)), list[object]()
+    scanner.settings = Settings(dra_node="gpu-1")
+    run = kernel.run
+
+    def counted(command: Sequence[str], *options: Any) -> str | None:
+        asked.append(command)
+        return run(command, *options)
+
+    monkeypatch.setattr(kernel, "run", counted)
+    (pool,) = scanner.scan().pools or ()
+    assert "profile-0" in pool.counter_sets[0].counters
+    asked.clear()
+    assert scanner.scan().pools is None
+    assert asked == []
+    Host(kernel).create_vgpu(type="474", parent=gpu)
+    asked.clear()
+    (pool,) = scanner.scan().pools or ()
+    assert any(device.target.unit for device in pool.devices)
+    assert ("nvidia-smi", "mig", "-lgi") in asked
+    asked.clear()
+    monkeypatch.setattr("vfiomgr.node.scanner._MODES_INTERVAL", 0)
+    scanner.scan()
+    assert ("nvidia-smi", "-q") in asked
