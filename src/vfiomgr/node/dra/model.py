@@ -19,14 +19,10 @@ MOST_DEVICES = 128
 """Devices in a slice."""
 MOST_SPECIAL_DEVICES = 64
 """Devices in a slice of which one has taints or consumes counters."""
-MOST_ATTRIBUTES = 32
-"""Attributes and capacities of a device."""
 LONGEST_TEXT = 64
 """Characters of an attribute that is a string."""
 MOST_COUNTER_SETS = 8
 """Counter sets in a slice; a slice has either counter sets or devices."""
-MOST_COUNTERS = 32
-"""Counters in a set."""
 MOST_TAINTS = 16
 
 AttributeValue = str | int | bool
