@@ -95,8 +95,9 @@ def nvidia_host(  # noqa: PLR0913 - each is a fact of its own, with a default
             has_header=has_header,
         )
         kernel.add_gpu(gpu, group=2 * index + 1, bridge=port, numa_node=index % 2)
-        if is_enabled and gpu.total_vfs:
-            for name in kernel.sriov.make(PCI_DEVICES / address, gpu.total_vfs):
+    for address in GPUS[:gpus]:
+        if is_enabled and card.total_vfs and count:
+            for name in kernel.sriov.make(PCI_DEVICES / address, count):
                 kernel.drivers.attach(DRIVER, name)
     return kernel
 
