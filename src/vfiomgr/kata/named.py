@@ -31,6 +31,7 @@ from vfiomgr.kata.manifests.plan import (
     require_resource,
     require_subdomain,
     resource_of_none,
+    selection_of,
     selections,
     units_of,
 )
@@ -48,7 +49,7 @@ from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.units import mebibytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.check.model import Report
     from vfiomgr.errors import Refusal
@@ -144,7 +145,8 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     """Pods with devices for their VMs: those of `addresses`, or one pod for each resource.
 
     `memory` is the limit of the container, e.g. `16G`; the VM uses default_memory in addition.
-    With `dra`, claims request the devices instead of resources. With `kubevirt` these are VMs of
+    With `dra`, claims request the devices instead of resources; with a `resource` too, a
+    DeviceClass offers them under that name. With `kubevirt` these are VMs of
     KubeVirt, and `memory` is that of the guest.
 
     Raises:
@@ -156,7 +158,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     if resource is not None:
         require_resource("--resource", resource)
     units = _units(host, addresses)
-    if dra:
+    if dra and resource is None:
         offered = selections(units) or {"": ()}
     else:
         offered = {resource: units} if resource else offers(units, naming, DEFAULT_KIND)
@@ -170,7 +172,8 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         memory_mib=_limit(memory),
         cpus=cpus,
         count=count,
-        by_claim=dra,
+        by_claim=dra and resource is None,
+        selector=selection_of(resource, units) if dra and resource else "",
     )
     offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
     wanted = pods_for(offered, options, together=bool(addresses))
@@ -208,14 +211,9 @@ def _tell(
         )
     lead = [unit.lead for unit in units]
     tell_how_to_bind(source, host, [d for d in lead if not host.is_ready_for_guests(d)])
-    of_kubevirt = any(request.kind == "VirtualMachine" for request in requests)
-    if any(request.by_claim for request in requests):
-        source.on_note(_GATES_NEEDED if of_kubevirt else _CLAIMS_IGNORED)
-        source.on_note(_DRIVER_NEEDED)
-        return
-    if of_kubevirt:
-        for name in offered:
-            source.on_note(_of_kubevirt(name))
+    if notes := list(_of_others(offered, requests[0])):
+        for note in notes:
+            source.on_note(note)
         return
     kinds = {read_file(file).kind for file in host.cdi_files}
     asked = {item.name: item.count for request in requests for item in request.resources}
@@ -236,6 +234,25 @@ def _tell(
         source.on_note(f"the pods wait until a device plugin offers {name}")
         if name not in kinds:
             source.on_note(f"no CDI specification has the kind {name}: {generating(name)}")
+
+
+def _of_others(offered: Iterable[str], request: PodRequest) -> Iterator[str]:
+    """The notes on requests that are not served by the device plugin for Kata; else none."""
+    of_kubevirt = request.kind == "VirtualMachine"
+    if request.by_claim or request.selector:
+        yield _GATES_NEEDED if of_kubevirt else _CLAIMS_IGNORED
+        yield _DRIVER_NEEDED
+        if request.selector:
+            yield _extended(request.resources[0].name)
+    elif of_kubevirt:
+        yield from map(_of_kubevirt, offered)
+
+
+def _extended(resource: str) -> str:
+    return (
+        f"a DeviceClass offers {resource} from Kubernetes 1.36 on; the device plugin must offer "
+        "these devices under another name: vfiomgr node run --alias"
+    )
 
 
 def _of_kubevirt(resource: str) -> str:

@@ -304,11 +304,41 @@ def test_a_claim_selects_the_model_of_the_named_devices(run: Run) -> None:
     assert "vfiomgr node manifests --dra" in answer.stderr
 
 
-@pytest.mark.parametrize("option", [("--resource", "a.b/c"), ("--naming", "model")])
-def test_a_claim_has_no_resource(run: Run, option: tuple[str, str]) -> None:
-    answer = run("kata", "pod", "--dra", *option)
+def test_a_claim_has_no_naming(run: Run) -> None:
+    answer = run("kata", "pod", "--dra", "--naming", "model")
     assert answer.status == 2
-    assert f"--dra and {option[0]}" in answer.stderr
+    assert "--dra and --naming" in answer.stderr
+
+
+def test_a_device_class_offers_a_model_under_the_name_of_a_resource(run: Run) -> None:
+    name = "example.com/GA102GL_A40"
+    answer = run("kata", "pod", GPU, "--dra", "--resource", name)
+    device_class, pod = objects(answer)
+    assert device_class["metadata"]["name"] == "ga102gl-a40.example.com"
+    assert device_class["spec"]["extendedResourceName"] == name
+    (selector,) = device_class["spec"]["selectors"]
+    expression = selector["cel"]["expression"]
+    assert expression.startswith('device.driver == "vfiomgr.io" && ')
+    assert '.vendor == "' in expression
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"][name] == "1"
+    assert "resourceClaims" not in pod["spec"]
+    assert "Kubernetes 1.36" in answer.stderr
+    assert "kata-containers#13322" in answer.stderr
+
+
+def test_a_device_class_for_a_resource_selects_one_model(run: Run) -> None:
+    for addresses, found in (((GPU, SHARED), "several models"), ((), "no devices")):
+        answer = run("kata", "pod", *addresses, "--dra", "--resource", "a.b/c")
+        assert answer.status == 2
+        assert f"selects one model, but there are {found}" in answer.stderr
+        assert "vfiomgr kata pod ADDRESS --dra --resource a.b/c" in answer.stderr
+
+
+def test_kubevirt_has_no_device_classes_for_resources(run: Run) -> None:
+    answer = run("kata", "pod", GPU, "--dra", "--kubevirt", "--resource", "a.b/c")
+    assert answer.status == 2
+    assert "--kubevirt and --resource with --dra" in answer.stderr
 
 
 def test_a_vm_of_kubevirt_has_a_request_for_each_of_its_devices(run: Run) -> None:

@@ -227,9 +227,7 @@ def test_pods_and_quarantine_are_joined(scanner: Scanner) -> None:
     report = scanner.answer(Question(pods=pods, quarantine={GPUS[0]: reason}))
     assert reasons(report)[GPUS[0]] == ["reset-failed"]
     assert [unit.used_by for unit in found(report).units] == ["", "", "default/cuda/c0"]
-    expected = (
-        f'vfiomgr_device_allocated{{address="{GPUS[2]}",claim="",container="c0"'
-    )
+    expected = f'vfiomgr_device_allocated{{address="{GPUS[2]}",claim="",container="c0"'
     assert expected in report.metrics
     assert reasons(scanner.answer(Question(quarantine={})))[GPUS[0]] == []
 

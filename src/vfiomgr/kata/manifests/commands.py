@@ -18,7 +18,7 @@ from vfiomgr.kata.named import NAMINGS, Naming, pods
 from vfiomgr.kata.named import runtime_class as runtime_class_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from vfiomgr.cli.options import Format
     from vfiomgr.kata.manifests.plan import PodRequest
@@ -185,6 +185,9 @@ def pod(
     With --kubevirt a VM of KubeVirt requests them. It boots from a container disk (--image), and
     --memory and --cpus are those of the guest.
 
+    With --dra and --resource, a DeviceClass offers the devices under that name, for pods that have
+    limits instead of claims.
+
     --runtimeclass prints the RuntimeClass that pods refer to, with overhead. Kubernetes adds the
     overhead to the container limits of a pod, in the scheduler and in the pod's cgroup. A VM uses
     default_memory in addition to those limits, and VFIO pins all of it: if the overhead is too
@@ -198,6 +201,7 @@ def pod(
       vfiomgr kata pod --naming model --image registry.example/train:1 --namespace research
       vfiomgr kata pod 0000:04:00.0 --dra
       vfiomgr kata pod 0000:04:00.0 --dra --kubevirt | kubectl apply -f -
+      vfiomgr kata pod 0000:04:00.0 --dra --resource example.com/a40
       vfiomgr kata pod --runtimeclass | kubectl apply -f -
       vfiomgr kata pod --runtimeclass --runtime-class kata-gpu --default-memory 4G
       vfiomgr kata pod --runtimeclass --handler kata-gpu --node-selector gpu=vfio
@@ -230,10 +234,7 @@ def pod(
     }
     _forbid_mixtures(options, of_class)
     wanted = pods(session, *addresses, **options)
-    print_objects(
-        [document for one in wanted for document in (*_claim_of(one), render.workload(one))],
-        session.format,
-    )
+    print_objects([each for one in wanted for each in _objects_for(one)], session.format)
 
 
 def _forbid_mixtures(options: _PodOptions, of_class: Mapping[str, object]) -> None:
@@ -242,15 +243,23 @@ def _forbid_mixtures(options: _PodOptions, of_class: Mapping[str, object]) -> No
         if value:
             forbid_alone(option, "--runtimeclass", "pods have no such setting")
     if options["dra"]:
-        for option in typed_options(["resource", "naming"]):
-            forbid_together("--dra", option, "a claim selects devices by their model")
+        if typed_options(["naming"]):
+            forbid_together("--dra", "--naming", "a claim selects devices by their model")
+        if options["resource"] and options["kubevirt"]:
+            why = "KubeVirt does not find the devices of a DeviceClass by its resource name"
+            forbid_together("--kubevirt", "--resource with --dra", why)
     if options["kubevirt"]:
         for option in typed_options(["deployment", "runtime_class"]):
             forbid_together("--kubevirt", option, "KubeVirt starts its VMs itself")
 
 
-def _claim_of(request: PodRequest) -> tuple[render.Object, ...]:
-    return (render.claim_template(request),) if request.by_claim else ()
+def _objects_for(request: PodRequest) -> Iterator[render.Object]:
+    """A pod, after what it refers to."""
+    if request.by_claim:
+        yield render.claim_template(request)
+    if request.selector:
+        yield render.device_class(request)
+    yield render.workload(request)
 
 
 @click.command("runtimeclass", hidden=True)

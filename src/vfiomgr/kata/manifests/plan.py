@@ -125,6 +125,8 @@ class PodRequest(Value):
     cpus: int
     by_claim: bool = False
     """Whether the devices are requested by a claim (DRA) instead of resources."""
+    selector: str = ""
+    """The CEL expression of the DeviceClass (DRA) that offers the resource; empty for none."""
 
 
 class RuntimeClassRequest(Value):
@@ -230,6 +232,8 @@ def offers(
 
 
 _ATTRIBUTES = 'device.attributes["vfiomgr.io"]'
+_FUNCTIONS = f'device.driver == "vfiomgr.io" && {_ATTRIBUTES}.family == "function"'
+"""As in the DeviceClass vfio.vfiomgr.io."""
 
 
 def selections(units: Iterable[PodDevice]) -> dict[str, tuple[PodDevice, ...]]:
@@ -240,6 +244,21 @@ def selections(units: Iterable[PodDevice]) -> dict[str, tuple[PodDevice, ...]]:
         name = " && ".join(f'{_ATTRIBUTES}.{key} == "{value}"' for key, value in ids)
         found[name] = (*found.get(name, ()), unit)
     return found
+
+
+def selection_of(resource: str, units: Iterable[PodDevice]) -> str:
+    """The CEL expression of a DeviceClass that offers the units as a resource.
+
+    Raises:
+        UsageError: there are none, or they have several models.
+
+    """
+    found = [*selections(units)]
+    if len(found) != 1:
+        what = "several models" if found else "no devices"
+        message = f"a DeviceClass for {resource} selects one model, but there are {what}"
+        raise UsageError(message, f"name one: vfiomgr kata pod ADDRESS --dra --resource {resource}")
+    return f"{_FUNCTIONS} && {found[0]}"
 
 
 def units_of(host: HostSnapshot, named: Iterable[PciDevice]) -> tuple[PodDevice, ...]:
@@ -269,6 +288,7 @@ class PodOptions(Value):
     count: int | None
     """The number of devices; None for the named ones, or one."""
     by_claim: bool = False
+    selector: str = ""
 
 
 def pods_for(
@@ -332,6 +352,7 @@ def _pod(
         memory_mib=options.memory_mib,
         cpus=options.cpus,
         by_claim=options.by_claim,
+        selector=options.selector,
     )
 
 

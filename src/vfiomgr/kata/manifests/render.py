@@ -102,6 +102,18 @@ def claim_template(request: PodRequest) -> Object:
     return document
 
 
+def device_class(request: PodRequest) -> Object:
+    """The DeviceClass that offers the resource of a pod (resource.k8s.io/v1)."""
+    document = template("deviceclass")
+    resource = request.resources[0].name
+    domain, _, name = resource.partition("/")
+    # The name of an object may have neither capitals nor underscores.
+    document["metadata"]["name"] = quoted(f"{name.lower().replace('_', '-')}.{domain}")
+    document["spec"]["extendedResourceName"] = quoted(resource)
+    document["spec"]["selectors"][0]["cel"]["expression"] = quoted(request.selector)
+    return document
+
+
 def _named(name: str, request: PodRequest) -> Object:
     """A template with the name and the namespace of a request."""
     document = template(name)
