@@ -31,8 +31,11 @@ DEADLINE = 1.0
 """Seconds for one answer; the kernel answers in microseconds, or never."""
 PATIENCE = 60.0
 """Seconds for a child to get to the question, on an overloaded machine."""
-_LOOK = 0.25
-"""Seconds of inactivity that show that a process waits for the kernel."""
+_LOOK, _LOOKS = 0.25, 4
+"""Seconds of inactivity, seen so often in a row, that show that a process waits for the kernel.
+
+Once is not enough: on a machine that is short of memory, a process also waits for its own pages.
+"""
 _CHUNK = 1 << 16
 _KILL = 9
 """SIGKILL on every Linux."""
@@ -162,8 +165,14 @@ def _comes_forward(child: int) -> bool:
     import time  # noqa: PLC0415 - slow to import
 
     before = _activity(child)
-    time.sleep(_LOOK)
-    return _activity(child) != before or "R (running)" in before
+    for _ in range(_LOOKS):
+        if "R (running)" in before:
+            return True
+        time.sleep(_LOOK)
+        now = _activity(child)
+        if now != before:
+            return True
+    return False
 
 
 def _activity(child: int) -> tuple[str, ...]:
