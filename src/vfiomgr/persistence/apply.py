@@ -15,14 +15,17 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci import drivers
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
-from vfiomgr.persistence.model import RULES, UNIT, UNITS
+from vfiomgr.persistence.model import COMMANDS, HOOKS, RULES, UNIT, UNITS, is_rule_file
 from vfiomgr.persistence.steps import LoadModule, RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.persistence.model import Tool
 
+_LISTING = 60.0
+"""Seconds to unpack an image and list it."""
 _UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent})
 """The directory of systemd units."""
 
@@ -94,11 +97,46 @@ def replace_file(tree: HostTree, step: ReplaceFile) -> None:
 
 @performs(RebuildInitramfs)
 def rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
-    """Run the tool that rebuilds the initramfs."""
+    """Run the tool that rebuilds the initramfs, and look for the rules in the image."""
     if not tree.is_machine:
         message = f"cannot rebuild the initramfs of {tree.root}: it is not the running host"
         raise HostError(message, f"run on that host: {' '.join(step.command)}")
     tree.call(*step.command, limit=None)  # whoever runs the step has a deadline
+    for tool, hook in HOOKS.items():
+        if COMMANDS[tool] == step.command and tree.exists(hook):
+            _verify_image(tree, tool)
+
+
+def _verify_image(tree: HostTree, tool: Tool) -> None:
+    """Warn about rules that the image of the running kernel lacks, if it can be listed.
+
+    Another tool may have built it, e.g. one that vfiomgr does not know.
+    """
+    program, *image = _listing(tree, tool)
+    listed = tree.run((program, *image), _LISTING)
+    if listed is None:
+        return
+    rules = [name for name in tree.children(RULES) if is_rule_file(name)]
+    missing = [str(RULES / name) for name in rules if name not in listed]
+    if missing:
+        warnings.warn(
+            f"the new initramfs does not contain {', '.join(missing)}: at boot, the host driver "
+            f"may take the device first; see {' '.join((program, *image))}, and which tool builds "
+            "the initramfs",
+            stacklevel=2,
+        )
+
+
+def _listing(tree: HostTree, tool: Tool) -> tuple[str, ...]:
+    """The command that lists the image of the running kernel."""
+    release = tree.read(HostPath("/proc/sys/kernel/osrelease")) or ""
+    if tool == "initramfs-tools":
+        return ("lsinitramfs", f"/boot/initrd.img-{release}")
+    if tool == "dracut":
+        return ("lsinitrd", "--kver", release)
+    # A preset has the name of its kernel's package: 6.9.1-arch1-1 is linux, 6.6.30-1-lts linux-lts.
+    name = "linux" if "-arch" in release else f"linux-{release.rpartition('-')[2]}"
+    return ("lsinitcpio", f"/boot/initramfs-{name}.img")
 
 
 def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:

@@ -23,7 +23,7 @@ from vfiomgr.persistence.model import (
 from vfiomgr.snapshot.values import NodeFact
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.persistence.model import PersistedBinding
@@ -78,8 +78,13 @@ def has_systemd(tree: HostTree) -> bool:
 def read_initramfs(tree: HostTree) -> Initramfs | None:
     """Find the initramfs tool of the host, and what its configuration includes.
 
-    The image itself is not unpacked: that takes seconds, and the next image may differ.
+    The installed program decides: the configuration of a former tool may still be there. In a copy
+    of a host without programs, the configuration does. The image itself is not unpacked: that takes
+    seconds, and the next image may differ.
     """
+    installed = _installed_tool(tree)
+    if installed is not None:
+        return _READERS[installed](tree)
     for place, read in (
         (_INITRAMFS_TOOLS / "initramfs.conf", _initramfs_tools),
         (_MKINITCPIO, _mkinitcpio),
@@ -89,6 +94,25 @@ def read_initramfs(tree: HostTree) -> Initramfs | None:
         if tree.exists(place):
             return read(tree)
     return None
+
+
+def _installed_tool(tree: HostTree) -> Tool | None:
+    """The tool whose program is installed.
+
+    After a change from initramfs-tools to dracut, mkinitramfs can stay, as part of the package
+    initramfs-tools-core; update-initramfs is then absent or calls dracut.
+    """
+    found = [tool for tool, name in _PROGRAMS.items() if _program(tree, name) is not None]
+    if "dracut" in found and "initramfs-tools" in found:
+        script = _program(tree, "update-initramfs")
+        is_former = script is None or "mkinitramfs" not in (tree.read_text(script) or "")
+        found.remove("initramfs-tools" if is_former else "dracut")
+    return next(iter(found), None)
+
+
+def _program(tree: HostTree, name: str) -> HostPath | None:
+    places = (HostPath(directory) / name for directory in ("/usr/sbin", "/usr/bin"))
+    return next((place for place in places if tree.exists(place)), None)
 
 
 def _initramfs_tools(tree: HostTree) -> Initramfs:
@@ -112,7 +136,14 @@ def _initramfs_tools(tree: HostTree) -> Initramfs:
 
 def _dracut(tree: HostTree) -> Initramfs:
     """Read dracut.conf(5); by default it includes storage, network and display drivers."""
-    paths = [_DRACUT, *_in(tree, HostPath("/etc/dracut.conf.d"), but=HOOKS["dracut"])]
+    local = HostPath("/etc/dracut.conf.d")
+    shipped = [*_in(tree, HostPath("/usr/lib/dracut/dracut.conf.d"))]
+    overridden = {path.name for path in _in(tree, local)}
+    paths = [
+        _DRACUT,
+        *(path for path in shipped if path.name.endswith(".conf") and path.name not in overridden),
+        *_in(tree, local, but=HOOKS["dracut"]),
+    ]
     settings = _settings(tree, paths)
     classes = [_STORAGE, _NETWORK, _USB]
     classes += [_DISPLAY] if "drm" not in settings.get("omit_dracutmodules", []) else []
@@ -142,6 +173,18 @@ def _of(
         tuple(sorted({name.replace("-", "_") for name in names})) for names in (named, omitted)
     )
     return Initramfs(tool, modules, tuple(classes), left_out, reads_fragments)
+
+
+_PROGRAMS: dict[Tool, str] = {
+    "initramfs-tools": "mkinitramfs",
+    "mkinitcpio": "mkinitcpio",
+    "dracut": "dracut",
+}
+_READERS: dict[Tool, Callable[[HostTree], Initramfs]] = {
+    "initramfs-tools": _initramfs_tools,
+    "mkinitcpio": _mkinitcpio,
+    "dracut": _dracut,
+}
 
 
 def _settings(tree: HostTree, paths: Iterable[HostPath]) -> dict[str, list[str]]:

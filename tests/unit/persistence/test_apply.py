@@ -26,7 +26,7 @@ from vfiomgr.pci.facts import read_driver_state, read_identity
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.apply import rebuild_initramfs, replace_file
 from vfiomgr.persistence.facts import rules_changed
-from vfiomgr.persistence.model import UNIT, render_rule, rule_file
+from vfiomgr.persistence.model import COMMANDS, HOOKS, UNIT, render_rule, rule_file
 from vfiomgr.persistence.steps import (
     ForgetPersisted,
     ImportDriverctl,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.persistence.model import PersistedBinding
+    from vfiomgr.persistence.model import PersistedBinding, Tool
 
 GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
 OWNER = NodeOwner("qemu:kvm", 64055, 107)
@@ -200,6 +200,59 @@ def test_a_reload_that_fails_leaves_no_roll_back_incomplete(kernel: FakeKernel, 
     assert (etc(kernel), driver(kernel, GPU)) == (before, "nvidia")
     assert f"systemctl --no-block stop {UNIT.name}" in deaf.asked
     assert any(str(warning.message).startswith(f"{UNIT} is removed, but") for warning in told)
+
+
+class Listing:
+    """The kernel as the machine, whose programs all succeed and list an image."""
+
+    def __init__(self, kernel: FakeKernel, image: str | None) -> None:
+        self._kernel, self._image = kernel, image
+        self.is_machine = True
+        self.asked: list[tuple[str, ...]] = []
+
+    def __getattr__(self, name: str) -> object:
+        """Whatever else the kernel has."""
+        return getattr(self._kernel, name)
+
+    def call(self, *command: str, **_: object) -> None:
+        """Rebuild the image."""
+        self.asked.append(command)
+
+    def run(self, command: tuple[str, ...], _limit: float) -> str | None:
+        """List the image."""
+        self.asked.append(command)
+        return self._image
+
+
+LISTED = {
+    "initramfs-tools": ("lsinitramfs", "/boot/initrd.img-6.1.0-18-amd64"),
+    "dracut": ("lsinitrd", "--kver", "6.1.0-18-amd64"),
+    "mkinitcpio": ("lsinitcpio", "/boot/initramfs-linux-amd64.img"),
+}
+
+
+@pytest.mark.parametrize("tool", [*LISTED])
+def test_the_rules_are_looked_for_in_the_new_image(kernel: FakeKernel, tool: Tool) -> None:
+    put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+    put(kernel, HOOKS[tool], "")
+    put(kernel, rule_file(GPU), "")
+    put(kernel, rule_file(AUDIO), "")
+    names = [rule_file(GPU).name, rule_file(AUDIO).name]
+    step = RebuildInitramfs(COMMANDS[tool])
+    full = Listing(kernel, f"-rw-r--r-- etc/udev/rules.d/{names[0]}\n./{names[1]}\n")
+    rebuild_initramfs(full, step)  # type: ignore[arg-type]
+    assert full.asked == [COMMANDS[tool], LISTED[tool]]
+    rebuild_initramfs(Listing(kernel, None), step)  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="does not contain") as told:
+        rebuild_initramfs(Listing(kernel, names[1]), step)  # type: ignore[arg-type]
+    (warning,) = told
+    assert f"does not contain {rule_file(GPU)}: at boot" in str(warning.message)
+
+
+def test_an_image_without_a_hook_is_not_listed(kernel: FakeKernel) -> None:
+    bare = Listing(kernel, "")
+    rebuild_initramfs(bare, RebuildInitramfs(COMMANDS["dracut"]))  # type: ignore[arg-type]
+    assert bare.asked == [COMMANDS["dracut"]]
 
 
 def wait_for_ever(*_: object) -> None:

@@ -76,6 +76,8 @@ DEBIAN = """
     etc/initramfs-tools/modules: # comment\\nvfio-pci ids=1\\n
     """
 
+BOTH = f"{DEBIAN}\nusr/bin/dracut: #!\nusr/sbin/mkinitramfs: #!"
+
 
 @pytest.mark.parametrize(
     ("files", "expected"),
@@ -112,10 +114,36 @@ DEBIAN = """
             """,
             Initramfs("mkinitcpio", ("nvidia",)),
         ),
+        (
+            f"{DEBIAN}\nusr/bin/dracut: #!\netc/dracut.conf: # nothing",
+            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
+        ),
+        (
+            BOTH,
+            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
+        ),
+        (
+            f"{BOTH}\nusr/sbin/update-initramfs: exec dracut --force",
+            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
+        ),
+        (
+            f"{BOTH}\nusr/sbin/update-initramfs: mkinitramfs -o x",
+            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03")),
+        ),
+        (
+            """
+            usr/bin/dracut: #!
+            usr/lib/dracut/dracut.conf.d/01-dist.conf: omit_drivers+=" nouveau "
+            usr/lib/dracut/dracut.conf.d/02-dist.conf: add_drivers+=" amdgpu "
+            usr/lib/dracut/dracut.conf.d/fips/50-fips.conf: add_drivers+=" nvidia "
+            etc/dracut.conf.d/02-dist.conf: add_drivers+=" vfio-pci "
+            """,
+            Initramfs("dracut", ("vfio_pci",), ("01", "02", "0c03", "03"), ("nouveau",)),
+        ),
         ("etc/hostname: x", None),
     ],
 )
-def test_the_initramfs_is_known_by_the_configuration_of_its_tool(
+def test_the_initramfs_is_known_by_its_tool_and_the_configuration(
     tmp_path: Path, files: str, expected: Initramfs | None
 ) -> None:
     assert read_initramfs(tree_of(tmp_path, files)) == expected
