@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
-from vfiomgr.diagnostic import refuse_if_any
+from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
@@ -14,6 +14,7 @@ from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough import readiness_hints
 from vfiomgr.passthrough.guards import taking
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import device_text
 from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
@@ -70,6 +71,31 @@ def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Vers
         return found
 
     return version
+
+
+_DEV, _IOMMU = HostPath("/dev"), HostPath("/dev/iommu")
+
+
+def require_iommu(host: HostSource, told: str | None) -> None:
+    """Check that the kernel of this host has /dev/iommu, unless the domain is for another one.
+
+    libvirt 12.8 refuses the domain otherwise when it is defined, and older ones when it starts.
+
+    Raises:
+        Refusal: the kernel does not have it.
+
+    """
+    if told or host.snapshot is not None or not host.tree.children(_DEV):
+        return
+    if not host.tree.exists(_IOMMU):
+        refuse(
+            "iommufd-missing",
+            "",
+            f"iommufd needs {_IOMMU}, which this host does not have",
+            "run modprobe iommufd, or boot a kernel with CONFIG_IOMMUFD and "
+            "CONFIG_VFIO_DEVICE_CDEV; or omit --iommufd: VFIO groups work without it. For "
+            "another host, pass --libvirt-version",
+        )
 
 
 def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
@@ -133,6 +159,8 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     given = hostdev_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
     check(units, libvirt_version(host, version), qemu_version(host, version))
+    if given.has_iommufd:
+        require_iommu(host, version)
     hostdevs = tuple(places(units, guest_bus))
     refuse_to_hurt(lambda: host.scan(with_users=True), hostdevs, seen)
     tell_what_waits(host, host.scan, hostdevs, seen)
@@ -224,6 +252,8 @@ def planned_domain(
     depends = options.get("iommufd", False) or request.vcpus > MOST_WITHOUT_EIM
     qemu = qemu_version(host, version)() if depends else None
     plan = plan_guest(seen, request, libvirt, qemu)
+    if options.get("iommufd", False):
+        require_iommu(host, version)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:
         host.on_note(line)

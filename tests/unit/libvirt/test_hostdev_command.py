@@ -64,6 +64,11 @@ def test_the_installed_libvirt_is_asked(
     assert "the version of QEMU is unknown" in elsewhere.stderr
     said["/usr/libexec/qemu-kvm"] = None
     silent = run("libvirt", "hostdev", GPU, "--iommufd")
+    assert silent.status == 4
+    assert "iommufd needs /dev/iommu, which this host does not have" in silent.stderr
+    assert "CONFIG_IOMMUFD" in silent.stderr
+    kernel.sysfs.put("/dev/iommu", "")
+    silent = run("libvirt", "hostdev", GPU, "--iommufd")
     assert "iommufd='yes'" in silent.stdout
     assert "the version of QEMU is unknown: what depends on it is not checked" in silent.stderr
 

@@ -36,7 +36,12 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.commands.domain import of_device, version_option
 from vfiomgr.libvirt.named import libvirt_version as version_of_libvirt
-from vfiomgr.libvirt.named import qemu_version, refuse_to_hurt, tell_what_waits
+from vfiomgr.libvirt.named import (
+    qemu_version,
+    refuse_to_hurt,
+    require_iommu,
+    tell_what_waits,
+)
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
@@ -319,11 +324,14 @@ def edit(
         message = "no device given"
         raise UsageError(message, "pass --add ADDRESS or --remove ADDRESS, e.g. --add 0000:04:00.0")
     host = _host(session, required=bool(added))
-    requests = [DeviceRequest(name, hostdev_options(options), is_alone=only) for name in added]
+    given = hostdev_options(options)
+    requests = [DeviceRequest(name, given, is_alone=only) for name in added]
     units = units_of(host, requests) if host is not None else ()
     check(
         units, version_of_libvirt(session, libvirt_version), qemu_version(session, libvirt_version)
     )
+    if given.has_iommufd and added:
+        require_iommu(session, libvirt_version)
     place = place_of(target, output, uri, is_change=not session.dry_run)
     _edit(session, place, host, units, removed, only=only)
 
