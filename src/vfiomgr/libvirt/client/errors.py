@@ -78,6 +78,13 @@ _ROWS: tuple[_Row, ...] = (
     # the connection
     _Row(
         _UNREACHED,
+        r"Failed to connect socket to '(?P<socket>[^']*/(?P<daemon>virt[a-z]+d)-sock[^']*)': "
+        r"(No such file|Connection refused)",
+        "no libvirt daemon listens on {socket}",
+        "systemctl start {daemon}.socket, or pass another --connect URI",
+    ),
+    _Row(
+        _UNREACHED,
         r"Failed to connect socket to '(?P<socket>[^']+)': (No such file|Connection refused)",
         "no libvirt daemon listens on {socket}",
         "systemctl start libvirtd (or virtqemud), or pass another --connect URI",
@@ -285,9 +292,17 @@ _ROWS: tuple[_Row, ...] = (
     _Row(
         _CONFIG | {Code.ARGUMENT_UNSUPPORTED, Code.INTERNAL_ERROR},
         r"host doesn't support VFIO PCI passthrough"
-        r"|VFIO device assignment is (?:currently )?not supported",
+        r"|host doesn't support passthrough of host PCI devices"
+        r"|VFIO (?:PCI )?device assignment is (?:currently )?not supported",
         "libvirt finds no VFIO support on its host: the IOMMU is off, or vfio-pci is not loaded",
         "vfiomgr check shows what is missing; if the IOMMU is on: modprobe vfio-pci",
+    ),
+    _Row(
+        _CONFIG,
+        r"IOMMUFD is not supported by host kernel",
+        "the domain uses iommufd, but libvirt's host has no /dev/iommu",
+        "modprobe iommufd, or boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV; or "
+        "remove iommufd from the domain: VFIO groups work without it",
     ),
     _Row(
         _CONFIG,
@@ -375,7 +390,7 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _QEMU,
-        r"qemu unexpectedly closed the monitor:?\s*(?P<why>(?s:.*))",
+        r"(?:qemu|QEMU) unexpectedly closed the monitor(?: \(vm='[^']*'\))?:?\s*(?P<why>(?s:.*))",
         "QEMU exited immediately: {why}",
         "vfiomgr check domain DOMAIN looks for causes; see /var/log/libvirt/qemu/NAME.log",
     ),
