@@ -298,7 +298,7 @@ _ROWS: tuple[_Row, ...] = (
         "vfiomgr check shows what is missing; if the IOMMU is on: modprobe vfio-pci",
     ),
     _Row(
-        _CONFIG,
+        _CONFIG | {Code.ARGUMENT_UNSUPPORTED, Code.INTERNAL_ERROR},
         r"IOMMUFD is not supported by host kernel",
         "the domain uses iommufd, but libvirt's host has no /dev/iommu",
         "modprobe iommufd, or boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV; or "
