@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from vfiomgr.containers.runtimes import apply, facts, location, prepare, text
@@ -12,6 +11,7 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.transaction import ApplyContext, scan_for
 from vfiomgr.errors import UsageError, require_known
+from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.units import Version
@@ -39,7 +39,7 @@ __all__ = [
 _UNITS = {"containerd": "containerd", "crio": "crio", "docker": "docker"}
 _NODE_UNITS = {"k3s": ("k3s-agent", "k3s"), "rke2": ("rke2-agent", "rke2-server")}
 _UNIT_DIRECTORIES = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_NAME = expression(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class PlaceOptions(TypedDict, total=False):

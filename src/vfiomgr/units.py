@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Self
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 MIB, GIB = 1 << 20, 1 << 30
 
 
-_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_RANGE = expression(r"(\d{1,9})(?:-(\d{1,9}))?")
 _LIMIT = 1 << 20
 """More CPUs than any kernel supports (NR_CPUS); a longer range is a mistake or an attack."""
 
@@ -49,7 +50,7 @@ def format_cpulist(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
-_QUANTITY = re.compile(
+_QUANTITY = expression(
     r"(?P<number>[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,30})?|\.[0-9]{1,30}))"
     r"(?P<unit>[numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?"
 )
@@ -92,7 +93,7 @@ def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count > GIB else f"{count // MIB} MiB"
 
 
-_SIZE = re.compile(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
+_SIZE = expression(r"([0-9]+) ?(?:(M|MB|MiB)|(G|GB|GiB))?", re.IGNORECASE)
 
 
 def mebibytes(option: str, text: str) -> int:
@@ -109,7 +110,7 @@ def mebibytes(option: str, text: str) -> int:
     return int(found[1]) * (GIB // MIB if found[3] else 1)
 
 
-_NUMBERS = re.compile(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?\b")
+_NUMBERS = expression(r"\s*v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?\b")
 _MILLION, _THOUSAND = 1_000_000, 1_000
 
 

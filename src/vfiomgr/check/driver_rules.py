@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS, acs_override_words, blockers, is_blocking
@@ -262,8 +262,8 @@ def _race_remedy(host: HostSnapshot, first: PciDevice, facts: Readiness, *, is_f
     return f"{bind}; for a rule that applies at boot, add --persist and {rebuild}"
 
 
-_IDS = re.compile(r"(?:^|\s)ids=(\S+)")
-_COMMAND_LINE_IDS = re.compile(r"(?:^|\s)(vfio[-_]pci\.ids=(\S+))")
+_IDS = expression(r"(?:^|\s)ids=(\S+)")
+_COMMAND_LINE_IDS = expression(r"(?:^|\s)(vfio[-_]pci\.ids=(\S+))")
 _ANY = "ffffffff"
 
 

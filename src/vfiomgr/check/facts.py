@@ -16,6 +16,7 @@ from vfiomgr.check.model import (
     ModuleSetting,
     Readiness,
 )
+from vfiomgr.expressions import expression
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.paths import HostPath
@@ -142,7 +143,7 @@ _PARAMETERS = {
 _MODPROBE = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
 _COMMANDS = ("options", "blacklist", "install")
 _OPTIONS = ("VFIO", "VFIO_PCI", "VFIO_DEVICE_CDEV", "IOMMUFD", "IRQ_REMAP")
-_CONFIG = re.compile(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not set)$", re.MULTILINE)
+_CONFIG = expression(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not set)$", re.MULTILINE)
 _CONFIG_GZ = HostPath("/proc/config.gz")
 _CONFIG_LIMIT = 4 << 20
 _GZIP = 31
@@ -257,9 +258,9 @@ _EFI_VARIABLES = HostPath("/sys/firmware/efi/efivars")
 _SECURE_BOOT = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _EFI_ATTRIBUTES = 4
 """Bytes before the value of an EFI variable (Documentation/filesystems/efivarfs.rst)."""
-_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
-_SELECTED = re.compile(r"\[(\w+)\]")
-_CHIP = re.compile(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
+_HEXADECIMAL = expression(r"[0-9a-f]{1,16}")
+_SELECTED = expression(r"\[(\w+)\]")
+_CHIP = expression(r"(?<=\s)((?:IR-)?(?:IO-APIC|PCI-MSIX?))(?=[-\s])")
 """Names of x86 interrupt chips; the prefix `IR-` means that interrupts are remapped."""
 _FRAMEBUFFERS = frozenset({"BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm", "ofdrm"})
 """Drivers of the firmware framebuffer (drivers/firmware/sysfb_simplefb.c, drivers/video/fbdev)."""

@@ -22,6 +22,7 @@ from click.shell_completion import (
 )
 
 from vfiomgr.errors import VfiomgrError
+from vfiomgr.expressions import expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +30,12 @@ if TYPE_CHECKING:
 _SCRIPTS = os.path.join(os.path.dirname(__file__), "scripts")
 _PATIENCE = 5.0
 """Seconds that a person waits for an answer; a slow host has none."""
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_UNSAFE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)
+_ASSIGNMENT = expression(r"[A-Za-z_]\w*=")
+_VARIABLE = expression(r"\$(?:(\w+)|\{(\w+)\})")
+_UNSAFE = expression(r"[^\w@%+=:,./-]", re.ASCII)
 """What bash may act on outside of quotes; all that is not ASCII is taken as it is."""
 _ESCAPED_IN_DOUBLE_QUOTES = '$`"\\'
-_UNSAFE_IN_DOUBLE_QUOTES = re.compile(r"[$`\"\\]")
+_UNSAFE_IN_DOUBLE_QUOTES = expression(r"[$`\"\\]")
 
 
 class Word(NamedTuple):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 from typing import TYPE_CHECKING
 
 import click
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _OF_OPTIONS = (click.BadParameter, click.BadOptionUsage, click.NoSuchOption)
-_NEGATIVE_NUMBER = re.compile(r"-\d+")
-_WIDE_GAP = re.compile(r"\s{2,}")
+_NEGATIVE_NUMBER = expression(r"-\d+")
+_WIDE_GAP = expression(r"\s{2,}")
 """The gap between an example and its explanation."""
-_CONTINUED = re.compile(r"\s*\\\n\s*")
-_COMMAND = re.compile(r"No such command '([^']*)'")
-_TYPED = re.compile(r"'([^']*)' is not ")
+_CONTINUED = expression(r"\s*\\\n\s*")
+_COMMAND = expression(r"No such command '([^']*)'")
+_TYPED = expression(r"'([^']*)' is not ")
 """A value that is not one of some choices."""
 _ALIKE = 0.7
 """How alike a mistyped choice is at least, from 0 to 1."""

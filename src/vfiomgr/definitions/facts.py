@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from vfiomgr import paths
 from vfiomgr.definitions import model
 from vfiomgr.definitions.model import MDEVCTL_DIRECTORY, DefinitionFacts, MdevctlRule, VgpuAttribute
 from vfiomgr.documents.text import TextFile
+from vfiomgr.expressions import expression
 from vfiomgr.host.text import exists, settings_of, text_of
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu.model import PARAMETERS
@@ -33,7 +33,7 @@ _RULES = tuple(
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
 """The first file overrides the others (udev(7)); an empty file or /dev/null disables the rule."""
-_STARTER = re.compile(r"(/[^\s'\"]*mdevctl)\s+start-parent-mdevs")
+_STARTER = expression(r"(/[^\s'\"]*mdevctl)\s+start-parent-mdevs")
 
 
 def read_definitions(tree: HostTree, vgpus: Iterable[Vgpu]) -> DefinitionFacts:

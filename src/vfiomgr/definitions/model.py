@@ -9,7 +9,6 @@ resets: virtual functions, mode and GPU instances of the GPU; type and parameter
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
@@ -20,6 +19,7 @@ from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.documents.reader import misfit_in
 from vfiomgr.documents.text import Malformed, TextFile, parse_json
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.paths import MDEV_DEVICES, HostPath, pci_device
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.persistence.model import RULES, UNITS
@@ -41,7 +41,7 @@ WANTED = UNITS / "multi-user.target.d" / "vfiomgr-vgpu.conf"
 """Starts the service at boot; a file instead of the link that `systemctl enable` creates."""
 RULE = RULES / "61-vfiomgr-vgpu.rules"
 FILES = (SERVICE, INSTANCE, WANTED, RULE)
-_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_UUID = expression(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _REMEDY = "correct the file, or remove it with: vfiomgr vgpu undefine"
 _UNDECODED = "\N{REPLACEMENT CHARACTER}"
 _SELF_DESTRUCTION = "remove"

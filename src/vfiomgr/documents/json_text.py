@@ -5,7 +5,6 @@ New parts are written by `json` in the layout of their neighbours; the rest keep
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,13 +14,15 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Position
 from vfiomgr.documents.text import Located, Malformed, parse_json
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Iterator, Sequence
 
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
-_NEWLINE = re.compile("\n")
+_TOKEN = expression(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
+_NEWLINE = expression("\n")
 
 
 class Repeated(Malformed):
@@ -189,7 +190,7 @@ class _Layout(Value):
         return text.replace("\n", self.lead)
 
 
-_FIRST_MEMBER = re.compile(r'\s*\{(\s*)"(?:[^"\\]|\\.)*"\s*(:\s*)')
+_FIRST_MEMBER = expression(r'\s*\{(\s*)"(?:[^"\\]|\\.)*"\s*(:\s*)')
 
 
 def _style(text: str) -> _Layout:

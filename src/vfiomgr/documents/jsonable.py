@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from vfiomgr.expressions import expression
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -15,9 +17,9 @@ UNFOLDED = 1 << 30
 """The width for YAML: ruamel would fold texts with escapes where readers add a space."""
 API_VERSION = "vfiomgr/v1"
 _T = TypeVar("_T")
-_PLACE = re.compile(r"(.*) - at `\$(.*)`", re.DOTALL)
-_KEY = re.compile(r"\.(\w+)|\[(\d+)\]")
-_FIELD = re.compile(r"Object (?:contains (unknown)|missing required) field `(.*)`", re.DOTALL)
+_PLACE = expression(r"(.*) - at `\$(.*)`", re.DOTALL)
+_KEY = expression(r"\.(\w+)|\[(\d+)\]")
+_FIELD = expression(r"Object (?:contains (unknown)|missing required) field `(.*)`", re.DOTALL)
 """How msgspec reports extra and missing fields: the place is that of the object."""
 
 

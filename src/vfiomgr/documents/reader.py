@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -19,6 +18,7 @@ from vfiomgr.documents.text import (
     require_shallow,
 )
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MOST_REPEATED = 100_000
 _DEEPEST = 100
 _LONGEST = 4 << 20
 """Maximum characters; a YAML reader that keeps places takes a minute for them."""
-_PART_OF_A_WORD = re.compile(r"[\w.+-]*")
+_PART_OF_A_WORD = expression(r"[\w.+-]*")
 """What may be left of a number or of a word such as `true` at the end of a truncated JSON text."""
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,6 +15,7 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Position
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Located(Value, eq=False):
 
 _DEEPEST = 100
 """Maximum number of levels; configurations have ten."""
-_BRACKET = re.compile(r"[\[\]{}]")
+_BRACKET = expression(r"[\[\]{}]")
 _MOST_BITS = 128
 """Maximum bits of integers; device numbers have 64, and 4,300 digits cannot be printed."""
 
@@ -154,7 +154,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tables
 
 
-_LINE = re.compile(r"\(at line (\d+)")
+_LINE = expression(r"\(at line (\d+)")
 
 
 def line_of(error: Malformed, text: str) -> int:

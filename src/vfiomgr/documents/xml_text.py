@@ -7,13 +7,13 @@ Encodings that contain ASCII keep their bytes; others are rejected.
 from __future__ import annotations
 
 import codecs
-import re
 from typing import NoReturn
 from xml.parsers import expat
 
 from msgspec import Struct, field
 
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
@@ -21,7 +21,7 @@ _DEEPEST = 256
 """The limit of libxml2."""
 _WIDE_STARTS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"<\0", b"\0<", b"\0\0", b"L\xa7\x94")
 """The first bytes of texts in UTF-16, UTF-32 and EBCDIC."""
-_TAG_END = re.compile(rb"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
+_TAG_END = expression(rb"""(?:[^"'>]|"[^"]*"|'[^']*')*>""")
 _TO_UTF8 = "save it as UTF-8, e.g. with: iconv -f UTF-16 -t UTF-8"
 _ASCII = bytes(range(0x20, 0x7F))
 

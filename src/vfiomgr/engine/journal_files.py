@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.diagnostic import refuse
+from vfiomgr.expressions import expression
 from vfiomgr.host.tree import sync_directory
 from vfiomgr.paths import STATE
 from vfiomgr.pci import drivers
@@ -100,7 +101,7 @@ def _checkpoint(request: dict[str, Any]) -> dict[str, Any] | None:
     return {names[name]: request[name] for name in names if name in request} if names else None
 
 
-_SUMMED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
+_SUMMED = expression(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}', re.DOTALL)
 PLANS = frozenset({"plan", "more"})
 """Events whose records contain steps."""
 _ABOUT_STEPS = frozenset({"begin", "undo-done"})
@@ -250,8 +251,8 @@ def all_of(records: Iterable[Mapping[str, Any]], what: str) -> list[Any]:
 DIRECTORY = STATE / "journal"
 LAST = STATE / "journal.last"
 """The highest number used by a run."""
-_NUMBERED = re.compile(r"([0-9]{12,18})\.jsonl")
-_DATED = re.compile(r"[0-9]{8}T[0-9]{6}Z-([0-9]{20})-[0-9]+\.jsonl")
+_NUMBERED = expression(r"([0-9]{12,18})\.jsonl")
+_DATED = expression(r"[0-9]{8}T[0-9]{6}Z-([0-9]{20})-[0-9]+\.jsonl")
 """Names used by earlier versions: wall clock, monotonic clock, PID."""
 _DIGITS = 18
 _MOST_RUNS = 10**15

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, get_args
 
 import click
@@ -16,6 +15,7 @@ from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import OVERRIDES, Override, refuse
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
+from vfiomgr.expressions import expression
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
 from vfiomgr.vgpu.gpu_instances import users
@@ -186,7 +186,7 @@ _INSTANCE_HEADINGS = (
     "START",
     wrapped("USED BY"),
 )
-_COUNT = re.compile(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
+_COUNT = expression(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
 _EXAMPLE = "vfiomgr vgpu instances 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 
 

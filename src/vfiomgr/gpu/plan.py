@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -278,6 +277,8 @@ def _profile(device: PciDevice, partition: GpuPartition, name: str) -> InstanceP
     profile = partition.called(name)
     if profile is None:
         names = [known.name for known in partition.profiles]
+        import difflib  # noqa: PLC0415 - slow to import
+
         close = difflib.get_close_matches(name, names, n=1)
         message = f"GPU instance profile not found on {device}: {name} (use {', '.join(names)})"
         raise UnknownDevice(

@@ -7,11 +7,11 @@ a record, whatever it contains.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.host.inside import MOST_LINKS
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
@@ -54,7 +54,7 @@ class NodeOwner(Value):
 _TABLES = {"user": HostPath("/etc/passwd"), "group": HostPath("/etc/group")}
 _HIGHEST = 0xFFFFFFFE
 """The number above means `unchanged` to chown(2)."""
-_NUMBER = re.compile(r"-?[0-9]+")
+_NUMBER = expression(r"-?[0-9]+")
 _DIGITS = 10
 """Digits of the highest number."""
 _FORM = "use USER or USER:GROUP, by name or number, e.g. libvirt-qemu:kvm"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from errno import ENOBUFS
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ _RULES = tuple(
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
 )
 """Directories of udev rules (udev(7)); a file hides those of the same name in later ones."""
-_CONTINUED = re.compile(r"\\\n\s*")
-_ACCESS = re.compile(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
-_CONTAINER = re.compile(r'\bKERNEL *== *"vfio"')
+_CONTINUED = expression(r"\\\n\s*")
+_ACCESS = expression(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
+_CONTAINER = expression(r'\bKERNEL *== *"vfio"')
 """A match of /dev/vfio/vfio, which is not a node of a group or a function."""
 _SUBSYSTEMS = ("pci", "mdev", "vfio", "drm")
 """Subsystems of devices for guests, and those that show their users."""

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.kata.model import (
     KATA_DIRECTORIES,
     NEWEST,
@@ -36,7 +37,7 @@ _RUNTIMES = (HostPath("/opt/kata/bin/kata-runtime"), HostPath("/usr/bin/kata-run
 _SECONDS = 5.0
 _MOST = 1 << 20
 """The size limit of a configuration; the longest that Kata ships has 40 KiB."""
-_TOLD = re.compile(r"(?:version|kata-runtime)\s*:\s*v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
+_TOLD = expression(r"(?:version|kata-runtime)\s*:\s*v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE)
 _MOST_LINKS = 40
 """The link limit of the kernel (MAXSYMLINKS)."""
 

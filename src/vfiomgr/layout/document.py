@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import re
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, in_document
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.layout.diagnostics import (
     ANY_RULE,
     RULES,
@@ -46,7 +46,7 @@ _LAST = "vgpus"
 """The first and last keys of a rule; the others are between, in the order of the model."""
 _LISTS = frozenset({"devices", "vgpus", "uuids"})
 """Keys whose values are always written as lists."""
-_BASE_60 = re.compile(r"[0-9a-f]+(:[0-9a-f]{1,2})+(\.[0-9]*)?")
+_BASE_60 = expression(r"[0-9a-f]+(:[0-9a-f]{1,2})+(\.[0-9]*)?")
 """Addresses, some of which YAML 1.1 reads as numbers of base 60."""
 _TEXT = "tag:yaml.org,2002:str"
 

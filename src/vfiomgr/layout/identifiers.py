@@ -6,12 +6,12 @@ the administrator can say which ones are meant for guests.
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.layout.model import PassthroughRule, Selector
 from vfiomgr.pci.iommu import is_blocking
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -26,9 +26,9 @@ Boards = frozenset[PciAddress] | Literal["all"]
 """The boards with a shared ID that go to guests: a function of each."""
 
 SOURCE = "vfio-pci.ids"
-_COMMAND_LINE_IDS = re.compile(r"\bvfio[-_]pci\.ids=(\S+)")
-_IDS = re.compile(r"\bids=(\S+)")
-_HEXADECIMAL = re.compile(r"(?:0x)?[0-9a-f]{1,8}")
+_COMMAND_LINE_IDS = expression(r"\bvfio[-_]pci\.ids=(\S+)")
+_IDS = expression(r"\bids=(\S+)")
+_HEXADECIMAL = expression(r"(?:0x)?[0-9a-f]{1,8}")
 _ANY = 0xFFFFFFFF
 _PARTS = 2
 """Vendor and device; vfio-pci accepts four more."""

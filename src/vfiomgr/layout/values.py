@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema
 from pydantic_core import core_schema
 
+from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.pci.names import LAYOUT_CLASSES
 from vfiomgr.value import Value
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MEBIBYTES = {"M": 1, "G": 1024, "T": 1024 * 1024}
 _UUID = r"^{digit}{{8}}-{digit}{{4}}-{digit}{{4}}-{digit}{{4}}-{digit}{{12}}$"
-_SIZE = re.compile(r"([0-9]+)([MGT])(?:I?B)?")
+_SIZE = expression(r"([0-9]+)([MGT])(?:I?B)?")
 
 
 class WrongValue(ValueError):  # noqa: N818 - said of a document

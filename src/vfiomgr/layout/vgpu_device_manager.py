@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.expressions import expression
 from vfiomgr.layout.diagnostics import covers
 from vfiomgr.layout.model import Layout, Selector, VgpuRequest, VgpuRule
 from vfiomgr.value import Value
@@ -25,7 +25,7 @@ _KEYS = frozenset({"devices", "device-filter", "vgpu-devices"})
 _REMEDY = (
     "pass the file that vgpu-device-manager reads; for a ConfigMap, the part below config.yaml"
 )
-_NUMBER = re.compile(r"0[xX][0-9a-fA-F_]+|[1-9][0-9_]*")
+_NUMBER = expression(r"0[xX][0-9a-fA-F_]+|[1-9][0-9_]*")
 _HEXADECIMAL = "0x"
 _VENDOR_BITS = 16
 _IDENTIFIER_BITS = 32

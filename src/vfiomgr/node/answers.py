@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.check import CONTROL, IOMMU
@@ -21,6 +20,7 @@ from vfiomgr.containers.cdi.model import (
 )
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.health import UNUSABLE
 from vfiomgr.node.model import Answer
@@ -42,7 +42,7 @@ _BY_CDI: tuple[Consumer, ...] = ("default", "kata")
 """The consumers that receive names of CDI devices, which outlive a reboot."""
 _OPEN_IOMMU: tuple[Consumer, ...] = ("default", "container")
 _NONE = CdiEdits()
-_TO_UNDERSCORE = re.compile(r"[/.]")
+_TO_UNDERSCORE = expression(r"[/.]")
 
 
 def answer(resource: NodeResource, ids: Sequence[str]) -> Answer:

@@ -7,17 +7,17 @@ so it is read again for each request.
 from __future__ import annotations
 
 import os
-import re
 import ssl
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.node.model import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
     import httpx
 
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+_TOKEN = expression(r"[A-Za-z0-9._~+/-]+=*")
 LONGEST = 1024
 """Characters of an answer that are repeated in a message."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
+from vfiomgr.expressions import expression
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.paths import VFIO_CDEVS, pci_device
 from vfiomgr.pci.iommu import is_blocking
@@ -29,7 +29,7 @@ _AWAKE = frozenset({"active", "error"})
 """A function in D3cold that is awake or failed to wake up lost its power."""
 _CONTAINER = ("cri-containerd-", "crio-", "docker-")
 """Scopes of containers by systemd's cgroup driver."""
-SANDBOX = re.compile(r"sandbox-[0-9a-f]{16,64}")
+SANDBOX = expression(r"sandbox-[0-9a-f]{16,64}")
 """What Kata calls the guest of a pod."""
 UNUSABLE = frozenset(
     {

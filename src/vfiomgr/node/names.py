@@ -9,12 +9,12 @@ local source of Node Feature Discovery (features.d).
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.node.model import DEFAULT_PREFIX
 from vfiomgr.pci.names import maker_and_model
 from vfiomgr.value import Value
@@ -31,12 +31,12 @@ LONGEST = 63
 """Characters of a resource name."""
 _LONGEST_PREFIX = 40
 _DIGEST = 4
-_UNDERSCORE = re.compile(r"[/.\s]")
-_OTHERS = re.compile(r"[^A-Za-z0-9_-]")
-_SPACES = re.compile(r"\s+")
+_UNDERSCORE = expression(r"[/.\s]")
+_OTHERS = expression(r"[^A-Za-z0-9_-]")
+_SPACES = expression(r"\s+")
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_DOMAIN = re.compile(rf"[a-z]([a-z0-9-]*[a-z0-9])?(\.{_LABEL})+")
-_UNNAMED = re.compile(r"(.*?)\s*\b([0-9a-f]{4}:[0-9a-f]{4})")
+_DOMAIN = expression(rf"[a-z]([a-z0-9-]*[a-z0-9])?(\.{_LABEL})+")
+_UNNAMED = expression(r"(.*?)\s*\b([0-9a-f]{4}:[0-9a-f]{4})")
 """A device that pci.ids does not have (pci/names.py)."""
 _RESERVED = "kubernetes.io"
 
@@ -180,7 +180,7 @@ def _digest(text: str, length: int = _DIGEST) -> str:
 
 _MOST = 63
 """Characters of the name of a label."""
-_INVALID = re.compile(r"[^A-Za-z0-9._-]+")
+_INVALID = expression(r"[^A-Za-z0-9._-]+")
 
 
 def labels(

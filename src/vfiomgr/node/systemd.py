@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, SETTLE
 from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
@@ -15,7 +15,7 @@ from vfiomgr.persistence.model import SANDBOX, UNITS, require_plain
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_PLAIN = re.compile(r"[A-Za-z0-9._+/:=-]+")
+_PLAIN = expression(r"[A-Za-z0-9._+/:=-]+")
 """Words without a special meaning in units."""
 AGENT = UNITS / "vfiomgr-node.service"
 CDI = UNITS / "vfiomgr-node-cdi.service"

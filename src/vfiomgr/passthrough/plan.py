@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
@@ -13,6 +11,7 @@ from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import FIRST, LAST, Plan
 from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.passthrough import guards, reset
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
@@ -72,7 +71,7 @@ def components(
 
 
 _NONE: frozenset[PciAddress] = frozenset()
-_DRIVER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_DRIVER_NAME = expression(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @plans(Bind)
@@ -248,6 +247,8 @@ def _check_driver(host: HostSnapshot, driver: str | None) -> None:
         raise UsageError(message, Remedy("", _NO_DRIVER, then))
     if not _has_driver(host, driver):
         message = f"driver not found: {driver} (this kernel has no module of that name)"
+        import difflib  # noqa: PLC0415 - slow to import
+
         nearest = difflib.get_close_matches(driver, _vfio_drivers(host), n=3, cutoff=0)
         raise UsageError(message, f"did you mean {' or '.join(nearest or [PLAIN])}?")
 

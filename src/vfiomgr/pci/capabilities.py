@@ -5,9 +5,9 @@ Vital product data: PCI Local Bus 3.0, appendix I.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Literal, get_args
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_SLOTS, pci_device
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
 
 
-_SPEED = re.compile(r"(\d{1,3}(?:\.\d{1,2})?) GT/s(?: PCIe)?")
+_SPEED = expression(r"(\d{1,3}(?:\.\d{1,2})?) GT/s(?: PCIe)?")
 _WIDEST = 32
 """Lanes; `max_link_width` of a function without a link reads 255 (PCIE_LNK_WIDTH_UNKNOWN)."""
 _ASLEEP = "suspended"

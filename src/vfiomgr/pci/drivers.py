@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import VfiomgrError
+from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.paths import STATE, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
@@ -58,8 +58,8 @@ def best_variant(variants: Iterable[VfioVariant], modalias: str | None) -> VfioV
 _MODULES = HostPath("/sys/module")
 _LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
 _DRIVER = "pci:"
-_MODULE_ALIAS = re.compile(r"\nalias (vfio_pci:\S+) (\S+)")
-_BUILT_IN_ALIAS = re.compile(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
+_MODULE_ALIAS = expression(r"\nalias (vfio_pci:\S+) (\S+)")
+_BUILT_IN_ALIAS = expression(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
 _VFIO = "vfio"
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.errors import HostError
+from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.capabilities import read_serial
@@ -245,17 +246,17 @@ def answers(tree: HostTree, address: PciAddress) -> bool:
     return is_alive(config_header(Function(tree, pci_device(address))))
 
 
-_FIRMWARE_RANGE = re.compile(
+_FIRMWARE_RANGE = expression(
     r"^\s*([0-9a-f]+)-([0-9a-f]+) : "
     r"(BOOTFB|efifb|vesafb|simplefb|simpledrm|simple-framebuffer\S*)$",
     re.MULTILINE,
 )
 _CONSOLES = HostPath("/sys/class/vtconsole")
 _FRAMEBUFFERS = HostPath("/sys/class/graphics")
-_FRAMEBUFFER = re.compile(r"fb(\d+)")
+_FRAMEBUFFER = expression(r"fb(\d+)")
 _DRM_DEBUG = HostPath("/sys/kernel/debug/dri")
-_DRM_DEVICE = re.compile(r"\bdev=(\S+)")
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DRM_DEVICE = expression(r"\bdev=(\S+)")
+_ADDRESS = expression(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MASTER_COLUMN = 3
 
 

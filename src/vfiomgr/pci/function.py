@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import Bar, PciAddress, is_address
 
@@ -21,17 +22,17 @@ _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
 _IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
 """Flags of the third column of `resource` (include/linux/ioport.h)."""
-_MODALIAS = re.compile(
+_MODALIAS = expression(
     r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv0000([0-9A-F]{4})sd0000([0-9A-F]{4})"
     r"bc([0-9A-F]{2})sc([0-9A-F]{2})i([0-9A-F]{2})"
 )
 """All identifiers in one attribute (modalias_show in drivers/pci/pci-sysfs.c)."""
-_RESOURCE = re.compile(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
+_RESOURCE = expression(r"(0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32}) (0x[0-9a-f]{1,32})")
 _NO_FLAGS = " 0x0000000000000000"
 """At the end of the line of a BAR that is not there, as most are."""
-_HEXADECIMAL = re.compile(r"[0-9a-f]{1,16}")
-_INTEGER = re.compile(r"-?[0-9]+")
-_VIRTFN = re.compile(r"virtfn(\d+)")
+_HEXADECIMAL = expression(r"[0-9a-f]{1,16}")
+_INTEGER = expression(r"-?[0-9]+")
+_VIRTFN = expression(r"virtfn(\d+)")
 
 
 class Function:
@@ -244,15 +245,15 @@ def address_in(name: str | None) -> PciAddress | None:
 
 
 _DIRECTORIES = {
-    "drm": (re.compile(r"(card|renderD)\d+"), "/dev/dri"),
-    "accel": (re.compile(r"accel\d+"), "/dev/accel"),
-    "infiniband_verbs": (re.compile(r"uverbs\d+"), "/dev/infiniband"),
-    "infiniband_mad": (re.compile(r"(umad|issm)\d+"), "/dev/infiniband"),
+    "drm": (expression(r"(card|renderD)\d+"), "/dev/dri"),
+    "accel": (expression(r"accel\d+"), "/dev/accel"),
+    "infiniband_verbs": (expression(r"uverbs\d+"), "/dev/infiniband"),
+    "infiniband_mad": (expression(r"(umad|issm)\d+"), "/dev/infiniband"),
 }
 """Subdirectories of a function by class, and where udev creates their nodes."""
 _OWNERS = frozenset({*_DIRECTORIES, "sound"})
-_SOUND_NODE = re.compile(r"(controlC|pcmC|hwC|midiC)\w+")
-_NVIDIA_MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
+_SOUND_NODE = expression(r"(controlC|pcmC|hwC|midiC)\w+")
+_NVIDIA_MINOR = expression(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
 _NVIDIA_GPUS = HostPath("/proc/driver/nvidia/gpus")
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY
 from vfiomgr.units import GIB, MIB, parse_cpulist
@@ -61,9 +61,9 @@ class HostTopology(Value):
 
 NODES = HostPath("/sys/devices/system/node")
 CPUS = HostPath("/sys/devices/system/cpu")
-_NODE = re.compile(r"node(\d+)")
-_POOL = re.compile(r"hugepages-(\d+)kB")
-_MEMORY = re.compile(r"Node \d+ ([\w()]+): +(\d+) kB")
+_NODE = expression(r"node(\d+)")
+_POOL = expression(r"hugepages-(\d+)kB")
+_MEMORY = expression(r"Node \d+ ([\w()]+): +(\d+) kB")
 _KIB = 1024
 _GIVEN_UP = ("MemFree", "Inactive(file)", "SReclaimable")
 """Counters of available memory of a node, like MemAvailable, which only the host has."""

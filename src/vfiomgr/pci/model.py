@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from msgspec.structs import replace
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.pci.names import short_name
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_FULL = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
-_LIBVIRT = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
-_IDENTIFIERS = re.compile(r"([0-9a-f]{4}):([0-9a-f]{4})")
-_SHORT = re.compile(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
-_ALMOST = re.compile(r"(?:([0-9a-f]{4,8})[:.])?([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})(?:[:.]([0-7]))?")
+_FULL = expression(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_LIBVIRT = expression(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
+_IDENTIFIERS = expression(r"([0-9a-f]{4}):([0-9a-f]{4})")
+_SHORT = expression(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
+_ALMOST = expression(r"(?:([0-9a-f]{4,8})[:.])?([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})(?:[:.]([0-7]))?")
 """An address without its function, or with other separators."""
 _MAX_DEVICE = 0x1F
 _WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"

@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import TextFile
+from vfiomgr.expressions import expression
 from vfiomgr.paths import SCRIPT, VFIO_CDEVS, VFIO_NODES, HostPath
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.model import (
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 _SYSTEMD = HostPath("/run/systemd/system")
 _STORAGE, _NETWORK, _DISPLAY, _USB = "01", "02", "03", "0c03"
-_ASSIGNMENT = re.compile(r"""(\w+)\+?=(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(\S*))""")
-_COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+_ASSIGNMENT = expression(r"""(\w+)\+?=(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(\S*))""")
+_COMMENT = expression(r"(^|\s)#.*$", re.MULTILINE)
 _INITRAMFS_TOOLS = HostPath("/etc/initramfs-tools")
 _DRACUT = HostPath("/etc/dracut.conf")
 _MKINITCPIO = HostPath("/etc/mkinitcpio.conf")

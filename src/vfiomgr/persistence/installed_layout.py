@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refuse
 from vfiomgr.documents.text import parse_json
+from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.model import SANDBOX, UNITS, render_rule, require_plain, rule_file
 from vfiomgr.value import Value
@@ -45,7 +45,7 @@ _BEFORE = (
 )
 SETTLE = 60
 """Seconds for udev to settle at boot; the probe of a driver may take some."""
-_BARE = re.compile(r"[A-Za-z0-9._+@:/-]+")
+_BARE = expression(r"[A-Za-z0-9._+@:/-]+")
 
 
 class WrittenRule(Value):

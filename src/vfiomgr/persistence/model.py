@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.text import TextFile, parse_json
 from vfiomgr.errors import VfiomgrError
+from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
@@ -25,11 +25,11 @@ _PREFIX, _SUFFIX = "05-vfiomgr-", ".rules"
 """udev sorts by name; this precedes 80-drivers.rules, which loads host drivers."""
 _RECORD = "# vfiomgr-record: "
 _LINE = ", \\\n  "
-_DRIVER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_IDENTIFIER = re.compile(r"[0-9a-f]{4}")
-_SUBSYSTEM = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}")
-_CLASS = re.compile(r"[0-9a-f]{6}")
-_DIRECTORY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:._@/-]*")
+_DRIVER = expression(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_IDENTIFIER = expression(r"[0-9a-f]{4}")
+_SUBSYSTEM = expression(r"[0-9a-f]{4}:[0-9a-f]{4}")
+_CLASS = expression(r"[0-9a-f]{6}")
+_DIRECTORY = expression(r"[A-Za-z0-9_][A-Za-z0-9:._@/-]*")
 
 
 class PersistedBinding(Value):
@@ -302,7 +302,7 @@ UNITS = HostPath("/etc/systemd/system")
 UNIT = UNITS / "vfiomgr-persist.service"
 SWEPT = RUNTIME / "persist-swept"
 """Marks that the service has checked all functions in this boot."""
-_PLAIN = re.compile(r"/[A-Za-z0-9._+/-]+( -I -m vfiomgr)?")
+_PLAIN = expression(r"/[A-Za-z0-9._+/-]+( -I -m vfiomgr)?")
 _CAPABILITIES = (
     "CAP_SYS_ADMIN CAP_SYS_MODULE CAP_SYS_PTRACE CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH "
     "CAP_CHOWN CAP_FOWNER CAP_MKNOD"

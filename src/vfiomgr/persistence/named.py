@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Literal
 
@@ -120,6 +118,8 @@ def own_program() -> str | None:
 
 def _is_command() -> bool:
     """Whether it runs as the command vfiomgr, or already isolated."""
+    import shutil  # noqa: PLC0415 - slow to import
+
     name = sys.argv[0]
     is_named = os.path.basename(name) == "vfiomgr" and shutil.which(name) is not None
     return is_named or bool(sys.flags.isolated)
@@ -127,6 +127,8 @@ def _is_command() -> bool:
 
 def _isolated_places() -> list[str] | None:
     """The directories that Python reads in isolated mode; None if vfiomgr cannot run that way."""
+    import subprocess  # noqa: PLC0415 - slow to import
+
     command = [sys.executable, "-I", "-c", _ASK]
     try:
         answer = subprocess.run(

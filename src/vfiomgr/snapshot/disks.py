@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import time
 import warnings
@@ -11,6 +10,7 @@ from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 
+from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 BLOCK = HostPath("/sys/class/block")
 NETWORK = HostPath("/sys/class/net")
-_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_NVME_SUBSYSTEM = re.compile(r"/sys/devices/virtual/nvme-subsystem/[^/]+")
+_ADDRESS = expression(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_NVME_SUBSYSTEM = expression(r"/sys/devices/virtual/nvme-subsystem/[^/]+")
 """The subsystems above NVMe namespaces with several paths; their links lead to the controllers."""
-_NVME = re.compile(r"nvme\d+")
+_NVME = expression(r"nvme\d+")
 _NODES = "/dev/"
 
 
@@ -76,7 +76,7 @@ def node_of(name: str) -> HostPath:
 
 
 PROC = HostPath("/proc")
-_OCTAL = re.compile(r"\\([0-7]{3})")
+_OCTAL = expression(r"\\([0-7]{3})")
 _NUMBER, _MOUNT_POINT, _SEPARATOR = 2, 4, "-"
 """Columns of mountinfo (proc(5)); after the optional fields and a separator: type and source."""
 _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "afs", "9p", "fuse"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
 import warnings
@@ -15,6 +14,7 @@ import msgspec
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.jsonable import Misfit, from_jsonable
 from vfiomgr.errors import HostError, NeedsRoot, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.paths import RUNTIME
 from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
@@ -36,7 +36,7 @@ _MOST_QUOTED = 200
 """Characters of an answer in a message."""
 _OK, _NOT_FOUND = 200, 404
 _LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
-_POD = re.compile(rf"{_LABEL}/(?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/{_LABEL}")
+_POD = expression(rf"{_LABEL}/(?=[^/]{{1,253}}/){_LABEL}(\.{_LABEL})*/{_LABEL}")
 """NAMESPACE/NAME/CONTAINER, as Kubernetes accepts them; commands that users paste have them."""
 
 

@@ -7,12 +7,12 @@ module reference counts, which are not per device (/sys/module/MODULE/refcnt).
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Disks = Mapping[str, tuple[PciAddress, ...]]
 
 
-_SANDBOX = re.compile(r"sandbox-([0-9a-f]{12,64})")
+_SANDBOX = expression(r"sandbox-([0-9a-f]{12,64})")
 """What Kata has QEMU call its guest: see buildName in virtcontainers/qemu.go."""
 _BUNDLES = (
     "/run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/config.json",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.expressions import expression
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.topology.model import LEADING_DOWN, PORTS, Problem, Topology, TopologyNode
@@ -102,7 +102,7 @@ def _listed(texts: list[str] | tuple[str, ...]) -> str:
     return ", ".join(texts[:_SHOWN]) + more
 
 
-_ROOT_COMPLEX = re.compile(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})")
+_ROOT_COMPLEX = expression(r"pci([0-9a-f]{4,8}):([0-9a-f]{2})")
 _DEEPEST = 64
 """Bridges above a function; a snapshot that names more is not of a real host."""
 _CHIPSET = ("05", "0600", "0601", "0680", "0700", "0780", "08", "0c05", "1101", "1180", "13")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr import units
 from vfiomgr.diagnostic import Option, Remedy
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.placement import more_of, seats
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _VENDOR_DRIVER = "nvidia"
-_IN_INSTANCE = re.compile(r"-\d+-\d+[A-Z]")
+_IN_INSTANCE = expression(r"-\d+-\d+[A-Z]")
 """In names of types that need a GPU instance: `A100-1-5C`."""
 
 

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from vfiomgr import paths
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress
@@ -202,7 +203,7 @@ def _read_mdev(
 DIRECTORY = "nvidia"
 CURRENT = "current_vgpu_type"
 CREATABLE = "creatable_vgpu_types"
-_LINE = re.compile(r"^\s*([0-9]+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
+_LINE = expression(r"^\s*([0-9]+)\s*:\s*(\S.*?)\s*$", re.MULTILINE)
 """`1148  : NVIDIA L40S-2Q`; a header has no number."""
 _LIMIT = 1 << 16
 EMPTY = "0"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UnknownDevice, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
@@ -55,7 +56,7 @@ class DeviceRequest(Value):
     """Whether the other functions of its slot are excluded."""
 
 
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_UUID = expression(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 HOSTDEV_MODELS = ("vfio-pci", "vfio-ap", "vfio-ccw")
 """The hostdev models of libvirt for mediated devices, by device API."""
 

@@ -14,6 +14,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import RUNTIME
 from vfiomgr.value import Value
 
@@ -40,8 +41,8 @@ type's number is written to `nvidia/current_vgpu_type` of a virtual function. `s
 virtual function is a vGPU, with quotas of its GPU (Intel) or module options (AMD).
 """
 
-_MAKER = re.compile(r"^(?:NVIDIA|GRID)[ _]+", re.IGNORECASE)
-_NVIDIA_NAME = re.compile(
+_MAKER = expression(r"^(?:NVIDIA|GRID)[ _]+", re.IGNORECASE)
+_NVIDIA_NAME = expression(
     r"(?:.*[ _])?(?P<short>[^ _]+-(?:[0-9]+-)?(?P<size>[0-9]+)(?P<series>[ABCQ])[A-Z0-9]*)"
 )
 """`NVIDIA A40-1B`, `GRID T4-2B4`, `GRID A100-1-5C` (one slice), `NVIDIA RTX Pro 6000 … DC-48C`.
@@ -49,16 +50,16 @@ _NVIDIA_NAME = re.compile(
 The last word is the type name, as in NVIDIA's own tools (parseMdevTypeName in pkg/nvmdev of
 go-nvlib); the words before it are the vendor and, for some cards, the model.
 """
-_GPU_INSTANCE_NAME = re.compile(
+_GPU_INSTANCE_NAME = expression(
     r"(?P<plain>.+-[1-9]-[0-9]+[ABCQ])(?:MEALL|NOME|ME|GFX)?", re.IGNORECASE
 )
 """A type that runs in a GPU instance (MIG), possibly with the attribute of that instance.
 
 See migBackedRegex in pkg/types of NVIDIA's vgpu-device-manager.
 """
-_FIELD = re.compile(r"(\w+)\s*[=:]\s*([^,\n]+)")
-_MIB = re.compile(r"([0-9]+) ?MB?\b")
-_RESOLUTION = re.compile(r"\b([0-9]{3,5}x[0-9]{3,5})\b")
+_FIELD = expression(r"(\w+)\s*[=:]\s*([^,\n]+)")
+_MIB = expression(r"([0-9]+) ?MB?\b")
+_RESOLUTION = expression(r"\b([0-9]{3,5}x[0-9]{3,5})\b")
 _HALF = 512
 """MiB of a vGPU whose name says 0 GiB, e.g. `GRID M60-0B`."""
 

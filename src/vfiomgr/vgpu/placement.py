@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from typing import TYPE_CHECKING
 
@@ -321,6 +320,8 @@ def guess(kinds: Iterable[VgpuType], text: str) -> str:
         for name in (kind.id, kind.name, kind.short_name)
         if name and (name != kind.id or not kind.number.isdecimal() or kind.number == number)
     ]
+    import difflib  # noqa: PLC0415 - slow to import
+
     close = difflib.get_close_matches(text, names, n=1)
     return (
         f"did you mean {close[0]}?" if close else "list the types with: vfiomgr vgpu list --types"

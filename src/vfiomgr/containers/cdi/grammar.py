@@ -10,12 +10,12 @@ value. Rust: serde_yaml 0.9 (de.rs), in which a string stays as written.
 from __future__ import annotations
 
 import math
-import re
 from decimal import Decimal
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -225,12 +225,12 @@ VERSIONS = tuple(
     for numbers in ((0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6), (0, 7), (0, 8), (1, 0), (1, 1))
 )
 """Released versions of the specification (validSpecVersions in specs-go/version.go)."""
-_PART = re.compile(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?")
-_WRITTEN = re.compile(r"v?(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
+_PART = expression(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_DEVICE = expression(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?")
+_WRITTEN = expression(r"v?(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_PREFIX = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
+_PREFIX = expression(rf"{_LABEL}(\.{_LABEL})*")
+_NAME = expression(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _MOST_OF_PREFIX, _MOST_OF_NAME = 253, 63
 
 
@@ -334,9 +334,9 @@ _GO_TRUE, _GO_FALSE = (
     for more, words in ((_TRUE, ("y", "yes", "on")), (_FALSE, ("n", "no", "off")))
 )
 _RADIX = {"0x": 16, "0b": 2, "0o": 8}
-_GO_INTEGER = re.compile(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
-_GO_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_RUST_INTEGER = re.compile(r"[-+]?(0x[0-9a-fA-F]+|0b[01]+|0o[0-7]+|0|[1-9][0-9]*)")
+_GO_INTEGER = expression(r"[-+]?(0[xX][0-9a-fA-F]+|0[bB][01]+|0[oO][0-7]+|0[0-7]*|[1-9][0-9]*)")
+_GO_FLOAT = expression(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_RUST_INTEGER = expression(r"[-+]?(0x[0-9a-fA-F]+|0b[01]+|0o[0-7]+|0|[1-9][0-9]*)")
 _FEWEST, _MOST = -4, 6
 """Powers of ten that strconv.FormatFloat writes out (ftoa.go, %g with the shortest digits)."""
 

@@ -5,7 +5,6 @@ https://github.com/cncf-tags/container-device-interface SPEC.md and specs-go/con
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,6 +12,7 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, Position, flaw
 from vfiomgr.documents.text import Path
+from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
@@ -42,8 +42,8 @@ NODE_FORMS: tuple[NodeForm, ...] = get_args(NodeForm)
 NAMINGS: tuple[Naming, ...] = get_args(Naming)
 PGPU = "nvidia.com/pgpu"
 """The resource of NVIDIA's sandbox-device-plugin, whose device IDs are no addresses."""
-_GROUP_NAME = re.compile(r"[0-9]+")
-_CDEV_NAME = re.compile(r"vfio[0-9]+")
+_GROUP_NAME = expression(r"[0-9]+")
+_CDEV_NAME = expression(r"vfio[0-9]+")
 DIRECTORIES: dict[Lifetime, HostPath] = {"static": STATIC, "dynamic": DYNAMIC}
 
 

@@ -7,11 +7,11 @@ places; tomlkit cannot add to those.
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.kata.facts import read_configuration
 from vfiomgr.kata.model import DROP_IN, KataConfigurationFile, KeyEntry, search_path
 from vfiomgr.kata.settings import KataSettings, merged, parse, read_settings, require_tables
@@ -260,7 +260,7 @@ _WHEN = {
     "hot": "Devices are plugged in when their container comes",
     None: "Devices that a container is given are plugged in when it comes",
 }
-_HEAD = re.compile(r"# For Kata [^\n]*: belongs into config\.d beside ")
+_HEAD = expression(r"# For Kata [^\n]*: belongs into config\.d beside ")
 _PORTS = ", each behind a PCIe root port of its own"
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, get_args
 
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
+from vfiomgr.expressions import expression
 from vfiomgr.kata.model import CLH_COLD_PLUG, MAX_PORTS, KataRelease, KataSchema, PciePort
 from vfiomgr.kata.settings import NAMED, VFIO_MODES
 from vfiomgr.value import Value
@@ -76,9 +76,9 @@ _OF_RS = {
 """Names in runtime-rs for keys that the Go runtime names differently."""
 _DEFAULTS = {"kubelet_root_dir": "/var/lib/kubelet"}
 """Kata's defaults for keys that its own configurations set to these values."""
-_VARIABLE = re.compile(r"@[A-Z0-9_]+@")
+_VARIABLE = expression(r"@[A-Z0-9_]+@")
 """Placeholders of Kata's Makefiles, which some of its configurations still contain."""
-_RANGE = re.compile(r"([ui])(\d+)")
+_RANGE = expression(r"([ui])(\d+)")
 _ITEMS: Mapping[KeyType, type] = {"strings": str, "integers": int, "tables": dict}
 
 

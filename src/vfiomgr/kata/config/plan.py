@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refusal, refuse
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.kata.config.check import container_timeout_key
 from vfiomgr.kata.config.sizing import (
     Sizing,
@@ -39,7 +39,7 @@ _CLH_RENAMED = Version(3, 30)
 
 
 _PREFIX = "io.katacontainers.config.hypervisor."
-_ANNOTATION = re.compile(r"\^?([a-z][a-z0-9_]*)\$?")
+_ANNOTATION = expression(r"\^?([a-z][a-z0-9_]*)\$?")
 
 
 def _with_params(configured: str, added: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -18,6 +17,7 @@ from vfiomgr.containers.runtimes.model import ConfigFile
 from vfiomgr.containers.runtimes.releases import mixed_versions
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.host.tree import HostTree
 from vfiomgr.kata.explain.context import (
     KUBELET_TIMEOUT,
@@ -62,7 +62,7 @@ _SHIM_DIRECTORIES = tuple(
 )
 _MOST = 1 << 20
 _SCRIPT = "#!"
-_CONFIGURATION = re.compile(r"\bKATA_CONF_FILE=[\"']?([^\s\"'\x00]+)")
+_CONFIGURATION = expression(r"\bKATA_CONF_FILE=[\"']?([^\s\"'\x00]+)")
 """A script's export, or Environment= of a unit."""
 
 
@@ -127,7 +127,7 @@ _DEV = HostPath("/dev")
 _MACHINE = "/"
 """Where the user's own files are, whatever host is checked."""
 _CONTAINERDS: tuple[ProgramName, ...] = ("containerd", "k3s", "rke2")
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
+_DURATION = expression(r"(\d+(?:\.\d+)?)(h|ms|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 

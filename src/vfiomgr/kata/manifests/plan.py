@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from vfiomgr.containers.cdi.model import PGPU
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.kata.model import MAX_PORTS, is_cdi_gpu
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 Workload = Literal["Pod", "Deployment", "VirtualMachine"]
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL = expression(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """RFC 1123, like IsDNS1123Label of k8s.io/apimachinery/pkg/util/validation."""
-_QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_QUALIFIED = expression(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 """The part of a qualified name after the slash (IsQualifiedName there)."""
 _MOST_OF_SUBDOMAIN = 253
 _NATIVE_DOMAIN = "kubernetes.io"
 _REQUESTS = "requests."
-_IMAGE = re.compile(r"[a-zA-Z0-9][^\s\x00-\x1f\x7f]{0,1023}")
+_IMAGE = expression(r"[a-zA-Z0-9][^\s\x00-\x1f\x7f]{0,1023}")
 
 
 def is_label(text: str) -> bool:
@@ -146,8 +147,8 @@ Naming = Literal["kind", "model", "pgpu"]
 model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
 NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
 
-_MAKER = re.compile(r"^NVIDIA Corporation ", re.IGNORECASE)
-_UNKNOWN = re.compile(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
+_MAKER = expression(r"^NVIDIA Corporation ", re.IGNORECASE)
+_UNKNOWN = expression(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
 """The name of a device that pci.ids does not have."""
 _MOST = 63
 """Invalid characters in a label and in the name of a resource."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import re
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.text import resource_directory
+from vfiomgr.expressions import expression
 from vfiomgr.kata.model import DEVICE_CLASS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ Object = Any
 _LABEL = "app.kubernetes.io/name"
 _CLAIM = "gpu"
 """The name of a claim in its pod, and of its first request."""
-_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
+_PLAIN = expression(r"[A-Za-z][A-Za-z0-9._/@-]*(?::[A-Za-z][A-Za-z0-9._/@-]*)*")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 """Text that YAML 1.1, which kubectl reads, takes for another type."""
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 
 
 LAST_BUS = 0xFF
-_SUBSYSTEM = re.compile(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
-_NODESET = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
-_MODULE = re.compile(r"[A-Za-z0-9_+-]+")
+_SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
+_NODESET = expression(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
+_MODULE = expression(r"[A-Za-z0-9_+-]+")
 """genericName of libvirt's schema (basictypes.rng)."""
 _VGA = "0300"
 """The class of VGA controllers."""

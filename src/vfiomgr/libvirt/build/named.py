@@ -6,11 +6,11 @@ Every function raises UsageError for an option that it cannot read.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from typing import TYPE_CHECKING, Required, TypedDict, get_args
 
 from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.model import (
     DirectBoot,
     DiskBus,
@@ -46,8 +46,8 @@ _VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem"}
 _SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
 FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
 """Formats that QEMU writes and libvirt has a name for (virStorageFileFormat)."""
-_NETWORK = re.compile(r"[^/\s\x00-\x1f][^/\x00-\x1f]*")
-_BRIDGE = re.compile(r"[A-Za-z0-9_.\-\\:/]+")
+_NETWORK = expression(r"[^/\s\x00-\x1f][^/\x00-\x1f]*")
+_BRIDGE = expression(r"[A-Za-z0-9_.\-\\:/]+")
 """deviceName of libvirt's schema (basictypes.rng)."""
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
 _MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}

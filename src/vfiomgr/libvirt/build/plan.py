@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
 from vfiomgr.libvirt.build.limits import guest_bits, plan_lock, plan_mmio_window
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vfiomgr.units import Version
     from vfiomgr.vgpu.guest_device import GuestDevice
 
-_NAME = re.compile(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
+_NAME = expression(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
 _ARCHITECTURE = "x86_64"
 _SHORT_BITS, _LONG_BITS = 39, 48
 """The address widths of an emulated VT-d: three or four levels of page tables."""

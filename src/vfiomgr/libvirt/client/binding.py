@@ -8,7 +8,6 @@ deadline; no further calls are made then.
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import Struct, field
 
 from vfiomgr.errors import HostError, LibvirtFailed, LibvirtSilent, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.client.errors import Code, explain
 from vfiomgr.units import Version
 
@@ -106,7 +106,7 @@ def explained(error: Any, subject: str) -> Exception:  # noqa: ANN401
     return explain(code, error.get_error_message() or "", subject)
 
 
-_DRIVERS = re.compile(
+_DRIVERS = expression(
     "bhyve|ch|esx|gsx|hyperv|interface|libxl|lxc|network|nodedev|nwfilter|openvz|parallels|"
     "phyp|qemu|secret|storage|test|uml|vbox|vmwarefusion|vmwareplayer|vmwarews|vpx|vz|xen"
 )

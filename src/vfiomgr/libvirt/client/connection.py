@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 from vfiomgr.errors import GuestKeepsDevice, LibvirtFailed, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.client.binding import (
     DEADLINE,
     Caller,
@@ -155,7 +156,7 @@ def _flags(scope: Scope) -> int:
     return live | config
 
 
-_PCI = re.compile(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
+_PCI = expression(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
 
 
 class MdevState(Value):

@@ -18,6 +18,7 @@ from xml.etree import ElementTree as ET
 
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.errors import InvalidDocument, VfiomgrError
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.client.binding import explaining, library
 from vfiomgr.libvirt.client.domains import DomainCalls
 from vfiomgr.libvirt.client.errors import Code, explain
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain
 
 
-_NAMESPACE = re.compile(r"\{([^}]*)\}")
+_NAMESPACE = expression(r"\{([^}]*)\}")
 _USER_ALIAS = "ua-"
 _DEVICES, _METADATA = "domain/devices", "domain/metadata"
 _TOLD = frozenset(

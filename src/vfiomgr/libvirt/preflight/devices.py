@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.hostdevs import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
@@ -149,7 +149,7 @@ def _is_itself(context: PreflightContext, user: DeviceUser) -> bool:
 
 
 _NVIDIA = "10de"
-_BEFORE_465 = re.compile(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
+_BEFORE_465 = expression(r"\b(?:NV\d|G[89]\d|GT2\d\d|GF1\d\d)")
 """Chips whose last drivers are older than 465: GeForce 8 to 500."""
 
 

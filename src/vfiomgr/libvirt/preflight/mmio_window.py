@@ -5,11 +5,11 @@ The sizes of windows and BARs are computed by libvirt/build/limits.py, as for ne
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.limits import ovmf_window
 from vfiomgr.libvirt.model import MAXPHYSADDR
 from vfiomgr.libvirt.preflight.context import place, shown_size, sysfs
@@ -43,7 +43,7 @@ _HOLE = {True: DEFAULT_WINDOW, False: 2 * GIB}
 """The default of pci-hole64-size."""
 _CHECKED_SINCE = Version(7, 1)
 """The QEMU that does not start if the space is too small (pc_memory_init)."""
-_WINDOW = re.compile(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
+_WINDOW = expression(r"opt/ovmf/X-PciMmio64Mb,string=(\d{1,12})\b")
 _AMD = "AuthenticAMD"
 """Also for QEMU's default CPU (qemu64)."""
 _SOFTWARE = "qemu"

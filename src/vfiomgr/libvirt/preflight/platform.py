@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.check import platform_rules
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.text import parse_json
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.model import ADDS_EIM, TO_PCI
 from vfiomgr.libvirt.preflight.presence import seen
@@ -112,7 +112,7 @@ def other_architecture(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 _INTEL = "intel"
-_Q35 = re.compile(r"pc-q35-(\d{1,3})\.(\d{1,3})")
+_Q35 = expression(r"pc-q35-(\d{1,3})\.(\d{1,3})")
 """The limits of QEMU itself: distributions have their own names and limits."""
 
 

@@ -7,10 +7,10 @@ same line. Removing it therefore restores the original bytes.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.xml_text import Document, Element, Span, read_document
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.xml.elements import hostdev_elements, read_hostdevs, read_taken, whole_number
 from vfiomgr.value import Value
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.model import DomainHostdev
 
-_BLANKS = re.compile(rb"[ \t]*")
-_REST = re.compile(rb"(?:[ \t]|<!--[^\r\n]*?-->|<\?[^\r\n]*?\?>)*")
+_BLANKS = expression(rb"[ \t]*")
+_REST = expression(rb"(?:[ \t]|<!--[^\r\n]*?-->|<\?[^\r\n]*?\?>)*")
 """What may follow an element on its line and belongs to it."""
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-_SPACED_END = re.compile(rb"(</devices)( +)>")
+_LINE_END = expression(rb"\r\n|\n|\r")
+_SPACED_END = expression(rb"(</devices)( +)>")
 _UNIT = b"  "
 _RENDERED_UNIT = 2
 """Spaces per level in templates/libvirt."""
 _PORT_NOTE = "<!-- vfiomgr: for {} -->"
-_PORT_NOTED = re.compile(rb"\s*<!-- vfiomgr: for [0-9a-f:.-]+ -->\s*")
+_PORT_NOTED = expression(rb"\s*<!-- vfiomgr: for [0-9a-f:.-]+ -->\s*")
 
 
 class _Splice(Value):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.expressions import expression
 from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
 from vfiomgr.pci.model import PciAddress
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 KIB = 1024
 _EXPONENTS = {letter: number for number, letter in enumerate("kmgtpe", start=1)}
-_NUMBER = re.compile(r"(?P<hex>0[xX][0-9a-fA-F]{1,16})|(?P<octal>0[0-7]{1,22})|[0-9]{1,20}")
-_UUID = re.compile(r"[0-9a-f]{32}")
+_NUMBER = expression(r"(?P<hex>0[xX][0-9a-fA-F]{1,16})|(?P<octal>0[0-7]{1,22})|[0-9]{1,20}")
+_UUID = expression(r"[0-9a-f]{32}")
 _MOST_NUMBERS = 16_384
 """The limit for CPUs and nodes: VIR_DOMAIN_CPUMASK_LEN, and the maximum of Linux."""
 _LIMITS = {"domain": 0xFFFFFFFF, "bus": 0xFF, "slot": 0x1F, "function": 0x7}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import DomainHostdev, GuestHostdev
 
 _LETTERS = 26
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_CONTROL = expression(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 _PREFIXES = {"virtio": "vd", "sata": "sd"}
 
 

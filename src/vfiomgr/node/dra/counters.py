@@ -14,12 +14,12 @@ published, nothing else is offered, and the driver of the GPU refuses the second
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from vfiomgr.expressions import expression
 from vfiomgr.units import MIB
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import Gpu, room
@@ -35,7 +35,7 @@ FUNCTIONS = "functions"
 """The counter of virtual functions, or of vGPUs where there are none, that can carry a vGPU."""
 _LONGEST_GPU, _LONGEST_TYPE, _DIGEST = 20, 34, 8
 """Characters of the parts of a name; the number has three, of 63 together."""
-_INVALID = re.compile(r"[^a-z0-9]+")
+_INVALID = expression(r"[^a-z0-9]+")
 
 
 class Offer(Value):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 from vfiomgr.containers.cdi.document import render_specification
@@ -16,6 +15,7 @@ from vfiomgr.containers.cdi.model import (
     own_file,
 )
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
+from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.answers import common_nodes, edits_of, specification_of
 from vfiomgr.node.dra.model import PreparedClaim
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = RUNTIME / "dra"
 _SUFFIX = ".json"
-_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,127}")
+_UID = expression(r"[0-9A-Za-z][0-9A-Za-z-]{0,127}")
 """The UID of a claim becomes part of file names."""
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from vfiomgr.errors import UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.node.dra.plan import pools
 from vfiomgr.node.names import labels
 from vfiomgr.node.plan import inventory
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from vfiomgr.node.model import NodeSettings
     from vfiomgr.node.simulation.cluster import NodeTemplate
 
-_COPIES = re.compile(r"(?P<file>.+)=(?P<copies>\d+)")
-_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+_COPIES = expression(r"(?P<file>.+)=(?P<copies>\d+)")
+_NAME = expression(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _MOST = 100_000
 """Maximum number of nodes."""
 _SUFFIXES = (".json", ".yaml", ".yml")

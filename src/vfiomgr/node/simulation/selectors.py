@@ -6,13 +6,13 @@ Source: k8s.io/dynamic-resource-allocation/cel/compile.go.
 from __future__ import annotations
 
 import logging
-import re
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import cel
 from cel.stdlib import EXTENSIONS
 
+from vfiomgr.expressions import expression
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.units import parse_quantity
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _QUANTITY = "quantity"
 """The key of a quantity: a map, so that operators that Kubernetes refuses are refused too."""
 _LIBRARIES = ("strings", "sets", "lists")
-_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
-_UNSUPPORTED = re.compile(r"\bcel\s*\.\s*bind\s*\(|\.\?|\[\?")
-_BOUND = re.compile(r"\b(?:all|exists|exists_one|map|filter)\(\s*(\w+)\s*,")
+_TEXT = expression(r"\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'")
+_UNSUPPORTED = expression(r"\bcel\s*\.\s*bind\s*\(|\.\?|\[\?")
+_BOUND = expression(r"\b(?:all|exists|exists_one|map|filter)\(\s*(\w+)\s*,")
 """The variable of a macro, e.g. x in `[1, 2].exists(x, x > 1)`."""
-_OPERATOR = re.compile(r"\W|_.*_|@")
+_OPERATOR = expression(r"\W|_.*_|@")
 _BUILT_IN = frozenset(
     {
         *("size", "contains", "startsWith", "endsWith", "matches", "has", "int", "uint", "double"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.errors import HostError, ProgramFailed, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.facts import ask
@@ -38,20 +39,20 @@ if TYPE_CHECKING:
 
 
 _NOT_FOUND = 6
-_PROFILE = re.compile(
+_PROFILE = expression(
     r"^\|+\s*(?P<gpu>\d+)\s+MIG\s+(?P<name>\S+)\s+(?P<id>\d+)\s+(?P<free>\d+)/(?P<total>\d+)"
     r"(?:\s+(?P<memory>[\d.]+)\s+\S+\s+(?P<sm>\d+)\s+(?P<decoders>\d+)\s+(?P<encoders>\d+))?"
 )
 """`|   0  MIG 1g.5gb+me     20     1/1        4.75       No     14     1     0   |`."""
-_ENGINES = re.compile(r"^\|+\s+(?P<copy>\d+)\s+(?P<jpeg>\d+)\s+(?P<flow>\d+)\s*\|+\s*$")
+_ENGINES = expression(r"^\|+\s+(?P<copy>\d+)\s+(?P<jpeg>\d+)\s+(?P<flow>\d+)\s*\|+\s*$")
 """The next line, without a name: copy engines (which instances may share), JPEG, optical flow."""
-_INSTANCE = re.compile(r"^\|+\s*(\d+)\s+MIG\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s*\|")
+_INSTANCE = expression(r"^\|+\s*(\d+)\s+MIG\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+):(\d+)\s*\|")
 """`|   0  MIG 3g.20gb            9        2          0:4     |`: profile, instance, place."""
-_COMPUTE = re.compile(r"^\|+\s*(\d+)\s+(\d+)\s+MIG\s+(\S+)\s+\d+\s+\d+\b")
+_COMPUTE = expression(r"^\|+\s*(\d+)\s+(\d+)\s+MIG\s+(\S+)\s+\d+\s+\d+\b")
 """`|   0      3       MIG 1c.2g.10gb       0         1          1:1     |`: the instance first."""
-_PLACES = re.compile(r"^GPU\s+(\d+)\s+Profile ID\s+(\d+)\s+Placements?\s*:\s*\{([\d,]*)\}:(\d+)")
+_PLACES = expression(r"^GPU\s+(\d+)\s+Profile ID\s+(\d+)\s+Placements?\s*:\s*\{([\d,]*)\}:(\d+)")
 """`GPU  0 Profile ID 14 Placements: {0,2,4}:2`."""
-_GPU = re.compile(r"^GPU\s+([0-9A-Fa-f]+:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
+_GPU = expression(r"^GPU\s+([0-9A-Fa-f]+:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _MIB_PER_GIB = 1024
 
 _Processes = dict[tuple[str, int], tuple[str, ...]]
@@ -228,8 +229,8 @@ def _sysfs_name(text: str) -> str | None:
         return None
 
 
-_FIELD = re.compile(r"^(?P<indent>\s*)(?P<key>\S.*?)\s*(?::(?:\s+(?P<value>.*?))?)?\s*$")
-_MODE_GPU = re.compile(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
+_FIELD = expression(r"^(?P<indent>\s*)(?P<key>\S.*?)\s*(?::(?:\s+(?P<value>.*?))?)?\s*$")
+_MODE_GPU = expression(r"^GPU\s+([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7])\s*$")
 _TYPE_ID = "vGPU Type ID"
 _FLAGS = {"enabled": True, "disabled": False}
 _SUPPORT = {"supported": True, "not supported": False}

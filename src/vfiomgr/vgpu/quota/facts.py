@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
+from vfiomgr.expressions import expression
 from vfiomgr.vgpu.quota.model import (
     AUTO,
     QUANTITIES,
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     _Places = Callable[[HostTree, HostPath], Iterator[HostPath]]
 
 DRM_DEBUG = paths.HostPath("/sys/kernel/debug/dri")
-_FUNCTION = re.compile(r"pf|vf([1-9][0-9]*)")
-_TILE = re.compile(r"gt[0-9]*")
-_DEBUG_TILE = re.compile(r"tile[0-9]+")
-_DEBUG_GT = re.compile(r"gt[0-9]+")
-_CARD = re.compile(r"card[0-9]+")
-_MANAGER = re.compile(r"vram[0-9]+_mm")
-_SIZE = re.compile(r"^\s*size: ([0-9]+)\s*$", re.MULTILINE)
+_FUNCTION = expression(r"pf|vf([1-9][0-9]*)")
+_TILE = expression(r"gt[0-9]*")
+_DEBUG_TILE = expression(r"tile[0-9]+")
+_DEBUG_GT = expression(r"gt[0-9]+")
+_CARD = expression(r"card[0-9]+")
+_MANAGER = expression(r"vram[0-9]+_mm")
+_SIZE = expression(r"^\s*size: ([0-9]+)\s*$", re.MULTILINE)
 """The first matching line (ttm_resource_manager_debug)."""
 _LIMIT = 1 << 16
 

@@ -7,9 +7,9 @@ drivers/gpu/drm/i915/gt/iov/intel_iov_sysfs.c. All of them number virtual functi
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.expressions import expression
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.units import GIB, MIB
 from vfiomgr.value import Value
@@ -42,7 +42,7 @@ BULK_PRIORITY = ".bulk_profile/sched_priority"
 """One value for all functions: GuC cannot change it for one virtual function."""
 PHYSICAL_PRIORITY = "pf/profile/sched_priority"
 RECORDS = RUNTIME / "quotas"
-_CHOSEN = re.compile(r"\[(\w+)\]")
+_CHOSEN = expression(r"\[(\w+)\]")
 _IN_BYTES = ("vram_quota", "lmem_quota", "ggtt_quota")
 _LARGEST_UNIT = 64 << 20
 """Bytes by which a memory quota may exceed the request; drivers align it, currently to 2 MiB."""
