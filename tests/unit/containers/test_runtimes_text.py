@@ -97,6 +97,17 @@ def test_what_is_set_is_there_and_comes_out_to_the_byte(before: str) -> None:
             assert line.strip() in file.after
 
 
+def test_tables_that_tomlkit_rejects_are_edited_line_by_line() -> None:
+    cri = '[plugins."io.containerd.grpc.v1.cri"'
+    before = (
+        f"[plugins]\n{cri}.containerd.runtimes]\n{cri}.containerd]\n{cri}]\n"
+        f"  {cri}.containerd.runtimes.runc]\n"
+    )
+    file = written(before)
+    assert tomllib.loads(file.after) == values.with_settings(tomllib.loads(before), SETTINGS)
+    assert text.without_file(file.after, file, file.keys) == before
+
+
 @settings(max_examples=150)
 @given(documents(), st.sampled_from(["# later\n", "\n[later]\nx = 1 # y\n", "late = 2\n"]))
 def test_what_others_changed_since_stays(before: str, later: str) -> None:

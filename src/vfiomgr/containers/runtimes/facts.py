@@ -27,6 +27,7 @@ from vfiomgr.containers.runtimes.model import (
 )
 from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
+from vfiomgr.expressions import expression
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
@@ -237,7 +238,7 @@ def _is_directory(tree: HostTree, path: HostPath) -> bool:
 
 _DUMP_SECONDS = 20.0
 _UNKNOWN = "Ignoring unknown key in TOML"
-_NAMED = re.compile(r'\b(?:plugin|key)=("[^"]*"|\S+)')
+_NAMED = expression(r'\b(?:plugin|key)=("[^"]*"|\S+)')
 _SAID = 300
 
 Texts = dict[str, str | None]
@@ -290,6 +291,7 @@ class _Shown(Value):
         None without a main file; the program reports a missing import itself.
         """
         import tomlkit  # noqa: PLC0415 - slow to import
+        from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415
 
         if path in self.places:
             return self.places[path]
@@ -300,7 +302,7 @@ class _Shown(Value):
             return None if is_main else gone if own in self.texts else self._own_place(path)
         try:
             document = tomlkit.parse(text)
-        except (ValueError, RecursionError) as error:
+        except (TOMLKitError, ValueError, RecursionError) as error:
             message = f"cannot read {own}: {error}"
             raise InvalidDocument(message, "correct the file first; nothing was changed") from None
         patterns = imports_of(document.unwrap(), path)

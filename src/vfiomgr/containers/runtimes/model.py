@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from vfiomgr.documents.jsonable import from_jsonable, to_jsonable
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.expressions import expression
 from vfiomgr.paths import STATE, HostPath
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -27,12 +28,12 @@ Key = tuple[str, ...]
 RECORD = STATE / "runtimes.json"
 _VERSION = "vfiomgr/v1"
 _CHARACTER = r"(?:\\.|[^\\\]-])"
-_PIECE = re.compile(
+_PIECE = expression(
     rf"\\(?P<escaped>.)|\[(?P<negated>\^?)(?P<class>(?:{_CHARACTER}(?:-{_CHARACTER})?)+)\]|[^\\[]",
     re.DOTALL,
 )
 """The special characters of a pattern (path/filepath/match.go)."""
-_RANGE = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
+_RANGE = expression(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 
 
 class RuntimeRequest(Value):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import values
@@ -16,6 +15,7 @@ from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MARK = "\ufeff"
-_LINE_END = re.compile(r"(?<!\r)\n")
+_LINE_END = expression(r"(?<!\r)\n")
 _INDENT = 4
 """For JSON without a layout; Docker's documentation uses two or four."""
 
@@ -133,9 +133,11 @@ def _with_ends(made: str, text: str) -> str:
 
 def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
     """Try to write a text; None if tomlkit fails, which can happen in many ways."""
+    from tomlkit.exceptions import TOMLKitError  # noqa: PLC0415 - slow to import
+
     try:
         return write(*arguments)
-    except (AttributeError, TypeError, ValueError, LookupError, RecursionError):
+    except (TOMLKitError, AttributeError, TypeError, ValueError, LookupError, RecursionError):
         return None
 
 
