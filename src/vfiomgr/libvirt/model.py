@@ -199,7 +199,8 @@ class Domain(Value):
     """PCI devices without an address, which libvirt puts behind root ports."""
     own_mappings: int = 0
     """NVMe disks and vDPA interfaces: each locks all guest memory for itself."""
-    iommu: DomainIommu | None = None
+    iommus: tuple[DomainIommu, ...] = ()
+    """Several only if each serves one bus (smmuv3)."""
     has_graphics: bool = False
     has_os_boot: bool = False
     """Whether `<os>` has `<boot dev>`."""
@@ -217,6 +218,11 @@ class Domain(Value):
     def is_x86(self) -> bool:
         """Whether it is for a PC; libvirt uses the host's architecture if none is written."""
         return self.architecture in _X86
+
+    @property
+    def iommu(self) -> DomainIommu | None:
+        """The first IOMMU."""
+        return next(iter(self.iommus), None)
 
     def line(self, path: str) -> int:
         """The line of an element; for a missing one, that of the domain."""

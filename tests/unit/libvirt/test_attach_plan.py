@@ -94,7 +94,7 @@ def test_a_gpu_goes_to_a_definition_with_its_audio_on_the_first_free_port() -> N
 
 def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
     """Behind a port each function is an address space of its own there."""
-    nested = replace(RUNNING, iommu=DomainIommu("intel", has_caching_mode=True))
+    nested = replace(RUNNING, iommus=(DomainIommu("intel", has_caching_mode=True),))
     told = refused("04:00.0", domain=known(None, nested), scope=CONFIG)
     assert "cannot add 0000:04:00.0, 0000:04:00.1 to win: behind its IOMMU" in told
     assert "--function-only" in told
@@ -106,7 +106,7 @@ def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
         in refused("04:00.0", domain=known(has_one), scope=LIVE, only=True)
     )
     assert planned("41:00.4", domain=known(has_one), scope=LIVE).items, "of another group"
-    of_a_bus = replace(RUNNING, iommu=DomainIommu("smmuv3", bus=1))
+    of_a_bus = replace(RUNNING, iommus=(DomainIommu("smmuv3", bus=1),))
     assert planned("04:00.0", domain=known(None, of_a_bus), scope=CONFIG).items
 
 

@@ -102,6 +102,19 @@ def test_what_a_domain_is() -> None:
     assert found.iommu == DomainIommu("intel", has_caching_mode=True, address_bits=48)
 
 
+def test_all_iommus_are_read() -> None:
+    one = "<iommu model='smmuv3'><driver pciBus='1'/></iommu>"
+    devices = f"<devices>{one}{one.replace('1', '2')}<iommu model='amd'/></devices>"
+    domain = f"<domain type='kvm'><name>g</name>{devices}</domain>".encode()
+    found = read_domain(domain, "g.xml")
+    assert found.iommus == (
+        DomainIommu("smmuv3", bus=1),
+        DomainIommu("smmuv3", bus=2),
+        DomainIommu("amd"),
+    )
+    assert found.iommu == DomainIommu("smmuv3", bus=1)
+
+
 def test_memory_and_processors() -> None:
     found = read_domain(WHOLE, "gpu.xml")
     memory, cpu = found.memory, found.cpu

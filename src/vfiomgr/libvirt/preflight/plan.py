@@ -94,19 +94,21 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
 
 def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
     """An unknown value is an error (27)."""
-    iommu, version = context.domain.iommu, context.libvirt
-    feature = _IOMMUS.get(iommu.model) if iommu else None
-    if feature is None or version is None or feature.is_in(version):
-        return
-    line = context.domain.line("devices/iommu")
-    yield finding(
-        "iommu-model-unknown",
-        "blocker",
-        f"libvirt {version} does not support {feature.what}",
-        (f"{context.at(line)}: {feature.what}", context.cite_libvirt()),
-        "libvirt rejects the domain",
-        f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line {line}",
-    )
+    version = context.libvirt
+    for model in dict.fromkeys(iommu.model for iommu in context.domain.iommus):
+        feature = _IOMMUS.get(model)
+        if feature is None or version is None or feature.is_in(version):
+            continue
+        line = context.domain.line("devices/iommu")
+        yield finding(
+            "iommu-model-unknown",
+            "blocker",
+            f"libvirt {version} does not support {feature.what}",
+            (f"{context.at(line)}: {feature.what}", context.cite_libvirt()),
+            "libvirt rejects the domain",
+            f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line "
+            f"{line}",
+        )
 
 
 def old_backend(context: PreflightContext) -> Iterator[Diagnostic]:

@@ -123,7 +123,7 @@ def domain_of(root: Element) -> Domain:
         taken=read_taken(root),
         unplaced=count_unplaced(root),
         own_mappings=count_own_mappings(root),
-        iommu=_iommu(root),
+        iommus=tuple(map(_iommu, root.each("devices/iommu"))),
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
         boot_orders=tuple(_boot_orders(root)),
@@ -265,10 +265,7 @@ def _firmware(root: Element) -> str | None:
     return attribute_of(root, "os", "firmware") or ("efi" if is_flash else None)
 
 
-def _iommu(root: Element) -> DomainIommu | None:
-    element = root.find("devices/iommu")
-    if element is None:
-        return None
+def _iommu(element: Element) -> DomainIommu:
     driver, alias = element.find("driver"), element.find("alias")
     bits = None if driver is None else number_of(driver, "aw_bits", _MOST_BITS, 0)
     return DomainIommu(
