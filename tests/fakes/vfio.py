@@ -36,6 +36,8 @@ class Vfio:
         self._sysfs = sysfs
         self._groups = groups
         self.has_cdev = False
+        self.has_groups = True
+        """CONFIG_VFIO_GROUP."""
         self.makes_nodes = True
         self.guests: dict[int, Guest] = {}
         self.cold_sleepers: dict[str, bytes] = {}
@@ -45,7 +47,7 @@ class Vfio:
     def load(self) -> None:
         """The module vfio: its class, and the node that all containers come from."""
         self._sysfs.make(_CLASS)
-        if not self._sysfs.exists(VFIO_NODES / "vfio"):
+        if self.has_groups and not self._sysfs.exists(VFIO_NODES / "vfio"):
             self._sysfs.put_bytes(VFIO_NODES / "vfio", b"", 0o666)
             self._sysfs.put("/sys/class/misc/vfio/dev", "10:196", READ_ONLY)
 
@@ -78,7 +80,7 @@ class Vfio:
         served = {_CLASS / name: name for name in self._sysfs.names(_CLASS)}
         places = [self._sysfs.target(link) for link in served]
         groups = {self._groups.of(place.parent.parent) for place in places if place}
-        numbers = {str(n) for n in groups if n is not None}
+        numbers = {str(n) for n in groups if n is not None and self.has_groups}
         self._show(VFIO_NODES, numbers)
         self._show_class(numbers)
         if self.has_cdev:

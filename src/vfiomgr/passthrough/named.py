@@ -16,7 +16,7 @@ from vfiomgr.errors import (
 from vfiomgr.host.owners import find_owner
 from vfiomgr.passthrough import steps as passthrough_steps
 from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver
-from vfiomgr.paths import pci_device, vfio_group_node
+from vfiomgr.paths import VFIO_CDEVS, pci_device, vfio_group_node
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions
 from vfiomgr.pci.iommu import group_number
@@ -26,10 +26,11 @@ from vfiomgr.persistence.named import program_for_units
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.run import Outcome
+    from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.snapshot.source import HostSource
 
@@ -163,18 +164,27 @@ class FunctionState(Value):
     driver_override: str | None
     iommu_group: int | None
     node: str | None
-    """The VFIO node, e.g. `/dev/vfio/8`; None if the function is on a host driver."""
+    """The VFIO node: `/dev/vfio/8`, or `/dev/vfio/devices/vfio0` on a kernel without VFIO groups.
+
+    None if the function is on a host driver.
+    """
 
 
 def function_state(host: HostSource, address: PciAddress) -> FunctionState:
     """Read the current state of one function, which is much faster than a scan."""
     state = read_driver_state(host.tree, address)
     group = group_number(host.tree, pci_device(address))
-    node = None if group is None else vfio_group_node(group)
-    is_open = node is not None and is_vfio_driver(state.driver) and host.tree.exists(node)
-    return FunctionState(
-        address, state.driver, state.driver_override, group, node if is_open else None
-    )
+    node = next(_nodes(host.tree, address, group), None) if is_vfio_driver(state.driver) else None
+    return FunctionState(address, state.driver, state.driver_override, group, node)
+
+
+def _nodes(tree: HostTree, address: PciAddress, group: int | None) -> Iterator[str]:
+    """The VFIO nodes of a function that exist, that of its group first."""
+    if group is not None and tree.exists(vfio_group_node(group)):
+        yield vfio_group_node(group)
+    for name in tree.children(pci_device(address) / "vfio-dev"):
+        if tree.exists(VFIO_CDEVS / name):
+            yield VFIO_CDEVS / name
 
 
 def moved_functions(host: HostSource, outcome: Outcome) -> tuple[FunctionState, ...]:

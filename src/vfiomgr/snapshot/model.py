@@ -374,6 +374,19 @@ class HostSnapshot(HostFacts):
             nodes.add(VFIO_CDEVS / holder.vfio_device)
         return frozenset(nodes)
 
+    def existing_nodes(self, device: PciDevice) -> tuple[str, ...]:
+        """The nodes of a function on a VFIO driver: that of its group, and its cdev.
+
+        A kernel without CONFIG_VFIO_GROUP has only the cdev. If the snapshot has neither, it is
+        that of the group, which most kernels have.
+        """
+        group = self.group(device.iommu_group)
+        cdev = VFIO_CDEVS / device.vfio_device if device.vfio_cdev and device.vfio_device else None
+        if group is None:
+            return () if cdev is None else (cdev,)
+        nodes = (group.node,) if group.has_node or cdev is None else ()
+        return nodes if cdev is None else (*nodes, cdev)
+
     def holders(self, holder: PciDevice | Vgpu) -> tuple[DeviceUser, ...]:
         """The processes that have a function or a vGPU open, on the host or in a guest."""
         if not isinstance(holder, PciDevice):

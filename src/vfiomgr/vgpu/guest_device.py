@@ -180,16 +180,25 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
     device = _named(host, request)
     functions = (device,) if request.is_alone else host.slot(device)
     ordered = tuple(sorted(functions, key=lambda function: function.address))
+    options = request.hostdev_options
+    if any(_has_only_cdev(host, function) for function in ordered) and not options.is_unassigned:
+        options = replace(options, has_iommufd=True)
     return GuestDevice(
         functions=ordered,
         vgpu=host.vgpu(str(device.address)),
         model=None,
-        hostdev_options=request.hostdev_options,
+        hostdev_options=options,
         is_vendor_function=host.is_vendor_function(device),
         numa_node=device.numa_node,
         root_complex=root_complex(device),
         iommu_group=device.iommu_group,
     )
+
+
+def _has_only_cdev(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether the kernel has no VFIO groups (CONFIG_VFIO_GROUP), so that QEMU needs iommufd."""
+    group = host.group(device.iommu_group)
+    return device.vfio_cdev and group is not None and not group.has_node
 
 
 def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:

@@ -153,3 +153,24 @@ def test_what_libvirt_is_to_bind_is_looked_at_with_all_that_the_host_does(run: R
     refused = run("libvirt", "hostdev", ROUTED, "--managed", "--function-only")
     assert (refused.status, refused.stdout) == (4, "")
     assert "carries the default route" in refused.stderr
+
+
+@pytest.mark.parametrize("has_groups", [True, False])
+def test_a_kernel_without_vfio_groups_has_iommufd(
+    run: Run, kernel: FakeKernel, *, has_groups: bool
+) -> None:
+    """CONFIG_VFIO_GROUP is optional where there are cdevs (CONFIG_VFIO_DEVICE_CDEV)."""
+    kernel.vfio.has_cdev, kernel.vfio.has_groups = True, has_groups
+    kernel.sysfs.put("/dev/iommu", "")
+    group, cdev = "/dev/vfio/10", "/dev/vfio/devices/vfio0"
+    bound = run("bind", GPU).stdout
+    assert f"{GPU} is on vfio-pci, VFIO node: {group if has_groups else cdev}\n" in bound
+    shown = run("show", GPU).stdout
+    assert (
+        f"yes, VFIO nodes: {group}, {cdev}" if has_groups else f"yes, VFIO node: {cdev}\n"
+    ) in shown
+    made = run("libvirt", "hostdev", GPU, "--libvirt-version", "12.8")
+    assert ("iommufd='yes'" in made.stdout) is not has_groups
+    refused = run("libvirt", "hostdev", GPU, "--libvirt-version", "11.3")
+    assert refused.status == (0 if has_groups else 4)
+    assert has_groups or "<driver iommufd> (libvirt 12.1.0 or later)" in refused.stderr

@@ -25,7 +25,6 @@ from vfiomgr.library import tell_of_cut_off_runs
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
@@ -222,7 +221,8 @@ def _readiness(
 ) -> Iterator[tuple[str, str]]:
     refusal = facts["refusal"]
     if device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group):
-        yield ("guest-ready", f"yes, VFIO node: {vfio_group_node(device.iommu_group)}")
+        nodes = host.existing_nodes(device)
+        yield ("guest-ready", f"yes, VFIO node{'s' * (len(nodes) > 1)}: {', '.join(nodes)}")
     elif host.is_vendor_function(device) and host.is_ready_for_guests(device):
         yield ("guest-ready", f"yes, vGPU on driver {device.driver}")
     elif refusal:
