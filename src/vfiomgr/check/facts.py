@@ -36,6 +36,7 @@ _PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _TOOLS = (
     "proxmox-boot-tool",
     "rpm-ostree",
+    "transactional-update",
     "kernelstub",
     "grubby",
     "update-grub",
@@ -71,6 +72,7 @@ def read_distribution(tree: HostTree) -> Distribution | None:
         id=identifier,
         name=fields.get("PRETTY_NAME") or fields.get("NAME") or identifier,
         tools=tuple(tools),
+        like=tuple(fields.get("ID_LIKE", "").split()),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import Diagnostic, Severity
+from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -97,6 +98,8 @@ class Distribution(Value):
     id: str
     name: str
     tools: tuple[str, ...]
+    like: tuple[str, ...] = ()
+    """Distributions that it is derived from (ID_LIKE), the closest one first."""
 
 
 class Readiness(Value):
@@ -148,6 +151,7 @@ class Readiness(Value):
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
 _COMMAND_LINE = {  # the first that is there
     "rpm-ostree": "rpm-ostree kargs --append=WORD, or --delete=WORD",
+    "transactional-update": f"{_GRUB}, then run transactional-update grub.cfg and reboot",
     "kernelstub": "kernelstub --add-options WORD, or --delete-options WORD",
     "grubby": "grubby --update-kernel=ALL --args=WORD, or --remove-args=WORD",
     "/etc/kernel/cmdline": "edit /etc/kernel/cmdline, then run kernel-install add for each kernel",
@@ -156,7 +160,9 @@ _COMMAND_LINE = {  # the first that is there
     "grub-mkconfig": f"{_GRUB}, then run grub-mkconfig -o /boot/grub/grub.cfg",
     "bootctl": "edit the options line of the entries in loader/entries on the boot partition",
 }
-_INITRAMFS = {
+_INITRAMFS = {  # the first that is there
+    "rpm-ostree": "rpm-ostree initramfs-etc --track=/etc/modprobe.d/FILE, and reboot",
+    "transactional-update": "transactional-update initrd, and reboot",
     "update-initramfs": "update-initramfs -u -k all",
     "dracut": "dracut --force --regenerate-all",
     "mkinitcpio": "mkinitcpio -P",
@@ -184,6 +190,16 @@ _DEBIAN_FLAVOURS = frozenset(
     {"686", "amd64", "arm64", "armmp", "loong64", "powerpc64le", "riscv64", "s390x"}
 )
 """Releases of Debian's own kernels; for others the package is unknown."""
+_UNCHANGED = {
+    "fedora": expression(r"\.el\d+(_\d+)?\."),
+    "rhel": expression(r"\.el\d+(_\d+)?\."),
+    "ubuntu": expression(r"-\d{1,3}-\w+$"),
+    "arch": expression(r"-arch\d"),
+}
+"""Releases of the kernels that derived distributions take over unchanged.
+
+Others are their own, e.g. those of Pop!_OS, Manjaro and CachyOS, and Oracle's UEK.
+"""
 _PROXMOX_RELEASE = "-pve"
 _PROXMOX_PACKAGE = "apt-get install proxmox-default-kernel"
 _PROXMOX = {"proxmox-boot-tool", "/etc/kernel/cmdline"}
@@ -222,9 +238,13 @@ def _package(distribution: Distribution | None, release: str) -> str | None:
     """The command that installs the package; None if the package or its tool is unknown."""
     if distribution is None or not release:
         return None
-    command = _PACKAGES.get(distribution.id, "")
+    known = next((i for i in (distribution.id, *distribution.like) if i in _PACKAGES), "")
+    command = _PACKAGES.get(known, "")
     flavour = release.rpartition("-")[2]
-    if distribution.id == "debian" and flavour not in _DEBIAN_FLAVOURS:
+    unchanged = _UNCHANGED.get(known) if known != distribution.id else None
+    if unchanged is not None and unchanged.search(release) is None:
+        return None
+    if known == "debian" and flavour not in _DEBIAN_FLAVOURS:
         command = _PROXMOX_PACKAGE if release.endswith(_PROXMOX_RELEASE) else ""
     if command.partition(" ")[0] not in distribution.tools:
         return None

@@ -310,6 +310,32 @@ def test_the_package_of_missing_modules_is_named_where_it_is_known(
     assert finding.remedy == (f"{told}: {command}" if command else told)
 
 
+@pytest.mark.parametrize(
+    ("identifier", "like", "release", "command"),
+    [
+        ("linuxmint", "ubuntu debian", "6.8.0-31-generic", "linux-modules-extra-6.8.0-31-generic"),
+        ("pop", "ubuntu debian", "6.9.3-76060903-generic", None),
+        ("ol", "fedora", "5.14.0-427.el9.x86_64", "kernel-modules-5.14.0-427.el9.x86_64"),
+        ("ol", "fedora", "5.15.0-206.153.7.el9uek.x86_64", None),
+        ("manjaro", "arch", "6.6.30-2-MANJARO", None),
+        ("endeavouros", "arch", "6.9.1-arch1-1", "pacman -S linux"),
+        ("devuan", "debian", "6.1.0-18-cloud-amd64", "linux-image-amd64"),
+        ("own", "", "6.1.0-18-amd64", None),
+    ],
+)
+def test_a_derived_distribution_has_the_package_of_its_parent_if_the_kernel_is_its(
+    identifier: str, like: str, release: str, command: str | None
+) -> None:
+    tools = ("apt-get", "dnf", "pacman")
+    known = facts(
+        modules=(KernelModule("vfio_pci", "missing"),),
+        distribution=Distribution(identifier, identifier, tools, tuple(like.split())),
+    )
+    finding = found(host(readiness=known, pci_drivers=(), kernel_release=release), "vfio-pci")
+    assert finding is not None
+    assert finding.remedy.endswith(command or "or a generic kernel")
+
+
 def test_something_must_map_a_guests_memory() -> None:
     missing = (KernelModule("vfio_iommu_type1", "missing"), KernelModule("iommufd", "missing"))
     assert severity(host(readiness=facts(modules=missing)), "iommu-backend") == "blocker"
@@ -775,6 +801,7 @@ def test_memlock(limits: tuple[MemlockLimit, ...], expected: str | None) -> None
         (("bootctl", "/etc/kernel/cmdline"), "edit /etc/kernel/cmdline"),
         (("proxmox-boot-tool", "/etc/kernel/cmdline"), "proxmox-boot-tool refresh"),
         (("grub-mkconfig", "pacman"), "grub-mkconfig -o /boot/grub/grub.cfg"),
+        (("transactional-update", "grub2-mkconfig"), "transactional-update grub.cfg"),
     ],
 )
 def test_remedies_use_the_tools_that_are_there(tools: tuple[str, ...], words: str) -> None:
