@@ -22,6 +22,7 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
+from vfiomgr.passthrough.watch import watch_machine
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import persisted, program_for_units
@@ -361,8 +362,6 @@ def watch(session: Session) -> None:
     Examples:
       vfiomgr persist watch
     """
-    from vfiomgr.passthrough.watch import watch_machine  # noqa: PLC0415 - slow to import
-
     watch_machine(session)
 
 
