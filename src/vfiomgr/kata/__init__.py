@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from vfiomgr.kata.command_lines import run_command
     from vfiomgr.kata.configurations import KataConfiguration, configuration
     from vfiomgr.kata.explain.pods import explain_pod
-    from vfiomgr.kata.named import check_image, pods, runtime_class
+    from vfiomgr.kata.named import check_image
+    from vfiomgr.kata.workloads import pods, runtime_class
 
 __all__ = [
     "KataConfiguration",
@@ -31,8 +32,8 @@ if not TYPE_CHECKING:
             "check_image": "named",
             "configuration": "configurations",
             "explain_pod": "explain.pods",
-            "pods": "named",
+            "pods": "workloads",
             "run_command": "command_lines",
-            "runtime_class": "named",
+            "runtime_class": "workloads",
         },
     )

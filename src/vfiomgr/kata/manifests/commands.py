@@ -14,8 +14,8 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
-from vfiomgr.kata.named import NAMINGS, Naming, pods
-from vfiomgr.kata.named import runtime_class as runtime_class_for
+from vfiomgr.kata.workloads import NAMINGS, Naming, pods
+from vfiomgr.kata.workloads import runtime_class as runtime_class_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
