@@ -25,6 +25,9 @@ _STOPWATCH = Stopwatch()
 _MOST_YOUNG = 10_000
 """Objects between two passes of the garbage collector: thousands of tests are collected once, and
 going through them again and again took a tenth of a run."""
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+"""Tests that use gRPC leave threads, whose fork handlers can block the children of later tests
+(https://github.com/grpc/grpc/issues/22624); read when gRPC is imported, also in a guest."""
 _MEMORY = "/dev/shm"  # noqa: S108 - pytest makes a directory of its own there
 
 

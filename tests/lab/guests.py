@@ -291,12 +291,9 @@ def _job(config: pytest.Config, files: Iterable[str]) -> Job:
     # What other plugins do is for the machine; to look for them takes seconds in a guest.
     plugins = ["-p", "tests.lab.reporter", "-p", "no:cacheprovider"]
     rootdir = ["--rootdir", str(config.rootpath)]
-    # Tests that call containerd leave threads of gRPC, whose fork handlers can block the children
-    # of later tests (https://github.com/grpc/grpc/issues/22624).
-    forks = {"GRPC_ENABLE_FORK_SUPPORT": "0"}
     return Job(
         [sys.executable, "-m", "pytest", *inifile, *rootdir, *plugins, *files],
         config.rootpath,
-        environment={"PY_COLORS": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **forks},
+        environment={"PY_COLORS": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         results={REPORTS: ""},
     )
