@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
+from tests.fakes.calls import answer
 from vfiomgr.node.kubelet import CLAIMS, HEALTH, PLUGIN_METHODS, PLUGINS
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class DraKubelet:
             response_deserializer=getattr(CLAIMS, f"{kind}Response").FromString,
         )
         try:
-            return await method(request, timeout=self._manners.deadline)
+            return await answer(method(request, timeout=self._manners.deadline))
         except grpc.aio.AioRpcError as error:
             _fail(f"{error.code().name}: {error.details()}")
 
@@ -310,7 +311,7 @@ async def _ask(channel: grpc.aio.Channel, method: str, **fields: Any) -> Any:
         request_serializer=type(made).SerializeToString,
         response_deserializer=getattr(PLUGINS, response).FromString,
     )
-    return await call(made, timeout=INFO_DEADLINE)
+    return await answer(call(made, timeout=INFO_DEADLINE))
 
 
 async def _end(task: asyncio.Task[None] | None) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 
+from tests.fakes.calls import answer
 from vfiomgr.node.kubelet import DEVICES, HEALTHY, METHODS, PODS
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Endpoint:
 
     async def call(self, method: str, request: Any, seconds: float | None = None) -> Any:
         """Call a method of the plugin."""
-        return await _stub(self.channel, method)(request, timeout=seconds)
+        return await answer(_stub(self.channel, method)(request, timeout=seconds))
 
 
 class Kubelet:

@@ -244,6 +244,25 @@ def test_unprepare_is_repeated_until_the_driver_is_back(place: Path) -> None:
     tell(story())
 
 
+def test_a_call_is_repeated_if_its_connection_ends(place: Path) -> None:
+    async def story() -> None:
+        async with node(place) as made:
+            await made.started()
+            await made.prepare()
+            made.claims.gate.clear()
+            ending = asyncio.create_task(made.kubelet.unprepare(DRIVER, *CLAIM))
+            await until(lambda: len(made.claims.calls) > 1)
+            (place / SOCKETS[1]).unlink()
+            await until(lambda: made.kubelet.failures)
+            assert made.kubelet.failures[0].startswith("CANCELLED")
+            made.claims.gate.set()
+            await made.plugins[0].tend()
+            await ending
+            assert not made.kubelet.prepared
+
+    tell(story())
+
+
 def test_work_that_outlasts_the_kubelets_patience_is_finished_once(place: Path) -> None:
     async def story() -> None:
         async with node(place, deadline=SHORT) as made:
