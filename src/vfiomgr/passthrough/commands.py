@@ -26,7 +26,12 @@ from vfiomgr.passthrough.watch import watch_machine
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import persisted, program_for_units
-from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
+from vfiomgr.persistence.steps import (
+    ForgetPersisted,
+    ImportDriverctl,
+    RebuildInitramfs,
+    ReplaceFile,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -242,7 +247,7 @@ def _move(
     named: Iterable[str],
     allow: tuple[Override, ...],
 ) -> Outcome | None:
-    """Bind or unbind the functions of a request, and print where they are now."""
+    """Bind or unbind functions, and print where they are now, and which files changed."""
     if allow:
         confirm(session, f"Override safety check {', '.join(allow)} for {', '.join(named)}?")
     outcome = plan_or_apply(session, request)
@@ -254,6 +259,8 @@ def _move(
         + (f", VFIO node: {one.node}" if one.node else "")
         for one in moved
     ]
+    about_files = (s for s in outcome.plan.steps if isinstance(s, ReplaceFile | RebuildInitramfs))
+    lines += [step.report() for step in about_files if outcome.is_changed]
     print_outcome(session, outcome, lines, devices=moved)
     return outcome
 
