@@ -1,4 +1,4 @@
-"""Programs of several releases, each of which a test is run with."""
+"""Programs of several releases, each of which a test is run with, and the packages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration import programs
+from tests.integration.installed import Built
+from tools.package.__main__ import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,3 +31,10 @@ def dockerd(request: pytest.FixtureRequest, record_property: Callable[[str, Any]
 def _noted(program: Program, record_property: Callable[[str, Any], None]) -> Program:
     record_property("program", str(program))
     return program
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The packages, built once."""
+    place = tmp_path_factory.mktemp("packages")
+    return Built(*build(place / "dist", place / "work"), place / "work")

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +13,7 @@ import pytest
 
 from tests.debian import root_archive
 from tests.fakes.hosts import workstation
+from tests.integration.installed import Built, Root
 from tools.package import rpm, tree
 from tools.package.__main__ import build
 from vfiomgr import __version__
@@ -26,51 +26,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root directory")
 GPU = "0000:01:00.0"
 RELEASES = {"bookworm": "Python 3.11", "trixie": "Python 3.13"}
-OF_OTHERS = ("dev/", "proc/", "tmp/", "var/cache/man/", "var/lib/dpkg/", "var/log/", "root/.rpmdb")
-"""Where dpkg, rpm and man-db keep what they know."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """The packages, and what they were made of."""
-
-    wheel: Path
-    deb: Path
-    rpm: Path
-    work: Path
-
-
-@dataclass(frozen=True)
-class Root:
-    """An empty system, and the commands that run in it."""
-
-    place: Path
-
-    def run(self, *command: str, status: int = 0) -> str:
-        """What a command says; it ends with the status."""
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
-        ran = subprocess.run(
-            ["chroot", str(self.place), *command],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        assert ran.returncode == status, ran.stdout
-        return ran.stdout
-
-    def files(self) -> set[str]:
-        """All that is in it, but for what package managers and man-db keep."""
-        found = (str(place.relative_to(self.place)) for place in self.place.rglob("*"))
-        return {name for name in found if not f"{name}/".startswith(OF_OTHERS)}
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    place = tmp_path_factory.mktemp("packages")
-    return Built(*build(place / "dist", place / "work"), place / "work")
 
 
 @pytest.fixture(scope="module", params=RELEASES)

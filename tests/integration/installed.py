@@ -1,0 +1,63 @@
+"""The packages as they are built, and systems in which they are installed."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OF_OTHERS = ("dev/", "proc/", "tmp/", "var/cache/man/", "var/lib/dpkg/", "var/log/", "root/.rpmdb")
+"""Where dpkg, rpm and man-db keep what they know."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The packages, and what they were made of."""
+
+    wheel: Path
+    deb: Path
+    rpm: Path
+    work: Path
+
+
+@dataclass(frozen=True)
+class Root:
+    """An empty system, and the commands that run in it."""
+
+    place: Path
+
+    def run(self, *command: str, status: int = 0) -> str:
+        """What a command says; it ends with the status."""
+        return self._said(["chroot", str(self.place), *command], status)
+
+    def run_on(self, host: str, *command: str, status: int = 0) -> str:
+        """What a command says on a recorded host: /sys is mounted, of files that stay as they are.
+
+        The mounts are gone with the command. dracut needs devices, and the processes of /proc.
+        """
+        mounts = "mount --rbind /dev dev && mount -t proc none proc && mount -t tmpfs none sys"
+        script = f'cd $0 && {mounts} && cp -a .{host}/sys/. sys && exec chroot . "$@"'
+        within = ["unshare", "--mount", "sh", "-c", script, str(self.place)]
+        return self._said([*within, *command], status)
+
+    def _said(self, command: list[str], status: int) -> str:
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+        ran = subprocess.run(
+            command,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        assert ran.returncode == status, ran.stdout
+        return ran.stdout
+
+    def files(self) -> set[str]:
+        """All that is in it, but for what package managers and man-db keep."""
+        found = (str(place.relative_to(self.place)) for place in self.place.rglob("*"))
+        return {name for name in found if not f"{name}/".startswith(OF_OTHERS)}
