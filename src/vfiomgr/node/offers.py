@@ -172,10 +172,20 @@ class Sandboxes:
         """
         found = {}
         for unit in units:
-            cause = self._cause(unit, _pod_of(unit, claims), users.get(unit.id, ()), now)
+            pod = _pod_of(unit, claims)
+            if pod is None and unit.claim:
+                self._decide_later(unit)
+                continue
+            cause = self._cause(unit, pod, users.get(unit.id, ()), now)
             if cause and unit.id not in quarantine:
                 found[unit.id] = _crashed(unit, cause)
         return found
+
+    def _decide_later(self, unit: NodeUnit) -> None:
+        """Keep what is known: several pods have the claim, or its pod is not known again yet."""
+        last = self._known.get(unit.id)
+        if last is not None:
+            self._known[unit.id] = replace(last, since=None)
 
     def _cause(
         self, unit: NodeUnit, pod: _Pod | None, users: Sequence[DeviceUser], now: float

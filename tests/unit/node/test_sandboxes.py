@@ -70,6 +70,18 @@ def test_guests_of_a_claim_that_several_pods_share_are_not_compared(told: Told) 
     assert told.scan(1, CLAIMED, guest(SECOND, 8)) == ""
 
 
+def test_a_second_pod_of_a_claim_does_not_end_the_first(told: Told) -> None:
+    alone = dict(told.claims)
+    told.scan(0, CLAIMED, guest(FIRST))
+    told.claims = {}
+    for now in (1, 1 + SETTLE, 1 + 2 * SETTLE):
+        assert told.scan(now, CLAIMED, guest(FIRST)) == ""
+    assert not told.sandboxes.is_waiting
+    told.claims = alone
+    assert told.scan(2 + 2 * SETTLE, CLAIMED, guest(FIRST)) == ""
+    assert FIRST in told.scan(3 + 2 * SETTLE, CLAIMED, guest(SECOND, 8))
+
+
 def test_a_process_that_outlives_the_pod_of_its_claim_keeps_the_device_withheld(told: Told) -> None:
     told.scan(0, CLAIMED, guest(None, 7))
     told.claims = {}
