@@ -142,7 +142,9 @@ _PARAMETERS = {
     "vfio_iommu_type1": ("allow_unsafe_interrupts",),
     "vfio_pci": ("disable_idle_d3",),
 }
-_MODPROBE = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
+_MODPROBE = tuple(
+    f"{above}/modprobe.d" for above in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
+)
 _COMMANDS = ("options", "blacklist", "install")
 _OPTIONS = ("VFIO", "VFIO_PCI", "VFIO_DEVICE_CDEV", "IOMMUFD", "IRQ_REMAP")
 _CONFIG = expression(rf"^(?:# )?CONFIG_({'|'.join(_OPTIONS)})(?:=(.*)| is not set)$", re.MULTILINE)

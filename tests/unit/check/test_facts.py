@@ -81,14 +81,15 @@ def test_modprobe_d_is_read_by_name_and_by_rank(tmp_path: Path) -> None:
         tmp_path,
         r"""
         etc/modprobe.d/b.conf: # a comment\noptions vfio-pci \\nids=10de:25b6
-        usr/lib/modprobe.d/b.conf: options vfio_pci ids=1:2
-        usr/lib/modprobe.d/a.conf: blacklist nouveau\nblacklist pcspkr\noptions
+        usr/local/lib/modprobe.d/b.conf: options vfio_pci ids=1:1
+        usr/local/lib/modprobe.d/a.conf: blacklist nouveau\nblacklist pcspkr\noptions
+        usr/lib/modprobe.d/a.conf: options vfio_pci ids=1:2
         etc/modprobe.d/c.txt: blacklist nouveau
         """,
     )
     assert facts.module_settings is not None
     assert [str(setting) for setting in facts.module_settings] == [
-        "/usr/lib/modprobe.d/a.conf: blacklist nouveau",
+        "/usr/local/lib/modprobe.d/a.conf: blacklist nouveau",
         "/etc/modprobe.d/b.conf: options vfio_pci ids=10de:25b6",
     ]
 
