@@ -217,7 +217,10 @@ def test_mistakes_are_told(
 def test_a_malformed_bundle_is_told_by_its_line(run: Run, bundle: Path) -> None:
     run("bind", GPU[0])
     config = bundle / "config.json"
-    for data, place in ((b'{"linux": {},\n}', "2:1"), (b'{\n "a": "\xff"}', "2: not UTF-8 text")):
+    for data, place in (
+        (b'{"linux": {}\n"a": 1}', "2:1"),
+        (b'{\n "a": "\xff"}', "2: not UTF-8 text"),
+    ):
         config.write_bytes(data)
         for command in (("inject", str(bundle), GPU[0]), ("eject", str(bundle))):
             answer = run("oci", *command)

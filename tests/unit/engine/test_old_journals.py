@@ -53,7 +53,8 @@ def test_a_record_that_is_nested_too_deeply_is_damaged() -> None:
     for _ in range(700):
         steps = [steps]
     line = encode({"event": "plan", "steps": steps})
-    assert "nested too deeply" in decode(line).damage or "not a record" in decode(line).damage
+    damage = decode(line).damage  # how deep is too deep depends on the release of Python
+    assert any(why in damage for why in ("nested too deeply", "not a record", "not a plan"))
 
 
 def test_old_kinds_have_their_present_names_however_deep_they_are() -> None:
