@@ -149,9 +149,9 @@ class FakeKernel(Hardware):
         generation, self._generation = self._generation, self.sysfs.generation
         return self.stuck.really or generation != self._generation
 
-    def read_bytes(self, path: HostPath, limit: int = 1 << 16) -> bytes | None:
+    def read_bytes_in(self, above: str, name: str, limit: int = 1 << 16) -> bytes | None:
         """As the real tree, and more of it at once."""
-        return super().read_bytes(path, limit)
+        return super().read_bytes_in(above, name, limit)
 
     def is_claimed(self, path: HostPath, number: str) -> bool | None:
         """What an open with O_EXCL shows, of the device that has this number."""
@@ -165,14 +165,14 @@ class FakeKernel(Hardware):
         if not mode & _READABLE or mode & UNASSIGNED:
             reject(errno.EACCES)
 
-    def read(self, path: HostPath) -> str | None:
+    def read_in(self, above: str, name: str) -> str | None:
         """As the real tree; what is under the lock of a stuck device never answers."""
-        if self.stuck.really and self._is_locked(path):
+        if self.stuck.really and self._is_locked(above, name):
             sleep_while_anybody_cares()
-        return super().read(path)
+        return super().read_in(above, name)
 
-    def _is_locked(self, path: HostPath) -> bool:
-        return path.name in _UNDER_LOCK and path.parent.name in self.stuck.names()
+    def _is_locked(self, above: str, name: str) -> bool:
+        return name in _UNDER_LOCK and above.rpartition("/")[2] in self.stuck.names()
 
     def modprobe(self, name: str) -> None:
         """Load what is declared; modprobe takes `-` for `_`."""

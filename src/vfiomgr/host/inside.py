@@ -20,38 +20,35 @@ class Inside:
         self._root = root
         self._known: dict[str, str] = {}
         self._targets: dict[str, str] = {}
-        self._files: dict[str, set[str]] = {}
-        self._real: set[str] = set()
+        self._listed: dict[str, dict[str, os.DirEntry[str]]] = {}
 
     def forget(self) -> None:
         """Resolve all links again: they may have changed."""
         self._known.clear()
         self._targets.clear()
-        self._files.clear()
-        self._real.clear()
+        self._listed.clear()
 
     def names(self, path: str) -> list[str]:
-        """The names in a directory, unsorted; which are directories and regular files is cached.
+        """The names in a directory, unsorted; their kinds are kept, to be looked at when needed.
 
         Raises:
             OSError: it is no directory, or cannot be read.
 
         """
         place = self.directory(path)
-        names, files = [], set()
-        with os.scandir(f"{self._root}{place}/") as listed:
-            for entry in listed:
-                names.append(entry.name)
-                if entry.is_file(follow_symlinks=False):
-                    files.add(entry.name)
-                elif entry.is_dir(follow_symlinks=False):
-                    self._real.add(f"{place}/{entry.name}")
-        self._files[place] = files
-        return names
+        with os.scandir(f"{self._root}{place}/") as entries:
+            listed = {entry.name: entry for entry in entries}
+        self._listed[place] = listed
+        return list(listed)
 
     def is_listed_file(self, directory: str, name: str) -> bool:
         """Whether a directory without links, as `directory` returns it, lists a regular file."""
-        return name in self._files.get(directory, ())
+        entry = self._entry(directory, name)
+        return entry is not None and entry.is_file(follow_symlinks=False)
+
+    def _entry(self, directory: str, name: str) -> os.DirEntry[str] | None:
+        listed = self._listed.get(directory)
+        return None if listed is None else listed.get(name)
 
     def target(self, path: str) -> str:
         """The target of a link, as written.
@@ -95,7 +92,8 @@ class Inside:
                 raise OSError(ENOTDIR, os.strerror(ENOTDIR), directory)
             return directory.rpartition("/")[0] if name == ".." else directory
         place = f"{directory}/{name}"
-        if place in self._real:
+        entry = self._entry(directory, name)
+        if entry is not None and entry.is_dir(follow_symlinks=False):
             return place
         try:
             target = os.readlink(self._root + place)

@@ -50,10 +50,10 @@ class Programs:
         It runs in the root, like services: containerd before 2.0 resolves patterns relative to
         that.
         """
-        import subprocess  # noqa: PLC0415 - few callers run a program
-
         if self.root != MACHINE:
             return None
+        import subprocess  # noqa: PLC0415 - few callers run a program
+
         try:
             process = subprocess.Popen(
                 command,

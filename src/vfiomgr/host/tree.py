@@ -83,13 +83,18 @@ class HostTree(Programs):
             OSError: it does not exist, or this user may not read it.
 
         """
-        if not self._prefix:
-            return os.open(path, self._reading)
         above, _, name = path.rpartition("/")
+        return self._open_in(above, name)
+
+    def _open_in(self, above: str, name: str) -> int:
+        """Open a file of a directory, as `_open` does."""
+        if not self._prefix:
+            return os.open(f"{above}/{name}", self._reading)
         directory = self._inside.directory(above)
         place = f"{self._prefix}{directory}/{name}"
         if not self._inside.is_listed_file(directory, name):
             mode = os.lstat(place).st_mode
+            path = HostPath(f"{above}/{name}")
             if stat.S_ISLNK(mode):
                 place = self._real(path)
                 mode = os.lstat(place).st_mode
@@ -107,8 +112,13 @@ class HostTree(Programs):
 
     def read_bytes(self, path: HostPath, limit: int = _READ_LIMIT) -> bytes | None:
         """The first bytes of a file."""
+        above, _, name = path.rpartition("/")
+        return self.read_bytes_in(above, name, limit)
+
+    def read_bytes_in(self, above: str, name: str, limit: int = _READ_LIMIT) -> bytes | None:
+        """The first bytes of a file of a directory; its path is not put together."""
         try:
-            descriptor = self._open(path)
+            descriptor = self._open_in(above, name)
         except (OSError, ValueError):  # a name that no file can have
             return None
         try:
@@ -120,7 +130,12 @@ class HostTree(Programs):
 
     def read(self, path: HostPath) -> str | None:
         """The text of an attribute without its trailing newline."""
-        data = self.read_bytes(path)
+        above, _, name = path.rpartition("/")
+        return self.read_in(above, name)
+
+    def read_in(self, above: str, name: str) -> str | None:
+        """The text of an attribute of a directory, as `read` returns it."""
+        data = self.read_bytes_in(above, name)
         return None if data is None else data.decode(errors="replace").rstrip("\n")
 
     def read_number(self, path: HostPath) -> int | None:

@@ -29,12 +29,12 @@ from vfiomgr.pci.function import (
     config_header,
     flag,
     header_type,
-    hexadecimal,
     identifiers_of,
     is_alive,
     nodes_of,
     number_in,
     override,
+    revision,
     virtual_functions_of,
 )
 from vfiomgr.pci.model import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevice, is_address
@@ -173,7 +173,7 @@ def read_device(
         name=own_name,
         **known._asdict(),
         class_name=class_name,
-        revision=hexadecimal(found.read("revision")) or "00",
+        revision=revision(found, config),
         modalias=modalias,
         bridge_path=bridge_path(tree, directory),
         iommu_group=number_in(found.link_name("iommu_group")),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CONFIG_BYTES = 16
 """Up to the header type; each further dword is another access to the device."""
 _HEADER_TYPE_OFFSET = 0x0E
+_REVISION_OFFSET = 0x08
 _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
 _IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
@@ -49,7 +50,7 @@ class Function:
         """The text of an attribute; None if it is absent or empty."""
         if attribute not in self.entries:
             return None
-        return self.tree.read(self.directory / attribute) or None
+        return self.tree.read_in(self.directory, attribute) or None
 
     def read_below(self, name: str, attribute: str) -> str | None:
         """The text of an attribute in a directory of the function."""
@@ -59,7 +60,7 @@ class Function:
         """The first bytes of an attribute."""
         if attribute not in self.entries:
             return b""
-        return self.tree.read_bytes(self.directory / attribute, limit) or b""
+        return self.tree.read_bytes_in(self.directory, attribute, limit) or b""
 
     def link_name(self, link: str) -> str | None:
         """The last component of a link's target."""
@@ -165,7 +166,9 @@ def bridge_path(tree: HostTree, directory: HostPath) -> str:
 
 def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
     """Sorted by index, which may differ from the order of their addresses."""
-    names = (name for name in function.entries if name.startswith("virtfn"))
+    names = [name for name in function.entries if name.startswith("virtfn")]
+    if not names:
+        return ()
     links = sorted((int(match[1]), match[0]) for match in map(_VIRTFN.fullmatch, names) if match)
     targets = (address_in(function.link_name(name)) for _, name in links)
     return tuple(target for target in targets if target)
@@ -186,6 +189,16 @@ def header_type(config: bytes) -> int | None:
     if len(config) <= _HEADER_TYPE_OFFSET or not is_alive(config):
         return None
     return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
+
+
+def revision(function: Function, config: bytes) -> str:
+    """Two hexadecimal digits: the kernel has them from there too (pci_setup_device).
+
+    A recording may have zeros for its registers, which no vendor has.
+    """
+    if len(config) > _REVISION_OFFSET and is_alive(config) and any(config[:2]):
+        return f"{config[_REVISION_OFFSET]:02x}"
+    return hexadecimal(function.read("revision")) or "00"
 
 
 def bars_of(function: Function, *, is_asleep: bool) -> Iterator[Bar]:
