@@ -89,6 +89,11 @@ class Request:
         return False
 
     @property
+    def named_types(self) -> frozenset[str] | None:
+        """The vGPU types that it names, if no others matter; None if all do."""
+        return None
+
+    @property
     def only_paths(self) -> tuple[str, ...] | None:
         """The files that it concerns, if it needs no other fact of the host; otherwise None."""
         return None

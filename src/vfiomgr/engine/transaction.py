@@ -55,8 +55,17 @@ def scan_for(
         with_claims=with_claims and bool(requests),
         with_resets=any(one.needs_resets for one in requests),
         with_gpu_modes=any(one.needs_gpu_modes for one in requests),
+        only_types=_named_types(requests),
         serials_of=frozenset(slot for one in requests for slot in slots_with_serials(tree, one)),
     )
+
+
+def _named_types(requests: Iterable[Request]) -> frozenset[str] | None:
+    """The vGPU types that several requests name; None if one of them needs all."""
+    named = [one.named_types for one in requests]
+    if not named or any(types is None for types in named):
+        return None
+    return frozenset(name for types in named for name in types or ())
 
 
 def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:

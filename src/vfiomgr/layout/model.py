@@ -310,6 +310,12 @@ class Layout(_Document):
         """Whether serial numbers must be read, which takes a while."""
         return any(rule.select.serial for rule in self.devices)
 
+    @property
+    def named_types(self) -> frozenset[str] | None:
+        """The vGPU types that it names; None if some are chosen by requirements."""
+        types = {request.type for request in self._vgpu_requests()}
+        return None if None in types else frozenset(filter(None, types))
+
     @model_validator(mode="after")
     def _uuids_once(self) -> Layout:
         seen: set[str] = set()
@@ -320,10 +326,13 @@ class Layout(_Document):
         return self
 
     def _uuids(self) -> Iterator[str]:
+        for request in self._vgpu_requests():
+            yield from request.uuids
+
+    def _vgpu_requests(self) -> Iterator[VgpuRequest]:
         for rule in self.devices:
             if isinstance(rule, VgpuRule):
-                for request in rule.vgpus:
-                    yield from request.uuids
+                yield from rule.vgpus
 
 
 class LayoutFile(_Document):

@@ -70,6 +70,11 @@ class ApplyLayout(Request, Value):
         """Whether a rule selects devices by serial number."""
         return self.layout.selects_by_serial
 
+    @property
+    def named_types(self) -> frozenset[str] | None:
+        """The vGPU types of its rules."""
+        return self.layout.named_types
+
 
 class RevertLayout(Request, Value):
     """Undo an applied layout."""

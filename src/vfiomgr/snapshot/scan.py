@@ -41,6 +41,9 @@ class FurtherFacts(TypedDict, total=False):
     """The vGPU modes, from nvidia-smi."""
     with_links: bool
     """The links of PCI Express."""
+    only_types: frozenset[str] | None
+    """The vGPU types, as people name them, of which virtual functions report how many are left;
+    without it, all. Types of active vGPUs are always included."""
 
 
 def scan(
@@ -56,7 +59,7 @@ def scan(
     `with_claims` tests whether the kernel uses disks, by opening idle ones briefly, if users are
     read. Serial numbers are read in the slots of `serials_of`.
     """
-    host = scan_devices(tree, machine, serials_of)
+    host = scan_devices(tree, machine, serials_of, only_types=further.get("only_types"))
     if further.get("with_gpu_modes"):
         host = with_gpu_modes(host, tree)
     with_users = further.get("with_users", False)
@@ -129,18 +132,20 @@ _ARCHITECTURES = (
 """Keys of /proc/cpuinfo that identify a kind of CPU (arch/*/kernel: show_cpuinfo, c_show)."""
 
 
-def scan_devices(
+def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     tree: HostTree,
     machine: HostTree,
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
     *,
     for_table: bool = False,
+    only_types: frozenset[str] | None = None,
 ) -> HostSnapshot:
     """Read the facts for lists: functions, groups and vGPUs, without their users.
 
     With `only`, the result contains no other functions than those in these slots; `for_table`
     leaves out what the table of `list` does not show, also the groups of the host's drivers.
+    `only_types` is described in `FurtherFacts`.
     """
     functions, names = Functions(tree, for_table=for_table), Names(tree, machine)
     found, unidentified = pci_facts.read_devices(tree, names, functions, serials_of, only)
@@ -148,7 +153,7 @@ def scan_devices(
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)
-    mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, functions, devices)
+    mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, functions, devices, only_types)
     vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests}
     of_guests.update(mdev.iommu_group for mdev in mdevs)

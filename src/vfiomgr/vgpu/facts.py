@@ -38,6 +38,7 @@ from vfiomgr.vgpu.model import (
     VgpuType,
     WedgedFunction,
     describe_type,
+    types_called,
 )
 
 if TYPE_CHECKING:
@@ -80,15 +81,27 @@ TYPES = "mdev_supported_types"
 
 
 def read_mdevs(
-    tree: HostTree, functions: Functions, devices: Iterable[PciDevice]
+    tree: HostTree,
+    functions: Functions,
+    devices: Iterable[PciDevice],
+    only_types: frozenset[str] | None = None,
 ) -> tuple[tuple[VgpuParent, ...], tuple[Vgpu, ...]]:
-    """Read all parents of mediated devices by name, and all active devices by UUID."""
+    """Read all parents of mediated devices by name, and all active devices by UUID.
+
+    With `only_types`, virtual functions are asked how many are left of these types, and of those
+    of active devices, but of no others: a GPU has dozens of both.
+    """
     active = {
         uuid: directory
         for uuid in tree.children(paths.MDEV_DEVICES)
         if (directory := tree.resolve(paths.MDEV_DEVICES / uuid))
     }
-    parents = _read_parents(tree, functions, devices, {mdev.parent for mdev in active.values()})
+    if only_types is not None:
+        of_active = (tree.link_name(place / "mdev_type") for place in active.values())
+        only_types |= set(filter(None, of_active))
+    types = _Types(tree, only_types)
+    holders = {mdev.parent for mdev in active.values()}
+    parents = _read_parents(tree, functions, devices, holders, types)
     names = {(p.path, kind.id): kind.name for p in parents for kind in p.types}
     found = (_read_mdev(tree, uuid, place, names) for uuid, place in active.items())
     return parents, tuple(found)
@@ -99,20 +112,17 @@ def _read_parents(
     functions: Functions,
     devices: Iterable[PciDevice],
     active: Iterable[HostPath],
+    types: _Types,
 ) -> tuple[VgpuParent, ...]:
-    """All parents of mediated devices, sorted by name; any function may be one.
-
-    Type names are read once for all virtual functions of a GPU, as one driver serves them.
-    """
+    """All parents of mediated devices, sorted by name; any function may be one."""
     by_name = {str(device.address): device for device in devices}
     directories = {name: paths.MDEV_PARENTS / name for name in tree.children(paths.MDEV_PARENTS)}
     for name in by_name:  # the same by name, where it is listed as a parent too
         if name not in directories and TYPES in functions.of(name).entries:
             directories[name] = paths.PCI_DEVICES / name
     resolved = {real for directory in directories.values() if (real := tree.resolve(directory))}
-    known: dict[tuple[str, str], VgpuType] = {}
     found = [
-        _read_parent(tree, real, by_name.get(real.name), known)
+        _read_parent(tree, real, by_name.get(real.name), types)
         for real in sorted({*resolved, *active}, key=lambda p: p.name)
     ]
     siblings = {(p.gpu, p.driver) for p in found if p.is_virtual_function}
@@ -138,26 +148,47 @@ def _read_parent(
     tree: HostTree,
     directory: HostPath,
     function: PciDevice | None,
-    known: dict[tuple[str, str], VgpuType],
+    types: _Types,
 ) -> VgpuParent:
     physical = function.physical_function if function else None
     gpu = str(physical or directory.name)
-    types = directory / TYPES
-    ids = tree.children(types)
-    for type_id in ids:
-        if (gpu, type_id) not in known:
-            known[gpu, type_id] = _read_type(tree, types / type_id)
+    place = directory / TYPES
+    ids = tree.children(place)
+    kinds, named = types.of(gpu, place, ids)
+    asked = ids if physical is None else named
     return VgpuParent(
         name=directory.name,
         path=directory,
         family="mdev",
         driver=function.driver if function else tree.link_name(directory / "driver"),
         gpu=gpu,
-        types=tuple(known[gpu, type_id] for type_id in ids),
+        types=kinds,
         available=tuple(
-            tree.read_number(types / type_id / "available_instances") for type_id in ids
+            tree.read_number(place / type_id / "available_instances") if type_id in asked else None
+            for type_id in ids
         ),
     )
+
+
+class _Types:
+    """Types of parents, read once for all virtual functions of a GPU, as one driver serves them."""
+
+    def __init__(self, tree: HostTree, only: frozenset[str] | None) -> None:
+        self._tree = tree
+        self._only = only
+        self._known: dict[tuple[str, ...], tuple[tuple[VgpuType, ...], frozenset[str]]] = {}
+
+    def of(
+        self, gpu: str, place: HostPath, ids: Sequence[str]
+    ) -> tuple[tuple[VgpuType, ...], frozenset[str]]:
+        """The types listed in `place`, and the identifiers of those that a request is about."""
+        key = (gpu, *ids)
+        if key not in self._known:
+            kinds = tuple(_read_type(self._tree, place / type_id) for type_id in ids)
+            only = self._only
+            named = kinds if only is None else [k for n in only for k in types_called(kinds, n)]
+            self._known[key] = kinds, frozenset(kind.id for kind in named)
+        return self._known[key]
 
 
 def _read_type(tree: HostTree, directory: HostPath) -> VgpuType:

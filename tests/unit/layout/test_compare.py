@@ -21,7 +21,7 @@ from vfiomgr.passthrough.steps import Bind, ChangeDriver, Unbind
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.steps import LoadModule
 from vfiomgr.sriov.steps import SetVirtualFunctions
-from vfiomgr.vgpu.steps import CreateMdev, SetVgpuType
+from vfiomgr.vgpu.steps import CreateMdev, CreateVgpu, SetVgpuType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from vfiomgr.engine.plan import Plan
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.snapshot.model import HostSnapshot
+
+
+UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 
 
 def layout(*rules: dict[str, Any]) -> ApplyLayout:
@@ -320,3 +323,36 @@ def test_vgpus_of_several_sizes_show_heterogeneous_mode_without_nvidia_smi() -> 
     document = export(host)
     assert document.devices[0].model_dump()["heterogeneous"] is True
     assert not compare(host, api.layout_request(None, "test", document)).differences
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"type": "A40-4Q", "per_gpu": 4},
+        {"type": "nvidia-559", "count": 9},
+        {"type": "A40-48Q", "per_gpu": 1},
+        {"type": "A40-4Q", "count": 99},
+        {"framebuffer": "6G", "per_gpu": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("others", [(), ("A40-4Q",), ("A40-2Q",)], ids=str)
+def test_other_types_than_those_that_it_names_need_not_be_known(
+    tmp_path: Path, wanted: dict[str, Any], others: tuple[str, ...]
+) -> None:
+    kernel = a40_host(tmp_path)
+    for name in others:
+        api.apply(CreateVgpu((UUID,), type=name), tree=kernel)
+    request = layout(vgpus(wanted))
+    every = _result(scanned(kernel), request)
+    named = request.named_types
+    some = api.scan(kernel, with_users=True, with_gpu_modes=True, only_types=named)
+    assert _result(some, request) == every
+    assert (named is None) is ("type" not in wanted)
+
+
+def _result(host: HostSnapshot, request: ApplyLayout) -> Plan | str:
+    try:
+        return plan_layout(host, request)
+    except Refusal as refusal:
+        return refusal.message

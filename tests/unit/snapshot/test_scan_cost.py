@@ -11,11 +11,10 @@ from benchmarks.trees import BLOCK, make_tree
 from tests.api import scan
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from vfiomgr.host.tree import HostTree
+from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from vfiomgr.paths import HostPath
 
 
 class Counting(HostTree):
@@ -30,10 +29,10 @@ class Counting(HostTree):
         self.asked[question] += 1
         self.places[question, path] += 1
 
-    def read_bytes(self, path: HostPath, limit: int = 4096) -> bytes | None:
+    def read_bytes_in(self, above: str, name: str, limit: int = 4096) -> bytes | None:
         """Count a file."""
-        self._count("read", path)
-        return super().read_bytes(path, limit)
+        self._count("read", HostPath(above) / name)
+        return super().read_bytes_in(above, name, limit)
 
     def read_whole(self, path: HostPath) -> bytes | None:
         """Count a long file."""
@@ -103,6 +102,24 @@ def test_what_vgpus_there_are_and_can_be_takes_one_look_at_each_file(
         [("0000:11:00.4", "NVIDIA A40-2Q")] if family == "mdev-sriov" else []
     )
     assert {place: count for place, count in tree.places.items() if count > 1} == {}
+
+
+def test_a_request_about_one_type_asks_functions_for_no_other(tmp_path: Path) -> None:
+    make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20)
+    put_mdev(tmp_path, "0000:11:00.4", "f715f63c-0d00-4007-9c5a-b07b0c6c05de")
+    every = scan(HostTree(tmp_path), HostTree(tmp_path))
+    tree = Counting(tmp_path)
+    host = scan(tree, HostTree(tmp_path), only_types=frozenset({"A40-4Q"}))
+    asked = [place for _, place in tree.places if place.endswith("/available_instances")]
+    wanted = {kind.id for kind in every.vgpu_parents[0].types if kind.short_name == "A40-4Q"}
+    active = {vgpu.type for vgpu in host.vgpus}
+    assert {HostPath(place).parent.name for place in asked} == wanted | active
+    assert len(asked) == 8 * len(wanted | active)
+    for parent, whole in zip(host.vgpu_parents, every.vgpu_parents, strict=True):
+        assert parent.types == whole.types
+        for kind in parent.types:
+            known = kind.id in wanted | active
+            assert parent.offers(kind.id) == (whole.offers(kind.id) if known else None)
 
 
 def test_a_tree_is_made_of_whole_blocks(tmp_path: Path) -> None:
