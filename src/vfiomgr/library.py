@@ -17,31 +17,22 @@ from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from vfiomgr import check
+from vfiomgr import check, engine, topology
 from vfiomgr import layout as layouts
+from vfiomgr import vgpu as vgpu_requests
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
-from vfiomgr.engine import recovery, registry
+from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.journal_files import unusable
 from vfiomgr.engine.plan import Request
-from vfiomgr.engine.transaction import (
-    ApplyContext,
-    Options,
-    carry_out,
-    prepared,
-    slots_with_serials,
-)
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
-from vfiomgr.layout.revert import reversion
 from vfiomgr.passthrough import steps
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
 from vfiomgr.pci.model import device_text
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.source import HostSource
-from vfiomgr.topology.build import build as build_topology
-from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, VgpuOutcome, created, removed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -173,7 +164,7 @@ class Host(HostSource):
 
         """
         host = self.scan(with_users=True, with_links=True)
-        return build_topology(host, self.addresses(devices))
+        return topology.build(host, self.addresses(devices))
 
     def check(self) -> Report:
         """Check whether this host is ready for passthrough: findings with evidence and remedy."""
@@ -223,7 +214,8 @@ class Host(HostSource):
         self.require_live("a snapshot cannot be changed", "pass --dry-run to see the plan")
         wanted = self.request(request)
         tree = self.files if only_files else self.tree
-        return carry_out(wanted, ApplyContext(tree, reviewed=reviewed, **self.options))
+        work = engine.ApplyContext(tree, reviewed=reviewed, **self.options)
+        return engine.carry_out(wanted, work)
 
     def bind(self, *devices: str | PciAddress, **options: Unpack[BindOptions]) -> Outcome:
         """Bind devices to vfio-pci for passthrough, with all functions of their slots.
@@ -257,15 +249,15 @@ class Host(HostSource):
         """
         return self.apply(Reset(device, method, allow))
 
-    def create_vgpu(self, **options: Unpack[VgpuOptions]) -> VgpuOutcome:
+    def create_vgpu(self, **options: Unpack[VgpuOptions]) -> vgpu_requests.VgpuOutcome:
         """Create vGPUs; `names` of the outcome are their UUIDs, or addresses.
 
         Raises:
             VfiomgrError: as `apply`.
 
         """
-        request = CreateVgpu(**options).request(self)
-        return created(request, self.apply(request))
+        request = vgpu_requests.CreateVgpu(**options).request(self)
+        return vgpu_requests.created(request, self.apply(request))
 
     def remove_vgpu(
         self,
@@ -273,14 +265,15 @@ class Host(HostSource):
         every: bool = False,
         parent: str | None = None,
         allow: Iterable[Override] = (),
-    ) -> VgpuOutcome:
+    ) -> vgpu_requests.VgpuOutcome:
         """Remove vGPUs by UUID or address; with `every`, all that vfiomgr made (on `parent`).
 
         Raises:
             VfiomgrError: as `apply`.
 
         """
-        return removed(self.apply(RemoveVgpu(*names, every=every, parent=parent, allow=allow)))
+        request = vgpu_requests.RemoveVgpu(*names, every=every, parent=parent, allow=allow)
+        return vgpu_requests.removed(self.apply(request))
 
     def apply_layout(
         self,
@@ -321,7 +314,7 @@ class Host(HostSource):
         """
         self.require_live("a snapshot has no journal", "run vfiomgr layout revert on the host")
         overridden = chosen("--allow", allow, REVERSIBLE)
-        return self.apply(reversion(self.tree, self.tree.read(BOOT_ID), overridden))
+        return self.apply(layouts.reversion(self.tree, self.tree.read(BOOT_ID), overridden))
 
     def recover(
         self, *, finish: bool = False, allow: Iterable[Override] = ()
@@ -338,7 +331,7 @@ class Host(HostSource):
         overridden = chosen("--allow", allow, REVERSIBLE)
         try:
             with self.changing(only_files=not self.files.is_live) as work:
-                return recovery.recover(work, overridden, finish=finish)
+                return engine.recover(work, overridden, finish=finish)
         except NeedsRoot:
             message = "recovering interrupted operations"
             raise NeedsRoot(message, has_plan=False) from None
@@ -364,21 +357,21 @@ class Host(HostSource):
     # ---- what a change is made of
 
     @contextmanager
-    def changing(self, *, only_files: bool = False) -> Iterator[ApplyContext]:
+    def changing(self, *, only_files: bool = False) -> Iterator[engine.ApplyContext]:
         """Context for several changes that belong together; `apply` makes a single one.
 
         Raises:
             NeedsRoot: the process may not change the host.
 
         """
-        work = ApplyContext(self.files if only_files else self.tree, **self.options)
-        with prepared(work, only_files=only_files):
+        work = engine.ApplyContext(self.files if only_files else self.tree, **self.options)
+        with engine.prepared(work, only_files=only_files):
             yield work
 
     @property
-    def options(self) -> Options:
+    def options(self) -> engine.Options:
         """How changes are made, and the callbacks for them."""
-        options: Options = {
+        options: engine.Options = {
             "machine": self.machine,
             "on_note": self.on_note,
             "deadline": self._deadline,
@@ -408,11 +401,12 @@ class Host(HostSource):
         """The facts needed to plan a request."""
         slots: frozenset[tuple[int, int, int]] = frozenset()
         if self.snapshot is None and request.needs_serials:
-            slots = slots_with_serials(self.tree, request)
+            slots = engine.slots_with_serials(self.tree, request)
         return self.scan(
             with_users=True,
             with_resets=request.needs_resets,
             with_gpu_modes=request.needs_gpu_modes,
+            only_types=request.named_types,
             serials_of=slots,
         )
 

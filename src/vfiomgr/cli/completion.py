@@ -12,8 +12,6 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from click.shell_completion import CompletionItem
-
 from vfiomgr.cli.options import complete_file
 from vfiomgr.cli.session import session_of
 from vfiomgr.definitions.facts import read_definitions
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import click
+    from click.shell_completion import CompletionItem
 
     from vfiomgr.cli.session import Session
     from vfiomgr.host.tree import HostTree
@@ -56,6 +55,8 @@ def continuing(
     context: click.Context, parameter: click.Parameter, incomplete: str, names: Candidates
 ) -> Items:
     """Those that continue what is typed, without those that an argument has already."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
+
     typed = context.params.get(str(parameter.name)) or ()
     taken = frozenset(typed if isinstance(typed, tuple) else ())
     return [

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import warnings
+from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import click
 
-import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
 from vfiomgr.cli.options import FormerTable, LazyGroup, Options, session_options
@@ -75,6 +76,10 @@ _READING = frozenset(
 _INTERRUPTED = 130
 """128 + SIGINT, as shells count."""
 _PIPE_CLOSED = 141
+_COMPLETE = "_VFIOMGR_COMPLETE"
+"""The variable in which a shell asks for completion."""
+_UNCOLLECTED = 100_000
+"""Objects that are made before cycles among them are searched: a command makes hardly any."""
 
 
 class _Commands(LazyGroup):
@@ -153,8 +158,11 @@ def _show_traceback(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
+    gc.set_threshold(_UNCOLLECTED)
     options = Options()
     warnings.showwarning = _show_warning
+    if _COMPLETE in os.environ:
+        import_module("vfiomgr.cli.shells")  # makes them known to click
     try:
         status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=options)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge

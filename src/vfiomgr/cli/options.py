@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import math
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.shell_completion import CompletionItem
 
 from vfiomgr.paths import MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from click.shell_completion import CompletionItem
 
     from vfiomgr.diagnostic import Override
 
@@ -66,6 +66,8 @@ def complete_file(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Have the shell complete files of this machine."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
+
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -73,27 +75,29 @@ def complete_directory(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """Have the shell complete directories of this machine."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
+
     return [CompletionItem(incomplete, type="dir")]
 
 
 Format = Literal["table", "json", "yaml"]
 
 
-@dataclass
 class Options:
     """The values of the shared options; an option after the command overrides one before it."""
 
-    format: Format = "table"
-    root: str = MACHINE
-    snapshot: str | None = None
-    dry_run: bool = False
-    timeout: float | None = None
-    """Seconds for one step of a change; None for the default."""
-    yes: bool = False
-    verbose: int = 0
-    debug: bool = False
-    _typed: set[str] = field(default_factory=set, init=False, repr=False)
-    """Options given on the command line, which take precedence over the environment."""
+    def __init__(self) -> None:
+        self.format: Format = "table"
+        self.root = MACHINE
+        self.snapshot: str | None = None
+        self.dry_run = False
+        self.timeout: float | None = None
+        """Seconds for one step of a change; None for the default."""
+        self.yes = False
+        self.verbose = 0
+        self.debug = False
+        self._typed: set[str] = set()
+        """Options given on the command line, which take precedence over the environment."""
 
     def remember(self, name: str, value: object, *, is_typed: bool) -> None:
         """Store the value of an option; a typed --root or --snapshot replaces the other one."""
@@ -379,6 +383,8 @@ class LazyGroup(click.Group):
 
         A module is imported for the help of a command, so only where a shell shows it.
         """
+        from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
+
         hidden = {name for name, command in self.commands.items() if command.hidden}
         commands = [
             CompletionItem(name, describe=partial(self._short_help, ctx, name))

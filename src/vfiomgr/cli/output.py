@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -322,6 +321,8 @@ def _print_line(label: str, text: str) -> None:
     if not sys.stdout.isatty():
         say(head + text)
         return
+    import textwrap  # noqa: PLC0415 - slow to import
+
     wrapped = textwrap.wrap(
         printable(text),
         width=max(shutil.get_terminal_size().columns, len(head) * 3),

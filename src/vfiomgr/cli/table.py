@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
@@ -201,6 +200,8 @@ def _parts(cell: str, manner: Manner, width: int, ellipsis: str) -> Sequence[str
     if manner == "cut":
         return (_cut(cell, width - _width(ellipsis)).rstrip() + ellipsis,)
     narrow = width if _width(cell) == len(cell) else width // 2
+    import textwrap  # noqa: PLC0415 - slow to import
+
     return textwrap.wrap(cell, narrow, break_on_hyphens=False)
 
 

@@ -12,11 +12,13 @@ from vfiomgr import importing
 
 if TYPE_CHECKING:
     from vfiomgr.layout.named import ApplyLayout
+    from vfiomgr.layout.revert import reversion
     from vfiomgr.layout.watch import apply_parts, watch_layout
 
-__all__ = ["ApplyLayout", "apply_parts", "watch_layout"]
+__all__ = ["ApplyLayout", "apply_parts", "reversion", "watch_layout"]
 
 if not TYPE_CHECKING:
     __getattr__ = importing(
-        __name__, {"ApplyLayout": "named", "apply_parts": "watch", "watch_layout": "watch"}
+        __name__,
+        dict.fromkeys(__all__, "watch") | {"ApplyLayout": "named", "reversion": "revert"},
     )

@@ -4,3 +4,15 @@
 remedies. Only `watch` acts without a plan: it writes the driver_override of a function that the
 kernel has just found, before the kernel looks for a driver.
 """
+
+from typing import TYPE_CHECKING
+
+from vfiomgr import importing
+
+if TYPE_CHECKING:
+    from vfiomgr.passthrough.watch import watch_machine
+
+__all__ = ["watch_machine"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, {"watch_machine": "watch"})

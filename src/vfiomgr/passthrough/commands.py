@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from vfiomgr import passthrough
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.completion import complete_address, complete_owner, complete_vfio_driver
 from vfiomgr.cli.options import (
@@ -22,7 +23,6 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
-from vfiomgr.passthrough.watch import watch_machine
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import persisted, program_for_units
@@ -369,7 +369,7 @@ def watch(session: Session) -> None:
     Examples:
       vfiomgr persist watch
     """
-    watch_machine(session)
+    passthrough.watch_machine(session)
 
 
 def _carry_out(session: Session, request: Request) -> None:

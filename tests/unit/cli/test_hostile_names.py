@@ -297,7 +297,9 @@ def test_a_warning_and_a_traceback_are_escaped(
 
     main._show_warning(HOSTILE)
     monkeypatch.setattr(main.cli, "main", fail)
-    monkeypatch.setattr(main, "Options", lambda: Options(debug=True))
+    options = Options()
+    options.debug = True
+    monkeypatch.setattr(main, "Options", lambda: options)
     with pytest.raises(SystemExit):
         main.main()
     err = capsys.readouterr().err
