@@ -14,12 +14,10 @@ the directory, so that no number is used twice, even if somebody removes journal
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import stat
 import warnings
-import zlib
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -120,8 +118,15 @@ class Contents(Value):
     """A description of the damage; empty if there is none."""
 
 
+class _NotJsonError(ValueError):
+    """A record is not JSON, perhaps because its line was torn."""
+
+
 def encode(record: Mapping[str, object]) -> bytes:
     """One record as a line."""
+    import json  # noqa: PLC0415 - a host without journals needs none
+    import zlib  # noqa: PLC0415 - a host without journals needs none
+
     text = json.dumps(record).encode()
     return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
 
@@ -138,7 +143,7 @@ def decode(data: bytes) -> Contents:
             records.append(_read_line(line, is_summed=is_summed))
         except ValueError as error:
             # Earlier versions completed a torn line with a newline and went on behind it.
-            was_torn = not is_summed and number > 1 and isinstance(error, json.JSONDecodeError)
+            was_torn = not is_summed and number > 1 and isinstance(error, _NotJsonError)
             damage = damage or ("" if was_torn else f"record {number} {error}")
     return Contents(records, length, damage or _misshapen(records))
 
@@ -172,10 +177,13 @@ def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:
     """One record.
 
     Raises:
-        JSONDecodeError: it is not JSON.
+        _NotJsonError: it is not JSON.
         ValueError: its text was changed, or it is not a record.
 
     """
+    import json  # noqa: PLC0415 - a host without journals needs none
+    import zlib  # noqa: PLC0415 - a host without journals needs none
+
     if is_summed:
         found = _SUMMED.fullmatch(line)
         if found is None or zlib.crc32(found[1] + b"}") != int(found[2], 16):
@@ -183,6 +191,8 @@ def _parse(line: bytes, *, is_summed: bool) -> dict[str, Any]:
             raise ValueError(message)
     try:
         record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _NotJsonError(*error.args) from error
     except RecursionError:
         record = None
     if not isinstance(record, dict) or not isinstance(record.get("event"), str):

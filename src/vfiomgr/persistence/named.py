@@ -5,7 +5,6 @@ The program is this vfiomgr, isolated, and writable only by root.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Literal
@@ -136,6 +135,8 @@ def _isolated_places() -> list[str] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
+    import json  # noqa: PLC0415 - a dry run of `bind` needs none
+
     file, prefix, searched = json.loads(answer.stdout)
     if file != vfiomgr.__file__:
         return None
