@@ -105,6 +105,7 @@ class Functions:
         self._tree = tree
         self._for_table = for_table
         self._known: dict[str, Function] = {}
+        self._nvidia: frozenset[str] | None = None
         self._physical: dict[str, PciAddress] = {}
 
     def of(self, name: str) -> Function:
@@ -117,6 +118,23 @@ class Functions:
                 virtual = (entry for entry in known.entries if entry.startswith("virtfn"))
                 known.entries = known.entries.intersection(wanted).union(virtual)
         return known
+
+    def nodes(self, name: str, driver: str | None) -> tuple[str, ...]:
+        """The nodes of a function bound to `driver`."""
+        function = self.of(name)
+        nvidia = self._nvidia_nodes(name) if driver == "nvidia" else ()
+        if function.entries.isdisjoint(_OWNERS):
+            return nvidia
+        return (*_by_class(function), *_of_sound(function), *nvidia)
+
+    def _nvidia_nodes(self, name: str) -> tuple[str, ...]:
+        """`/dev/nvidiaN`, with the number from the driver; if unknown, the control node."""
+        if self._nvidia is None:
+            self._nvidia = frozenset(self._tree.children(_NVIDIA_GPUS))
+        known = name in self._nvidia
+        information = self._tree.read(_NVIDIA_GPUS / name / "information") if known else None
+        minor = _NVIDIA_MINOR.search(information or "")
+        return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)
 
     def is_counted(self, name: str) -> bool:
         """Whether a table only counts the function."""
@@ -270,14 +288,6 @@ _NVIDIA_MINOR = expression(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
 _NVIDIA_GPUS = HostPath("/proc/driver/nvidia/gpus")
 
 
-def nodes_of(function: Function, driver: str | None) -> tuple[str, ...]:
-    """The nodes of a function bound to `driver`."""
-    nvidia = _nvidia_nodes(function.tree, function.directory.name) if driver == "nvidia" else ()
-    if function.entries.isdisjoint(_OWNERS):
-        return nvidia
-    return (*_by_class(function), *_of_sound(function), *nvidia)
-
-
 def _by_class(function: Function) -> Iterator[str]:
     for kind, (pattern, place) in _DIRECTORIES.items():
         for name in function.children(kind):
@@ -290,10 +300,3 @@ def _of_sound(function: Function) -> Iterator[str]:
         for name in function.tree.children(function.directory / "sound" / card):
             if _SOUND_NODE.fullmatch(name):
                 yield f"/dev/snd/{name}"
-
-
-def _nvidia_nodes(tree: HostTree, address: str) -> tuple[str, ...]:
-    """`/dev/nvidiaN`, with the number from the driver; if unknown, the control node."""
-    information = tree.read(_NVIDIA_GPUS / address / "information") or ""
-    minor = _NVIDIA_MINOR.search(information)
-    return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)
