@@ -21,6 +21,7 @@ from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.text import account_names, configuration_files, exists, settings_of, text_of
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.persistence.initramfs.facts import has_sdbootutil, read_manager
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,8 +36,8 @@ _RELEASES = ("/etc/os-release", "/usr/lib/os-release")
 _PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _TOOLS = (
     "proxmox-boot-tool",
-    "rpm-ostree",
-    "transactional-update",
+    "limine-update",
+    "sdboot-manage",
     "kernelstub",
     "grubby",
     "update-grub",
@@ -45,14 +46,20 @@ _TOOLS = (
     "bootctl",
     "update-initramfs",
     "dracut",
+    "limine-mkinitcpio",
     "mkinitcpio",
     "apt-get",
     "dnf",
     "zypper",
     "pacman",
 )
-_KERNEL_COMMAND_LINE = "/etc/kernel/cmdline"
-"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries."""
+_FILES = (
+    "/etc/kernel/cmdline",
+    "/boot/refind_linux.conf",
+    "/usr/lib/booster/regenerate_images",
+)
+"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries, those of
+rEFInd, and the script of booster."""
 
 
 def read_distribution(tree: HostTree) -> Distribution | None:
@@ -65,8 +72,8 @@ def read_distribution(tree: HostTree) -> Distribution | None:
         for key, _, value in (line.partition("=") for line in text.splitlines())
     }
     tools = [t for t in _TOOLS if any(exists(tree, f"{place}/{t}") for place in _PLACES)]
-    if exists(tree, _KERNEL_COMMAND_LINE):
-        tools.append(_KERNEL_COMMAND_LINE)
+    tools += [file for file in _FILES if exists(tree, file)]
+    tools += _managers(tree)
     identifier = fields.get("ID") or "linux"
     return Distribution(
         id=identifier,
@@ -74,6 +81,15 @@ def read_distribution(tree: HostTree) -> Distribution | None:
         tools=tuple(tools),
         like=tuple(fields.get("ID_LIKE", "").split()),
     )
+
+
+def _managers(tree: HostTree) -> Iterator[str]:
+    """What deploys the boot files of this host; the same program may be installed on others."""
+    manager = read_manager(tree)
+    if manager is not None:
+        yield manager
+    if manager != "sdbootutil" and has_sdbootutil(tree):
+        yield "sdbootutil"
 
 
 _UNITS = (

@@ -151,21 +151,30 @@ class Readiness(Value):
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"
 _COMMAND_LINE = {  # the first that is there
     "rpm-ostree": "rpm-ostree kargs --append=WORD, or --delete=WORD",
+    "bootc": "add WORD to kargs in /usr/lib/bootc/kargs.d/vfiomgr.toml when its image is built",
+    "sdbootutil": "edit /etc/kernel/cmdline, then run sdbootutil update-all-entries",
     "transactional-update": f"{_GRUB}, then run transactional-update grub.cfg and reboot",
+    "limine-update": "edit KERNEL_CMDLINE in /etc/default/limine, then run limine-update",
+    "sdboot-manage": "edit LINUX_OPTIONS in /etc/sdboot-manage.conf, then run sdboot-manage gen",
     "kernelstub": "kernelstub --add-options WORD, or --delete-options WORD",
     "grubby": "grubby --update-kernel=ALL --args=WORD, or --remove-args=WORD",
     "/etc/kernel/cmdline": "edit /etc/kernel/cmdline, then run kernel-install add for each kernel",
     "update-grub": f"{_GRUB}, then run update-grub",
     "grub2-mkconfig": f"{_GRUB}, then run grub2-mkconfig -o /boot/grub2/grub.cfg",
     "grub-mkconfig": f"{_GRUB}, then run grub-mkconfig -o /boot/grub/grub.cfg",
+    "/boot/refind_linux.conf": "edit the options in /boot/refind_linux.conf",
     "bootctl": "edit the options line of the entries in loader/entries on the boot partition",
 }
 _INITRAMFS = {  # the first that is there
     "rpm-ostree": "rpm-ostree initramfs-etc --track=/etc/modprobe.d/FILE, and reboot",
+    "bootc": "dracut when the bootc image is built, with the file in the image",
     "transactional-update": "transactional-update initrd, and reboot",
+    "sdbootutil": "sdbootutil mkinitrd",
     "update-initramfs": "update-initramfs -u -k all",
     "dracut": "dracut --force --regenerate-all",
+    "limine-mkinitcpio": "limine-mkinitcpio",
     "mkinitcpio": "mkinitcpio -P",
+    "/usr/lib/booster/regenerate_images": "/usr/lib/booster/regenerate_images",
 }
 _FEDORA = "dnf install kernel-modules-{release}"
 _SUSE = "zypper install kernel-{flavour}"

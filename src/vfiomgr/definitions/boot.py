@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.model import FILES, INSTANCE, RULE, SERVICE, WANTED
 from vfiomgr.persistence.model import SANDBOX, require_plain
-from vfiomgr.persistence.plan import Part
+from vfiomgr.persistence.part import Part
 from vfiomgr.persistence.steps import ReplaceFile
 
 if TYPE_CHECKING:

@@ -37,6 +37,7 @@ from vfiomgr.persistence.installed_layout import (
     shell_command,
 )
 from vfiomgr.persistence.model import UNIT, PersistedBinding, parse_rule, render_rule, rule_file
+from vfiomgr.persistence.part import bindings, replaced
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.units import counted
 from vfiomgr.value import Value
@@ -82,16 +83,12 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     )
     meanwhile, after = _records(host, name, rules.written)
     steps: list[Step] = [
-        *persistence_plan.replaced(host, RECORD, meanwhile),
-        *persistence_plan.replaced(host, FILE, request.text),
+        *replaced(host, RECORD, meanwhile),
+        *replaced(host, FILE, request.text),
         *persistence_plan.unswept(host, kept.steps),
         *kept.steps,
         *((ReplaceFile(RECORD, meanwhile, after),) if meanwhile != after else ()),
-        *(
-            step
-            for path, text in services.items()
-            for step in persistence_plan.replaced(host, path, text)
-        ),
+        *(step for path, text in services.items() for step in replaced(host, path, text)),
     ]
     return Plan(
         summary=f"install the layout {name}",
@@ -116,8 +113,9 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     installed = parse_record(host.file(RECORD))
     # A unit that went with the last rule comes back with it; another is left as it is.
     program = request.program if host.file(UNIT) is None else None
-    bindings = persistence_plan.bindings(before)
-    kept = persistence_plan.exchange(host, bindings, program, rebuild=request.update_initramfs)
+    kept = persistence_plan.exchange(
+        host, bindings(before), program, rebuild=request.update_initramfs
+    )
     removed = [path for path in (*reversed(SERVICES), FILE, RECORD) if host.file(path) is not None]
     services = [path for path in removed if path in SERVICES]
     files = [path for path in removed if path not in SERVICES]
@@ -126,10 +124,10 @@ def plan_uninstall(host: HostSnapshot, request: UninstallLayout) -> Plan:
     return Plan(
         summary=f"uninstall the layout{f' {installed.name}' if installed else ''}",
         steps=(
-            *(step for path in services for step in persistence_plan.replaced(host, path, None)),
+            *(step for path in services for step in replaced(host, path, None)),
             *persistence_plan.unswept(host, kept.steps),
             *kept.steps,
-            *(step for path in files for step in persistence_plan.replaced(host, path, None)),
+            *(step for path in files for step in replaced(host, path, None)),
         ),
         locks=(LOCK, *kept.locks),
         notes=(*_left_notes(host, installed), *kept.notes, *_staying_notes()),
@@ -178,7 +176,7 @@ def _put_aside(host: HostSnapshot, own: dict[str, list[WrittenRule]]) -> Iterato
 
 
 def _rules(host: HostSnapshot, before: HostSnapshot, request: InstallLayout) -> _Rules:
-    wanted = persistence_plan.bindings(before)
+    wanted = bindings(before)
     written: list[WrittenRule] = []
     targets: list[PciDevice] = []
     with_settings: list[PciDevice] = []

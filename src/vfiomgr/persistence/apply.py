@@ -15,14 +15,15 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci import drivers
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
-from vfiomgr.persistence.model import COMMANDS, HOOKS, RULES, UNIT, UNITS, is_rule_file
+from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS
+from vfiomgr.persistence.model import RULES, UNIT, UNITS, is_rule_file
 from vfiomgr.persistence.steps import LoadModule, RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from vfiomgr.host.tree import HostTree
-    from vfiomgr.persistence.model import Tool
+    from vfiomgr.persistence.initramfs.model import Tool
 
 _LISTING = 60.0
 """Seconds to unpack an image and list it."""
@@ -102,9 +103,13 @@ def rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
         message = f"cannot rebuild the initramfs of {tree.root}: it is not the running host"
         raise HostError(message, f"run on that host: {' '.join(step.command)}")
     tree.call(*step.command, limit=None)  # whoever runs the step has a deadline
-    for tool, hook in HOOKS.items():
-        if COMMANDS[tool] == step.command and tree.exists(hook):
+    for tool in _LISTED:
+        if COMMANDS[tool] == step.command and tree.exists(HOOKS[tool]):
             _verify_image(tree, tool)
+
+
+_LISTED: tuple[Tool, ...] = ("initramfs-tools", "dracut", "mkinitcpio")
+"""Tools that write the image of the running kernel; others prepare a new deployment."""
 
 
 def _verify_image(tree: HostTree, tool: Tool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.text import TextFile, parse_json
@@ -13,10 +11,6 @@ from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import RUNTIME, HostPath
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 RULES = HostPath("/etc/udev/rules.d")
 DRIVERCTL = HostPath("/etc/driverctl.d")
@@ -217,85 +211,6 @@ def _access_rules(binding: PersistedBinding) -> list[list[str]]:
     ]
     given = [f'OWNER:="{access.uid}"', f'GROUP:="{access.gid}"', f'MODE:="{access.mode:04o}"']
     return [['ACTION!="remove"', *match, *given] for match in matches]
-
-
-Tool = Literal["initramfs-tools", "dracut", "mkinitcpio"]
-
-HOOKS: dict[Tool, HostPath] = {
-    "initramfs-tools": HostPath("/etc/initramfs-tools/hooks/vfiomgr"),
-    "dracut": HostPath("/etc/dracut.conf.d/90-vfiomgr.conf"),
-    "mkinitcpio": HostPath("/etc/mkinitcpio.conf.d/vfiomgr.conf"),
-}
-MODES: dict[Tool, int] = {"initramfs-tools": 0o755, "dracut": 0o644, "mkinitcpio": 0o644}
-COMMANDS: dict[Tool, tuple[str, ...]] = {
-    "initramfs-tools": ("update-initramfs", "-u", "-k", "all"),
-    "dracut": ("dracut", "--force", "--regenerate-all"),
-    "mkinitcpio": ("mkinitcpio", "-P"),
-}
-
-_HOOK = """\
-#!/bin/sh
-# vfiomgr: its rules, and the modules that they name, for update-initramfs.
-case "$1" in
-prereqs)
-    echo udev
-    exit 0
-    ;;
-esac
-. /usr/share/initramfs-tools/hook-functions
-for rules in /etc/udev/rules.d/05-vfiomgr-*.rules; do
-    [ -e "$rules" ] || continue
-    mkdir -p "$DESTDIR/etc/udev/rules.d"
-    cp -p "$rules" "$DESTDIR/etc/udev/rules.d/"
-    for module in $(sed -n 's/.*"kmod load \\([A-Za-z0-9_-]*\\)".*/\\1/p' "$rules"); do
-        manual_add_modules "$module"
-    done
-done
-"""
-
-
-class Initramfs(Value):
-    """The configuration of the host's initramfs tool; module names with `_` for `-`."""
-
-    tool: Tool
-    modules: tuple[str, ...] = ()
-    """Modules that it includes by name."""
-    classes: tuple[str, ...] = ()
-    """Prefixes of the PCI classes whose drivers it includes."""
-    omitted: tuple[str, ...] = ()
-    """Modules that it always excludes."""
-    reads_fragments: bool = True
-    """Whether the tool reads the directory for vfiomgr's hook."""
-
-    def brings(self, module: str | None, class_code: str) -> bool:
-        """Whether it includes the driver of a function, according to its configuration."""
-        name = (module or "").replace("-", "_")
-        if name in self.omitted:
-            return False
-        return name in self.modules or class_code.startswith(self.classes or ("none",))
-
-    @property
-    def hook(self) -> HostPath:
-        """The hook file that adds vfiomgr's rules."""
-        return HOOKS[self.tool]
-
-    @property
-    def command(self) -> str:
-        """The command that rebuilds the initramfs."""
-        return " ".join(COMMANDS[self.tool])
-
-
-def render_hook(tool: Tool, bindings: Iterable[PersistedBinding]) -> str:
-    """Render the hook for these bindings."""
-    if tool == "initramfs-tools":
-        return _HOOK
-    kept = sorted(bindings, key=lambda binding: binding.address)
-    files = " ".join(rule_file(binding.address) for binding in kept)
-    modules = " ".join(sorted({binding.module for binding in kept}))
-    head = f"# vfiomgr: its rules, and the modules that they name, for {tool}.\n"
-    if tool == "dracut":
-        return f'{head}install_items+=" {files} "\nadd_drivers+=" {modules} "\n'
-    return f"{head}FILES+=({files})\nMODULES+=({modules})\n"
 
 
 UNITS = HostPath("/etc/systemd/system")

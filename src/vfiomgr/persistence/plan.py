@@ -10,6 +10,7 @@ from vfiomgr.engine.registry import plans
 from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.model import is_vfio_driver
+from vfiomgr.persistence.initramfs.plan import initramfs_part
 from vfiomgr.persistence.installed_layout import (
     layout_name,
     of_layout,
@@ -17,26 +18,22 @@ from vfiomgr.persistence.installed_layout import (
     replacement_notes,
 )
 from vfiomgr.persistence.model import (
-    COMMANDS,
-    MODES,
     SWEPT,
     UNIT,
     PersistedBinding,
-    render_hook,
     render_rule,
     render_unit,
     rule_file,
 )
+from vfiomgr.persistence.part import Part, bindings, replaced
 from vfiomgr.persistence.steps import (
     ChangeFiles,
     ForgetPersisted,
     ImportDriverctl,
     LoadModule,
-    RebuildInitramfs,
     ReplaceFile,
     SetNodeAccess,
 )
-from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,26 +42,12 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.steps import Bind, Unbind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.persistence.model import DriverctlOverride
+    from vfiomgr.persistence.part import Bindings
     from vfiomgr.persistence.steps import FileChange
     from vfiomgr.snapshot.model import HostSnapshot
 
-    Bindings = dict[PciAddress, PersistedBinding]
-
 
 LOCK = "persistence"
-
-
-class Part(Value):
-    """The steps and notes that persistence adds to a plan."""
-
-    steps: tuple[Step, ...] = ()
-    notes: tuple[str, ...] = ()
-    already: tuple[str, ...] = ()
-    locks: tuple[str, ...] = ()
-
-    def with_notes(self, notes: Iterable[str]) -> Part:
-        """Return a copy with these notes first."""
-        return Part(self.steps, (*notes, *self.notes), self.already, self.locks)
 
 
 def part_of_bind(
@@ -201,11 +184,6 @@ def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
         yield from replaced(host, SWEPT, host.file(SWEPT) or "")
 
 
-def bindings(host: HostSnapshot) -> Bindings:
-    """The bindings of the current rules."""
-    return {binding.address: binding for binding in host.persisted}
-
-
 def binding_for(
     host: HostSnapshot, device: PciDevice, choice: LoadModule, owner: NodeOwner | None
 ) -> PersistedBinding:
@@ -242,57 +220,12 @@ def exchange(host: HostSnapshot, wanted: Bindings, program: str | None, *, rebui
         notes.append(
             "systemd not found: keep `vfiomgr persist watch` running for hot-plugged functions"
         )
-    image = _initramfs_part(host, wanted, rebuild=rebuild, is_changed=bool(steps))
+    image = initramfs_part(host, wanted, rebuild=rebuild, is_changed=bool(steps))
     return Part((*steps, *image.steps), (*notes, *image.notes), locks=(LOCK,))
 
 
 def _rendered(binding: PersistedBinding | None) -> str | None:
     return None if binding is None else render_rule(binding)
-
-
-def replaced(
-    host: HostSnapshot, path: str, after: str | None, mode: int = 0o644
-) -> Iterator[ReplaceFile]:
-    """The step to a file's new text, unless it is equal."""
-    before = host.file(path)
-    if before != after:
-        yield ReplaceFile(path, before, after, mode)
-
-
-def _initramfs_part(
-    host: HostSnapshot, wanted: Bindings, *, rebuild: bool, is_changed: bool
-) -> Part:
-    """The hook if the initramfs includes a driver, and the rebuild if rules change."""
-    image = host.initramfs
-    if image is None:
-        return Part()
-    had_hook = host.file(image.hook) is not None
-    needed = bool(wanted) and (had_hook or any(_is_brought(host, b) for b in wanted.values()))
-    if not (needed or had_hook):
-        return Part()
-    text = render_hook(image.tool, wanted.values()) if needed else None
-    if text is not None and not image.reads_fragments:
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        advice = f"add {' and '.join(lines)} to /etc/mkinitcpio.conf, then run {image.command}"
-        return Part(notes=(f"the initramfs includes a host driver: {advice}",) * is_changed)
-    steps: list[Step] = [*replaced(host, image.hook, text, MODES[image.tool])]
-    if not (steps or is_changed):
-        return Part()
-    if rebuild:
-        return Part((*steps, RebuildInitramfs(COMMANDS[image.tool])))
-    told = f"the initramfs must include the rules: rebuild it with {image.command}"
-    return Part(tuple(steps), (f"{told}, or pass --update-initramfs",))
-
-
-def _is_brought(host: HostSnapshot, binding: PersistedBinding) -> bool:
-    """Whether the initramfs includes the function's host driver or its VFIO driver."""
-    image = host.initramfs
-    device = next((d for d in host.devices if d.address == binding.address), None)
-    origin = None if device is None else host.origin(device)
-    module = origin.driver_module if origin else device.driver_module if device else None
-    return image is not None and (
-        image.brings(module, binding.device.class_code) or binding.module in image.modules
-    )
 
 
 def _access_steps(

@@ -16,6 +16,7 @@ from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
+from vfiomgr.persistence.initramfs.facts import read_initramfs
 from vfiomgr.snapshot import node_agent, users
 from vfiomgr.snapshot import uses as uses_facts
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
@@ -82,7 +83,7 @@ def scan(
         links=capabilities.read_links(tree, host.devices) if links else None,
         files=persistence_facts.read_files(tree),
         nodes=persistence_facts.read_nodes(tree),
-        initramfs=persistence_facts.read_initramfs(tree),
+        initramfs=read_initramfs(tree),
         has_systemd=persistence_facts.has_systemd(tree),
         vgpu_marks=vgpu_facts.read_marks(tree),
         made_functions=vgpu_facts.read_made(tree, host.vgpus),

@@ -16,7 +16,7 @@ from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import PciAddress, PciDevice
-from vfiomgr.persistence.model import Initramfs
+from vfiomgr.persistence.initramfs.model import Initramfs
 from vfiomgr.snapshot.node_agent import NodeStatus
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import GpuMode, GpuPartition, Vgpu, VgpuParent, WedgedFunction

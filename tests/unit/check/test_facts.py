@@ -254,6 +254,30 @@ def test_the_distribution_is_found_behind_its_link_with_its_tools(tmp_path: Path
     assert facts.distribution.tools == ("update-grub", "apt-get")
 
 
+@pytest.mark.parametrize(
+    ("files", "tools"),
+    [
+        ("run/ostree-booted:", ("grubby", "rpm-ostree")),
+        ("proc/mounts: overlay / overlay rw 0 0", ("grubby",)),
+        (
+            """
+            proc/mounts: /dev/sda2 / btrfs ro 0 0
+            etc/sysconfig/bootloader: LOADER_TYPE="systemd-boot"
+            """,
+            ("grubby", "transactional-update", "sdbootutil"),
+        ),
+    ],
+)
+def test_what_deploys_a_host_counts_where_it_does(
+    tmp_path: Path, files: str, tools: tuple[str, ...]
+) -> None:
+    programs = ("rpm-ostree", "bootc", "transactional-update", "sdbootutil", "grubby")
+    installed = "\n".join(f"usr/bin/{program}:" for program in programs)
+    facts = read(tmp_path, f"etc/os-release: ID=x\n{installed}\n{files}")
+    assert facts.distribution is not None
+    assert facts.distribution.tools == tools
+
+
 def test_a_link_out_of_a_recording_says_nothing(tmp_path: Path) -> None:
     facts = read(
         tmp_path, "lib -> /usr/lib\nusr -> /usr\nboot -> /boot\netc -> /etc\nproc -> /proc"

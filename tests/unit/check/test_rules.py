@@ -802,6 +802,12 @@ def test_memlock(limits: tuple[MemlockLimit, ...], expected: str | None) -> None
         (("proxmox-boot-tool", "/etc/kernel/cmdline"), "proxmox-boot-tool refresh"),
         (("grub-mkconfig", "pacman"), "grub-mkconfig -o /boot/grub/grub.cfg"),
         (("transactional-update", "grub2-mkconfig"), "transactional-update grub.cfg"),
+        (("transactional-update", "sdbootutil"), "sdbootutil update-all-entries"),
+        (("rpm-ostree", "grubby"), "rpm-ostree kargs --append=WORD"),
+        (("bootc", "grubby"), "/usr/lib/bootc/kargs.d/vfiomgr.toml"),
+        (("limine-update", "bootctl"), "KERNEL_CMDLINE in /etc/default/limine"),
+        (("sdboot-manage", "/etc/kernel/cmdline"), "sdboot-manage gen"),
+        (("/boot/refind_linux.conf", "bootctl"), "/boot/refind_linux.conf"),
     ],
 )
 def test_remedies_use_the_tools_that_are_there(tools: tuple[str, ...], words: str) -> None:

@@ -26,7 +26,8 @@ from vfiomgr.pci.facts import read_driver_state, read_identity
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.apply import rebuild_initramfs, replace_file
 from vfiomgr.persistence.facts import rules_changed
-from vfiomgr.persistence.model import COMMANDS, HOOKS, UNIT, render_rule, rule_file
+from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS
+from vfiomgr.persistence.model import UNIT, render_rule, rule_file
 from vfiomgr.persistence.steps import (
     ForgetPersisted,
     ImportDriverctl,
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.fakes.kernel import FakeKernel
-    from vfiomgr.persistence.model import PersistedBinding, Tool
+    from vfiomgr.persistence.initramfs.model import Tool
+    from vfiomgr.persistence.model import PersistedBinding
 
 GPU, AUDIO = PciAddress.parse("0000:01:00.0"), PciAddress.parse("0000:01:00.1")
 OWNER = NodeOwner("qemu:kvm", 64055, 107)

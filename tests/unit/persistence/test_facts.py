@@ -9,8 +9,8 @@ from tests.unit.host_files import tree_of
 from vfiomgr.errors import UsageError
 from vfiomgr.host.owners import NodeOwner, find_owner
 from vfiomgr.passthrough.watch import parse_arrival
-from vfiomgr.persistence.facts import read_files, read_initramfs
-from vfiomgr.persistence.model import Initramfs, PersistedBinding, render_rule
+from vfiomgr.persistence.facts import read_files
+from vfiomgr.persistence.model import PersistedBinding, render_rule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,84 +69,6 @@ def test_a_host_without_tables_and_a_snapshot_take_numbers_alone(tmp_path: Path)
     with pytest.raises(UsageError, match=r"user 'root': a snapshot contains no accounts"):
         find_owner(None, "root")
     assert find_owner(None, "64055:107") == NodeOwner("64055:107", 64055, 107)
-
-
-DEBIAN = """
-    etc/initramfs-tools/initramfs.conf: MODULES=most\\nBUSYBOX=auto # FRAMEBUFFER=y
-    etc/initramfs-tools/modules: # comment\\nvfio-pci ids=1\\n
-    """
-
-BOTH = f"{DEBIAN}\nusr/bin/dracut: #!\nusr/sbin/mkinitramfs: #!"
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        (
-            DEBIAN,
-            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03")),
-        ),
-        (
-            f"{DEBIAN}\nusr/share/initramfs-tools/conf-hooks.d/plymouth: FRAMEBUFFER=y",
-            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03", "03")),
-        ),
-        ("etc/initramfs-tools/initramfs.conf: MODULES=dep", Initramfs("initramfs-tools")),
-        (
-            """
-            etc/dracut.conf: # nothing
-            etc/dracut.conf.d/a.conf: add_drivers+=" vfio-pci "\\nomit_drivers+=" nouveau "
-            etc/dracut.conf.d/90-vfiomgr.conf: add_drivers+=" ours "
-            """,
-            Initramfs("dracut", ("vfio_pci",), ("01", "02", "0c03", "03"), ("nouveau",)),
-        ),
-        (
-            'etc/dracut.conf.d/a.conf: omit_dracutmodules+=" drm plymouth "',
-            Initramfs("dracut", (), ("01", "02", "0c03")),
-        ),
-        (
-            "etc/mkinitcpio.conf: MODULES=(amdgpu)\\nHOOKS=(base udev kms block)",
-            Initramfs("mkinitcpio", ("amdgpu",), ("03", "01"), reads_fragments=False),
-        ),
-        (
-            """
-            etc/mkinitcpio.conf: HOOKS=(base udev)
-            etc/mkinitcpio.conf.d/own.conf: MODULES+=(nvidia)
-            """,
-            Initramfs("mkinitcpio", ("nvidia",)),
-        ),
-        (
-            f"{DEBIAN}\nusr/bin/dracut: #!\netc/dracut.conf: # nothing",
-            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
-        ),
-        (
-            BOTH,
-            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
-        ),
-        (
-            f"{BOTH}\nusr/sbin/update-initramfs: exec dracut --force",
-            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
-        ),
-        (
-            f"{BOTH}\nusr/sbin/update-initramfs: mkinitramfs -o x",
-            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03")),
-        ),
-        (
-            """
-            usr/bin/dracut: #!
-            usr/lib/dracut/dracut.conf.d/01-dist.conf: omit_drivers+=" nouveau "
-            usr/lib/dracut/dracut.conf.d/02-dist.conf: add_drivers+=" amdgpu "
-            usr/lib/dracut/dracut.conf.d/fips/50-fips.conf: add_drivers+=" nvidia "
-            etc/dracut.conf.d/02-dist.conf: add_drivers+=" vfio-pci "
-            """,
-            Initramfs("dracut", ("vfio_pci",), ("01", "02", "0c03", "03"), ("nouveau",)),
-        ),
-        ("etc/hostname: x", None),
-    ],
-)
-def test_the_initramfs_is_known_by_its_tool_and_the_configuration(
-    tmp_path: Path, files: str, expected: Initramfs | None
-) -> None:
-    assert read_initramfs(tree_of(tmp_path, files)) == expected
 
 
 def test_a_file_without_a_record_is_told_and_hides_no_other(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
@@ -11,10 +10,9 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import vfio_group_node
+from vfiomgr.persistence.initramfs.model import HOOKS, Initramfs
 from vfiomgr.persistence.model import (
-    HOOKS,
     UNIT,
-    Initramfs,
     PersistedBinding,
     render_rule,
     render_unit,
@@ -113,39 +111,6 @@ def test_the_service_is_written_where_systemd_runs_it() -> None:
     bare = plan(host_with(has_systemd=False), replace(BIND, program=program))
     assert unit not in bare.steps
     assert "systemd not found" in " ".join(bare.notes)
-
-
-def test_the_initramfs_gets_the_rules_where_it_brings_the_driver() -> None:
-    made = plan(host_with(bound=False, initramfs=GRAPHICS), BIND)
-    hook = made.steps[-1]
-    assert isinstance(hook, ReplaceFile)
-    assert (hook.path, hook.before, hook.mode) == (HOOK, None, 0o755)
-    assert "rebuild it with update-initramfs -u -k all" in made.notes[-1]
-    rebuilt = plan(host_with(bound=False, initramfs=GRAPHICS), replace(BIND, update_initramfs=True))
-    assert rebuilt.steps[-1] == RebuildInitramfs(("update-initramfs", "-u", "-k", "all"))
-
-
-def test_an_initramfs_that_brings_other_drivers_is_left_alone() -> None:
-    image = Initramfs("initramfs-tools", ("ahci",), ("01",))
-    made = plan(host_with(bound=False, initramfs=image), replace(BIND, update_initramfs=True))
-    assert not [step for step in made.steps if isinstance(step, RebuildInitramfs)]
-    assert HOOK not in [getattr(step, "path", None) for step in made.steps]
-
-
-@pytest.mark.parametrize("module", ["nvidia", "vfio_pci"])
-def test_a_module_that_the_initramfs_names_counts(module: str) -> None:
-    image = Initramfs("dracut", (module,))
-    assert HOOKS["dracut"] in [
-        getattr(step, "path", None)
-        for step in plan(host_with(bound=False, initramfs=image), BIND).steps
-    ]
-
-
-def test_mkinitcpio_without_fragments_is_advised() -> None:
-    image = Initramfs("mkinitcpio", ("nvidia",), reads_fragments=False)
-    made = plan(host_with(bound=False, initramfs=image), BIND)
-    assert f"FILES+=({RULE.path})" in made.notes[-1]
-    assert "mkinitcpio -P" in made.notes[-1]
 
 
 def test_a_driver_that_is_built_in_is_told() -> None:

@@ -1,0 +1,229 @@
+"""Facts about the initramfs: its tool, what deploys it, and what its configuration includes."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING
+
+from vfiomgr.expressions import expression
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.initramfs.model import HOOKS, Initramfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.persistence.initramfs.model import Manager, Tool
+
+_STORAGE, _NETWORK, _DISPLAY, _USB = "01", "02", "03", "0c03"
+_ASSIGNMENT = expression(r"""(\w+)\+?=(?:"([^"]*)"|'([^']*)'|\(([^)]*)\)|(\S*))""")
+_COMMENT = expression(r"(^|\s)#.*$", re.MULTILINE)
+_LIST = expression(r"^(modules|modules_force_load):\s*(\S.*)$", re.MULTILINE)
+_WITH_NETWORK = expression(r"^network:", re.MULTILINE)
+_INITRAMFS_TOOLS = HostPath("/etc/initramfs-tools")
+_DRACUT = HostPath("/etc/dracut.conf")
+_MKINITCPIO = HostPath("/etc/mkinitcpio.conf")
+_BOOSTER = HostPath("/etc/booster.yaml")
+_OSTREE = HostPath("/run/ostree-booted")
+_ARGUMENTS = HostPath("/proc/cmdline")
+_MOUNTS = HostPath("/proc/mounts")
+_BOOT_LOADER = HostPath("/etc/sysconfig/bootloader")
+_BLS = frozenset({"systemd-boot", "grub2-bls"})
+_EFI = tuple(HostPath(f"{place}/EFI") for place in ("/boot/efi", "/efi", "/boot"))
+_PLACES = ("/usr/sbin", "/usr/bin")
+
+
+def read_initramfs(tree: HostTree) -> Initramfs | None:
+    """Find the initramfs tool of the host, and what its configuration includes.
+
+    The installed program decides: the configuration of a former tool may still be there. In a copy
+    of a host without programs, the configuration does. The image itself is not unpacked: that takes
+    seconds, and the next image may differ. What deploys images calls dracut.
+    """
+    manager = read_manager(tree)
+    if manager is not None:
+        return _dracut(tree, manager)
+    installed = _installed_tool(tree)
+    if installed is not None:
+        return _READERS[installed](tree)
+    for place, read in (
+        (_INITRAMFS_TOOLS / "initramfs.conf", _initramfs_tools),
+        (_MKINITCPIO, _mkinitcpio),
+        (_DRACUT, _dracut),
+        (HostPath("/etc/dracut.conf.d"), _dracut),
+    ):
+        if tree.exists(place):
+            return read(tree)
+    return None
+
+
+def read_manager(tree: HostTree) -> Manager | None:
+    """What deploys the initramfs, told by what the running system shows, not by its name."""
+    is_ostree = tree.exists(_OSTREE)
+    if is_ostree and has_program(tree, "rpm-ostree"):
+        return "rpm-ostree"
+    if has_program(tree, "bootc") and (is_ostree or _is_composefs(tree)):
+        return "bootc"
+    if has_program(tree, "transactional-update") and _is_root_read_only(tree):
+        return "transactional-update"
+    return "sdbootutil" if has_sdbootutil(tree) else None
+
+
+def has_sdbootutil(tree: HostTree) -> bool:
+    """Whether sdbootutil installed the boot loader (`is-installed`), or is configured to.
+
+    It leaves a file on the EFI partition, which only root can read.
+    """
+    if not has_program(tree, "sdbootutil"):
+        return False
+    kind = _settings(tree, [_BOOT_LOADER]).get("LOADER_TYPE", [])
+    directories = (above / name for above in _EFI for name in tree.children(above))
+    return not _BLS.isdisjoint(kind) or any(
+        tree.exists(directory / "installed_by_sdbootutil") for directory in directories
+    )
+
+
+def has_program(tree: HostTree, name: str) -> bool:
+    """Whether a program of the distribution is installed."""
+    return _program(tree, name) is not None
+
+
+def _is_composefs(tree: HostTree) -> bool:
+    """Whether bootc deployed the system without ostree: bootc_composefs/status.rs."""
+    arguments = (tree.read_text(_ARGUMENTS) or "").split()
+    return any(argument.startswith("composefs=") for argument in arguments)
+
+
+def _is_root_read_only(tree: HostTree) -> bool:
+    """Whether / is read-only; transactional-update may also be installed where it is not."""
+    lines = (line.split() for line in (tree.read_text(_MOUNTS) or "").splitlines())
+    roots = [fields[3].split(",") for fields in lines if fields[1:2] == ["/"]]
+    return not roots or "ro" in roots[-1]
+
+
+def _installed_tool(tree: HostTree) -> Tool | None:
+    """The tool whose program is installed.
+
+    After a change from initramfs-tools to dracut, mkinitramfs can stay, as part of the package
+    initramfs-tools-core; update-initramfs is then absent or calls dracut.
+    """
+    found = [tool for tool, name in _PROGRAMS.items() if has_program(tree, name)]
+    if "dracut" in found and "initramfs-tools" in found:
+        script = _program(tree, "update-initramfs")
+        is_former = script is None or "mkinitramfs" not in (tree.read_text(script) or "")
+        found.remove("initramfs-tools" if is_former else "dracut")
+    return next(iter(found), None)
+
+
+def _program(tree: HostTree, name: str) -> HostPath | None:
+    places = (HostPath(directory) / name for directory in _PLACES)
+    return next((place for place in places if tree.exists(place)), None)
+
+
+def _booster(tree: HostTree) -> Initramfs:
+    """Read booster.yaml: which modules are added to those of the list in generator/generator.go."""
+    text = _plain(tree, _BOOSTER)
+    entries = [e.strip() for _, listed in _LIST.findall(text) for e in listed.split(",")]
+    classes = [] if "-*" in entries else [_STORAGE, _USB]
+    classes += [_NETWORK] if _WITH_NETWORK.search(text) else []
+    added = [entry for entry in entries if not entry.startswith("-")]
+    names = [entry.rpartition("/")[2].partition(".ko")[0] for entry in added]
+    omitted = [entry.removeprefix("-") for entry in entries if entry not in added]
+    return _of("booster", filter(None, names), classes, omitted=omitted)
+
+
+def _initramfs_tools(tree: HostTree) -> Initramfs:
+    """Read initramfs.conf(5); the hook `framebuffer` adds display drivers if FRAMEBUFFER is set."""
+    shipped = HostPath("/usr/share/initramfs-tools")
+    settings = _settings(
+        tree,
+        [
+            _INITRAMFS_TOOLS / "initramfs.conf",
+            *_in(tree, _INITRAMFS_TOOLS / "conf.d"),
+            *_in(tree, shipped / "conf-hooks.d"),
+            *_in(tree, _INITRAMFS_TOOLS / "conf-hooks.d"),
+        ],
+    )
+    classes = [_STORAGE, _NETWORK, _USB] if settings.get("MODULES") == ["most"] else []
+    classes += [_DISPLAY] if settings.get("FRAMEBUFFER", ["n"])[-1:] == ["y"] else []
+    lines = _plain(tree, _INITRAMFS_TOOLS / "modules").splitlines()
+    named = [line.split()[0] for line in lines if line.strip()]
+    return _of("initramfs-tools", named, classes)
+
+
+def _dracut(tree: HostTree, tool: Tool = "dracut") -> Initramfs:
+    """Read dracut.conf(5); by default it includes storage, network and display drivers."""
+    local = HostPath("/etc/dracut.conf.d")
+    shipped = [*_in(tree, HostPath("/usr/lib/dracut/dracut.conf.d"))]
+    overridden = {path.name for path in _in(tree, local)}
+    paths = [
+        _DRACUT,
+        *(path for path in shipped if path.name.endswith(".conf") and path.name not in overridden),
+        *_in(tree, local, but=HOOKS["dracut"]),
+    ]
+    settings = _settings(tree, paths)
+    classes = [_STORAGE, _NETWORK, _USB]
+    classes += [_DISPLAY] if "drm" not in settings.get("omit_dracutmodules", []) else []
+    named = settings.get("add_drivers", []) + settings.get("force_drivers", [])
+    return _of(tool, named, classes, omitted=settings.get("omit_drivers", []))
+
+
+def _mkinitcpio(tree: HostTree, tool: Tool = "mkinitcpio") -> Initramfs:
+    """Read mkinitcpio.conf(5): MODULES, and the hooks `kms` and `block`, which add drivers."""
+    fragments = HostPath("/etc/mkinitcpio.conf.d")
+    settings = _settings(tree, [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])])
+    hooks = settings.get("HOOKS", [])
+    classes = [_DISPLAY] * ("kms" in hooks) + [_STORAGE] * ("block" in hooks)
+    named = settings.get("MODULES", [])
+    return _of(tool, named, classes, reads_fragments=tree.exists(fragments))
+
+
+def _of(
+    tool: Tool,
+    named: Iterable[str],
+    classes: Iterable[str],
+    *,
+    omitted: Iterable[str] = (),
+    reads_fragments: bool = True,
+) -> Initramfs:
+    modules, left_out = (
+        tuple(sorted({name.replace("-", "_") for name in names})) for names in (named, omitted)
+    )
+    return Initramfs(tool, modules, tuple(classes), left_out, reads_fragments)
+
+
+_PROGRAMS: dict[Tool, str] = {
+    "initramfs-tools": "mkinitramfs",
+    "limine-mkinitcpio": "limine-mkinitcpio",
+    "mkinitcpio": "mkinitcpio",
+    "booster": "booster",
+    "dracut": "dracut",
+}
+_READERS: dict[Tool, Callable[[HostTree], Initramfs]] = {
+    "initramfs-tools": _initramfs_tools,
+    "limine-mkinitcpio": partial(_mkinitcpio, tool="limine-mkinitcpio"),
+    "mkinitcpio": _mkinitcpio,
+    "booster": _booster,
+    "dracut": _dracut,
+}
+
+
+def _settings(tree: HostTree, paths: Iterable[HostPath]) -> dict[str, list[str]]:
+    """The words of each assignment in a shell-like file; every assignment adds words.
+
+    Assuming that a driver is in the image is the safe choice.
+    """
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        for name, *values in _ASSIGNMENT.findall(_plain(tree, path)):
+            found.setdefault(name, []).extend(" ".join(values).split())
+    return found
+
+
+def _plain(tree: HostTree, path: HostPath) -> str:
+    return _COMMENT.sub("", tree.read_text(path) or "")
+
+
+def _in(tree: HostTree, directory: HostPath, but: str = "") -> Iterator[HostPath]:
+    return (p for p in (directory / name for name in tree.children(directory)) if p != but)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.host_files import tree_of
+from vfiomgr.persistence.initramfs.facts import read_initramfs, read_manager
+from vfiomgr.persistence.initramfs.model import Initramfs, Manager
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEBIAN = """
+    etc/initramfs-tools/initramfs.conf: MODULES=most\\nBUSYBOX=auto # FRAMEBUFFER=y
+    etc/initramfs-tools/modules: # comment\\nvfio-pci ids=1\\n
+    """
+
+BOTH = f"{DEBIAN}\nusr/bin/dracut: #!\nusr/sbin/mkinitramfs: #!"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            DEBIAN,
+            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03")),
+        ),
+        (
+            f"{DEBIAN}\nusr/share/initramfs-tools/conf-hooks.d/plymouth: FRAMEBUFFER=y",
+            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03", "03")),
+        ),
+        ("etc/initramfs-tools/initramfs.conf: MODULES=dep", Initramfs("initramfs-tools")),
+        (
+            """
+            etc/dracut.conf: # nothing
+            etc/dracut.conf.d/a.conf: add_drivers+=" vfio-pci "\\nomit_drivers+=" nouveau "
+            etc/dracut.conf.d/90-vfiomgr.conf: add_drivers+=" ours "
+            """,
+            Initramfs("dracut", ("vfio_pci",), ("01", "02", "0c03", "03"), ("nouveau",)),
+        ),
+        (
+            'etc/dracut.conf.d/a.conf: omit_dracutmodules+=" drm plymouth "',
+            Initramfs("dracut", (), ("01", "02", "0c03")),
+        ),
+        (
+            "etc/mkinitcpio.conf: MODULES=(amdgpu)\\nHOOKS=(base udev kms block)",
+            Initramfs("mkinitcpio", ("amdgpu",), ("03", "01"), reads_fragments=False),
+        ),
+        (
+            """
+            etc/mkinitcpio.conf: HOOKS=(base udev)
+            etc/mkinitcpio.conf.d/own.conf: MODULES+=(nvidia)
+            """,
+            Initramfs("mkinitcpio", ("nvidia",)),
+        ),
+        (
+            f"{DEBIAN}\nusr/bin/dracut: #!\netc/dracut.conf: # nothing",
+            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
+        ),
+        (
+            BOTH,
+            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
+        ),
+        (
+            f"{BOTH}\nusr/sbin/update-initramfs: exec dracut --force",
+            Initramfs("dracut", (), ("01", "02", "0c03", "03")),
+        ),
+        (
+            f"{BOTH}\nusr/sbin/update-initramfs: mkinitramfs -o x",
+            Initramfs("initramfs-tools", ("vfio_pci",), ("01", "02", "0c03")),
+        ),
+        (
+            """
+            usr/bin/dracut: #!
+            usr/lib/dracut/dracut.conf.d/01-dist.conf: omit_drivers+=" nouveau "
+            usr/lib/dracut/dracut.conf.d/02-dist.conf: add_drivers+=" amdgpu "
+            usr/lib/dracut/dracut.conf.d/fips/50-fips.conf: add_drivers+=" nvidia "
+            etc/dracut.conf.d/02-dist.conf: add_drivers+=" vfio-pci "
+            """,
+            Initramfs("dracut", ("vfio_pci",), ("01", "02", "0c03", "03"), ("nouveau",)),
+        ),
+        (
+            """
+            usr/bin/mkinitcpio: #!
+            usr/bin/limine-mkinitcpio: #!
+            etc/mkinitcpio.conf: HOOKS=(base systemd kms)
+            """,
+            Initramfs("limine-mkinitcpio", (), ("03",), reads_fragments=False),
+        ),
+        (
+            """
+            usr/bin/booster: #!
+            usr/bin/dracut: #!
+            etc/booster.yaml: network:\\n  dhcp: on\\nmodules: -nouveau,kernel/gpu/amdgpu.ko # mine
+            """,
+            Initramfs("booster", ("amdgpu",), ("01", "0c03", "02"), ("nouveau",)),
+        ),
+        (
+            "usr/bin/booster:\netc/booster.yaml: modules: -*, nvme\\nmodules_force_load: i915",
+            Initramfs("booster", ("i915", "nvme"), (), ("*",)),
+        ),
+        ("etc/hostname: x", None),
+    ],
+)
+def test_the_initramfs_is_known_by_its_tool_and_the_configuration(
+    tmp_path: Path, files: str, expected: Initramfs | None
+) -> None:
+    assert read_initramfs(tree_of(tmp_path, files)) == expected
+
+
+MANAGERS = """
+    usr/bin/dracut: #!
+    usr/bin/rpm-ostree: #!
+    usr/bin/bootc: #!
+    usr/sbin/transactional-update: #!
+    usr/bin/sdbootutil: #!
+    """
+"""Programs that may all be installed on hosts that use none of them."""
+WRITABLE = "proc/mounts: /dev/sda2 / btrfs rw,relatime 0 0\\ntmpfs /run tmpfs ro 0 0"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (WRITABLE, None),
+        (f"{WRITABLE}\nrun/ostree-booted:", "rpm-ostree"),
+        (f"{WRITABLE}\nproc/cmdline: quiet composefs=0a1b root=UUID=1", "bootc"),
+        ("proc/mounts: /dev/sda2 / btrfs ro,relatime 0 0", "transactional-update"),
+        ("etc/hostname: x", "transactional-update"),  # a copy without /proc
+        (f"{WRITABLE}\nboot/efi/EFI/systemd/installed_by_sdbootutil: token", "sdbootutil"),
+        (f'{WRITABLE}\netc/sysconfig/bootloader: LOADER_TYPE="grub2-bls"', "sdbootutil"),
+        (f'{WRITABLE}\netc/sysconfig/bootloader: LOADER_TYPE="grub2-efi"', None),
+    ],
+)
+def test_the_running_system_shows_what_deploys_it(
+    tmp_path: Path, files: str, expected: Manager | None
+) -> None:
+    tree = tree_of(tmp_path, f"{MANAGERS}\n{files}")
+    assert read_manager(tree) == expected
+    image = read_initramfs(tree)
+    assert image is not None
+    assert image.tool == (expected or "dracut")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ("run/ostree-booted:\nusr/bin/bootc: #!", "bootc"),
+        ("run/ostree-booted:", None),
+        ("proc/cmdline: composefs=0a1b", None),
+        ("etc/sysconfig/bootloader: LOADER_TYPE=systemd-boot", None),
+    ],
+)
+def test_without_its_program_nothing_deploys(
+    tmp_path: Path, files: str, expected: Manager | None
+) -> None:
+    assert read_manager(tree_of(tmp_path, files)) == expected
