@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000") if os.geteuid() == 0 else ()
 """What goes before a command that root is not to run as root."""
+WITH_VFIO = (
+    *("unshare", "--user", "--map-root-user", "--mount"),
+    *("sh", str(Path(__file__).with_name("with_vfio.sh"))),
+)
+"""The same, where the machine seems to have VFIO: libvirt 12 asks for it before arguments."""
 _SERVER = Path(__file__).with_name("embed_server.py")
 _LIMIT = 120
-_FIRMWARE = {
+_FIRMWARE: dict[str, Any] = {
     "description": "stands for OVMF: definitions need no more than its description",
     "interface-types": ["uefi"],
     "mapping": {
@@ -35,6 +40,11 @@ _FIRMWARE = {
     "features": ["acpi-s3"],
     "tags": [],
 }
+_SIGNED = {
+    **_FIRMWARE,
+    "features": ["acpi-s3", "enrolled-keys", "requires-smm", "secure-boot"],
+}
+"""libvirt 9.0 chooses a firmware when a guest starts, later releases when it is defined."""
 
 
 _PROGRAM = """
@@ -60,6 +70,7 @@ def embedded(host: str = "/") -> Iterator[Embed]:
         firmware = Path(name, "config/qemu/firmware")
         firmware.mkdir(parents=True)
         (firmware / "50-test.json").write_text(json.dumps(_FIRMWARE))
+        (firmware / "60-signed.json").write_text(json.dumps(_SIGNED))
         embed = Embed(Path(name), host)
         try:
             yield embed
@@ -135,7 +146,7 @@ class Embed:
     def _serve(self) -> subprocess.Popen[str]:
         """A process that keeps the driver: it starts in two seconds."""
         server = subprocess.Popen(
-            [*AS_USER, sys.executable, "-I", _SERVER, self.uri],
+            [*WITH_VFIO, sys.executable, "-I", _SERVER, self.uri],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

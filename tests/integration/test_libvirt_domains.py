@@ -12,7 +12,6 @@ from tests.fakes.hosts import network_adapter, workstation
 from tests.fakes.libvirt_node import node_uri
 from tests.integration.embed import Embed, embedded
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UsageError
-from vfiomgr.libvirt.attach.claims import Scope
 from vfiomgr.libvirt.client.connection import Connection, connect
 from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.commands.hook import read_guest
@@ -152,7 +151,7 @@ def test_a_dry_run_of_define_tells_what_libvirt_has(defined: Embed, tmp_path: Pa
 
 def test_what_this_libvirt_does_not_know_is_no_definition(embed: Embed, tmp_path: Path) -> None:
     file = tmp_path / "new.xml"
-    file.write_text(domain("new", hostdev(GPU, driver=" iommufd='yes'")))
+    file.write_text(domain("new", hostdev(GPU, driver=" newer='yes'")))
     answer = embed.run("define", str(file))
     assert answer.returncode == InvalidDocument.exit_code
     assert "libvirt's schema rejects" in answer.stderr
@@ -263,8 +262,10 @@ def test_what_is_asked_of_libvirt_and_is_not_there(test_driver: Connection) -> N
     with pytest.raises(UsageError, match="no such domain: nobody"):
         test_driver.domain_xml("nobody")
     with pytest.raises(LibvirtFailed, match="libvirt does not support the operation:") as caught:
-        test_driver.attach("test", hostdev(GPU), Scope(live=True, config=False))
-    assert caught.value.code in {Code.NO_SUPPORT, Code.OPERATION_INVALID}
+        test_driver.define_mdev(
+            "<device/>", "f715f63c-0d00-4007-9c5a-b07b0c6c05de", autostart=False
+        )
+    assert caught.value.code == Code.NO_SUPPORT
     with pytest.raises(InvalidDocument, match=r"twice|Hostdev already exists"):
         test_driver.define(domain("two", hostdev(GPU) * 2, kind="test").encode(), "two.xml")
     with pytest.raises(LibvirtFailed, match="domain test already exists, with UUID"):

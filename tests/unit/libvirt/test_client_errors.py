@@ -7,6 +7,7 @@ import re
 import libvirt
 import pytest
 
+from tests.unit.libvirt import errors_seen
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UnknownDevice, UsageError, VfiomgrError
 from vfiomgr.libvirt.client import errors as client_errors
 from vfiomgr.libvirt.client.errors import Code, explain
@@ -440,6 +441,34 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
         "modprobe iommufd",
     ),
     (
+        Code.INTERNAL_ERROR,
+        "internal error: Unable to set autostart on 'mdev_f715f63c': Device is not defined",
+        LibvirtFailed,
+        "mdevctl (called by libvirt) failed: Device is not defined",
+        "check that mdevctl is installed",
+    ),
+    (
+        Code.INTERNAL_ERROR,
+        "internal error: process exited while connecting to monitor: qemu: -nonsense",
+        LibvirtFailed,
+        "QEMU exited immediately: qemu: -nonsense",
+        "vfiomgr check domain",
+    ),
+    (
+        Code.CONFIG_UNSUPPORTED,
+        "unsupported configuration: Mediated host device assignment requires VFIO support",
+        LibvirtFailed,
+        "libvirt finds no VFIO support on its host",
+        "modprobe vfio-pci",
+    ),
+    (
+        Code.SYSTEM_ERROR,
+        "Cannot write data: Broken pipe",
+        LibvirtFailed,
+        "closed the connection",
+        "journalctl",
+    ),
+    (
         Code.SYSTEM_ERROR,
         "Failed to connect socket to '/var/run/libvirt/virtqemud-sock': No such file or directory",
         LibvirtFailed,
@@ -482,6 +511,47 @@ def _first_row(code: Code, text: str) -> int:
         for number, row in enumerate(client_errors._ROWS)
         if code in row.codes and re.search(row.pattern, text)
     )
+
+
+NOT_MADE = {
+    "{device} is in use by the running domain {domain} ({driver})": (
+        "9.0.0, tests/lab/test_libvirt_attach.py; src/hypervisor/virhostdev.c"
+    ),
+    "vGPU {device} is in use by the running domain {domain} ({driver})": (
+        "src/util/virmdev.c of 9.0.0, the same in 12.8.0"
+    ),
+    "{device} is not on a driver that libvirt accepts for VFIO, and managed='no' does not change "
+    "that": "9.0.0, tests/lab/test_libvirt_preflight.py; src/hypervisor/virhostdev.c",
+    "IOMMU group {group} is not viable: another function in it is on a host driver": (
+        "QEMU's text, hw/vfio/container.c; where libvirt asks first, another one"
+    ),
+    "the device does not respond: its configuration space reads as all ones": (
+        "src/util/virpci.c of 9.0.0 and 11.3.0, the same in 12.8.0"
+    ),
+    "the guest may not lock as much memory as its devices need: {text}": (
+        "QEMU's text, hw/vfio/container.c"
+    ),
+    "the device is in use: {text}": "the kernel's EBUSY in QEMU's words, hw/vfio/container.c",
+    "a libvirt hook script refused the operation: {text}": "src/util/virhook.c of 9.0.0 to 12.8.0",
+    "mdevctl (called by libvirt) failed: {why}": (
+        "src/node_device/node_device_driver.c of 9.0.0 and 11.3.0, the same in 12.8.0"
+    ),
+}
+"""Rows, by their message, whose texts need real devices, and where these texts stand."""
+
+
+def test_each_row_is_what_a_real_libvirt_said_or_its_source_is_named() -> None:
+    seen = {errors_seen.row_of(seen) for of in errors_seen.SEEN.values() for seen in of.values()}
+    rows = client_errors._ROWS
+    assert {rows[n].message for n in range(len(rows)) if n not in seen} == NOT_MADE.keys()
+
+
+@pytest.mark.parametrize("release", errors_seen.SEEN)
+def test_what_a_real_libvirt_said_has_a_cause(release: str) -> None:
+    for name, (code, text) in errors_seen.SEEN[release].items():
+        told = explain(code, text, "win")
+        assert not told.message.startswith("libvirt: "), name
+        assert told.hint
 
 
 def test_an_unknown_error_is_told_in_libvirts_own_words() -> None:

@@ -1,7 +1,9 @@
 """Translate libvirt's errors: a code and a text become a cause and a remedy.
 
-Codes are those of include/libvirt/virterror.h, texts those of libvirt 9.0 to 12. Errors that match
-no row, or come from a daemon in another language, keep libvirt's own words.
+Codes are those of include/libvirt/virterror.h. Texts are those that libvirt 9.0, 11.3 and 12.8 made
+(tests/unit/libvirt/errors_seen.json), or their sources are named beside the tests of the table
+(test_client_errors.py). Errors that match no row, or come from a daemon in another language, keep
+libvirt's own words.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _UNREACHED,
-        r"Cannot recv data|client socket is closed|End of file while reading data",
+        r"Cannot (recv|write) data|client socket is closed|End of file while reading data",
         "the libvirt daemon closed the connection: {text}",
         "see its log (journalctl -u libvirtd, or virtqemud), then run the command again",
     ),
@@ -293,7 +295,8 @@ _ROWS: tuple[_Row, ...] = (
         _CONFIG | {Code.ARGUMENT_UNSUPPORTED, Code.INTERNAL_ERROR},
         r"host doesn't support VFIO PCI passthrough"
         r"|host doesn't support passthrough of host PCI devices"
-        r"|VFIO (?:PCI )?device assignment is (?:currently )?not supported",
+        r"|VFIO (?:PCI )?device assignment is (?:currently )?not supported"
+        r"|Mediated host device assignment requires VFIO support",
         "libvirt finds no VFIO support on its host: the IOMMU is off, or vfio-pci is not loaded",
         "vfiomgr check shows what is missing; if the IOMMU is on: modprobe vfio-pci",
     ),
@@ -382,15 +385,16 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _QEMU,
-        r"Unable to (?P<what>create|define|start|undefine|set autostart of) mediated device:? "
-        r"(?P<why>(?s:.+))",
+        r"Unable to (?:(?:create|define|start|undefine|modify) mediated device|set autostart on)"
+        r"(?: '[^']*')?:? (?P<why>(?s:.+))",
         "mdevctl (called by libvirt) failed: {why}",
         "vfiomgr vgpu list --types shows free capacity; check that mdevctl is installed on "
         "libvirt's host",
     ),
     _Row(
         _QEMU,
-        r"(?:qemu|QEMU) unexpectedly closed the monitor(?: \(vm='[^']*'\))?:?\s*(?P<why>(?s:.*))",
+        r"(?:(?:qemu|QEMU) unexpectedly closed the monitor(?: \(vm='[^']*'\))?"
+        r"|process exited while connecting to monitor):?\s*(?P<why>(?s:.*))",
         "QEMU exited immediately: {why}",
         "vfiomgr check domain DOMAIN looks for causes; see /var/log/libvirt/qemu/NAME.log",
     ),

@@ -1,0 +1,25 @@
+# Runs a command as a user of a user namespace, on a machine that seems to have VFIO, but not KVM:
+#   unshare --user --map-root-user --mount sh with_vfio.sh COMMAND…
+# libvirt looks for an IOMMU group and /dev/vfio/vfio, and opens neither before a guest starts.
+set -eu
+new=$(mktemp -d)
+mount -t tmpfs none "$new"
+mkdir -p "$new/dev/vfio" "$new/groups/0"
+for place in /dev/*; do
+    name=$new/dev/${place##*/}
+    if [ "$place" = /dev/kvm ] || [ "$place" = /dev/vfio ]; then
+        continue
+    elif [ -L "$place" ]; then
+        cp -P "$place" "$name"
+    elif [ -d "$place" ]; then
+        mkdir "$name"
+        mount --rbind "$place" "$name"
+    else
+        : > "$name"
+        mount --bind "$place" "$name"
+    fi
+done
+: > "$new/dev/vfio/vfio"
+mount --bind "$new/groups" /sys/kernel/iommu_groups
+mount --rbind "$new/dev" /dev
+exec unshare --user --map-user=1000 --map-group=1000 "$@"
