@@ -19,6 +19,7 @@ _BLOCKED = 1
 
 _COMMANDS = {
     "domain": ("vfiomgr.libvirt.commands.preflight", "preflight"),
+    "migration": ("vfiomgr.libvirt.commands.migration", "migration"),
     "pod": ("vfiomgr.kata.explain.commands", "explain"),
     "kata": ("vfiomgr.kata.explain.commands", "check_image"),
     "cdi": ("vfiomgr.containers.cdi.commands", "check"),

@@ -1,6 +1,7 @@
 """Create, check and edit libvirt domains, and attach devices to them.
 
-In Python: `hostdev_xml`, `domain_xml`, `check_domain`, and `hypervisor`, which queries libvirt.
+In Python: `hostdev_xml`, `domain_xml`, `check_domain`, `check_migration`, `migratability`, and
+`hypervisor`, which queries libvirt.
 """
 
 from typing import TYPE_CHECKING
@@ -9,17 +10,27 @@ from vfiomgr import importing
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.checks import check_domain, hypervisor
+    from vfiomgr.libvirt.migrations import check_migration, migratability
     from vfiomgr.libvirt.named import domain_xml, hostdev_xml
 
-__all__ = ["check_domain", "domain_xml", "hostdev_xml", "hypervisor"]
+__all__ = [
+    "check_domain",
+    "check_migration",
+    "domain_xml",
+    "hostdev_xml",
+    "hypervisor",
+    "migratability",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = importing(
         __name__,
         {
             "check_domain": "checks",
+            "check_migration": "migrations",
             "domain_xml": "named",
             "hostdev_xml": "named",
             "hypervisor": "checks",
+            "migratability": "migrations",
         },
     )

@@ -68,6 +68,9 @@ class DomainHostdev(Value):
     """`vda`: the guest disk that uses an NVMe controller of the host."""
     has_rom: bool = True
     """Whether the guest sees its option ROM; false with `<rom bar='off'>` or `enabled='no'`."""
+    partner: str | None = None
+    """`<teaming type='transient' persistent>`: the alias of the virtio interface that replaces it
+    during a migration, for which QEMU unplugs the device."""
 
     @property
     def name(self) -> str:
@@ -201,6 +204,8 @@ class Domain(Value):
     """NVMe disks and vDPA interfaces: each locks all guest memory for itself."""
     iommus: tuple[DomainIommu, ...] = ()
     """Several only if each serves one bus (smmuv3)."""
+    teamed: tuple[str, ...] = ()
+    """The aliases of virtio interfaces with `<teaming type='persistent'>`."""
     has_graphics: bool = False
     has_os_boot: bool = False
     """Whether `<os>` has `<boot dev>`."""

@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Unpack
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
-from vfiomgr.errors import UsageError, require_known, require_whole
+from vfiomgr.errors import require_known, require_whole
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
@@ -15,6 +15,7 @@ from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough import readiness_hints
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import HostPath
+from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
 from vfiomgr.pci.model import device_text
 from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 ASSUMED = "9.0.0"
 """Assumed if no libvirt is known: it supports every feature, and so do later releases."""
-_DAEMONS = ("libvirtd", "virtqemud", "virsh")
-_QEMU = ("qemu-system-x86_64", "qemu-system-aarch64", "/usr/libexec/qemu-kvm")
-_SECONDS = 30.0
-"""A busy machine needs some for the start of QEMU, which loads hundreds of libraries."""
 
 
 def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]:
@@ -48,7 +45,7 @@ def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]
 
     @cache
     def version() -> Version:
-        found = known or _installed(host, _DAEMONS)
+        found = known or _installed(host, LIBVIRT)
         if found is None:
             host.on_note(f"libvirt not found; assuming {ASSUMED} (set --libvirt-version)")
         return found or Version.parse(ASSUMED)
@@ -65,7 +62,7 @@ def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Vers
 
     @cache
     def version() -> Version | None:
-        found = None if told else _installed(host, _QEMU)
+        found = None if told else _installed(host, QEMU)
         if found is None:
             host.on_note("the version of QEMU is unknown: what depends on it is not checked")
         return found
@@ -100,18 +97,7 @@ def require_iommu(host: HostSource, told: str | None) -> None:
 
 def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
     """The version that the first of some programs prints; None for another host's tree."""
-    if host.snapshot is not None:
-        return None
-    for program in programs:
-        words = (host.tree.run((program, "--version"), _SECONDS) or "").split()
-        for word in words:
-            if not word[:1].isdecimal():
-                continue
-            try:
-                return Version.parse(word)
-            except UsageError:
-                continue
-    return None
+    return None if host.snapshot is not None else installed_version(host.tree, programs)
 
 
 FIRST_BUS = 8

@@ -34,6 +34,7 @@ from vfiomgr.pci.function import (
     number_in,
     override,
     revision,
+    security_of,
     virtual_functions_of,
 )
 from vfiomgr.pci.model import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevice, is_address
@@ -200,6 +201,7 @@ def read_device(
         is_responsive=is_alive(config),
         bars=tuple(bars_of(found, is_asleep=is_asleep)),
         vram=found.number("mem_info_vram_total"),
+        tsm=security_of(found),
         is_boot_display=False,
     )
 

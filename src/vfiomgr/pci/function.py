@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import Bar, PciAddress, is_address
+from vfiomgr.pci.tsm import DeviceSecurity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -273,6 +274,17 @@ def number_in(text: str | None) -> int | None:
 def address_in(name: str | None) -> PciAddress | None:
     """The address that is a name in sysfs."""
     return PciAddress.parse(name) if name is not None and is_address(name) else None
+
+
+def security_of(function: Function) -> DeviceSecurity | None:
+    """The directory `tsm` of a function; its attributes are empty while there is no session."""
+    if "tsm" not in function.entries:
+        return None
+    return DeviceSecurity(
+        connect=function.read_below("tsm", "connect") or None,
+        bound=function.read_below("tsm", "bound") or None,
+        manager=function.read_below("tsm", "dsm") or None,
+    )
 
 
 _DIRECTORIES = {

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.pci.names import short_name
+from vfiomgr.pci.tsm import DeviceSecurity
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -307,6 +308,8 @@ class PciDevice(Value):
     """The distance from its routing ID to that of its first virtual function."""
     sriov_stride: int | None = None
     """The distance between the routing IDs of its virtual functions."""
+    tsm: DeviceSecurity | None = None
+    """Its state for confidential guests; None if the kernel has none."""
 
     @property
     def short_name(self) -> str:

@@ -11,7 +11,7 @@ from vfiomgr.check.facts import read_readiness
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
-from vfiomgr.pci import capabilities, drivers, iommu, memory
+from vfiomgr.pci import capabilities, drivers, guest_support, iommu, memory
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
@@ -45,6 +45,10 @@ class FurtherFacts(TypedDict, total=False):
     only_types: frozenset[str] | None
     """The vGPU types, as people name them, of which virtual functions report how many are left;
     without it, all. Types of active vGPUs are always included."""
+    with_guests: bool
+    """What the kernel has for guests: migration, confidential guests."""
+    with_programs: bool
+    """The versions of libvirt and QEMU, which are run for it, if `with_guests`."""
 
 
 def scan(
@@ -79,6 +83,13 @@ def scan(
         ),
         reset_capabilities=(
             capabilities.read_reset_capabilities(tree, host.devices) if resets else None
+        ),
+        guest_support=(
+            guest_support.read_guest_support(
+                tree, host.devices, with_programs=further.get("with_programs", False)
+            )
+            if further.get("with_guests")
+            else None
         ),
         links=capabilities.read_links(tree, host.devices) if links else None,
         files=persistence_facts.read_files(tree),

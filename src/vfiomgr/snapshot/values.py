@@ -13,6 +13,7 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
 from vfiomgr.pci.drivers import OriginalState, VfioVariant
+from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -135,5 +136,7 @@ class HostFacts(Value, dict=True):
     """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
     links: tuple[PciLink, ...] | None = None
     """Links of PCI Express; None if not read."""
+    guest_support: GuestSupport | None = None
+    """Versions and abilities for guests; None if not read."""
     agent: NodeStatus | None = None
     """What the agent of a Kubernetes node offers; None if not read, or if none answers."""

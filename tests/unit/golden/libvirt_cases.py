@@ -9,9 +9,12 @@ from tests.fakes.libvirt_node import node_uri
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.golden.transcripts import Place, Scenario
 from tests.unit.libvirt.domain_texts import RECORDED
+from tests.unit.libvirt.migration.hosts import OTHER_VF, network, network_host, vgpu_host
+from tests.unit.libvirt.migration.test_migration import ONE_VF, ONE_VGPU
 from tests.unit.libvirt.preflight.situations import xml
 from tests.unit.libvirt.test_hook_commands import xml as hooked
 from tests.unit.libvirt.test_nodedev_commands import ACTIVE, IDLE, Libvirt
+from vfiomgr.snapshot.source import write_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,6 +125,23 @@ LIBVIRT_SCENARIOS = (
         "check domain good.xml\n.bind 0000:01:00.0\ncheck domain good.xml"
         "\ncheck domain bad.xml\nlibvirt preflight",
         files={"good.xml": xml(before=""), "bad.xml": "<domain"},
+    ),
+    Scenario(
+        "check migration",
+        """
+        check migration one.xml --snapshot host1.json --to host1.json --to host2.json
+        check migration vgpu.xml --snapshot gpu1.json --to gpu2.json
+        check migration good.xml
+        """,
+        files={
+            "good.xml": xml(before=""),
+            "one.xml": ONE_VF,
+            "vgpu.xml": ONE_VGPU,
+            "host1.json": write_snapshot(network_host()),
+            "host2.json": write_snapshot(network_host(network(OTHER_VF, driver="mlx5_core"))),
+            "gpu1.json": write_snapshot(vgpu_host(2)),
+            "gpu2.json": write_snapshot(vgpu_host(version="590.10")),
+        },
     ),
     Scenario(
         "libvirt edit",

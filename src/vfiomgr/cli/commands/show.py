@@ -22,6 +22,7 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.library import tell_of_cut_off_runs
+from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
@@ -59,7 +60,7 @@ def show(session: Session, address: str) -> None:
       vfiomgr show 04:00.0 --format yaml
     """
     tell_of_cut_off_runs(session)
-    host = session.scan(with_users=True, with_resets=True)
+    host = session.scan(with_users=True, with_resets=True, with_guests=True)
     device = host.device(host.parse_address(address))
     facts = _facts(host, device)
     if session.format != "table":
@@ -90,6 +91,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
         "origin": origin.state if origin else None,
         "reset_unavailable": unavailable_resets(host, device),
+        "migration": None if device.is_bridge else migratability_of(host, device),
         "quotas": _quotas(host, device),
         "refusal": refusal.message if refusal else None,
         "remedy": refusal.hint if refusal else None,
@@ -140,6 +142,7 @@ def _lines(
         *_virtual(device),
         *_several("quota", _shares(host, device)),
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
+        *_for_guests(host, device),
         *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
         ("in use by", _held(facts["users"])),  # type: ignore[arg-type]
         *_readiness(host, device, facts),
@@ -180,6 +183,14 @@ def _virtual(device: PciDevice) -> Iterator[tuple[str, str]]:
         yield ("vfs", f"{device.sriov_numvfs or 0} of {device.sriov_totalvfs}")
     if device.physical_function:
         yield ("vf of", str(device.physical_function))
+
+
+def _for_guests(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
+    """Migration with a guest, and the state for confidential guests."""
+    if not device.is_bridge:
+        yield ("migration", str(migratability_of(host, device)))
+    if device.tsm is not None:
+        yield ("TSM", str(device.tsm))
 
 
 def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
@@ -259,6 +270,8 @@ def snapshot(session: Session) -> None:
         with_resets=True,
         with_gpu_modes=True,
         with_links=True,
+        with_guests=True,
+        with_programs=True,
     )
     text = write_snapshot(host)
     if session.format == "yaml":

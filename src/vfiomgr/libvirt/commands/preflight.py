@@ -77,15 +77,15 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     _check_arguments(names, every=every)
     source = context.get_parameter_source("uri")
     is_chosen = source is not click.core.ParameterSource.DEFAULT
-    wanted = every or not all(map(_is_file, names)) or is_chosen
+    wanted = every or not all(map(is_file, names)) or is_chosen
     hypervisor, why_not = None, "the facts are those of another machine"
     if wanted:
         require_libvirt_of_host(
             session, "pass the XML of a domain: virsh dumpxml --inactive DOMAIN"
         )
     if wanted or _is_this_machine(session):
-        _refuse_remote(session, uri)
-        hypervisor, why_not = _asked(session, uri, must_answer=wanted)
+        refuse_remote(session, uri)
+        hypervisor, why_not = asked(session, uri, must_answer=wanted)
     domains = tuple(_domains(names, hypervisor, every=every))
     judged = _judge(session, domains, hypervisor)
     if session.format == "table":
@@ -103,7 +103,7 @@ def _check_arguments(names: Sequence[str], *, every: bool) -> None:
         raise UsageError(message, "name a domain or a file with its XML, or pass --all")
 
 
-def _is_file(name: str) -> bool:
+def is_file(name: str) -> bool:
     """Whether a file is meant: by its path, its suffix, or because it exists."""
     return name == STANDARD_INPUT or "/" in name or name.endswith(".xml") or os.path.isfile(name)
 
@@ -112,7 +112,7 @@ def _is_this_machine(session: Session) -> bool:
     return session.snapshot is None and session.tree.is_machine
 
 
-def _refuse_remote(session: Session, uri: str) -> None:
+def refuse_remote(session: Session, uri: str) -> None:
     """Refuse a remote libvirt: it starts its domains on devices that this machine cannot see."""
     if _is_this_machine(session) and (split_uri(uri).hostname or "") not in _HERE:
         message = f"cannot check domains of {uri}: they start on another host"
@@ -123,7 +123,7 @@ def _refuse_remote(session: Session, uri: str) -> None:
         raise UsageError(message, hint)
 
 
-def _asked(session: Session, uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
+def asked(session: Session, uri: str, *, must_answer: bool) -> tuple[Hypervisor | None, str]:
     """What libvirt reports, or why it does not."""
     try:
         return hypervisor_at(uri, deadline=session.timeout or DEADLINE), ""
@@ -144,10 +144,17 @@ def _domains(
         else:
             yield found
     for name in names:
-        yield _read(name) if _is_file(name) else _named(name, known)
+        yield read_file(name) if is_file(name) else named(name, known)
 
 
-def _named(name: str, known: Sequence[KnownDomain]) -> Domain:
+def named(name: str, known: Sequence[KnownDomain]) -> Domain:
+    """The next start of a domain of libvirt.
+
+    Raises:
+        UsageError: libvirt does not have it.
+        HostError: vfiomgr cannot read it.
+
+    """
     domain = next((domain for domain in known if name in (domain.name, domain.uuid)), None)
     if domain is None:
         message = f"no such domain or file: {name}"
@@ -163,7 +170,8 @@ def _next_start(domain: KnownDomain) -> Domain | None:
     return domain.defined if domain.is_persistent else domain.running
 
 
-def _read(path: str) -> Domain:
+def read_file(path: str) -> Domain:
+    """The domain in a file."""
     remedy = "name an existing file or a domain of libvirt"
     return read_domain(read_xml(path, remedy), source_of(path))
 

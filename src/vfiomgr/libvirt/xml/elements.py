@@ -285,6 +285,24 @@ def _hostdev(element: Element) -> DomainHostdev:
         rom_file=attribute_of(element, "rom", "file"),
         acpi_nodes=attribute_of(element, "acpi", "nodeset"),
         is_unassigned=attribute_of(element, "address", "type") == "unassigned",
+        partner=_partner(element),
+    )
+
+
+def _partner(element: Element) -> str | None:
+    teaming = element.find("teaming")
+    if teaming is None or teaming.get("type") != "transient":
+        return None
+    return teaming.get("persistent") or None
+
+
+def read_teamed(root: Element) -> tuple[str, ...]:
+    """The aliases of the interfaces that stay during a migration."""
+    return tuple(
+        interface.find("alias").get("name")  # type: ignore[union-attr]
+        for interface in root.each("devices/interface")
+        if attribute_of(interface, "teaming", "type") == "persistent"
+        and attribute_of(interface, "alias", "name")
     )
 
 

@@ -1,0 +1,150 @@
+"""`vfiomgr check migration`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from vfiomgr.cli.completion import complete_host_file
+from vfiomgr.cli.options import READING, session_options
+from vfiomgr.cli.output import (
+    counted,
+    note,
+    or_dash,
+    print_document,
+    print_findings,
+    report_document,
+    say,
+)
+from vfiomgr.cli.session import Session, session_of
+from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.commands.connection import (
+    complete_domain_or_file,
+    connect_option,
+    require_libvirt_of_host,
+)
+from vfiomgr.libvirt.commands.preflight import asked, is_file, named, read_file, refuse_remote
+from vfiomgr.libvirt.migrations import check_domain_migration
+from vfiomgr.snapshot.source import HostSource
+
+if TYPE_CHECKING:
+    from vfiomgr.check.model import Report
+    from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
+    from vfiomgr.libvirt.model import Domain, Hypervisor
+
+_BLOCKED = 1
+
+
+class _Target(HostSource):
+    """Another host, from its snapshot."""
+
+    def __init__(self, path: str) -> None:
+        self.snapshot = path
+
+
+@click.command("migration")
+@click.argument("name", metavar="DOMAIN|FILE", shell_complete=complete_domain_or_file)
+@click.option(
+    "--to",
+    "targets",
+    multiple=True,
+    metavar="SNAPSHOT",
+    shell_complete=complete_host_file,
+    help="Check this host as the target: a file of vfiomgr snapshot; repeatable.",
+)
+@connect_option
+@session_options(*READING, "timeout")
+@click.pass_context
+def migration(context: click.Context, *, name: str, targets: tuple[str, ...], uri: str) -> None:
+    """Check whether a domain can migrate, and to which hosts.
+
+    DOMAIN is a domain of libvirt, FILE its XML, - reads from a pipe. Each device of the domain must
+    be on a driver that migrates it, and on the target there must be one of the same model or a vGPU
+    of the same type, free and ready. Versions of libvirt, QEMU and drivers, CPU, IOMMU group and
+    NUMA nodes are compared, too. Nothing is migrated or changed.
+
+    Create the snapshot of a target there, as root: vfiomgr snapshot > host2.json
+
+    Exit status: 0 if the domain can migrate to at least one target, 1 if not. Without --to only the
+    domain and its present host are checked.
+
+    \b
+    Examples:
+      vfiomgr check migration win11
+      vfiomgr check migration win11 --to host2.json --to host3.json
+      vfiomgr check migration guest.xml --snapshot host1.json --to host2.json --format json
+    """
+    session = session_of(context)
+    domain, hypervisor = _read(context, session, name, uri)
+    others = {target: _Target(target) for target in targets}
+    report = check_domain_migration(session, domain, others, hypervisor)
+    if session.format == "table":
+        _print(report)
+    else:
+        print_document("MigrationReport", _document(report), session.format)
+    context.exit(_BLOCKED if report.is_blocked else 0)
+
+
+def _read(
+    context: click.Context, session: Session, name: str, uri: str
+) -> tuple[Domain, Hypervisor | None]:
+    """The domain, and what libvirt says, if it was needed or named."""
+    if not name:
+        message = "missing argument: DOMAIN or FILE"
+        raise UsageError(message, "name a domain or a file with its XML")
+    is_chosen = context.get_parameter_source("uri") is not click.core.ParameterSource.DEFAULT
+    if is_file(name) and not is_chosen:
+        return read_file(name), None
+    require_libvirt_of_host(session, "pass the XML of a domain: virsh dumpxml --inactive DOMAIN")
+    refuse_remote(session, uri)
+    hypervisor, _ = asked(session, uri, must_answer=True)
+    known = () if hypervisor is None else hypervisor.domains
+    return (read_file(name) if is_file(name) else named(name, known)), hypervisor
+
+
+def _print(report: MigrationReport) -> None:
+    print_findings(report.report, every=False)
+    verdict = "cannot migrate" if report.report.is_blocked else "nothing here prevents a migration"
+    say(f"{report.source}: {verdict}: {_counts(report.report)}")
+    for target in report.targets:
+        _print_target(target)
+    told = (report.report, *(target.report for target in report.targets))
+    for text in dict.fromkeys(text for one in told for text in one.not_checked):
+        note(f"not checked: {text}")
+
+
+def _print_target(target: MigrationTarget) -> None:
+    say("")
+    for place in target.places:
+        say(f"{place.device} -> {or_dash(place.target)}: {place.text}")
+    print_findings(target.report, every=False)
+    verdict = "fits" if target.fits else "does not fit"
+    say(f"{target.name}: {verdict}: {_counts(target.report)}")
+
+
+def _counts(report: Report) -> str:
+    return ", ".join(counted(report, severity) for severity in ("blocker", "warning", "info"))
+
+
+def _document(report: MigrationReport) -> dict[str, object]:
+    return {
+        "domain": report.domain,
+        "source": report.source,
+        "is_blocked": report.is_blocked,
+        **_findings(report.report),
+        "targets": [
+            {
+                "name": target.name,
+                "fits": target.fits,
+                "places": target.places,
+                **_findings(target.report),
+            }
+            for target in report.targets
+        ],
+    }
+
+
+def _findings(report: Report) -> dict[str, object]:
+    document = report_document(report)
+    return {"findings": document.pop("items"), **document}

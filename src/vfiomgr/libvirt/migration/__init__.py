@@ -1,0 +1,1 @@
+"""Migration of guests with host devices: what can migrate, why not, and which host fits."""

@@ -1,0 +1,162 @@
+"""Whether a device can migrate with its guest, and why not.
+
+QEMU asks the kernel (VFIO_DEVICE_FEATURE_MIGRATION), which answers with the driver's migration
+operations (`mig_ops`, drivers/vfio/vfio_main.c). debugfs shows the same; without it the driver's
+name tells: of drivers/vfio/pci the variants below have such operations, vfio-pci, nvgrace-gpu and
+ism have none. NVIDIA's vGPU driver has its own (mdev and vendor-specific VFIO), from Linux 5.18.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.pci.drivers import best_variant
+from vfiomgr.units import Version
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from vfiomgr.pci.guest_support import MigrationState
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+CONDITIONS = {
+    "mlx5_vfio_pci": "the function must be migratable: devlink port function set PORT migratable "
+    "enable, before it is bound (Linux 6.2)",
+    "hisi_acc_vfio_pci": "",
+    "pds_vfio_pci": "",
+    "qat_vfio_pci": "",
+    "xe_vfio_pci": "",
+    "virtio_vfio_pci": "the device must offer its state to the administration queue",
+}
+"""Variant drivers of VFIO with migration, and what else it depends on."""
+_DEBUGFS = "/sys/kernel/debug/vfio"
+_NVIDIA = "nvidia"
+_FIRST_KERNEL = Version(5, 18)
+"""The first kernel with the interface of migration that QEMU 8.1 uses (VFIO_MIGRATION v2)."""
+_P2P = "p2p"
+
+
+class Migratability(Value):
+    """Whether a device can migrate."""
+
+    is_possible: bool | None
+    """None if unknown."""
+    why: str
+    """The driver that can or cannot, without the name of the device."""
+    condition: str = ""
+    """What it depends on besides, that vfiomgr cannot see."""
+    remedy: str = ""
+    """The command after which it is possible."""
+    features: tuple[str, ...] | None = None
+    """As MigrationState.features; None if unknown."""
+    state: str | None = None
+    """As MigrationState.state."""
+    evidence: tuple[str, ...] = ()
+    """What was read, and where."""
+
+    @property
+    def has_p2p(self) -> bool | None:
+        """Whether it can be one of several devices of a guest; None if unknown."""
+        return None if self.features is None else _P2P in self.features
+
+    def __str__(self) -> str:
+        """`yes: mlx5_vfio_pci migrates it (stop-copy, p2p)`."""
+        word = {True: "not yet" if self.remedy else "yes", False: "no", None: "unknown"}
+        told = f" ({', '.join(self.features)})" if self.features else ""
+        text = f"{word[self.is_possible]}: {self.why}{told}"
+        more = "; ".join(part for part in (self.condition, self.remedy) if part)
+        return f"{text}; {more}" if more else text
+
+
+def migratability_of(host: HostSnapshot, device: PciDevice) -> Migratability:
+    """Whether a function can migrate, as it is now or on its best VFIO driver."""
+    name = str(device.address)
+    driver = device.driver or "no driver"
+    link = f"/sys/bus/pci/devices/{name}/driver: {driver}"
+    if host.is_vendor_function(device):
+        return _of_vendor(host, device.driver, link)
+    if not device.is_on_vfio:
+        return _unbound(host, device, link)
+    known = host.guest_support and host.guest_support.migration_of(name)
+    return _as_shown(known, driver, link) if known else _by_name(driver, link)
+
+
+def vgpu_migratability(host: HostSnapshot, vgpu: Vgpu) -> Migratability:
+    """Whether an active vGPU can migrate."""
+    driver = vgpu.driver or "unknown driver"
+    link = f"{vgpu}: type {vgpu.type}, driver {driver}"
+    known = host.guest_support and host.guest_support.migration_of(vgpu.name)
+    if known:
+        return _as_shown(known, driver, link)
+    return _of_vendor(host, "i915" if "GVTg" in vgpu.type else vgpu.driver, link)
+
+
+def _as_shown(known: MigrationState, driver: str, link: str) -> Migratability:
+    place = f"{_DEBUGFS}/{known.name}"
+    if known.state is None:
+        shown = (link, f"{place}: no directory migration")
+        return Migratability(is_possible=False, why=f"{driver} does not migrate it", evidence=shown)
+    shown = (link, f"{place}/migration/state: {known.state}")
+    return Migratability(
+        is_possible=True,
+        why=f"{driver} migrates it",
+        features=known.features,
+        state=known.state,
+        evidence=shown,
+    )
+
+
+def _by_name(driver: str, link: str) -> Migratability:
+    condition = CONDITIONS.get(driver.replace("-", "_"))
+    if condition is None:
+        return Migratability(
+            is_possible=False, why=f"{driver} does not migrate devices", evidence=(link,)
+        )
+    return Migratability(
+        is_possible=True, why=f"{driver} migrates it", condition=condition, evidence=(link,)
+    )
+
+
+def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
+    """A function on a host driver: what its best VFIO driver can do."""
+    variant = best_variant(host.variants, device.modalias)
+    if variant is None:
+        why = "only a variant driver of VFIO migrates devices, and this kernel has none for it"
+        return Migratability(is_possible=False, why=why, evidence=(link,))
+    found = _by_name(variant.driver_name, link)
+    if not found.is_possible:
+        return found
+    remedy = f"vfiomgr bind {device.address} --driver {variant.driver_name}"
+    return Migratability(
+        is_possible=True,
+        why=found.why,
+        condition=found.condition,
+        remedy=remedy,
+        evidence=(link, variant.alias),
+    )
+
+
+def _of_vendor(host: HostSnapshot, driver: str | None, link: str) -> Migratability:
+    if driver == "i915":
+        why = "GVT-g does not migrate vGPUs (drivers/gpu/drm/i915/gvt/kvmgt.c)"
+        return Migratability(is_possible=False, why=why, evidence=(link,))
+    if driver is None or _NVIDIA not in driver:
+        why = f"{driver or 'its driver'} is not known to migrate devices, or not to"
+        return Migratability(is_possible=None, why=why, evidence=(link,))
+    kernel = kernel_version(host)
+    if kernel is not None and kernel < _FIRST_KERNEL:
+        why = f"Linux {host.kernel_release} is too old for NVIDIA's migration of vGPUs"
+        return Migratability(is_possible=False, why=why, evidence=(link,))
+    return Migratability(
+        is_possible=True,
+        why="NVIDIA's vGPU driver migrates it",
+        condition="the other host needs a compatible release of NVIDIA's driver",
+        evidence=(link,),
+    )
+
+
+def kernel_version(host: HostSnapshot) -> Version | None:
+    """The version of the kernel, if it is known."""
+    release = host.kernel_release or ""
+    return Version.parse(release) if release[:1].isdecimal() else None

@@ -1,0 +1,194 @@
+"""What prevents the migration of a domain, whichever host it goes to.
+
+QEMU refuses with these reasons (vfio_migration_realize in hw/vfio/migration.c, sev.c, QEMU 11.1),
+and libvirt passes them on (query-migrate's blocked-reasons, qemuMigrationSrcIsAllowed).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Diagnostic, Severity, finding
+from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.libvirt.migration.devices import Migratability
+    from vfiomgr.libvirt.model import DomainHostdev
+    from vfiomgr.libvirt.preflight.context import PreflightContext
+
+FIRST_QEMU = Version(8, 1)
+"""The QEMU whose migration of VFIO devices is no experiment any more."""
+SEVERAL_QEMU = Version(8, 2)
+"""The QEMU that migrates several VFIO devices, if all support P2P."""
+RELAXED_QEMU = Version(11, 0)
+"""The QEMU that migrates guests with an IOMMU, on iommufd."""
+_BLOCKED = "QEMU refuses to migrate the guest"
+
+
+def staying(context: PreflightContext) -> list[DomainHostdev]:
+    """The devices that QEMU does not unplug for a migration."""
+    return [h for h in context.hostdevs if h.element != "disk" and h.partner is None]
+
+
+def migratability(context: PreflightContext, hostdev: DomainHostdev) -> Migratability | None:
+    """Whether a device of a domain can migrate; None if the host does not have it."""
+    host = context.host
+    if hostdev.kind == "mdev":
+        vgpu = host.vgpu(hostdev.name)
+        return None if vgpu is None else vgpu_migratability(host, vgpu)
+    device = host.device_named(hostdev.name)
+    return None if device is None else migratability_of(host, device)
+
+
+def devices(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Devices that cannot migrate, are not ready for it, or of which it is unknown."""
+    for hostdev in staying(context):
+        found = migratability(context, hostdev)
+        if hostdev.is_unassigned or found is None:
+            continue
+        judged = _judged(context, hostdev, found)
+        if judged is not None:
+            yield judged
+
+
+def _judged(
+    context: PreflightContext, hostdev: DomainHostdev, found: Migratability
+) -> Diagnostic | None:
+    """The finding about one device; None if it can migrate."""
+    name = hostdev.name
+    rule: str
+    severity: Severity = "blocker"
+    if found.is_possible is None:
+        rule, severity = "migration-unknown", "warning"
+        summary = f"whether {name} can migrate is unknown: {found.why}"
+        why = "QEMU asks its driver when the guest starts"
+        remedy = "as root, read /sys/kernel/debug/vfio (CONFIG_VFIO_DEBUGFS)"
+    elif not found.is_possible:
+        rule, summary, why = "migration-device", f"{name} cannot migrate: {found.why}", _BLOCKED
+        remedy = f"before the migration: {context.removal(hostdev)}; a network device can be "
+        remedy += "paired with a virtio interface: <teaming type='transient'>"
+    elif found.remedy:
+        rule, why, remedy = "migration-driver", _BLOCKED, found.remedy
+        summary = f"{name} is not on the driver that migrates it"
+    elif found.condition:
+        rule, severity, remedy = "migration-condition", "info", ""
+        summary = f"{name} can migrate, with a condition: {found.condition}"
+        why = "vfiomgr cannot see whether it is met"
+    else:
+        return None
+    evidence = (context.cite(hostdev), *found.evidence)
+    return finding(rule, severity, summary, evidence, why, remedy, subject=name)
+
+
+def several(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Several devices must all support P2P (vfio_block_multiple_devices_migration)."""
+    pairs = [(h, migratability(context, h)) for h in staying(context) if not h.is_unassigned]
+    if len(pairs) < 2:  # noqa: PLR2004 - several
+        return
+    without = [h for h, found in pairs if found is not None and found.has_p2p is False]
+    unknown = [h for h, found in pairs if found is None or found.has_p2p is None]
+    evidence = tuple(context.cite(hostdev) for hostdev, _ in pairs)
+    if without:
+        yield finding(
+            "migration-several",
+            "blocker",
+            f"{len(pairs)} devices migrate together only if all support P2P; "
+            f"{', '.join(h.name for h in without)} does not",
+            evidence,
+            _BLOCKED,
+            f"before the migration: {context.removal(without[0])}",
+        )
+    elif unknown:
+        yield finding(
+            "migration-several",
+            "warning",
+            f"{len(pairs)} devices migrate together only if all support P2P; unknown: "
+            f"{', '.join(h.name for h in unknown)}",
+            evidence,
+            f"otherwise {_BLOCKED}, before {SEVERAL_QEMU} always",
+            "as root, read /sys/kernel/debug/vfio/DEVICE/migration/features (Linux 6.18)",
+        )
+
+
+def nvme_disks(context: PreflightContext) -> Iterator[Diagnostic]:
+    """libvirt: "Migration without shared storage is unsafe" (qemuMigrationSrcIsSafe)."""
+    for hostdev in context.hostdevs:
+        if hostdev.element == "disk":
+            yield finding(
+                "migration-disk",
+                "blocker",
+                f"disk {hostdev.disk_target} is an NVMe controller of this host: {hostdev.name}",
+                (context.cite(hostdev),),
+                "its content is not on the other host",
+                f"before the migration: {context.removal(hostdev)}",
+                subject=hostdev.name,
+            )
+
+
+def teaming(context: PreflightContext) -> Iterator[Diagnostic]:
+    """A device that is unplugged for a migration needs its partner, by the alias of that."""
+    for hostdev in context.hostdevs:
+        if hostdev.partner is None or hostdev.partner in context.domain.teamed:
+            continue
+        yield finding(
+            "teaming-partner-missing",
+            "blocker",
+            f"{hostdev.name} is paired with {hostdev.partner}, and no interface has that alias",
+            (context.cite(hostdev, f"<teaming type='transient' persistent='{hostdev.partner}'>"),),
+            "QEMU unplugs it only if a virtio interface with failover replaces it",
+            "add <teaming type='persistent'/> and "
+            f"<alias name='{hostdev.partner}'/> to a virtio interface",
+            subject=hostdev.name,
+        )
+
+
+def viommu(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "Migration is currently not supported with vIOMMU enabled"."""
+    iommu = context.domain.iommu
+    if iommu is None or not staying(context):
+        return
+    uses_iommufd = context.domain.has_iommufd or all(h.iommufd for h in staying(context))
+    known = context.qemu
+    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU)
+    yield finding(
+        "migration-viommu",
+        "warning" if is_new else "blocker",
+        "the guest has a virtual IOMMU and host devices",
+        (f"{context.at(context.domain.line('devices/iommu'))}: <iommu model='{iommu.model}'>",),
+        f"it migrates only with iommufd and QEMU {RELAXED_QEMU} or later" if is_new else _BLOCKED,
+        "remove the <iommu>",
+    )
+
+
+def programs(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU before 8.1 has the migration of VFIO devices only as an experiment."""
+    known = context.qemu
+    if known is None or known >= FIRST_QEMU or not staying(context):
+        return
+    yield finding(
+        "migration-old-qemu",
+        "blocker",
+        f"QEMU {known} does not migrate VFIO devices",
+        (f"{context.hypervisor.uri if context.hypervisor else 'program'}: QEMU {known}",),
+        "its migration of VFIO devices is an experiment that is off",
+        f"install QEMU {FIRST_QEMU} or later",
+    )
+
+
+def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic:
+    """A device that this host does not have, so that nothing is known about it."""
+    return finding(
+        "migration-device-missing",
+        "blocker",
+        f"this host does not have {hostdev.name}",
+        (context.cite(hostdev),),
+        "whether it can migrate, and what it needs elsewhere, follows from the device",
+        "correct its name, or start the vGPU: vfiomgr vgpu start",
+        subject=hostdev.name,
+    )
+
+
+RULES = (devices, several, nvme_disks, teaming, viommu, programs)

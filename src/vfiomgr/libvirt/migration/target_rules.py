@@ -1,0 +1,197 @@
+"""What prevents or endangers the migration of a domain to one host: two snapshots compared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.expressions import expression
+from vfiomgr.libvirt.migration.domain_rules import FIRST_QEMU, staying
+from vfiomgr.pci.guest_support import GuestSupport
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.libvirt.migration.report import MigrationPlace
+    from vfiomgr.libvirt.preflight.context import PreflightContext
+    from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
+
+ACROSS_FAMILIES = Version(11, 0)
+"""The libvirt that migrates a mediated device to a virtual function and back (its news)."""
+_MACHINE = expression(r"pc-(?:q35|i440fx)-(\d+)\.(\d+)")
+_PASSED = frozenset({"host-passthrough", "maximum"})
+
+
+class Comparison(NamedTuple):
+    """A domain on its host, and a host that it could go to."""
+
+    context: PreflightContext
+    target: HostSnapshot
+    name: str
+    places: tuple[MigrationPlace, ...]
+
+    @property
+    def here(self) -> GuestSupport:
+        """What the present host has for guests."""
+        return self.context.host.guest_support or GuestSupport()
+
+    @property
+    def there(self) -> GuestSupport:
+        """What the other host has."""
+        return self.target.guest_support or GuestSupport()
+
+
+def devices(pair: Comparison) -> Iterator[Diagnostic]:
+    """Devices without a counterpart, or whose counterpart is not ready."""
+    for place in pair.places:
+        if place.is_ready:
+            continue
+        is_missing = not place.remedy
+        yield finding(
+            "migration-no-place" if is_missing else "migration-not-ready",
+            "blocker",
+            f"{pair.name} has no place for {place.device}: {place.text}"
+            if is_missing
+            else f"the counterpart of {place.device} on {pair.name} is not ready",
+            (f"{pair.name}: {place.text}",),
+            "the guest keeps its devices when it migrates",
+            f"on that host: {place.remedy}" if place.remedy else "choose another host",
+            subject=place.device,
+        )
+
+
+def addresses(pair: Comparison) -> Iterator[Diagnostic]:
+    """Counterparts with other addresses or UUIDs: the domain must name them."""
+    moved = [place for place in pair.places if place.moves]
+    if moved:
+        told = ", ".join(f"{place.device} is {place.target}" for place in moved)
+        yield finding(
+            "migration-address",
+            "info",
+            f"on {pair.name} devices have other names: {told}",
+            tuple(f"{pair.name}: {place.text}" for place in moved),
+            "libvirt there starts the domain with the devices that its XML names",
+            "pass virsh migrate --xml (and --persistent-xml) a domain with these names",
+        )
+
+
+def cpu(pair: Comparison) -> Iterator[Diagnostic]:
+    """Another architecture or maker never fits; passed-through CPUs need the same model."""
+    here, there = pair.context.host, pair.target
+    for what, one, other in (
+        ("architecture", here.architecture, there.architecture),
+        ("CPU vendor", here.cpu_vendor, there.cpu_vendor),
+        ("CPU address width", here.cpu_address_bits, there.cpu_address_bits),
+    ):
+        if one is None or other is None or one == other:
+            continue
+        is_width = what == "CPU address width"
+        domain_cpu = pair.context.domain.cpu
+        if is_width and not (domain_cpu.mode in _PASSED or domain_cpu.passes_physical_bits):
+            continue
+        yield finding(
+            "migration-cpu",
+            "warning" if is_width else "blocker",
+            f"{pair.name} has another {what}: {other} instead of {one}",
+            (f"here: {one}", f"{pair.name}: {other}"),
+            "the guest keeps its CPU when it migrates",
+            "limit the width with <maxphysaddr>" if is_width else "choose another host",
+        )
+
+
+def versions(pair: Comparison) -> Iterator[Diagnostic]:
+    """QEMU starts no machine of later releases; libvirt is only tested from old to new."""
+    here, there = pair.context, pair.there
+    qemu = _version(there.qemu)
+    machine = _MACHINE.fullmatch(here.domain.machine or "")
+    needed = Version(int(machine[1]), int(machine[2])) if machine else None
+    if qemu is not None and needed is not None and qemu < needed:
+        yield _too_old(pair, "migration-machine", f"QEMU {qemu}", f"{here.domain.machine}")
+    elif qemu is not None and qemu < FIRST_QEMU and staying(here):
+        yield _too_old(pair, "migration-old-qemu", f"QEMU {qemu}", "migration of VFIO devices")
+    old, new = _version(pair.here.libvirt) or here.libvirt, _version(there.libvirt)
+    if old is not None and new is not None and new < old:
+        yield finding(
+            "migration-older-libvirt",
+            "warning",
+            f"{pair.name} has an older libvirt: {new} instead of {old}",
+            (f"here: libvirt {old}", f"{pair.name}: libvirt {new}"),
+            "libvirt supports migration to the same or a later release",
+            f"install libvirt {old} or later there",
+        )
+
+
+def _too_old(pair: Comparison, rule: str, program: str, what: str) -> Diagnostic:
+    return finding(
+        rule,
+        "blocker",
+        f"{program} of {pair.name} does not have {what}",
+        (f"{pair.name}: {program}", pair.context.domain.source),
+        "the guest does not start there",
+        "install a later QEMU there",
+    )
+
+
+def _version(text: str | None) -> Version | None:
+    return None if text is None else Version.parse(text)
+
+
+def drivers(pair: Comparison) -> Iterator[Diagnostic]:
+    """Another version of the driver may not read the state of a device; it says so when it does."""
+    seen: set[tuple[str, str]] = set()
+    for place in pair.places:
+        for module in _modules(pair.context.host, place.device):
+            one, other = pair.here.version_of(module), pair.there.version_of(module)
+            if one is None or other is None or one == other or (one, other) in seen:
+                continue
+            seen.add((one, other))
+            yield finding(
+                "migration-driver-version",
+                "warning",
+                f"{pair.name} has another version of {module}: {other} instead of {one}",
+                (f"/sys/module/{module}/version: {one}", f"{pair.name}: {other}"),
+                "the driver there may refuse the state of the device",
+                "check the compatible releases in the documentation of the driver",
+                subject=place.device,
+            )
+
+
+def _modules(host: HostSnapshot, name: str) -> Iterator[str]:
+    """The modules that save the state of a device."""
+    vgpu = host.vgpu(name)
+    device = host.device_named(vgpu.parent if vgpu else name)
+    if device is not None and device.driver_module:
+        yield device.driver_module
+    if vgpu is not None:
+        yield from ("nvidia", "nvidia_vgpu_vfio")
+
+
+def families(pair: Comparison) -> Iterator[Diagnostic]:
+    """A mediated device becomes a virtual function, or back, from libvirt 11.0 on."""
+    for place in pair.places:
+        vgpu = pair.context.host.vgpu(place.device)
+        other = pair.target.vgpu(place.target) if place.target else None
+        if vgpu is None or other is None or (vgpu.uuid is None) == (other.uuid is None):
+            continue
+        found = (_version(pair.here.libvirt) or pair.context.libvirt, _version(pair.there.libvirt))
+        old = [version for version in found if version is not None and version < ACROSS_FAMILIES]
+        if old:
+            yield _families_apart(pair, vgpu, other, old[0])
+
+
+def _families_apart(pair: Comparison, vgpu: Vgpu, other: Vgpu, libvirt: Version) -> Diagnostic:
+    kinds = [("mediated device" if v.uuid else "virtual function") for v in (vgpu, other)]
+    return finding(
+        "migration-family",
+        "blocker",
+        f"{vgpu.name} is a {kinds[0]} here and a {kinds[1]} on {pair.name}",
+        (f"here: {vgpu}", f"{pair.name}: {other}", f"libvirt {libvirt}"),
+        f"libvirt before {ACROSS_FAMILIES} refuses the change",
+        f"install libvirt {ACROSS_FAMILIES} or later on both hosts",
+        subject=vgpu.name,
+    )
+
+
+RULES = (devices, cpu, versions, families, drivers, addresses)

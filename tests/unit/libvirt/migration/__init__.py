@@ -1,0 +1,1 @@
+"""Migration of guests with host devices."""

@@ -1,0 +1,294 @@
+"""Which devices migrate, what prevents the migration of a domain, and which hosts fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.libvirt.migration.hosts import (
+    MLX5,
+    OTHER_VF,
+    UUID,
+    VF,
+    network,
+    network_host,
+    support,
+    vgpu_host,
+)
+from tests.unit.libvirt.preflight.situations import (
+    GPU,
+    NODES,
+    domain,
+    host,
+    libvirt,
+    pci_element,
+    xml,
+)
+from tests.unit.libvirt.preflight.situations import VF as VENDOR_VF
+from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.libvirt.migration.plan import check
+from vfiomgr.pci.guest_support import MigrationState
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.units import Version
+from vfiomgr.vgpu.model import Vgpu
+
+if TYPE_CHECKING:
+    from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
+    from vfiomgr.snapshot.model import HostSnapshot
+
+NVME = """<disk type='nvme' device='disk'>
+<source type='pci' namespace='1'><address domain='0x0000' bus='0x01' slot='0x00' function='0x0'/>
+</source><target dev='vda' bus='virtio'/></disk>"""
+VGPU = f"""<hostdev mode='subsystem' type='mdev' model='vfio-pci'>
+<source><address uuid='{UUID}'/></source></hostdev>"""
+ONE_VF = xml(pci_element(VF), ports="")
+TWO_VFS = xml(pci_element(VF) + pci_element(OTHER_VF), ports="")
+ONE_VGPU = xml(VGPU, ports="", before="")
+
+
+def report(text: str, seen: HostSnapshot, **to: HostSnapshot) -> MigrationReport:
+    """What is found of a domain on a host that could go to others."""
+    return check(seen, domain(text), to)
+
+
+def rules(found: MigrationReport | MigrationTarget) -> list[str]:
+    """The rules of its findings but for information."""
+    return [one.rule for one in found.report.findings if one.severity != "info"]
+
+
+def target(text: str, seen: HostSnapshot, other: HostSnapshot) -> MigrationTarget:
+    """The other host, named `b`."""
+    (found,) = report(text, seen, b=other).targets
+    return found
+
+
+@pytest.mark.parametrize(
+    ("driver", "text"),
+    [
+        ("mlx5_vfio_pci", "yes: mlx5_vfio_pci migrates it; the function must be migratable: "),
+        ("xe-vfio-pci", "yes: xe-vfio-pci migrates it"),
+        ("hisi_acc_vfio_pci", "yes: hisi_acc_vfio_pci migrates it"),
+        ("nvgrace_gpu_vfio_pci", "no: nvgrace_gpu_vfio_pci does not migrate devices"),
+        ("vfio-pci", "no: vfio-pci does not migrate devices"),
+    ],
+)
+def test_without_debugfs_the_driver_tells(driver: str, text: str) -> None:
+    device = network(VF, driver=driver)
+    seen = network_host(device, guest_support=None)
+    assert str(migratability_of(seen, device)).startswith(text)
+
+
+def test_debugfs_is_believed_before_the_name() -> None:
+    device = network(VF)
+    lists = network_host()
+    told = migratability_of(lists, device)
+    assert str(told) == "yes: mlx5_vfio_pci migrates it (stop-copy, p2p, pre-copy, dirty-tracking)"
+    assert told.has_p2p
+    assert "/sys/kernel/debug/vfio/0000:81:00.2/migration/state: RUNNING" in told.evidence
+    cannot = network_host(guest_support=support(migration=(MigrationState(VF),)))
+    told = migratability_of(cannot, device)
+    assert str(told) == "no: mlx5_vfio_pci does not migrate it"
+    assert told.evidence[-1] == "/sys/kernel/debug/vfio/0000:81:00.2: no directory migration"
+
+
+def test_on_a_host_driver_its_best_variant_counts() -> None:
+    device = network(VF, driver="mlx5_core")
+    told = migratability_of(network_host(device), device)
+    assert told.is_possible
+    assert told.remedy == f"vfiomgr bind {VF} --driver mlx5_vfio_pci"
+    assert str(told).startswith("not yet: ")
+    plain = replace(GPU, driver="nvidia")
+    assert migratability_of(host(plain), plain).is_possible is False
+
+
+def test_vgpus() -> None:
+    seen = vgpu_host(2)
+    (vgpu,) = (one for one in seen.vgpus if one.name == UUID)
+    assert vgpu_migratability(seen, vgpu).is_possible
+    old = replace(seen, kernel_release="5.15.0-91-generic")
+    assert vgpu_migratability(old, vgpu).is_possible is False
+    gvt = Vgpu(UUID, "mdev", "p", "i915-GVTg_V5_4", None, "vfio_mdev", 7, None, None)
+    assert vgpu_migratability(seen, gvt).is_possible is False
+    sample = Vgpu(UUID, "mdev", "mtty", "mtty-1", None, "mtty", 7, None, None)
+    assert vgpu_migratability(seen, sample).is_possible is None
+    vendor = host()
+    assert migratability_of(vendor, vendor.devices[0]).is_possible is False
+    function = next(d for d in vendor.devices if str(d.address) == VENDOR_VF)
+    assert migratability_of(vendor, function).is_possible
+
+
+def test_a_domain_that_can() -> None:
+    found = report(ONE_VF, network_host(), b=network_host())
+    assert rules(found) == []
+    (other,) = found.targets
+    assert other.fits
+    assert not found.is_blocked
+    assert [(place.target, place.is_ready) for place in other.places] == [(VF, True)]
+
+
+def test_what_its_host_prevents() -> None:
+    seen = network_host(network(VF, driver="mlx5_core"), network(OTHER_VF, driver="vfio-pci"))
+    assert rules(report(ONE_VF, seen)) == ["migration-driver"]
+    alone = xml(pci_element(OTHER_VF), ports="")
+    assert rules(report(alone, seen)) == ["migration-device"]
+    assert rules(report(xml(pci_element("0000:77:00.0"), ports=""), seen)) == [
+        "migration-device-missing"
+    ]
+    assert rules(report(xml(NVME, ports=""), seen)) == ["migration-disk"]
+    sample = vgpu_host(2)
+    unknown = replace(sample, vgpus=tuple(replace(v, driver="new") for v in sample.vgpus))
+    assert rules(report(ONE_VGPU, unknown)) == ["migration-unknown"]
+
+
+def test_several_need_p2p() -> None:
+    assert rules(report(TWO_VFS, network_host())) == []
+    without = network_host(guest_support=support(VF, OTHER_VF, features=("stop-copy",)))
+    assert rules(report(TWO_VFS, without)) == ["migration-several"]
+    old = network_host(guest_support=support(VF, OTHER_VF, features=None))
+    found = report(TWO_VFS, old)
+    assert [(one.rule, one.severity) for one in found.report.findings] == [
+        ("migration-several", "warning")
+    ]
+
+
+def test_a_virtual_iommu() -> None:
+    iommu = "<iommu model='intel'/>"
+    assert rules(report(xml(pci_element(VF) + iommu, ports=""), network_host())) == [
+        "migration-viommu"
+    ]
+    modern = xml(pci_element(VF) + iommu, ports="", before="<iommufd enabled='yes'/>")
+    (found,) = report(modern, network_host()).report.findings
+    assert (found.rule, found.severity) == ("migration-viommu", "warning")
+
+
+TEAM = "<teaming type='transient' persistent='ua-team'/>"
+PARTNER = """<interface type='network'><source network='default'/><model type='virtio'/>
+<teaming type='persistent'/><alias name='ua-team'/></interface>"""
+
+
+def test_teaming_lets_a_device_go_that_cannot_migrate() -> None:
+    seen = network_host(network(VF, driver="vfio-pci"))
+    team = xml(pci_element(VF, rest=TEAM) + PARTNER, ports="")
+    assert domain(team).hostdevs[0].partner == "ua-team"
+    assert domain(team).teamed == ("ua-team",)
+    assert rules(report(team, seen)) == []
+    alone = xml(pci_element(VF, rest=TEAM), ports="")
+    assert rules(report(alone, seen)) == ["teaming-partner-missing"]
+    interface = (
+        f"<interface type='hostdev'><source><address type='pci' bus='0x81' function='0x2'/>"
+        f"</source>{TEAM}</interface>"
+    )
+    assert rules(report(xml(interface + PARTNER, ports=""), seen)) == []
+
+
+def test_an_old_qemu() -> None:
+    found = check(network_host(), domain(ONE_VF), {}, libvirt(qemu=Version(7, 2)))
+    assert rules(found) == ["migration-old-qemu"]
+    there = network_host(guest_support=support(VF, qemu="7.2.0"))
+    assert rules(target(ONE_VF, network_host(), there)) == ["migration-old-qemu"]
+    newest = ONE_VF.replace("pc-q35-7.2", "pc-q35-10.1")
+    old = network_host(guest_support=support(VF, qemu="10.0.2"))
+    assert rules(target(newest, network_host(), old)) == ["migration-machine"]
+
+
+def test_other_versions_and_cpus() -> None:
+    there = network_host(guest_support=support(VF, libvirt="11.0.0"))
+    assert rules(target(ONE_VF, network_host(), there)) == ["migration-older-libvirt"]
+    amd = network_host(cpu_vendor="AuthenticAMD")
+    assert rules(target(ONE_VF, network_host(), amd)) == ["migration-cpu"]
+    narrow = target(ONE_VF, network_host(), network_host(cpu_address_bits=39))
+    assert rules(narrow) == ["migration-cpu"]
+    assert narrow.fits
+    model = ONE_VF.replace("mode='host-passthrough'", "mode='host-model'")
+    assert rules(target(model, network_host(), network_host(cpu_address_bits=39))) == []
+
+
+def test_another_address_is_told() -> None:
+    there = network_host(network(OTHER_VF))
+    found = target(ONE_VF, network_host(), there)
+    assert found.fits
+    (place,) = found.places
+    assert place.moves
+    assert [one.rule for one in found.report.findings] == ["migration-address"]
+
+
+def test_a_counterpart_that_must_be_bound() -> None:
+    there = network_host(network(VF, driver="mlx5_core"))
+    found = target(ONE_VF, network_host(), there)
+    assert rules(found) == ["migration-not-ready"]
+    (finding,) = (one for one in found.report.findings if one.rule == "migration-not-ready")
+    assert finding.remedy == f"on that host: vfiomgr bind {VF} --driver mlx5_vfio_pci"
+    old = replace(there, variants=(), vfio_modules=("vfio_pci",))
+    found = target(ONE_VF, network_host(), old)
+    assert rules(found) == ["migration-no-place"]
+    assert "needs mlx5_vfio_pci, which the kernel 6.18.3 does not have" in found.places[0].text
+
+
+def test_no_counterpart() -> None:
+    none = target(ONE_VF, network_host(), host(topology=network_host().topology))
+    assert "migration-no-place" in rules(none)
+    assert "it has no virtual function of this model: 15b3:101e" in none.places[0].text
+    other = network_host(network(VF, subsystem_id="15b3:0099"))
+    assert rules(target(ONE_VF, network_host(), other)) == ["migration-no-place"]
+    both = target(TWO_VFS, network_host(), network_host(network(VF)))
+    assert [place.target for place in both.places] == [VF, None]
+    assert "is for another device of the domain" in both.places[1].text
+
+
+def test_what_a_start_there_would_find_is_told() -> None:
+    sound = network_host()
+    apart = network_host(
+        network(VF, iommu_group=7), network(OTHER_VF, driver="nvme", iommu_group=7)
+    )
+    assert "group-not-viable" in rules(target(ONE_VF, sound, apart))
+    one_node = replace(sound, topology=replace(NODES, nodes=NODES.nodes[:1]))
+    far = ONE_VF.replace("nodeset='0'", "nodeset='1'")
+    assert rules(target(far, sound, one_node)) != []
+
+
+def test_vgpus_of_the_type_there() -> None:
+    here = vgpu_host(2)
+    assert rules(target(ONE_VGPU, here, vgpu_host(2))) == []
+    empty = target(ONE_VGPU, here, vgpu_host())
+    assert rules(empty) == ["migration-not-ready"]
+    assert empty.places[0].remedy == (
+        f"vfiomgr vgpu create {UUID} --parent 0000:09:00.0 --type 'NVIDIA A40-2Q'"
+    )
+    full = target(ONE_VGPU, here, vgpu_host(48))
+    assert rules(full) == ["migration-no-place"]
+    newer = target(ONE_VGPU, here, vgpu_host(2, version="590.10"))
+    assert set(rules(newer)) == {"migration-driver-version"}
+    assert newer.fits
+
+
+def test_a_mediated_device_becomes_a_virtual_function_from_11_0_on() -> None:
+    here = vgpu_host(2)
+    vendor = host(guest_support=support(migration=None), topology=here.topology, users=())
+    made = Vgpu(None, "vendor-vfio", VENDOR_VF, "558", "NVIDIA A40-2Q", "nvidia", 66, "vfio7", None)
+    there = replace(vendor, vgpus=(made,), cpu_vendor="AuthenticAMD")
+    assert rules(target(ONE_VGPU, here, there)) == []
+    old = replace(there, guest_support=support(migration=None, libvirt="10.10.0"))
+    assert rules(target(ONE_VGPU, here, old)) == ["migration-family", "migration-older-libvirt"]
+
+
+def test_one_target_that_fits_is_enough() -> None:
+    found = report(ONE_VF, network_host(), a=host(), b=network_host())
+    assert [other.fits for other in found.targets] == [False, True]
+    assert not found.is_blocked
+    assert report(ONE_VF, network_host(), a=host()).is_blocked
+
+
+def test_a_snapshot_keeps_the_facts() -> None:
+    seen = network_host()
+    assert read_snapshot(write_snapshot(seen), "a").guest_support == seen.guest_support
+
+
+def test_what_is_not_known_is_told() -> None:
+    bare = network_host(guest_support=None, users=None)
+    found = report(ONE_VF, bare, b=bare)
+    assert any("debug/vfio" in text for text in found.report.not_checked)
+    (other,) = found.targets
+    assert "processes that use the devices of b: not in the snapshot" in other.report.not_checked
+    assert MLX5 in bare.variants

@@ -1,0 +1,90 @@
+"""`vfiomgr check migration`: two recorded hosts, what it prints, and with which status."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import vfiomgr
+from tests.unit.libvirt.migration.hosts import OTHER_VF, VF, network, network_host, vgpu_host
+from tests.unit.libvirt.migration.test_migration import ONE_VF, ONE_VGPU, TWO_VFS
+from vfiomgr.snapshot.source import write_snapshot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.unit.conftest import Matches, Run
+
+TWO = ("check", "migration", "two.xml", "--snapshot", "host1.json")
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Snapshots of three hosts, and domains."""
+    bound = network_host(network(VF), network(OTHER_VF, driver="mlx5_core"))
+    for name, host in (
+        ("host1.json", network_host()),
+        ("host2.json", network_host(network(VF, driver="mlx5_core"))),
+        ("host3.json", bound),
+        ("gpu1.json", vgpu_host(2)),
+        ("gpu2.json", vgpu_host(version="590.10")),
+    ):
+        (tmp_path / name).write_text(write_snapshot(host))
+    (tmp_path / "one.xml").write_text(ONE_VF)
+    (tmp_path / "two.xml").write_text(TWO_VFS)
+    (tmp_path / "vgpu.xml").write_text(ONE_VGPU)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("directory")
+def test_golden(run: Run, matches: Matches) -> None:
+    answer = run(*TWO, "--to", "host2.json", "--to", "host3.json")
+    matches("check-migration.txt", answer.stdout)
+    assert answer.status == 1
+    assert "not checked: disks, networks and other devices" in answer.stderr
+    words = ("check", "migration", "vgpu.xml", "--snapshot", "gpu1.json")
+    answer = run(*words, "--to", "gpu2.json", "--format", "json")
+    matches("check-migration.json", answer.stdout)
+    assert answer.status == 1
+
+
+@pytest.mark.usefixtures("directory")
+def test_a_target_that_fits(run: Run) -> None:
+    words = ("check", "migration", "one.xml", "--snapshot", "host1.json")
+    alone = run(*words)
+    assert (alone.status, alone.stdout) == (
+        0,
+        "one.xml: nothing here prevents a migration: 0 blockers, 0 warnings, 0 infos\n",
+    )
+    both = run(*words, "--to", "host2.json", "--to", "host3.json")
+    assert both.status == 0
+    assert "host2.json: does not fit" in both.stdout
+    assert "host3.json: fits" in both.stdout
+
+
+@pytest.mark.usefixtures("directory")
+def test_the_same_in_python(run: Run) -> None:
+    host, other = (vfiomgr.Host.from_snapshot(name) for name in ("host1.json", "host2.json"))
+    report = vfiomgr.libvirt.check_migration(host, "two.xml", {"host2.json": other})
+    printed = json.loads(run(*TWO, "--to", "host2.json", "--format", "json").stdout)
+    (target,) = printed["targets"]
+    assert report.is_blocked == printed["is_blocked"]
+    assert [one.rule for one in report.targets[0].report.findings] == [
+        finding["id"] for finding in target["findings"]
+    ]
+    assert str(vfiomgr.libvirt.migratability(host, VF)).startswith("yes: mlx5_vfio_pci")
+
+
+@pytest.mark.usefixtures("directory")
+def test_mistakes(run: Run) -> None:
+    missing = run("check", "migration", "one.xml", "--to", "none.json", "--snapshot", "host1.json")
+    assert missing.status == 2
+    assert "none.json" in missing.stderr
+    named = run("check", "migration", "win11", "--snapshot", "host1.json")
+    assert named.status == 2
+    assert "virsh dumpxml" in named.stderr
+    wrong = run("check", "migration", "one.xml", "--to", "one.xml", "--snapshot", "host1.json")
+    assert wrong.status != 0
