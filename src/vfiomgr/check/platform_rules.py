@@ -295,10 +295,18 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         yield finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
         return
     module = facts.module("iommufd")
-    if facts.config.get("VFIO_DEVICE_CDEV") == "y" and module.state in ("built-in", "loaded"):
-        evidence = (*_option(facts, "IOMMUFD"), *_option(facts, "VFIO_DEVICE_CDEV"))
+    if facts.config.get("VFIO_DEVICE_CDEV") != "y":
+        return
+    evidence = (*_option(facts, "IOMMUFD"), *_option(facts, "VFIO_DEVICE_CDEV"))
+    if module.is_present:
         title = "iommufd and VFIO character devices are available"
-        yield finding("iommufd", "ok", title, evidence, _IOMMUFD_NEED)
+        why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them with libvirt 12.1 and QEMU 9.0"
+        yield finding("iommufd", "ok", title, evidence, why)
+    elif module.state == "available":
+        title = "this kernel has iommufd, but the module is not loaded"
+        fix = "run modprobe iommufd, and write iommufd to /etc/modules-load.d/iommufd.conf"
+        why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them if /dev/iommu exists"
+        yield finding("iommufd", "info", title, evidence, why, fix)
 
 
 def _lacking_iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypeVar, Unpack
+
+from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse, refuse_if_any
-from vfiomgr.errors import require_known, require_whole
+from vfiomgr.errors import UsageError, require_known, require_whole
+from vfiomgr.libvirt.backend import IOMMU_NODE, NO_BACKEND, choose
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
@@ -18,17 +21,20 @@ from vfiomgr.paths import HostPath
 from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
 from vfiomgr.pci.model import device_text
 from vfiomgr.units import Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
+from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from vfiomgr.libvirt.backend import Backend
     from vfiomgr.libvirt.build.model import GuestPlan
     from vfiomgr.libvirt.model import GuestHostdev
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
+
+_Optioned = TypeVar("_Optioned", DeviceRequest, GuestDevice)
 
 ASSUMED = "9.0.0"
 """Assumed if no libvirt is known: it supports every feature, and so do later releases."""
@@ -70,7 +76,7 @@ def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Vers
     return version
 
 
-_DEV, _IOMMU = HostPath("/dev"), HostPath("/dev/iommu")
+_DEV = HostPath("/dev")
 
 
 def require_iommu(host: HostSource, told: str | None) -> None:
@@ -84,15 +90,48 @@ def require_iommu(host: HostSource, told: str | None) -> None:
     """
     if told or host.snapshot is not None or not host.tree.children(_DEV):
         return
-    if not host.tree.exists(_IOMMU):
+    if not host.tree.exists(IOMMU_NODE):
         refuse(
             "iommufd-missing",
             "",
-            f"iommufd needs {_IOMMU}, which this host does not have",
+            f"iommufd needs {IOMMU_NODE}, which this host does not have",
             "run modprobe iommufd, or boot a kernel with CONFIG_IOMMUFD and "
             "CONFIG_VFIO_DEVICE_CDEV; or omit --iommufd: VFIO groups work without it. For "
             "another host, pass --libvirt-version",
         )
+
+
+def _backend(
+    host: HostSource, told: str | None, units: Sequence[GuestDevice], *, asked: bool | None
+) -> Backend:
+    """Choose the VFIO backend of new hostdevs and note the reason, unless a user chose it.
+
+    A version of libvirt that a user `told` means another host, of whose kernel nothing is known.
+
+    Raises:
+        UsageError: VFIO groups are requested, but the kernel has none.
+
+    """
+    only = [unit.name for unit in units if unit.hostdev_options.has_iommufd]
+    if asked is False and only:
+        message = f"cannot use VFIO groups for {only[0]}: this kernel has none (CONFIG_VFIO_GROUP)"
+        raise UsageError(message, "omit --no-iommufd")
+    if asked is not None or told or only:
+        return NO_BACKEND
+    backend = choose(
+        host, units, lambda: _installed(host, LIBVIRT), lambda: _installed(host, QEMU)
+    )
+    if backend.why:
+        host.on_note(backend.why)
+    return backend
+
+
+def _with_iommufd(device: _Optioned) -> _Optioned:
+    """The device with iommufd; one that the guest does not get has no backend."""
+    options = device.hostdev_options
+    if options.is_unassigned:
+        return device
+    return replace(device, hostdev_options=replace(options, has_iommufd=True))
 
 
 def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
@@ -144,7 +183,10 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     seen = host.slots_of(names)
     given = hostdev_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
-    check(units, libvirt_version(host, version), qemu_version(host, version))
+    backend = _backend(host, version, units, asked=options.get("iommufd"))
+    if backend.has_iommufd:
+        units = tuple(_with_iommufd(unit) for unit in units)
+    check(units, libvirt_version(host, version), backend.or_else(qemu_version(host, version)))
     if given.has_iommufd:
         require_iommu(host, version)
     hostdevs = tuple(places(units, guest_bus))
@@ -235,10 +277,14 @@ def planned_domain(
     request = request_of(name, options)
     seen = host.scan()
     libvirt = libvirt_version(host, version)()
-    depends = options.get("iommufd", False) or request.vcpus > MOST_WITHOUT_EIM
-    qemu = qemu_version(host, version)() if depends else None
+    units = units_of(seen, request.devices)
+    backend = _backend(host, version, units, asked=options.get("iommufd"))
+    if backend.has_iommufd:
+        request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
+    depends = options.get("iommufd") or request.vcpus > MOST_WITHOUT_EIM
+    qemu = backend.qemu or (qemu_version(host, version)() if depends else None)
     plan = plan_guest(seen, request, libvirt, qemu)
-    if options.get("iommufd", False):
+    if options.get("iommufd"):
         require_iommu(host, version)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:

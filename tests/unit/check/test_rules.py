@@ -352,6 +352,8 @@ def test_something_must_map_a_guests_memory() -> None:
         ("missing", {}, "info"),
         ("available", {"VFIO_DEVICE_CDEV": "n", "VFIO_PCI": "m"}, "info"),
         ("loaded", {"VFIO_DEVICE_CDEV": "y", "VFIO_PCI": "m"}, "ok"),
+        ("available", {"VFIO_DEVICE_CDEV": "y", "VFIO_PCI": "m"}, "info"),
+        ("available", {"VFIO_PCI": "m"}, None),
         ("missing", {"VFIO_PCI": "n"}, None),
         (None, {}, None),
     ],

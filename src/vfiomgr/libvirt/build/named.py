@@ -182,8 +182,8 @@ class DomainOptions(TypedDict, total=False):
     """`2M` or `1G`: use huge pages of the host."""
     viommu: IommuModel | None
     """A virtual IOMMU, for nested virtualization."""
-    iommufd: bool
-    """Use /dev/iommu for the devices (libvirt 12.1)."""
+    iommufd: bool | None
+    """Use /dev/iommu for the devices (libvirt 12.1); None to use it where the host has it."""
     address_bits: int | None
     """Maximum width of physical addresses: 32 to 52."""
     fixed_aperture: bool
@@ -203,7 +203,7 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
     """
     pages, limit = said.get("hugepages"), said.get("hard_limit")
     _require_known(said)
-    has_iommufd = said.get("iommufd", False)
+    has_iommufd = said.get("iommufd") or False
     system = said.get("system", "linux")
     has_secure_boot = said.get("secure_boot", False)
     return DomainRequest(
@@ -275,8 +275,8 @@ class DeviceOptions(TypedDict, total=False):
     """Its boot order, from 1 on."""
     driver_model: str | None
     """The VFIO driver that libvirt binds it to (libvirt 10.0)."""
-    iommufd: bool
-    """Use /dev/iommu (libvirt 12.1)."""
+    iommufd: bool | None
+    """Use /dev/iommu (libvirt 12.1); None to use it where the host has it."""
     unassigned: bool
     """Keep the device from the guest: libvirt only detaches it, for its IOMMU group."""
     acpi_nodes: str | None
@@ -298,7 +298,7 @@ def hostdev_options(options: DeviceOptions) -> HostdevOptions:
         rom=options.get("rom"),
         boot_order=options.get("boot_order"),
         driver_model=options.get("driver_model"),
-        has_iommufd=options.get("iommufd", False),
+        has_iommufd=options.get("iommufd") or False,
         is_unassigned=options.get("unassigned", False),
         acpi_nodes=options.get("acpi_nodes"),
     )

@@ -83,7 +83,7 @@ def plan_guest(
         iommu=iommu,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
-        reasons=tuple(chain(*why, lock.reasons, why_iommu)),
+        reasons=tuple(chain(*why, lock.reasons, why_iommu, _why_iommufd(has_iommufd))),
         notes=tuple(chain(*notes, nvlink_notes(host, seen))),
     )
 
@@ -184,6 +184,11 @@ def _iommufd(
         return False, hostdevs
     bare = (replace(h, device=replace(h.device, iommufd=None)) for h in hostdevs)
     return True, tuple(bare)
+
+
+def _why_iommufd(has_iommufd: bool) -> tuple[Reason, ...]:  # noqa: FBT001 - the fact itself
+    text = "QEMU opens /dev/iommu and the device node of each function instead of its group"
+    return (Reason("iommufd", text),) if has_iommufd else ()
 
 
 def _iommu(

@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from vfiomgr.units import Version
 
 
+iommufd_option = click.option(
+    "--iommufd/--no-iommufd",
+    default=None,
+    help="Use /dev/iommu (libvirt 12.1), or VFIO groups.",
+)
+
 _MACHINE = (
     click.option(
         "--spare-ports",
@@ -140,7 +146,7 @@ _MEDIA = (
 
 
 _DEVICES = (
-    click.option("--iommufd", is_flag=True, help="Use /dev/iommu for the devices (libvirt 12.1)."),
+    iommufd_option,
     click.option(
         "--no-hotplug",
         is_flag=True,
@@ -202,7 +208,7 @@ _HOSTDEV = (
     click.option(
         "--unassigned", is_flag=True, help="Only detach it from the host, for its IOMMU group."
     ),
-    click.option("--iommufd", is_flag=True, help="Use /dev/iommu (libvirt 12.1)."),
+    iommufd_option,
     click.option(
         "--driver-model",
         metavar="DRIVER",
@@ -272,7 +278,8 @@ def domain(
     multifunction device behind a root port. If the host has several NUMA nodes, memory and CPUs are
     placed on the nodes of the devices, and devices of several root complexes are placed behind
     expanders. The window for BARs is made large enough; if that is impossible, the command fails.
-    --explain adds the reasons.
+    --explain adds the reasons. If kernel, libvirt and QEMU of this host have iommufd, the devices
+    use it, unless several GPUs or network adapters could then not reach each other's memory.
 
     \b
     Examples:
@@ -296,6 +303,7 @@ def domain(
       vfiomgr libvirt domain narrow --memory 8G --vcpus 4 --device 04:00.0 --address-bits 42
       vfiomgr libvirt domain fd --memory 8G --vcpus 4 --device 04:00.0 --iommufd \\
         --libvirt-version 12.2
+      vfiomgr libvirt domain vg --memory 8G --vcpus 4 --device 04:00.0 --no-iommufd
       vfiomgr libvirt domain soft --memory 1G --vcpus 1 --virt-type qemu --device 41:00.4
       vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd \\
         --kernel-arguments console=ttyS0
@@ -347,7 +355,8 @@ def hostdev(
 
     Add them to the <devices> of a domain. The functions of a slot become one multifunction guest
     device. If the libvirt of this machine (or --libvirt-version) does not support an element, the
-    command fails and names the release that does.
+    command fails and names the release that does. Where kernel, libvirt and QEMU of this host have
+    iommufd, the devices use it.
 
     \b
     Examples:

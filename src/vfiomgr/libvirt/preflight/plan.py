@@ -28,6 +28,7 @@ from vfiomgr.libvirt.model import (
     lacks_iommufd,
 )
 from vfiomgr.libvirt.preflight import (
+    backend,
     devices,
     drivers,
     memory,
@@ -241,6 +242,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     unknown_iommu,
     old_backend,
     iommufd,
+    backend.groups,
     driver_model,
     devices.boot_order,
     devices.rom_file,

@@ -66,7 +66,7 @@ def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield part("memtune"), ("memtune",)
     yield part("vcpu"), ()
     if plan.has_iommufd:
-        yield part("iommufd"), ()
+        yield part("iommufd"), ("iommufd",)
     if plan.cpus.pins:
         yield part("cputune"), ("cputune",)
     if plan.memory.host_nodes:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.check.test_rules import facts
 from tests.unit.devices import host_of
 from tests.unit.libvirt.preflight import situations as good
 from tests.unit.libvirt.preflight.guest_cases import CELLS, MEMNODES
@@ -35,6 +36,7 @@ from tests.unit.libvirt.preflight.situations import (
     troubles,
     xml,
 )
+from vfiomgr.check.model import DeviceNode
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.model import PciAddress
@@ -475,3 +477,48 @@ def test_disks_of_s390_have_a_boot_order() -> None:
         "</hostdev>", "<boot order='1'/></hostdev>"
     )
     assert "vgpu-boot-order" not in troubles(judge(xml(element)))
+
+
+GROUPS = NIC_ELEMENT.replace("<source>", "<driver name='vfio'/><source>")
+
+
+def with_iommufd(**changes: Any) -> HostSnapshot:
+    """A host whose kernel has /dev/iommu and device nodes of VFIO."""
+    node = DeviceNode("/dev/iommu", 0o660, "root:root")
+    known = facts(has_dev=True, nodes=(node,), config={"VFIO_DEVICE_CDEV": "y"})
+    return host(replace(NIC, vfio_device="vfio0", vfio_cdev=True), readiness=known, **changes)
+
+
+@pytest.mark.parametrize(
+    ("release", "remedy"),
+    [
+        (Version(12, 4), "write <iommufd enabled='yes'/> in the domain"),
+        (Version(12, 1), "write <driver name='vfio' iommufd='yes'/> in each hostdev"),
+        (Version(12, 0), None),
+    ],
+)
+def test_iommufd_is_advised_where_all_have_it(release: Version, remedy: str | None) -> None:
+    report = judge(xml(GROUPS), with_iommufd(), libvirt(libvirt=release))
+    found = good.found(report, "iommufd-possible")
+    assert (found is not None) is (remedy is not None)
+    if found is not None:
+        assert found.severity == "info"
+        assert found.remedy.startswith(remedy or "?")
+
+
+@pytest.mark.parametrize(
+    ("text", "snapshot", "qemu"),
+    [
+        (xml(GROUPS), host(NIC, readiness=facts(has_dev=True)), Version(11, 0)),
+        (xml(GROUPS), with_iommufd(), Version(8, 2)),
+        (xml(GROUPS), with_iommufd(), None),
+        (xml(GROUPS.replace("'vfio'/>", "'vfio' iommufd='no'/>")), with_iommufd(), Version(11, 0)),
+        (xml(GROUPS.replace("'vfio'/>", "'vfio' iommufd='yes'/>")), with_iommufd(), Version(11, 0)),
+        (xml(GROUPS + BOTH), with_iommufd(), Version(11, 0)),
+    ],
+    ids=["kernel", "qemu", "unknown", "opted-out", "has-it", "peers"],
+)
+def test_iommufd_is_not_advised_where_one_lacks_it_or_it_would_cost(
+    text: str, snapshot: HostSnapshot, qemu: Version | None
+) -> None:
+    assert good.found(judge(text, snapshot, libvirt(qemu=qemu)), "iommufd-possible") is None

@@ -1,0 +1,95 @@
+"""The VFIO backend of new hostdevs: iommufd where kernel, libvirt and QEMU have it.
+
+Kernels since 6.6 have /dev/iommu (CONFIG_IOMMUFD) and one device node per function
+(CONFIG_VFIO_DEVICE_CDEV). QEMU cannot map BARs of other devices through iommufd, so devices of a
+guest cannot reach each other's memory (P2P DMA in docs/devel/vfio-iommufd.rst of QEMU).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.check.facts import read_config
+from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
+from vfiomgr.paths import HostPath
+from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
+from vfiomgr.units import Version
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.source import HostSource
+    from vfiomgr.vgpu.guest_device import GuestDevice
+
+IOMMU_NODE = HostPath("/dev/iommu")
+_OPT_OUT = "--no-iommufd"
+CDEV_OPTION = "VFIO_DEVICE_CDEV"
+FEWEST_PEERS = 2
+"""Devices from which on one can reach the memory of another."""
+
+
+class Backend(Value):
+    """Whether devices use iommufd, the reason, and the QEMU that was asked for it."""
+
+    has_iommufd: bool
+    why: str = ""
+    qemu: Version | None = None
+
+    def or_else(self, ask: Callable[[], Version | None]) -> Callable[[], Version | None]:
+        """How to find the version of QEMU: it was asked for the choice, or `ask` is called."""
+        return ask if self.qemu is None else lambda: self.qemu
+
+
+NO_BACKEND = Backend(has_iommufd=False)
+"""No choice: a user made it, or nothing is known."""
+
+
+def choose(
+    host: HostSource,
+    units: Sequence[GuestDevice],
+    libvirt: Callable[[], Version | None],
+    qemu: Callable[[], Version | None],
+) -> Backend:
+    """Choose the backend of the devices; programs are asked only if the kernel has iommufd."""
+    seen = [unit for unit in units if unit.is_seen]
+    functions = [function for unit in seen for function in unit.functions]
+    if not all(unit.functions for unit in seen) or not _has_kernel(host, functions):
+        return NO_BACKEND
+    release = libvirt()
+    if release is None or not IOMMUFD.is_in(release):
+        return NO_BACKEND
+    program = qemu()
+    if program is None or program < QEMU_IOMMUFD:
+        return NO_BACKEND
+    peers = [unit for unit in seen if any(map(is_peer, unit.functions))]
+    if len(peers) >= FEWEST_PEERS:
+        shown = ", ".join(unit.name for unit in peers)
+        why = f"using VFIO groups: with iommufd {shown} could not access each other's memory"
+        return Backend(has_iommufd=False, why=f"{why} (PCI P2P DMA); --iommufd overrides this")
+    why = f"using iommufd: {IOMMU_NODE}, libvirt {release} and QEMU {program} support it"
+    return Backend(has_iommufd=True, why=f"{why} ({_OPT_OUT} for VFIO groups)", qemu=program)
+
+
+def is_peer(function: PciDevice) -> bool:
+    """Whether it may use P2P DMA with others: GPUs, accelerators, network adapters."""
+    is_network = function.class_code.startswith(CLASS_NETWORK)
+    return function.is_graphics_or_accelerator or is_network
+
+
+def _has_kernel(host: HostSource, functions: Sequence[PciDevice]) -> bool:
+    """Whether this kernel has /dev/iommu, and a device node for each of the functions."""
+    if not functions or host.snapshot is not None or not host.tree.exists(IOMMU_NODE):
+        return False
+    bound = [f for f in functions if is_vfio_driver(f.driver) or f.vfio_device is not None]
+    if not all(function.vfio_cdev for function in bound):
+        return False
+    return len(bound) == len(functions) or has_cdevs(host)
+
+
+def has_cdevs(host: HostSource) -> bool:
+    """Whether the kernel was built with device nodes of VFIO, or has one."""
+    release = host.tree.read(HostPath("/proc/sys/kernel/osrelease"))
+    _, config = read_config(host.tree, release)
+    return config.get(CDEV_OPTION) == "y" or bool(host.tree.children(HostPath("/dev/vfio/devices")))

@@ -1,0 +1,55 @@
+"""The VFIO backend of a domain that uses groups on a host with iommufd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import finding
+from vfiomgr.libvirt.backend import CDEV_OPTION, FEWEST_PEERS, IOMMU_NODE, is_peer
+from vfiomgr.libvirt.model import DOMAIN_IOMMUFD, IOMMUFD, lacks_iommufd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.check.model import Readiness
+    from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.libvirt.preflight.context import PreflightContext
+
+
+def groups(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Advise iommufd, whose nodes are per device, where kernel, libvirt and QEMU have it.
+
+    Several devices that may use P2P DMA stay with VFIO groups (vfiomgr/libvirt/backend.py).
+    """
+    facts, hypervisor = context.host.readiness, context.hypervisor
+    if facts is None or hypervisor is None or not IOMMUFD.is_in(hypervisor.libvirt):
+        return
+    if hypervisor.qemu is None or lacks_iommufd(hypervisor.qemu):
+        return
+    seen = [taken for taken in context.functions if taken.hostdev.is_seen]
+    slots = {taken.device.address.slot for taken in seen if is_peer(taken.device)}
+    if not seen or context.domain.has_iommufd or any(taken.hostdev.iommufd for taken in seen):
+        return
+    if any(taken.hostdev.iommufd is False for taken in seen) or len(slots) >= FEWEST_PEERS:
+        return
+    evidence = _evidence(facts)
+    if not evidence or any(taken.is_bound and not taken.device.vfio_cdev for taken in seen):
+        return
+    whole = DOMAIN_IOMMUFD.is_in(hypervisor.libvirt)
+    element = "<iommufd enabled='yes'/>" if whole else "<driver name='vfio' iommufd='yes'/>"
+    yield finding(
+        "iommufd-possible",
+        "info",
+        "the domain uses VFIO groups, although this host has iommufd",
+        (*evidence, f"libvirt {hypervisor.libvirt}, QEMU {hypervisor.qemu}"),
+        "kernels may be built without VFIO groups, and new features of VFIO need iommufd",
+        f"write {element} {'in the domain' if whole else 'in each hostdev'}; no action is needed "
+        "while the kernel has VFIO groups",
+    )
+
+
+def _evidence(facts: Readiness) -> tuple[str, ...]:
+    """What shows that the kernel has /dev/iommu and device nodes of VFIO."""
+    if facts.node(IOMMU_NODE) is None or facts.config.get(CDEV_OPTION) != "y":
+        return ()
+    return (f"{IOMMU_NODE} exists", f"{facts.config_source}: CONFIG_{CDEV_OPTION}=y")

@@ -1,0 +1,129 @@
+"""The VFIO backend of new hostdevs, on a fake kernel with and without iommufd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.fakes.kernel import FakeKernel
+    from tests.unit.conftest import Run
+
+GPU, NIC = "0000:01:00.0", "0000:04:00.0"
+GUEST = ("libvirt", "domain", "win", "--memory", "4G", "--vcpus", "2")
+SAID = "using iommufd: /dev/iommu, libvirt 12.2.0 and QEMU 9.0.0 support it (--no-iommufd for VFIO"
+
+
+@pytest.fixture
+def programs(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
+    """A kernel, a libvirt and a QEMU that have iommufd, by what the programs print."""
+    kernel.vfio.has_cdev = True
+    kernel.sysfs.put("/dev/iommu", "")
+    said: dict[str, str | None] = {
+        "libvirtd": "libvirtd (libvirt) 12.2.0\n",
+        "qemu-system-x86_64": "QEMU emulator version 9.0.0\n",
+    }
+    runs = kernel.run
+
+    def run(command: tuple[str, ...], *limit: float) -> str | None:
+        return said[command[0]] if command[0] in said else runs(command, *limit)
+
+    monkeypatch.setattr(kernel, "run", run)
+    return said
+
+
+def configure(kernel: FakeKernel) -> None:
+    """The kernel's configuration shows that functions get nodes."""
+    kernel.sysfs.put("/proc/sys/kernel/osrelease", "6.12.1\n")
+    kernel.sysfs.put("/boot/config-6.12.1", "CONFIG_VFIO_DEVICE_CDEV=y\n")
+
+
+@pytest.mark.usefixtures("programs")
+def test_new_hostdevs_use_iommufd_where_kernel_libvirt_and_qemu_have_it(run: Run) -> None:
+    assert run("bind", GPU).status == 0
+    made = run("libvirt", "hostdev", GPU)
+    assert made.stdout.count("iommufd='yes'") == 2
+    assert made.stderr.startswith(SAID)
+    groups = run("libvirt", "hostdev", GPU, "--no-iommufd")
+    assert ("iommufd" in groups.stdout, "iommufd" in groups.stderr) == (False, False)
+    elsewhere = run("libvirt", "hostdev", GPU, "--libvirt-version", "12.8")
+    assert "iommufd" not in elsewhere.stdout + elsewhere.stderr, "nothing is known of that host"
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_new_domain_uses_it_as_a_whole_and_gives_the_reason(run: Run) -> None:
+    assert run("bind", GPU).status == 0
+    made = run(*GUEST, "--device", GPU, "--explain")
+    assert made.stdout.count("iommufd='yes'") == 0
+    (before, _, after) = made.stdout.partition("<iommufd enabled='yes'/>")
+    assert after
+    assert before.rstrip().endswith("of each function instead of its group -->")
+    assert SAID in made.stderr
+    groups = run(*GUEST, "--device", GPU, "--no-iommufd")
+    assert "iommufd" not in groups.stdout + groups.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("libvirtd", "libvirtd (libvirt) 12.0.0\n"),
+        ("libvirtd", None),
+        ("qemu-system-x86_64", "QEMU emulator version 8.2.4\n"),
+        ("qemu-system-x86_64", None),
+    ],
+)
+def test_what_one_of_them_lacks_is_not_used(
+    run: Run, programs: dict[str, str | None], program: str, said: str | None
+) -> None:
+    programs[program] = said
+    assert run("bind", GPU).status == 0
+    made = run("libvirt", "hostdev", GPU)
+    assert (made.status, "iommufd" in made.stdout + made.stderr) == (0, False)
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_function_on_vfio_without_a_node_shows_that_the_kernel_has_none(
+    run: Run, kernel: FakeKernel
+) -> None:
+    kernel.vfio.has_cdev = False
+    assert run("bind", GPU).status == 0
+    assert "iommufd" not in run("libvirt", "hostdev", GPU).stdout
+
+
+@pytest.mark.usefixtures("programs")
+def test_before_the_bind_the_kernels_configuration_counts(run: Run, kernel: FakeKernel) -> None:
+    assert "iommufd" not in run("libvirt", "hostdev", GPU).stdout
+    configure(kernel)
+    assert run("libvirt", "hostdev", GPU).stdout.count("iommufd='yes'") == 2
+
+
+@pytest.mark.usefixtures("programs")
+def test_devices_that_may_reach_each_others_memory_stay_with_groups(
+    run: Run, kernel: FakeKernel
+) -> None:
+    """QEMU maps no BARs through iommufd (docs/devel/vfio-iommufd.rst)."""
+    configure(kernel)
+    made = run(*GUEST, "--device", GPU, "--device", f"{NIC},only")
+    assert "iommufd" not in made.stdout
+    assert f"with iommufd {GPU}, {NIC} could not access each other's memory" in made.stderr
+    asked = run(*GUEST, "--device", GPU, "--device", f"{NIC},only", "--iommufd")
+    assert "<iommufd enabled='yes'/>" in asked.stdout
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_device_that_the_guest_does_not_get_has_no_backend(run: Run) -> None:
+    assert run("bind", GPU).status == 0
+    made = run(*GUEST, "--device", f"{GPU},unassigned")
+    assert (made.status, "iommufd" in made.stdout) == (0, False)
+
+
+@pytest.mark.usefixtures("programs")
+def test_groups_that_the_kernel_does_not_have_cannot_be_asked_for(
+    run: Run, kernel: FakeKernel
+) -> None:
+    kernel.vfio.has_groups = False
+    assert run("bind", GPU).status == 0
+    refused = run("libvirt", "hostdev", GPU, "--no-iommufd")
+    assert refused.status == 2
+    assert "this kernel has none (CONFIG_VFIO_GROUP)" in refused.stderr
