@@ -122,6 +122,8 @@ class PciController(Value):
     numa_node: int | None = None
     has_hotplug: bool = True
     hole64_kib: int | None = None
+    reserve_kib: int | None = None
+    """`<target memReserve>`: the memory window that firmware keeps behind a free port."""
 
 
 class NumaCell(Value):
@@ -171,6 +173,8 @@ class DomainIommu(Value):
     address_bits: int | None = None
     has_eim: bool = False
     """Extended interrupt mode: CPU identifiers of 32 bits."""
+    translates_dma: bool = True
+    """Whether it has no dma_translation='off', with which it only remaps interrupts."""
     is_eim_off: bool = False
     """Whether it has eim='off', which libvirt never overrides."""
     bus: int | None = None
@@ -327,6 +331,8 @@ MAXPHYSADDR = Feature("<maxphysaddr>", Version(8, 7))
 LOCKS_PER_DEVICE = Feature("a locked memory limit per device", Version(8, 7))
 MAXPHYSADDR_LIMIT = Feature("the limit of <maxphysaddr>", Version(9, 3))
 VENDOR_FUNCTION = Feature("a virtual function on its vendor driver", Version(9, 7))
+PORT_MEMORY = Feature("<target memReserve/> of a root port", Version(10, 3))
+INTERRUPTS_ONLY = Feature("dma_translation='off' of <iommu model='intel'>", Version(10, 7))
 DRIVER_MODEL = Feature("<driver model>", Version(10, 0))
 PCI_DISPLAY = Feature("display and ramfb of PCI devices", Version(10, 3))
 ADDS_EIM = Feature("automatic extended interrupt mode, for many CPUs", Version(10, 10))

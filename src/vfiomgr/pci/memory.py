@@ -152,6 +152,17 @@ def _large(slot: Iterable[PciDevice]) -> tuple[int, ...]:
     )
 
 
+def port_window(slot: Iterable[PciDevice]) -> int:
+    """The 32-bit window of a bridge for a slot: its other memory BARs; a power of two."""
+    others = [
+        bar.size
+        for function in slot
+        for bar in function.bars
+        if bar.is_memory and not (bar.is_64bit and bar.is_prefetchable)
+    ]
+    return _power_of_two(sum(others)) if others else 0
+
+
 def large_bytes(slot: Iterable[PciDevice]) -> int:
     """The bytes of the window for some functions, without gaps."""
     return sum(_large(slot))

@@ -13,6 +13,7 @@ from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress
 from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
@@ -191,6 +192,39 @@ def test_more_than_255_cpus_need_extended_interrupt_mode() -> None:
     assert " eim='on' " in render.domain(plan)
     few = planned(GPU, vcpus=255, numa="off", viommu="intel")
     assert "eim" not in render.domain(few)
+
+
+def test_more_than_255_cpus_get_an_iommu_that_only_remaps_interrupts() -> None:
+    many: dict[str, Any] = {"vcpus": 256, "numa": "off"}
+    with pytest.raises(Refusal, match="more than 255") as refused:
+        planned(GPU, **many, libvirt=Version(10, 6))
+    assert "or install libvirt 10.7.0 or later" in refused.value.hint
+    plan = planned(GPU, NEAR, **many, libvirt=Version(10, 7))
+    text = render.domain(plan)
+    assert "<driver intremap='on' eim='on' dma_translation='off'/>" in text
+    assert "translates no DMA" in plan.why("iommu")
+    assert plan.memory.locked_bytes == 3 * 64 * GIB + GIB, "each function has a space of its own"
+    read = read_domain(text.encode(), "guest").iommu
+    assert read is not None
+    assert not read.translates_dma
+    nested = planned(GPU, **many, libvirt=Version(10, 7), viommu="intel")
+    assert "dma_translation" not in render.domain(nested)
+
+
+def test_free_ports_have_memory_for_the_other_gpus_of_the_host() -> None:
+    plan = planned(NEAR, numa="off", spare_ports=2, libvirt=Version(10, 3))
+    ports = controllers(plan, ROOT_PORT)
+    assert [port.reserve_kib for port in ports] == [None, None, 32768, 32768]
+    assert "32-bit memory for the largest GPU" in plan.why(f"controller {ports[-1].index}")
+    text = render.domain(plan)
+    assert text.count("<target memReserve='32768'/>") == 2
+    read = read_domain(text.encode(), "guest").controllers
+    assert [c.reserve_kib for c in read if c.model == ROOT_PORT][-2:] == [32768, 32768]
+    assert "memReserve" not in render.domain(planned(NEAR, numa="off", libvirt=Version(10, 2)))
+    lone = replace(two_sockets(), devices=tuple(d for d in two_sockets().devices if d.bars[1:]))
+    small = tuple(replace(d, bars=d.bars[1:]) for d in lone.devices)
+    without = planned(NEAR, numa="off", host=replace(lone, devices=small), libvirt=NEW)
+    assert "memReserve" not in render.domain(without), "2 MiB are the default"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,8 @@ class DomainRequest(Value):
     has_pinning: bool = True
     hugepage_bytes: int | None = None
     viommu: IommuModel | None = None
+    translates_dma: bool = True
+    """Whether the virtual IOMMU translates DMA; false if it is only for interrupts."""
     graphics: Graphics = "vnc"
     spare_ports: int = 4
     """Free root ports, for devices that are attached later."""

@@ -139,7 +139,7 @@ class DomainOptions(TypedDict, total=False):
     memory: Required[str]
     """With its unit: `16G`, `16384M`."""
     vcpus: Required[int]
-    """More than 255 need `viommu="intel"`."""
+    """More than 255 need libvirt 10.7, or `viommu="intel"`."""
     system: System
     """The guest's system: `linux`, or `windows`, with its clock, Hyper-V and supported disks."""
     tpm: bool

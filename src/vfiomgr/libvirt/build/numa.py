@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.libvirt.build.model import GuestCell, Reason
-from vfiomgr.libvirt.model import NumaCell
+from vfiomgr.libvirt.model import INTERRUPTS_ONLY, NumaCell
 from vfiomgr.pci.memory import NumaNode
 from vfiomgr.units import MIB, Version, format_cpulist, size
 from vfiomgr.value import Value
@@ -316,6 +318,18 @@ def most_vcpus(machine: Version) -> int:
     return next(count for since, count in _LIMITS if machine >= since)
 
 
+def with_interrupt_remapping(request: DomainRequest, libvirt: Version) -> DomainRequest:
+    """Add an IOMMU that only remaps interrupts, for more CPUs than work without one.
+
+    It does not translate DMA (`dma-translation` of QEMU's intel-iommu), so the guest's own drivers
+    are as fast as without it. An older libvirt needs `--viommu intel`, which translates.
+    """
+    is_needed = request.vcpus > MOST_WITHOUT_EIM and request.viommu is None
+    if not (is_needed and INTERRUPTS_ONLY.is_in(libvirt)):
+        return request
+    return replace(request, viommu="intel", translates_dma=False)
+
+
 def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
     """Make sure that libvirt accepts the number of CPUs; for an unknown QEMU any number passes.
 
@@ -329,6 +343,8 @@ def check_vcpus(request: DomainRequest, qemu: Version | None) -> None:
             f"{MOST_WITHOUT_EIM})"
         )
         remedy = f"pass --viommu intel, or --vcpus {MOST_WITHOUT_EIM}"
+        if request.viommu is None:
+            remedy += f"; or install libvirt {INTERRUPTS_ONLY.since} or later"
         refuse("too-many-cpus", request.name, message, remedy)
     if qemu is not None and request.vcpus > most_vcpus(qemu):
         most = most_vcpus(qemu)

@@ -14,8 +14,14 @@ from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
 from vfiomgr.libvirt.build.limits import guest_bits, plan_lock, plan_mmio_window
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
-from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, check_vcpus, lay_nodes
+from vfiomgr.libvirt.build.numa import (
+    MOST_WITHOUT_EIM,
+    check_vcpus,
+    lay_nodes,
+    with_interrupt_remapping,
+)
 from vfiomgr.libvirt.build.pci_topology import lay_buses, slots_of, space_notes, without_hotplug
+from vfiomgr.libvirt.build.port_memory import free_port_bytes, with_port_memory
 from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.vgpu.guest_device import is_uuid, units_of
 
@@ -53,6 +59,7 @@ def plan_guest(
     """
     _check_architecture(host)
     _check_request(request)
+    request = with_interrupt_remapping(request, libvirt)
     check_vcpus(request, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
@@ -64,10 +71,9 @@ def plan_guest(
         )
     seen = [unit for unit in units if unit.is_seen]
     nodes = lay_nodes(host, request, seen)
-    emulated = _EMULATED + len(request.disks) + len(request.networks)
-    window = plan_mmio_window(host, request, seen, libvirt, emulated)
+    window = plan_mmio_window(host, request, seen, libvirt, _emulated(request))
     slots = slots_of(seen, has_viommu=request.viommu is not None)
-    buses = _buses(request, slots, nodes, emulated)
+    buses = _buses(host, request, slots, nodes, libvirt)
     placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
     has_iommufd, hostdevs = _iommufd(placed, libvirt)
     lock = plan_lock(request, len(hostdevs), libvirt)
@@ -86,6 +92,11 @@ def plan_guest(
         reasons=tuple(chain(*why, lock.reasons, why_iommu, _why_iommufd(has_iommufd))),
         notes=tuple(chain(*notes, nvlink_notes(host, seen))),
     )
+
+
+def _emulated(request: DomainRequest) -> int:
+    """The number of emulated devices behind root ports."""
+    return _EMULATED + len(request.disks) + len(request.networks)
 
 
 def _check_architecture(host: HostSnapshot) -> None:
@@ -207,15 +218,28 @@ def _iommu(
     has_eim = request.vcpus > MOST_WITHOUT_EIM
     if has_eim:
         text += f"; more than {MOST_WITHOUT_EIM} CPUs need its extended interrupt mode"
+    if not request.translates_dma:
+        text = (
+            f"more than {MOST_WITHOUT_EIM} CPUs need its interrupt remapping; it translates no DMA"
+        )
+        iommu = DomainIommu("intel", has_eim=True, translates_dma=False)
+        return iommu, (Reason("iommu", text),)
     iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
     return iommu, (Reason("iommu", text),)
 
 
 def _buses(
-    request: DomainRequest, slots: Sequence[RootPortSlot], nodes: Nodes, emulated: int
+    host: HostSnapshot,
+    request: DomainRequest,
+    slots: Sequence[RootPortSlot],
+    nodes: Nodes,
+    libvirt: Version,
 ) -> Buses:
+    emulated = _emulated(request)
+    seen = [unit for slot in slots for unit in slot.units]
     cells = [cell.host_node for cell in nodes.cells]
     laid = lay_buses(slots, emulated, request.spare_ports, cells, is_local=request.numa != "off")
+    laid = with_port_memory(laid, request.spare_ports, free_port_bytes(host, seen), libvirt)
     return laid if request.has_hotplug else without_hotplug(laid)
 
 

@@ -81,7 +81,7 @@ _MACHINE = (
         type=WholeNumber(1, MOST_VCPUS),
         required=True,
         metavar="N",
-        help="Set the number of vCPUs; more than 255 need --viommu intel.",
+        help="Set the number of vCPUs; more than 255 need libvirt 10.7 or --viommu intel.",
     ),
     click.option(
         "--memory", required=True, metavar="SIZE", help="Set the memory size, e.g. 16G or 16384M."

@@ -19,10 +19,12 @@ from vfiomgr.libvirt.model import (
     AMD_IOMMU,
     DOMAIN_IOMMUFD,
     DRIVER_MODEL,
+    INTERRUPTS_ONLY,
     IOMMUFD,
     MAXPHYSADDR,
     MAXPHYSADDR_LIMIT,
     PCI_DISPLAY,
+    PORT_MEMORY,
     QEMU_IOMMUFD,
     VIRTIO_IOMMU,
     lacks_iommufd,
@@ -78,6 +80,11 @@ def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
         yield line, MAXPHYSADDR, "<maxphysaddr>"
     if cpu.physical_bits_limit is not None:
         yield line, MAXPHYSADDR_LIMIT, f"limit='{cpu.physical_bits_limit}'"
+    for controller in domain.controllers:
+        if controller.reserve_kib is not None:
+            yield controller.line, PORT_MEMORY, f"memReserve='{controller.reserve_kib}'"
+    if not all(iommu.translates_dma for iommu in domain.iommus):
+        yield domain.line("devices/iommu"), INTERRUPTS_ONLY, "dma_translation='off'"
     if domain.has_iommufd:
         yield domain.line("iommufd"), DOMAIN_IOMMUFD, "<iommufd enabled='yes'>"
 

@@ -214,6 +214,7 @@ def _nvme_controller(disk: Element, layer: Element) -> DomainHostdev:
 
 
 _MOST_INDEX = 0xFFFF
+_MOST_RESERVED = 1 << 32
 _MOST_ORDER = 0xFFFFFFFF
 _MOST_NODE = 0x3FFF
 _LAST_BUS = 0xFF
@@ -340,6 +341,11 @@ def _controller(element: Element, left: Iterator[int]) -> PciController:
         numa_node=_node(node) if node is not None else None,
         has_hotplug=target is None or target.get("hotplug") != "off",
         hole64_kib=size_of(hole) // KIB if hole is not None else None,
+        reserve_kib=(
+            number_of(target, "memReserve", _MOST_RESERVED)
+            if target and "memReserve" in target.attributes
+            else None
+        ),
     )
 
 

@@ -275,6 +275,7 @@ def _iommu(element: Element) -> DomainIommu:
         has_caching_mode=is_on(driver, "caching_mode"),
         address_bits=bits or None,
         has_eim=is_on(driver, "eim"),
+        translates_dma=driver is None or driver.get("dma_translation") != "off",
         is_eim_off=driver is not None and driver.get("eim") == "off",
         alias="" if alias is None else alias.get("name"),
         bus=None if driver is None else whole_number(driver.get("pciBus")),
