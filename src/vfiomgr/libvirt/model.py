@@ -87,7 +87,7 @@ class QemuProperty(Value):
     """A property of QEMU's device for which libvirt has no element (`<qemu:override>`)."""
 
     name: str
-    type: Literal["bool", "unsigned"]
+    type: Literal["bool", "unsigned", "string"]
     value: str
 
 

@@ -85,6 +85,8 @@ def _properties(hostdev_options: HostdevOptions) -> Iterator[QemuProperty]:
         vendor, _, device = hostdev_options.subsystem.partition(":")
         yield QemuProperty("x-pci-sub-vendor-id", "unsigned", str(int(vendor, 16)))
         yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
+    if hostdev_options.vf_token is not None:
+        yield QemuProperty("vf-token", "string", hostdev_options.vf_token.lower())
 
 
 def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
@@ -193,6 +195,7 @@ def _check_options(unit: GuestDevice) -> None:
         "its own NUMA cells": hostdev_options.acpi_nodes is not None,
         "legacy VGA": hostdev_options.has_vga,
         "another subsystem ID": hostdev_options.subsystem is not None,
+        "a VF token": hostdev_options.vf_token is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"cannot set {what} for {unit.name}: libvirt supports this only for PCI functions"
@@ -257,7 +260,8 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
         yield UNASSIGNED_ADDRESS, f"{unit.name} (unassigned)"
     if hostdev_options.acpi_nodes is not None:
         yield ACPI_NODESET, f"NUMA cells for {unit.name}"
-    if hostdev_options.has_vga or hostdev_options.subsystem is not None:
+    own = (hostdev_options.has_vga or None, hostdev_options.subsystem, hostdev_options.vf_token)
+    if any(value is not None for value in own):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if hostdev_options.has_iommufd:
         yield IOMMUFD, f"/dev/iommu for {unit.name}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _DEVICE_KEYS = (
     "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
-    "subsystem=VENDOR:DEVICE"
+    "subsystem=VENDOR:DEVICE, vf-token=UUID"
 )
 _FLAGS = {
     "managed": "is_managed",
@@ -42,7 +42,7 @@ _FLAGS = {
     "ramfb": "ramfb",
     "vga": "has_vga",
 }
-_VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem"}
+_VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem", "vf-token": "vf_token"}
 _SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
 FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
 """Formats that QEMU writes and libvirt has a name for (virStorageFileFormat)."""

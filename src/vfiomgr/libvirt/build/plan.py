@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refuse
+from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt import model as libvirt_model
+from vfiomgr.libvirt.build import vf_token
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
 from vfiomgr.libvirt.build.limits import guest_bits, plan_lock, plan_mmio_window
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
@@ -63,6 +64,7 @@ def plan_guest(
     check_vcpus(request, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
+    refuse_if_any(vf_token.diagnostics(host, units))
     if request.has_secure_boot:
         libvirt_model.FIRMWARE_FEATURES.require(libvirt, "Secure Boot")
     if not request.has_hotplug:

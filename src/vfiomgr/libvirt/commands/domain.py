@@ -159,7 +159,7 @@ _DEVICES = (
         metavar="ADDRESS|UUID[,…]",
         shell_complete=complete_device,
         help="Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
-        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE.",
+        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID.",
     ),
 )
 """The host devices of the guest."""

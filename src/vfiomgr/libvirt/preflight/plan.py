@@ -38,6 +38,7 @@ from vfiomgr.libvirt.preflight import (
     pci_addresses,
     platform,
     presence,
+    vf_token,
 )
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 
@@ -250,6 +251,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     old_backend,
     iommufd,
     backend.groups,
+    vf_token.missing,
     driver_model,
     devices.boot_order,
     devices.rom_file,
