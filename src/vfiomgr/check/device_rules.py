@@ -262,6 +262,23 @@ def d3cold(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         )
 
 
+def gvt_g(host: HostSnapshot) -> Iterator[Diagnostic]:
+    """Report GVT-g, which newer GPUs do not have: is_supported_device of i915/intel_gvt.c."""
+    for parent in host.vgpu_parents:
+        if parent.family != "mdev" or parent.driver != "i915":
+            continue
+        yield finding(
+            "gvt-g",
+            "info",
+            f"vGPUs of {parent.name} use GVT-g, which Intel no longer develops",
+            (f"{_DEVICES}/{parent.name}/mdev_supported_types", "MAINTAINERS: S: Odd Fixes"),
+            "GVT-g is only for GPUs up to the 10th generation of Core CPUs (Comet Lake); intel/gvt-"
+            "linux is archived since October 2024",
+            "for new hosts choose GPUs with SR-IOV, whose virtual functions vfiomgr sriov creates",
+            subject=parent.name,
+        )
+
+
 def _power(device: PciDevice) -> str:
     return f", power_state {device.power_state}" if device.power_state else ""
 

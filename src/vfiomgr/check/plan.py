@@ -32,6 +32,7 @@ _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
     device_rules.twins,
     device_rules.no_reset,
     device_rules.weak_reset,
+    device_rules.gvt_g,
 )
 """Rules over facts that every scan reads."""
 

@@ -119,9 +119,7 @@ def _backend(
         raise UsageError(message, "omit --no-iommufd")
     if asked is not None or told or only:
         return NO_BACKEND
-    backend = choose(
-        host, units, lambda: _installed(host, LIBVIRT), lambda: _installed(host, QEMU)
-    )
+    backend = choose(host, units, lambda: _installed(host, LIBVIRT), lambda: _installed(host, QEMU))
     if backend.why:
         host.on_note(backend.why)
     return backend

@@ -19,6 +19,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.pci.accelerators import COMPUTE_PARTITION
 from vfiomgr.pci.capabilities import read_serial
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.function import (
@@ -202,6 +203,8 @@ def read_device(
         bars=tuple(bars_of(found, is_asleep=is_asleep)),
         vram=found.number("mem_info_vram_total"),
         tsm=security_of(found),
+        compute_partition=found.read(COMPUTE_PARTITION),
+        memory_partition=found.read("current_memory_partition"),
         is_boot_display=False,
     )
 

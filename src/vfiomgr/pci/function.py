@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
+from vfiomgr.pci.accelerators import COMPUTE_PARTITION, partition_nodes
 from vfiomgr.pci.model import Bar, PciAddress, is_address
 from vfiomgr.pci.tsm import DeviceSecurity
 
@@ -126,7 +127,10 @@ class Functions:
         nvidia = self._nvidia_nodes(name) if driver == "nvidia" else ()
         if function.entries.isdisjoint(_OWNERS):
             return nvidia
-        return (*_by_class(function), *_of_sound(function), *nvidia)
+        nodes = (*_by_class(function), *_of_sound(function), *nvidia)
+        if driver != "amdgpu" or COMPUTE_PARTITION not in function.entries:
+            return nodes
+        return tuple(dict.fromkeys((*nodes, *partition_nodes(self._tree, name))))
 
     def _nvidia_nodes(self, name: str) -> tuple[str, ...]:
         """`/dev/nvidiaN`, with the number from the driver; if unknown, the control node."""

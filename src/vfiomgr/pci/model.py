@@ -37,6 +37,9 @@ HEADER_ENDPOINT = 0
 UNKNOWN_CALL = "a call on it"
 """The placeholder for an operation of another program, which may be short."""
 
+_AMD = "1022"
+_AMD_NPUS = frozenset({"1502", "17f0", "17f2", "17f3", "1b0b", "1b0c"})
+"""The NPUs of the driver amdxdna, of the class of signal processors (amdxdna_pci_drv.c)."""
 _INTEL = "8086"
 _DENIED = frozenset(
     {"0435", "0443", "19e2", "19e3", "37c8", "37c9"}  # QuickAssist, functions and VFs
@@ -304,6 +307,10 @@ class PciDevice(Value):
     """What shows that the console is on it."""
     vram: int | None = None
     """Bytes of memory of its own, where its driver reports them (amdgpu)."""
+    compute_partition: str | None = None
+    """How amdgpu divides the compute units of the GPU, e.g. `CPX`; None if it cannot."""
+    memory_partition: str | None = None
+    """How its memory is divided, e.g. `NPS4`."""
     sriov_offset: int | None = None
     """The distance from its routing ID to that of its first virtual function."""
     sriov_stride: int | None = None
@@ -357,9 +364,15 @@ class PciDevice(Value):
 
     @property
     def is_graphics_or_accelerator(self) -> bool:
-        """Display controllers, processing accelerators and NVSwitches."""
-        is_gpu = self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR))
+        """Display controllers, processing accelerators, NPUs and NVSwitches."""
+        is_gpu = self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR)) or self.is_npu
         return (is_gpu and not self.is_bridge) or self.is_nvswitch
+
+    @property
+    def is_npu(self) -> bool:
+        """Whether it is an accelerator of another class: of AMD's NPUs, or with a node of accel."""
+        is_known = self.vendor_id == _AMD and self.device_id in _AMD_NPUS
+        return is_known or any(node.startswith("/dev/accel/") for node in self.nodes)
 
     @property
     def is_nvswitch(self) -> bool:

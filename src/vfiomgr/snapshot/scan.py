@@ -11,7 +11,7 @@ from vfiomgr.check.facts import read_readiness
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
-from vfiomgr.pci import capabilities, drivers, guest_support, iommu, memory
+from vfiomgr.pci import accelerators, capabilities, drivers, guest_support, iommu, memory
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions
 from vfiomgr.pci.names import Names
@@ -91,6 +91,7 @@ def scan(
             if further.get("with_guests")
             else None
         ),
+        cxl=accelerators.read_cxl(tree, host.devices) if resets else None,
         links=capabilities.read_links(tree, host.devices) if links else None,
         files=persistence_facts.read_files(tree),
         nodes=persistence_facts.read_nodes(tree),

@@ -11,6 +11,7 @@ from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import NodeAccess
+from vfiomgr.pci.accelerators import CxlDevice
 from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
 from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.guest_support import GuestSupport
@@ -134,6 +135,8 @@ class HostFacts(Value, dict=True):
     """All CDI specifications, of any origin."""
     architecture: str | None = None
     """The CPU architecture in libvirt's terms: `x86_64`, `aarch64`; None if unknown."""
+    cxl: tuple[CxlDevice, ...] | None = None
+    """CXL devices, by their configuration spaces; None if not read (requires root)."""
     links: tuple[PciLink, ...] | None = None
     """Links of PCI Express; None if not read."""
     guest_support: GuestSupport | None = None

@@ -470,6 +470,17 @@ def test_a_parent_of_vgpus_stays_on_its_driver() -> None:
     assert severity(host(readiness=facts(), vgpu_parents=(parent,)), "host-driver") is None
 
 
+@pytest.mark.parametrize(
+    ("family", "driver", "expected"),
+    [("mdev", "i915", "info"), ("mdev", "nvidia", None), ("vendor-vfio", "i915", None)],
+)
+def test_gvt_g_is_reported_as_no_longer_developed(
+    family: Any, driver: str, expected: str | None
+) -> None:
+    parent = VgpuParent("0000:00:02.0", "/x", family, driver, "0000:00:02.0", (), ())
+    assert severity(host(vgpu_parents=(parent,)), "gvt-g") == expected
+
+
 def options(ids: str) -> Readiness:
     """vfio-pci is given identifiers by modprobe.d."""
     setting = ModuleSetting("/etc/modprobe.d/x.conf", "options", "vfio_pci", f"ids={ids}")

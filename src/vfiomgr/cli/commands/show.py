@@ -93,6 +93,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "reset_unavailable": unavailable_resets(host, device),
         "migration": None if device.is_bridge else migratability_of(host, device),
         "quotas": _quotas(host, device),
+        "cxl_type": next((c.type for c in host.cxl or () if c.address == device.address), None),
         "refusal": refusal.message if refusal else None,
         "remedy": refusal.hint if refusal else None,
     }
@@ -139,6 +140,7 @@ def _lines(
         ("power", _power(device)),
         ("reset", _reset(host, device)),
         ("memory", ", ".join(_bars(device)) or "-"),
+        *_accelerator(host, device),
         *_virtual(device),
         *_several("quota", _shares(host, device)),
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
@@ -191,6 +193,21 @@ def _for_guests(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, st
         yield ("migration", str(migratability_of(host, device)))
     if device.tsm is not None:
         yield ("TSM", str(device.tsm))
+
+
+_CXL = {
+    1: "type 1 (caches memory of the host)",
+    2: "type 2 (caches memory of the host, and has memory of its own)",
+    3: "type 3 (memory)",
+}
+
+
+def _accelerator(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
+    """The partitions of an AMD GPU, and what a CXL device is."""
+    if device.compute_partition:
+        memory = f", memory {device.memory_partition}" if device.memory_partition else ""
+        yield ("partitions", f"compute {device.compute_partition}{memory}")
+    yield from (("CXL", _CXL[cxl.type]) for cxl in host.cxl or () if cxl.address == device.address)
 
 
 def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
