@@ -6,7 +6,7 @@ UNIT_TESTS := $(PYTHON) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --d
 # pytest compiles its tests again in each run, by each process, unless it may keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast check lab lab-faults bench bench-lab docs package format clean
+.PHONY: setup demo test test-fast test-releases check lab lab-faults bench bench-lab docs package format clean
 
 setup:
 	@tools/setup dev
@@ -24,6 +24,12 @@ test: check  ## static checks, then all tests
 
 test-fast: check  ## static checks and unit tests: before each commit
 	$(UNIT_TESTS)
+
+# Each is a release of Debian, with its Python and its libvirt, or a Python of this machine.
+RELEASES := trixie sid $(if $(shell python3.12 -V 2>/dev/null),python3.12)
+test-releases:  ## unit tests and those with libvirt, with the Python and the libvirt of later releases
+	@tools/setup dev
+	@$(PYTHON) -m tests.releases $(RELEASES)
 
 check: setup  ## static checks
 	.venv/bin/ruff check

@@ -9,14 +9,19 @@ packages of its own in the cache, the mirror and proxy of the machine, and Debia
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.lab.errors import BuildError
 from tests.lab.kernel import cache_root, locked, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 """The keys of the Debian archive, from the package debian-archive-keyring."""
@@ -115,23 +120,55 @@ def root_archive(release: str, *packages: str) -> Path:
     return place
 
 
+def root_directory(release: str, name: str, packages: Iterable[str]) -> Path:
+    """Return the directory of a system of a release with these packages, built first if needed.
+
+    Unlike an archive it is changed by what runs in it. `name` is its name in the cache.
+
+    Raises:
+        BuildError: no mirror has the release, or mmdebstrap is not installed.
+
+    """
+    wanted = tuple(sorted(packages))
+    content = hashlib.sha256(" ".join(wanted).encode()).hexdigest()[:12]
+    home = cache_root() / "debian" / release
+    place = home / f"{name}-{content}-{_ROOT_FORMAT}"
+    with locked(home):
+        if not place.is_dir():
+            _build_root(release, wanted, place)
+    return place
+
+
 def _build_root(release: str, packages: tuple[str, ...], place: Path) -> None:
-    """Build a root from the first mirror that has the release, then move it into the cache."""
+    """Build a root from the first mirror that has the release, then move it into the cache.
+
+    mmdebstrap makes an archive or a directory, as the name of its target says.
+    """
     reasons: list[str] = []
     for mirror in mirrors():
         with tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as name:
-            archive = Path(name, "root.tar")
+            built = Path(name, f"root{place.suffix}")
             command = ["mmdebstrap", "--quiet", "--variant=minbase"]
             command += [f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
             command += [f"--dpkgopt=path-exclude=/{unused}/*" for unused in _UNUSED_IN_ROOTS]
+            command += [f"--aptopt={setting}" for setting in _settings_of_indices()]
             try:
-                run([*command, release, str(archive), mirror])
+                run([*command, release, str(built), mirror])
             except BuildError as error:
                 reasons.append(str(error))
                 continue
-            archive.rename(place)
+            built.rename(place)
             return
     raise BuildError("\n".join(reasons))
+
+
+def _settings_of_indices() -> list[str]:
+    """Return what apt is told here of the age of a mirror's indices: a mirror may be frozen.
+
+    mmdebstrap's apt does not read the machine's settings.
+    """
+    lines = run(["apt-config", "dump", "Acquire::Check-Valid-Until"]).splitlines()
+    return [line for line in lines if line]
 
 
 def _fetched(release: str, package: str, directory: Path) -> list[Path]:

@@ -755,7 +755,7 @@ def answering(tree: HostTree, answer: bytes | None) -> Iterator[None]:
         (b"HTTP/1.1 503 Unavailable\r\n\r\nbusy", "busy"),
         (b"SSH-2.0-OpenSSH", "its answer is not HTTP"),
         (b"HTTP/1.1 200 OK\r\n\r\n{}", "it has another version, restart it (pid: "),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 9999, "its answer is nested too deeply"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 999_999, "its answer is nested too deeply"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b" " * (17 << 20), "its answer is too long"),
         (b"HTTP/1.1 500 Error\r\n\r\nso\n" + b"x" * 9999, f": so {'x' * 197}$"),
         (answer_with(pod="a/b; reboot/c"), "this is not a container of a pod: 'a/b; reboot/c'"),
