@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 _NEW_ROOT = {
-    "rpm-ostree": "the new initramfs belongs to a new deployment: reboot to use it",
+    "rpm-ostree": "the new initramfs belongs to a new deployment: reboot to use it, and upgrade "
+    "with rpm-ostree, since `bootc upgrade` refuses a system that rpm-ostree changed",
     "transactional-update": "the new initramfs belongs to a new snapshot: reboot to use it, or "
     "pass --continue to further transactional-update commands",
 }

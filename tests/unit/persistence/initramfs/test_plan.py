@@ -71,7 +71,7 @@ def test_rpm_ostree_tracks_the_rules_and_reads_no_hook() -> None:
     assert f"rebuild it with {command}, or pass --update-initramfs" in made.notes[-1]
     rebuilt = plan(host_with(bound=False, initramfs=OSTREE), REBUILD)
     assert rebuilt.steps[-1] == RebuildInitramfs(tuple(command.split()))
-    assert rebuilt.notes[-1].endswith("a new deployment: reboot to use it")
+    assert "a new deployment: reboot to use it, and upgrade with rpm-ostree" in rebuilt.notes[-1]
 
 
 def test_rpm_ostree_no_longer_tracks_a_rule_that_is_removed() -> None:
