@@ -63,7 +63,7 @@ def check_domains(
     """Check several domains that have been read, like `check_domain`."""
     if not domains:
         return ()
-    seen = host.scan(with_users=True, with_readiness=True)
+    seen = host.scan(with_users=True, with_readiness=True, with_guests=True)
     return preflight(seen, domains, hypervisor, _roms(host, domains))
 
 

@@ -183,6 +183,24 @@ class DomainIommu(Value):
     """A user-defined name; libvirt's own is iommu0."""
 
 
+class DomainLaunch(Value):
+    """`<launchSecurity>`, and the parts of the domain that it depends on."""
+
+    line: int
+    kind: str
+    """`tdx`, `sev-snp`, `sev`, `s390-pv`."""
+    has_smm: bool = False
+    """`<smm state='on'>`."""
+    has_pmu: bool | None = None
+    """`<pmu state>`; None if it is not written."""
+    interrupts: str | None = None
+    """`<ioapic driver>`: `qemu` splits the interrupt controller."""
+    loader: str | None = None
+    """`<loader type>`: `rom` or `pflash`."""
+    has_kernel: bool = False
+    """Whether QEMU starts a kernel without a boot loader."""
+
+
 class Domain(Value):
     """A domain as written."""
 
@@ -208,6 +226,8 @@ class Domain(Value):
     """NVMe disks and vDPA interfaces: each locks all guest memory for itself."""
     iommus: tuple[DomainIommu, ...] = ()
     """Several only if each serves one bus (smmuv3)."""
+    launch: DomainLaunch | None = None
+    """None for an ordinary guest."""
     teamed: tuple[str, ...] = ()
     """The aliases of virtio interfaces with `<teaming type='persistent'>`."""
     has_graphics: bool = False

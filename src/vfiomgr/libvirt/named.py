@@ -276,13 +276,15 @@ def planned_domain(
 
     """
     request = request_of(name, options)
-    seen = host.scan()
+    is_confidential = request.launch_security is not None
+    seen = host.scan(with_guests=is_confidential and not version)
     libvirt = libvirt_version(host, version)()
     units = units_of(seen, request.devices)
     backend = _backend(host, version, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
     depends = options.get("iommufd") or request.vcpus > MOST_WITHOUT_EIM
+    depends = depends or is_confidential
     qemu = backend.qemu or (qemu_version(host, version)() if depends else None)
     plan = plan_guest(seen, request, libvirt, qemu)
     if options.get("iommufd"):

@@ -10,6 +10,8 @@ from vfiomgr.vgpu.guest_device import DeviceRequest
 
 Firmware = Literal["efi", "bios"]
 NumaMode = Literal["strict", "preferred", "off"]
+LaunchSecurity = Literal["tdx", "sev-snp"]
+"""Kinds of confidential guests: Intel's trust domains, and AMD's SEV-SNP."""
 DomainKind = Literal["kvm", "qemu"]
 IommuModel = Literal["intel", "virtio", "amd"]
 Graphics = Literal["vnc", "none"]
@@ -86,6 +88,8 @@ class DomainRequest(Value):
     hides_kvm: bool = False
     """Whether the guest hides KVM, which old drivers look for."""
     system: System = "linux"
+    launch_security: LaunchSecurity | None = None
+    """The kind of a confidential guest; None for an ordinary one."""
     has_tpm: bool = False
     has_secure_boot: bool = False
     """Whether the firmware starts only signed systems, with Microsoft's keys enrolled."""

@@ -21,6 +21,7 @@ from vfiomgr.libvirt.build.model import (
     GuestDisk,
     GuestNetwork,
     IommuModel,
+    LaunchSecurity,
     NetworkModel,
     NumaMode,
     System,
@@ -142,6 +143,8 @@ class DomainOptions(TypedDict, total=False):
     """More than 255 need libvirt 10.7, or `viommu="intel"`."""
     system: System
     """The guest's system: `linux`, or `windows`, with its clock, Hyper-V and supported disks."""
+    launch_security: LaunchSecurity | None
+    """A confidential guest: `tdx` (libvirt 11.6) or `sev-snp` (libvirt 10.5)."""
     tpm: bool
     """An emulated TPM 2.0 (swtpm)."""
     secure_boot: bool
@@ -233,6 +236,7 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
         has_hotplug=not said.get("no_hotplug", False),
         hides_kvm=said.get("hide_kvm", False),
         system=system,
+        launch_security=said.get("launch_security"),
         has_tpm=said.get("tpm", False) or (has_secure_boot and system == "windows"),
         has_secure_boot=has_secure_boot,
     )
@@ -248,6 +252,7 @@ def _require_known(said: DomainOptions) -> None:
     require_choice("--virt-type", said.get("virt_type"), get_args(DomainKind))
     require_choice("--numa", said.get("numa"), get_args(NumaMode))
     require_choice("--viommu", said.get("viommu"), get_args(IommuModel))
+    require_choice("--launch-security", said.get("launch_security"), get_args(LaunchSecurity))
     require_choice("--graphics", said.get("graphics"), get_args(Graphics))
     require_choice("--os", said.get("system"), get_args(System))
 

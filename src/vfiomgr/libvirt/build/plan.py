@@ -12,6 +12,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build import vf_token
+from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
 from vfiomgr.libvirt.build.limits import guest_bits, plan_lock, plan_mmio_window
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
@@ -60,6 +61,7 @@ def plan_guest(
     """
     _check_architecture(host)
     _check_request(request)
+    check_launch(host, request, libvirt, qemu)
     request = with_interrupt_remapping(request, libvirt)
     check_vcpus(request, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
@@ -91,8 +93,10 @@ def plan_guest(
         iommu=iommu,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
-        reasons=tuple(chain(*why, lock.reasons, why_iommu, _why_iommufd(has_iommufd))),
-        notes=tuple(chain(*notes, nvlink_notes(host, seen))),
+        reasons=tuple(
+            chain(*why, lock.reasons, why_iommu, why_launch(request), _why_iommufd(has_iommufd))
+        ),
+        notes=tuple(chain(*notes, nvlink_notes(host, seen), launch_notes(host, request))),
     )
 
 

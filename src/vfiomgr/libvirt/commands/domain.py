@@ -64,6 +64,11 @@ _MACHINE = (
     click.option(
         "--secure-boot", is_flag=True, help="Start only signed systems; Windows also gets a TPM."
     ),
+    click.option(
+        "--launch-security",
+        type=click.Choice(["tdx", "sev-snp"]),
+        help="Make a confidential guest, whose memory the host cannot read.",
+    ),
     click.option("--tpm", is_flag=True, help="Add an emulated TPM 2.0 (swtpm)."),
     click.option(
         "--hide-kvm", is_flag=True, help="Hide KVM, for NVIDIA drivers before 465 (Code 43)."
@@ -304,6 +309,8 @@ def domain(
       vfiomgr libvirt domain fd --memory 8G --vcpus 4 --device 04:00.0 --iommufd \\
         --libvirt-version 12.2
       vfiomgr libvirt domain vg --memory 8G --vcpus 4 --device 04:00.0 --no-iommufd
+      vfiomgr libvirt domain td --memory 16G --vcpus 8 --device 04:00.0 --launch-security tdx \\
+        --libvirt-version 12.8
       vfiomgr libvirt domain soft --memory 1G --vcpus 1 --virt-type qemu --device 41:00.4
       vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd \\
         --kernel-arguments console=ttyS0

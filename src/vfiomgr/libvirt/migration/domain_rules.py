@@ -113,6 +113,20 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
+def confidential(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "SEV: Migration is not implemented"; it cannot read private memory of TDX either."""
+    launch = context.domain.launch
+    if launch is not None:
+        yield finding(
+            "migration-confidential",
+            "blocker",
+            f"a confidential guest does not migrate: {launch.kind}",
+            (f"{context.at(launch.line)}: <launchSecurity type='{launch.kind}'>",),
+            "QEMU cannot read its memory",
+            "shut it down, and start it on the other host",
+        )
+
+
 def nvme_disks(context: PreflightContext) -> Iterator[Diagnostic]:
     """libvirt: "Migration without shared storage is unsafe" (qemuMigrationSrcIsSafe)."""
     for hostdev in context.hostdevs:
@@ -191,4 +205,4 @@ def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic
     )
 
 
-RULES = (devices, several, nvme_disks, teaming, viommu, programs)
+RULES = (confidential, devices, several, nvme_disks, teaming, viommu, programs)

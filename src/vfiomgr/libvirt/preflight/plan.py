@@ -31,6 +31,7 @@ from vfiomgr.libvirt.model import (
 )
 from vfiomgr.libvirt.preflight import (
     backend,
+    confidential,
     devices,
     drivers,
     memory,
@@ -246,6 +247,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     memory.unbound,
     memory.without_cell,
     memory.elsewhere,
+    *confidential.RULES,
     dropped,
     unknown_iommu,
     old_backend,

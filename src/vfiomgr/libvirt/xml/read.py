@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
 from vfiomgr.errors import InvalidDocument, UsageError
-from vfiomgr.libvirt.model import NAMESPACE, Domain, DomainCpu, DomainIommu, DomainMemory, NumaCell
+from vfiomgr.libvirt.model import (
+    NAMESPACE,
+    Domain,
+    DomainCpu,
+    DomainIommu,
+    DomainLaunch,
+    DomainMemory,
+    NumaCell,
+)
 from vfiomgr.libvirt.xml.elements import (
     attribute_of,
     count_own_mappings,
@@ -125,6 +133,7 @@ def domain_of(root: Element) -> Domain:
         unplaced=count_unplaced(root),
         own_mappings=count_own_mappings(root),
         iommus=tuple(map(_iommu, root.each("devices/iommu"))),
+        launch=_launch(root),
         teamed=read_teamed(root),
         has_graphics=bool(root.each("devices/graphics")),
         has_os_boot=bool(root.each("os/boot")),
@@ -265,6 +274,21 @@ def _qemu_arguments(root: Element) -> Iterator[str]:
 def _firmware(root: Element) -> str | None:
     is_flash = attribute_of(root, "os/loader", "type") == "pflash"
     return attribute_of(root, "os", "firmware") or ("efi" if is_flash else None)
+
+
+def _launch(root: Element) -> DomainLaunch | None:
+    found, pmu = root.find("launchSecurity"), root.find("features/pmu")
+    if found is None:
+        return None
+    return DomainLaunch(
+        line=found.line,
+        kind=found.get("type"),
+        has_smm=is_on(root.find("features/smm"), "state"),
+        has_pmu=None if pmu is None else pmu.get("state") != "off",
+        interrupts=attribute_of(root, "features/ioapic", "driver"),
+        loader=attribute_of(root, "os/loader", "type"),
+        has_kernel=root.find("os/kernel") is not None,
+    )
 
 
 def _iommu(element: Element) -> DomainIommu:

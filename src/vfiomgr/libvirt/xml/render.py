@@ -72,11 +72,13 @@ def _elements(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if plan.memory.host_nodes:
         yield part("numatune"), ("numatune",)
     yield part("os"), ("firmware",)
-    yield part("features"), ()
+    yield part("features"), ("features",)
     cells = tuple(f"cell {entry.cell.number}" for entry in plan.memory.cells)
     yield part("cpu"), ("cpu", "maxphysaddr", *cells)
     if request.is_windows:
         yield part("clock"), ()
+    if request.launch_security:
+        yield part("launch-security"), ("launch",)
 
 
 def _cells_with_memory(plan: GuestPlan) -> tuple[int, ...]:

@@ -163,6 +163,13 @@ def test_a_virtual_iommu() -> None:
     assert (found.rule, found.severity) == ("migration-viommu", "warning")
 
 
+def test_confidential_guests_stay() -> None:
+    launch = "<launchSecurity type='sev'/>"
+    assert rules(report(xml(pci_element(VF), ports="", before=launch), network_host())) == [
+        "migration-confidential"
+    ]
+
+
 TEAM = "<teaming type='transient' persistent='ua-team'/>"
 PARTNER = """<interface type='network'><source network='default'/><model type='virtio'/>
 <teaming type='persistent'/><alias name='ua-team'/></interface>"""
