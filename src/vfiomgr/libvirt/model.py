@@ -177,6 +177,8 @@ class DomainIommu(Value):
     """Whether it has no dma_translation='off', with which it only remaps interrupts."""
     is_eim_off: bool = False
     """Whether it has eim='off', which libvirt never overrides."""
+    is_accelerated: bool = False
+    """Whether it has accel='on': the host's SMMU translates."""
     bus: int | None = None
     """`<driver pciBus>` of an smmuv3: the one guest bus that it serves."""
     alias: str = ""
@@ -358,6 +360,7 @@ PCI_DISPLAY = Feature("display and ramfb of PCI devices", Version(10, 3))
 ADDS_EIM = Feature("automatic extended interrupt mode, for many CPUs", Version(10, 10))
 AMD_IOMMU = Feature("<iommu model='amd'>", Version(11, 5))
 ACPI_NODESET = Feature("<acpi nodeset>", Version(11, 8))
+SMMU_ACCEL = Feature("accel='on' of <iommu model='smmuv3'>", Version(12, 7))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))
 DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
 

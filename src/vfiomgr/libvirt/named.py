@@ -287,7 +287,7 @@ def planned_domain(
     depends = depends or is_confidential
     qemu = backend.qemu or (qemu_version(host, version)() if depends else None)
     plan = plan_guest(seen, request, libvirt, qemu)
-    if options.get("iommufd"):
+    if any(device.hostdev_options.has_iommufd for device in request.devices):
         require_iommu(host, version)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:

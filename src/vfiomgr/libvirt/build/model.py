@@ -13,7 +13,8 @@ NumaMode = Literal["strict", "preferred", "off"]
 LaunchSecurity = Literal["tdx", "sev-snp"]
 """Kinds of confidential guests: Intel's trust domains, and AMD's SEV-SNP."""
 DomainKind = Literal["kvm", "qemu"]
-IommuModel = Literal["intel", "virtio", "amd"]
+IommuModel = Literal["intel", "virtio", "amd", "smmuv3"]
+Architecture = Literal["x86_64", "aarch64"]
 Graphics = Literal["vnc", "none"]
 System = Literal["linux", "windows"]
 """The guest's system: Windows lacks virtio drivers and needs a different clock."""
@@ -168,8 +169,21 @@ class GuestPlan(Value):
     boot_orders: tuple[tuple[str, int], ...]
     """Boot orders of disks, CD-ROMs and networks, by `disk 0`, `cdrom 0`, `network 0`."""
     reasons: tuple[Reason, ...]
-    notes: tuple[str, ...]
+    architecture: Architecture = "x86_64"
+    smmus: tuple[DomainIommu, ...] = ()
+    """The SMMUv3s of an ARM guest, one for each root complex of its devices."""
+    notes: tuple[str, ...] = ()
     """What a user should know, and do before the start."""
+
+    @property
+    def is_arm(self) -> bool:
+        """Whether it is for an ARM server."""
+        return self.architecture == "aarch64"
+
+    @property
+    def cdrom_bus(self) -> Literal["sata", "scsi"]:
+        """The bus of CD-ROMs: machine virt has no SATA."""
+        return "scsi" if self.is_arm else "sata"
 
     def why(self, part: str) -> str:
         """The reason for a part; empty if there is none."""

@@ -206,7 +206,7 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
     """
     pages, limit = said.get("hugepages"), said.get("hard_limit")
     _require_known(said)
-    has_iommufd = said.get("iommufd") or False
+    has_iommufd = _iommufd(said)
     system = said.get("system", "linux")
     has_secure_boot = said.get("secure_boot", False)
     return DomainRequest(
@@ -240,6 +240,20 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
         has_tpm=said.get("tpm", False) or (has_secure_boot and system == "windows"),
         has_secure_boot=has_secure_boot,
     )
+
+
+def _iommufd(said: DomainOptions) -> bool:
+    """Whether devices use iommufd, which an accelerated SMMUv3 needs.
+
+    Raises:
+        UsageError: the SMMUv3 is requested without it.
+
+    """
+    asked, viommu = said.get("iommufd"), said.get("viommu")
+    if viommu == "smmuv3" and asked is False:
+        message = "cannot use --viommu smmuv3 with VFIO groups: it needs iommufd"
+        raise UsageError(message, "omit --no-iommufd")
+    return asked or viommu == "smmuv3"
 
 
 def _require_known(said: DomainOptions) -> None:

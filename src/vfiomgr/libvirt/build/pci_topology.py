@@ -131,21 +131,28 @@ class Buses(Value):
     reasons: tuple[Reason, ...]
 
 
-def lay_buses(
-    slots: Sequence[RootPortSlot], others: int, spare: int, cells: Sequence[int], *, is_local: bool
+def lay_buses(  # noqa: PLR0913 - what the buses depend on
+    slots: Sequence[RootPortSlot],
+    others: int,
+    spare: int,
+    cells: Sequence[int],
+    *,
+    is_local: bool,
+    is_apart: bool = False,
 ) -> Buses:
     """Assign a root port to each slot; behind expanders if the devices come from several places.
 
     `others` is the number of emulated devices that libvirt puts behind root ports, `spare` the
-    number of ports that stay free; `cells` are the host nodes by guest cell.
+    number of ports that stay free; `cells` are the host nodes by guest cell. With `is_apart` each
+    place has an expander, also a single one.
 
     Raises:
         Refusal: the guest has too few buses, or a bridge too few slots.
 
     """
     topology = _Topology(cells)
-    places = _places(slots) if is_local else ()
-    expanded = places if len(places) > 1 or len(cells) > 1 else ()
+    places = _places(slots) if is_local or is_apart else ()
+    expanded = places if is_apart or len(places) > 1 or len(cells) > 1 else ()
     for slot in slots:
         if _place(slot) not in expanded:
             topology.add_slot(slot)

@@ -11,10 +11,10 @@ from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt import model as libvirt_model
-from vfiomgr.libvirt.build import vf_token
+from vfiomgr.libvirt.build import arm, vf_token
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
-from vfiomgr.libvirt.build.limits import guest_bits, plan_lock, plan_mmio_window
+from vfiomgr.libvirt.build.limits import MmioWindow, guest_bits, plan_lock, plan_mmio_window
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
 from vfiomgr.libvirt.build.numa import (
     MOST_WITHOUT_EIM,
@@ -30,8 +30,8 @@ from vfiomgr.vgpu.guest_device import is_uuid, units_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.libvirt.build.limits import Lock, MmioWindow
-    from vfiomgr.libvirt.build.model import DomainRequest
+    from vfiomgr.libvirt.build.limits import Lock
+    from vfiomgr.libvirt.build.model import Architecture, DomainRequest
     from vfiomgr.libvirt.build.numa import Nodes
     from vfiomgr.libvirt.build.pci_topology import Buses, RootPortSlot
     from vfiomgr.libvirt.model import GuestHostdev, PciController
@@ -40,7 +40,13 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.guest_device import GuestDevice
 
 _NAME = expression(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
-_ARCHITECTURE = "x86_64"
+_ARCHITECTURES: dict[str | None, Architecture] = {
+    None: "x86_64",
+    "x86_64": "x86_64",
+    "aarch64": "aarch64",
+}
+_EMULATED_ON_ARM = 2
+"""The graphics card and the SCSI controller of CD-ROMs, which a PC has on its root bus."""
 _SHORT_BITS, _LONG_BITS = 39, 48
 """The address widths of an emulated VT-d: three or four levels of page tables."""
 _IOMMU_FEATURES = {"virtio": libvirt_model.VIRTIO_IOMMU, "amd": libvirt_model.AMD_IOMMU}
@@ -59,11 +65,9 @@ def plan_guest(
         Refusal: the host, libvirt or QEMU does not support it; the message names the remedy.
 
     """
-    _check_architecture(host)
+    architecture = _architecture(host)
     _check_request(request)
-    check_launch(host, request, libvirt, qemu)
-    request = with_interrupt_remapping(request, libvirt)
-    check_vcpus(request, qemu)
+    request = _checked(host, request, architecture, libvirt, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
     refuse_if_any(vf_token.diagnostics(host, units))
@@ -75,48 +79,93 @@ def plan_guest(
         )
     seen = [unit for unit in units if unit.is_seen]
     nodes = lay_nodes(host, request, seen)
-    window = plan_mmio_window(host, request, seen, libvirt, _emulated(request))
-    slots = slots_of(seen, has_viommu=request.viommu is not None)
-    buses = _buses(host, request, slots, nodes, libvirt)
+    emulated = _emulated(request, architecture)
+    window = _window(host, request, seen, libvirt, emulated, architecture)
+    memory = arm.with_device_memory(request, units, nodes.cells, nodes.host_nodes, libvirt)
+    units = memory.units
+    slots = slots_of(
+        [unit for unit in units if unit.is_seen],
+        has_viommu=request.viommu not in (None, "smmuv3"),
+    )
+    buses = _buses(host, request, slots, nodes, libvirt, emulated)
     placed = tuple(h for unit in units for h in hostdevs_of(unit, buses.places.get(unit.name)))
     has_iommufd, hostdevs = _iommufd(placed, libvirt)
     lock = plan_lock(request, len(hostdevs), libvirt)
     iommu, why_iommu = _iommu(host, request, libvirt)
-    why = (_why_hostdevs(host, units), buses.reasons, nodes.reasons, window.reasons)
+    smmus, why_smmus = arm.smmus_of(request, buses, hostdevs, libvirt)
+    placing = (buses.reasons, nodes.reasons, window.reasons, memory.reasons)
+    why = (_why_hostdevs(host, units), *placing, lock.reasons, why_iommu, why_smmus)
     notes = (nodes.notes, window.notes, space_notes(slots), _group_notes(host, units))
     return GuestPlan(
         request=request,
         controllers=_controllers(buses, window),
         hostdevs=hostdevs,
-        memory=_memory(request, nodes, lock),
+        memory=replace(_memory(request, nodes, lock), cells=memory.cells),
         cpus=_cpus(request, nodes, window),
         iommu=iommu,
+        architecture=architecture,
+        smmus=smmus,
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
-        reasons=tuple(
-            chain(*why, lock.reasons, why_iommu, why_launch(request), _why_iommufd(has_iommufd))
-        ),
+        reasons=tuple(chain(*why, why_launch(request), _why_iommufd(has_iommufd))),
         notes=tuple(chain(*notes, nvlink_notes(host, seen), launch_notes(host, request))),
     )
 
 
-def _emulated(request: DomainRequest) -> int:
+def _emulated(request: DomainRequest, architecture: Architecture) -> int:
     """The number of emulated devices behind root ports."""
-    return _EMULATED + len(request.disks) + len(request.networks)
+    more = _EMULATED_ON_ARM if architecture == arm.ARM else 0
+    return _EMULATED + more + len(request.disks) + len(request.networks)
 
 
-def _check_architecture(host: HostSnapshot) -> None:
-    """Refuse other architectures: machine, firmware, windows and IOMMUs are those of a PC."""
-    if host.architecture not in (None, _ARCHITECTURE):
+def _checked(
+    host: HostSnapshot,
+    request: DomainRequest,
+    architecture: Architecture,
+    libvirt: Version,
+    qemu: Version | None,
+) -> DomainRequest:
+    """The request, with what its machine needs; refused if the machine does not support it."""
+    if architecture == arm.ARM:
+        arm.check_request(request)
+        return request
+    if request.viommu == "smmuv3":
+        message = "cannot use --viommu smmuv3 on a PC: only ARM guests have an SMMU"
+        raise UsageError(message, "pass --viommu intel")
+    check_launch(host, request, libvirt, qemu)
+    request = with_interrupt_remapping(request, libvirt)
+    check_vcpus(request, qemu)
+    return request
+
+
+def _window(  # noqa: PLR0913, PLR0917 - the facts of both machines
+    host: HostSnapshot,
+    request: DomainRequest,
+    units: Sequence[GuestDevice],
+    libvirt: Version,
+    emulated: int,
+    architecture: Architecture,
+) -> MmioWindow:
+    """The window for BARs; that of an ARM machine has a fixed size, and is checked."""
+    if architecture != arm.ARM:
+        return plan_mmio_window(host, request, units, libvirt, emulated)
+    reason = arm.check_window(request, units, emulated)
+    return MmioWindow(None, None, None, None, (reason,), ())
+
+
+def _architecture(host: HostSnapshot) -> Architecture:
+    """The architecture of the guest, which is that of the host; others are refused."""
+    if host.architecture not in _ARCHITECTURES:
         message = (
-            f"cannot write a complete domain for {host.architecture}: only {_ARCHITECTURE} (q35) "
-            "is supported"
+            f"cannot write a complete domain for {host.architecture}: only x86_64 (q35) and "
+            "aarch64 (virt) are supported"
         )
         remedy = (
             "create the domain with virt-install, then add devices: vfiomgr libvirt edit FILE "
             "--add ADDRESS; vfiomgr libvirt hostdev prints only the devices"
         )
         refuse("domain-architecture", "", message, remedy)
+    return _ARCHITECTURES[host.architecture]
 
 
 def _check_request(request: DomainRequest) -> None:
@@ -212,7 +261,7 @@ def _iommu(
     host: HostSnapshot, request: DomainRequest, libvirt: Version
 ) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
     """The virtual IOMMU; an emulated VT-d must be as wide as the addresses that it maps."""
-    if request.viommu is None:
+    if request.viommu is None or request.viommu == "smmuv3":
         return None, ()
     if feature := _IOMMU_FEATURES.get(request.viommu):
         feature.require(libvirt, f"virtual IOMMU {request.viommu}")
@@ -234,17 +283,24 @@ def _iommu(
     return iommu, (Reason("iommu", text),)
 
 
-def _buses(
+def _buses(  # noqa: PLR0913, PLR0917 - what the buses depend on
     host: HostSnapshot,
     request: DomainRequest,
     slots: Sequence[RootPortSlot],
     nodes: Nodes,
     libvirt: Version,
+    emulated: int,
 ) -> Buses:
-    emulated = _emulated(request)
     seen = [unit for slot in slots for unit in slot.units]
     cells = [cell.host_node for cell in nodes.cells]
-    laid = lay_buses(slots, emulated, request.spare_ports, cells, is_local=request.numa != "off")
+    laid = lay_buses(
+        slots,
+        emulated,
+        request.spare_ports,
+        cells,
+        is_local=request.numa != "off",
+        is_apart=request.viommu == "smmuv3",
+    )
     laid = with_port_memory(laid, request.spare_ports, free_port_bytes(host, seen), libvirt)
     return laid if request.has_hotplug else without_hotplug(laid)
 

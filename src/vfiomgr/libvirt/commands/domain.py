@@ -188,7 +188,7 @@ _HOST = (
     ),
     click.option(
         "--viommu",
-        type=click.Choice(["intel", "virtio", "amd"]),
+        type=click.Choice(["intel", "virtio", "amd", "smmuv3"]),
         help="Add a virtual IOMMU, for nested virtualization.",
     ),
     click.option("--hugepages", type=click.Choice(list(PAGES)), help="Use huge pages of the host."),

@@ -297,6 +297,7 @@ def _iommu(element: Element) -> DomainIommu:
     return DomainIommu(
         model=element.get("model"),
         has_caching_mode=is_on(driver, "caching_mode"),
+        is_accelerated=is_on(driver, "accel"),
         address_bits=bits or None,
         has_eim=is_on(driver, "eim"),
         translates_dma=driver is None or driver.get("dma_translation") != "off",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LETTERS = 26
 _CONTROL = expression(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
-_PREFIXES = {"virtio": "vd", "sata": "sd"}
+_PREFIXES = {"virtio": "vd", "sata": "sd", "scsi": "sd"}
 
 
 def hostdev(planned: GuestHostdev) -> str:
@@ -91,14 +91,16 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
         parts = (f"controller {controller.index}",) if controller.index else ("hole",)
         yield _render("controller", device=controller), parts
     yield _render("usb"), ()
+    if request.cdroms and plan.is_arm:
+        yield _render("scsi"), ()
     targets = _targets(request)
     for number, disk in enumerate(request.disks):
         order = plan.boot_order(f"disk {number}")
         bus, target = request.bus_of(disk), targets[number]
         yield _render("disk", disk=disk, target=target, bus=bus, order=order), ()
     for number, path in enumerate(request.cdroms):
-        order, target = plan.boot_order(f"cdrom {number}"), _target("sata", number)
-        yield _render("cdrom", path=path, target=target, order=order), ()
+        order, target = plan.boot_order(f"cdrom {number}"), _target(plan.cdrom_bus, number)
+        yield _render("cdrom", path=path, target=target, bus=plan.cdrom_bus, order=order), ()
     for number, network in enumerate(request.networks):
         order = plan.boot_order(f"network {number}")
         model = request.model_of(network)
@@ -111,15 +113,22 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     shows_device = any(
         hostdev_options.display or hostdev_options.has_vga for hostdev_options in given
     )
-    video = "none" if request.graphics == "none" or shows_device else "vga"
+    usual = "virtio" if plan.is_arm else "vga"
+    video = "none" if request.graphics == "none" or shows_device else usual
     yield _render("video", model=video), ()
     for planned in plan.hostdevs:
         yield hostdev(planned), (f"hostdev {planned.device.name}",)
     if request.has_tpm:
-        yield _render("tpm"), ()
+        yield _render("tpm", plan=plan), ()
     yield _render("balloon"), ()
+    yield from _iommus(plan)
+
+
+def _iommus(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if plan.iommu is not None:
         yield _render("iommu", plan=plan), ("iommu",)
+    for smmu in plan.smmus:
+        yield _render("smmuv3", smmu=smmu), ("iommu",)
 
 
 def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:

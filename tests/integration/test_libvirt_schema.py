@@ -1,0 +1,67 @@
+"""The schema of the newest libvirt in Debian accepts what vfiomgr writes for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from lxml import etree
+from msgspec.structs import replace
+
+from tests.debian import unpacked
+from tests.unit.guest_hosts import GPU, planned
+from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
+from tests.unit.libvirt.test_vf_token import MEMBER, OWNER, TOKEN, VF
+from vfiomgr.libvirt.build.model import GuestDisk
+from vfiomgr.libvirt.build.named import parse_device
+from vfiomgr.libvirt.xml import render
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.libvirt.build.model import GuestPlan
+
+NEWEST = Version(12, 8)
+
+
+@pytest.fixture(scope="module")
+def schema() -> etree.RelaxNG:
+    """The schema of domains, of the package libvirt-common."""
+    place = unpacked("sid", "libvirt-common") / "usr/share/libvirt/schemas/domain.rng"
+    return etree.RelaxNG(etree.parse(str(place)))
+
+
+def arm_guest(*names: str, **changes: Any) -> GuestPlan:
+    devices = tuple(parse_device(name, has_iommufd=True) for name in names)
+    return planned(devices=devices, host=grace(), libvirt=NEWEST, **changes)
+
+
+def pc_with_token() -> GuestPlan:
+    host = grace()
+    known = (*host.devices, OWNER, MEMBER)
+    pc = replace(host, devices=known, architecture="x86_64")
+    return planned(
+        devices=(parse_device(f"{VF},vf-token={TOKEN}"),), host=pc, libvirt=NEWEST, numa="off"
+    )
+
+
+GUESTS = {
+    "arm": lambda: arm_guest(GRACE, cdroms=("/iso",), disks=(GuestDisk("/a", "raw"),)),
+    "arm-smmu": lambda: arm_guest(GRACE, OTHER, viommu="smmuv3"),
+    "arm-bare": lambda: arm_guest(viommu="smmuv3", has_tpm=True),
+    "many-cpus": lambda: planned(GPU, vcpus=300, numa="off", libvirt=NEWEST),
+    "iommufd": lambda: planned(
+        devices=(parse_device(GPU, has_iommufd=True),), numa="off", libvirt=NEWEST
+    ),
+    "vf-token": pc_with_token,
+}
+
+
+@pytest.mark.parametrize("name", GUESTS)
+def test_the_schema_accepts_a_domain(schema: etree.RelaxNG, name: str) -> None:
+    document = etree.fromstring(render.domain(GUESTS[name]()))
+    assert schema.validate(document), schema.error_log
+
+
+def test_the_schema_refuses_an_attribute_that_libvirt_does_not_have(schema: etree.RelaxNG) -> None:
+    text = render.domain(arm_guest(GRACE, OTHER, viommu="smmuv3"))
+    assert not schema.validate(etree.fromstring(text.replace("accel=", "accelerated=")))

@@ -1,0 +1,141 @@
+"""Domains of ARM servers: machine virt, SMMUv3, and GPUs whose memory is the guest's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from lxml import etree
+from msgspec.structs import replace
+
+from tests.unit.devices import host_of
+from tests.unit.guest_hosts import GPU, gpu, planned, two_sockets
+from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.libvirt.build.model import GuestDisk
+from vfiomgr.libvirt.build.named import parse_device, request_of
+from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.units import GIB, Version
+from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
+
+if TYPE_CHECKING:
+    from lxml.etree import _Element
+
+    from vfiomgr.libvirt.build.named import DomainOptions
+    from vfiomgr.snapshot.model import HostSnapshot
+
+GRACE, OTHER = "0009:01:00.0", "0019:01:00.0"
+NEWEST = Version(12, 8)
+
+
+def grace() -> HostSnapshot:
+    """Two GPUs of Grace servers, each below the root complex of its own SMMU."""
+    first = gpu(GRACE, 1)
+    second = replace(gpu(OTHER, 2), device_id="2941", vendor_id="10de")
+    devices = (
+        replace(first, driver="nvgrace-gpu-vfio-pci", bridge_path="pci0009:00/0009:00:00.0"),
+        replace(second, bridge_path="pci0019:00/0019:00:00.0"),
+    )
+    return replace(host_of(*devices), architecture="aarch64")
+
+
+def written(*names: str, **changes: Any) -> _Element:
+    options: dict[str, Any] = {"libvirt": NEWEST, "host": grace(), **changes}
+    return etree.fromstring(render.domain(planned(*names, **options)))
+
+
+def the(root: _Element, path: str) -> _Element:
+    """The only element at a path."""
+    (element,) = root.findall(path)
+    return element
+
+
+def test_a_guest_of_an_arm_server_is_a_virt_machine() -> None:
+    root = written(GRACE, cdroms=("/iso",), disks=(GuestDisk("/a", "raw"),), has_tpm=True)
+    (kind,) = root.findall("os/type")
+    assert (kind.get("arch"), kind.get("machine")) == ("aarch64", "virt")
+    assert [(e.tag, dict(e.attrib)) for e in the(root, "features")] == [
+        ("acpi", {}),
+        ("gic", {"version": "3"}),
+    ]
+    assert the(root, "cpu").get("mode") == "host-passthrough"
+    assert the(root, "cpu").get("migratable") is None, "only PCs have it"
+    assert root.find("cpu/maxphysaddr") is None
+    assert [t.get("bus") for t in root.findall("devices/disk/target")] == ["virtio", "scsi"]
+    assert the(root, "devices/controller[@type='scsi']").get("model") == "virtio-scsi"
+    assert the(root, "devices/video/model").get("type") == "virtio"
+    assert the(root, "devices/tpm").get("model") == "tpm-tis"
+    assert root.findall("devices/iommu") == []
+
+
+def test_a_gpu_with_coherent_memory_has_cells_for_it() -> None:
+    root = written(GRACE, OTHER)
+    cells = root.findall("cpu/numa/cell")
+    assert [cell.get("memory") for cell in cells] == [str(64 * GIB // 1024), *["0"] * 16]
+    assert [cell.get("cpus") for cell in cells][:2] == ["0-7", None]
+    assert [e.get("nodeset") for e in root.findall("devices/hostdev/acpi")] == ["1-8", "9-16"]
+    own = (DeviceRequest(GRACE, HostdevOptions(acpi_nodes="1")),)
+    assert written(devices=own).find("cpu/numa") is None, "a user placed it"
+    plain = written(GPU, host=replace(two_sockets(), architecture="aarch64"))
+    assert plain.findall("devices/hostdev/acpi") == []
+    with pytest.raises(Refusal, match=r"libvirt 11\.8"):
+        written(GRACE, libvirt=Version(11, 7))
+
+
+def test_each_root_complex_has_an_accelerated_smmu() -> None:
+    devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
+    root = written(devices=devices, viommu="smmuv3")
+    assert the(root, "iommufd").get("enabled") == "yes"
+    expanders = root.findall("devices/controller[@model='pcie-expander-bus']")
+    drivers = root.findall("devices/iommu[@model='smmuv3']/driver")
+    assert [(d.get("pciBus"), d.get("accel")) for d in drivers] == [
+        (e.get("index"), "on") for e in expanders
+    ]
+    assert len(expanders) == 2
+    read = read_domain(etree.tostring(root), "guest")
+    assert [(i.bus, i.is_accelerated) for i in read.iommus] == [
+        (int(e.get("index") or 0), True) for e in expanders
+    ]
+    one = written(devices=devices[:1], viommu="smmuv3", numa="off")
+    assert len(one.findall("devices/iommu")) == 1, "also for a single root complex"
+    with pytest.raises(Refusal, match=r"libvirt 12\.7"):
+        written(devices=devices, viommu="smmuv3", libvirt=Version(12, 6))
+    bare = the(written(viommu="smmuv3", libvirt=Version(9, 0)), "devices/iommu")
+    assert [child.tag for child in bare] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("--firmware bios", {"firmware": "bios"}),
+        ("--os windows", {"system": "windows"}),
+        ("--hide-kvm", {"hides_kvm": True}),
+        ("--secure-boot", {"has_secure_boot": True}),
+        ("--address-bits", {"address_bits": 42}),
+        ("--fixed-aperture", {"has_fixed_aperture": True}),
+        ("--viommu intel", {"viommu": "intel"}),
+        ("bus=sata", {"disks": (GuestDisk("/a", "raw", "sata"),)}),
+    ],
+)
+def test_options_of_pcs_are_refused(option: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="machine virt does not support it") as refused:
+        written(GRACE, **changes)
+    assert option in refused.value.message
+
+
+def test_limits_of_the_machine() -> None:
+    with pytest.raises(Refusal, match="virt supports 512"):
+        written(GRACE, vcpus=513)
+    large = replace(grace(), devices=(replace(gpu(GRACE, 1, size=1 << 40), numa_node=None),))
+    with pytest.raises(Refusal, match="but machine virt has 512 GiB"):
+        written(GRACE, host=large)
+
+
+def test_an_smmu_is_no_option_of_pcs_and_needs_iommufd() -> None:
+    with pytest.raises(UsageError, match="only ARM guests have an SMMU"):
+        planned(GPU, viommu="smmuv3")
+    base: dict[str, Any] = {"memory": "4G", "vcpus": 2, "devices": (GRACE,), "viommu": "smmuv3"}
+    (device,) = request_of("guest", cast("DomainOptions", base)).devices
+    assert device.hostdev_options.has_iommufd
+    with pytest.raises(UsageError, match="needs iommufd"):
+        request_of("guest", cast("DomainOptions", {**base, "iommufd": False}))
