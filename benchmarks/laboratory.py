@@ -12,6 +12,7 @@ from benchmarks.guest import FUNCTIONS, RESULT
 from benchmarks.table import Row
 from tests.lab import machine
 from tests.lab.errors import LabError
+from tests.lab.machine import Job
 from tests.lab.topology import SRIOV
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def measure(rounds: int, bind_rounds: int) -> list[Row]:
     command += ["--list-rounds", str(rounds), "--bind-rounds", str(bind_rounds)]
     with tempfile.TemporaryDirectory() as directory:
         status = machine.run(
-            SRIOV, command, limit=_LIMIT, results=Path(directory), output=sys.stderr.buffer
+            SRIOV, Job(command), limit=_LIMIT, results=Path(directory), output=sys.stderr.buffer
         )
         if status:
             message = f"the guest's part ended with {status}"

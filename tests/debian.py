@@ -211,10 +211,21 @@ class Apt:
 
         """
         self._set_up()
-        run(["apt-get", *self._options(), "-q", "update"])
         wanted = ["--download-only", "--no-install-recommends", "-q", "-y", "install", package]
         run(["apt-get", *self._options(), *wanted])
         return sorted(self.directory.glob("archives/*.deb"))
+
+    def download_alone(self, package: str) -> Path:
+        """Download a package without what it depends on.
+
+        Raises:
+            BuildError: as above.
+
+        """
+        self._set_up()
+        run(["apt-get", *self._options(), "-q", "download", package], self.directory)
+        (archive,) = self.directory.glob("*.deb")
+        return archive
 
     def _set_up(self) -> None:
         for name in ("lists/partial", "archives/partial", "etc"):
@@ -222,6 +233,7 @@ class Apt:
         (self.directory / "status").touch()
         source = f"deb [signed-by={KEYRING}] {self.mirror} {self.release} main\n"
         (self.directory / "sources.list").write_text(source)
+        run(["apt-get", *self._options(), "-q", "update"])
 
     def _options(self) -> list[str]:
         places = {

@@ -7,8 +7,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from tests.lab import initramfs, kernel, machine, packages
+from tests.lab import initramfs, machine, packages, platforms
 from tests.lab.errors import LabError
+from tests.lab.machine import Job
+from tests.lab.platforms import PLATFORMS
 from tests.lab.topology import DEFAULT, TOPOLOGIES
 
 _DEMO_LIMIT = 600.0  # seconds
@@ -31,11 +33,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("shell", help="a root shell in a guest")
-    _add_topology(command)
+    _add_guest(command)
     command.set_defaults(action=_shell)
 
     command = commands.add_parser("run", help="one command in a guest; exits with its status")
-    _add_topology(command)
+    _add_guest(command)
     command.add_argument("--timeout", type=float, default=600, metavar="SECONDS")
     command.add_argument(
         "--results", type=Path, metavar="DIR", help="where $VFIOMGR_LAB_RESULTS goes"
@@ -49,7 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         "deaths", help="vfiomgr is killed at every step of bind and unbind, and recovers"
     )
     command.set_defaults(action=_deaths)
-    command = commands.add_parser("build", help="fill the cache: kernel, modules, initramfs")
+    command = commands.add_parser("build", help="fill the cache: root, kernel, modules, initramfs")
+    _add_platform(command)
     command.set_defaults(action=_build)
     command = commands.add_parser(
         "topologies", help="the machines, and the addresses of their devices"
@@ -60,22 +63,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_topology(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names a topology."""
+def _add_guest(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a topology and a platform."""
     parser.add_argument("--topology", choices=sorted(TOPOLOGIES), default=DEFAULT.name)
+    _add_platform(parser)
+
+
+def _add_platform(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--platform", choices=sorted(PLATFORMS), default=platforms.DEFAULT.name)
 
 
 def _shell(options: argparse.Namespace) -> int:
     if not sys.stdin.isatty():
         reason = "a shell needs a terminal; `run` needs none"
         raise LabError(reason)
-    return machine.shell(TOPOLOGIES[options.topology])
+    return machine.shell(TOPOLOGIES[options.topology], PLATFORMS[options.platform])
 
 
 def _run(options: argparse.Namespace) -> int:
     return machine.run(
         TOPOLOGIES[options.topology],
-        options.argv,
+        Job(options.argv, platform=PLATFORMS[options.platform]),
         limit=options.timeout,
         results=options.results,
     )
@@ -83,17 +91,18 @@ def _run(options: argparse.Namespace) -> int:
 
 def _demo(_: argparse.Namespace) -> int:
     print("The laboratory boots: a real kernel with an IOMMU, in QEMU.", flush=True)
-    return machine.run(DEFAULT, [sys.executable, "-m", "tests.lab.story"], limit=_DEMO_LIMIT)
+    job = Job([sys.executable, "-m", "tests.lab.story"])
+    return machine.run(DEFAULT, job, limit=_DEMO_LIMIT)
 
 
 def _deaths(_: argparse.Namespace) -> int:
-    program = [sys.executable, "-m", "tests.lab.deaths"]
+    program = Job([sys.executable, "-m", "tests.lab.deaths"])
     machines = (TOPOLOGIES["workstation"], TOPOLOGIES["sriov"])
     return max(machine.run(each, program, limit=_FAULTS_LIMIT) for each in machines)
 
 
-def _build(_: argparse.Namespace) -> int:
-    current = kernel.provide()
+def _build(options: argparse.Namespace) -> int:
+    current = PLATFORMS[options.platform].kernel()
     print(current.directory)
     print(initramfs.provide(current))
     return 0

@@ -15,14 +15,14 @@ from tests.lab.kernel import Kernel, locked, run
 _BUSYBOX = Path("/bin/busybox")
 _GUEST = Path(__file__).with_name("guest")
 _MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay")
-_DIRECTORIES = ("bin", "dev", "host", "modules", "proc", "root", "sys", "upper")
+_DIRECTORIES = ("bin", "dev", "lower", "modules", "proc", "root", "sys", "upper")
 
 
 def provide(kernel: Kernel) -> Path:
     """Return a kernel's initial file system, built first where its sources changed."""
-    path = kernel.directory.parent / f"initramfs-{_stamp()}.cpio"
+    path = kernel.home / f"initramfs-{_stamp()}.cpio"
     if not path.exists():
-        with locked(kernel.directory.parent):
+        with locked(kernel.home):
             if not path.exists():
                 _build(kernel, path)
     return path

@@ -7,6 +7,7 @@ import lzma
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from contextlib import contextmanager
@@ -21,20 +22,31 @@ if TYPE_CHECKING:
 
 _META_PACKAGE = "linux-image-amd64"
 _XZ = b"\xfd7zXZ\0"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_LOADED = (
+    "drivers/gpu/drm/*.ko.xz",
+    "drivers/gpu/drm/tiny/bochs.ko.xz",
+    "drivers/nvme/host/*.ko.xz",
+    "drivers/vfio/**/*.ko.xz",
+    "sound/**/*.ko.xz",
+)
 _SAMPLES = ("mtty", "mdpy", "mbochs")
 _FORMAT = 3  # counts up when the content of a kernel's directory changes
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel unpacked in the cache."""
+    """A kernel unpacked in the cache, by its release: what `uname -r` prints."""
 
     directory: Path
+    release: str
+    is_root: bool = False
+    """Whether the directory is a whole system, with the compiler of the kernel."""
 
     @property
-    def release(self) -> str:
-        """The kernel's release, as `uname -r` prints it."""
-        return self.directory.parent.name
+    def home(self) -> Path:
+        """Where what is made for this kernel is kept."""
+        return self.directory.parent
 
     @property
     def image(self) -> Path:
@@ -80,7 +92,8 @@ def locked(directory: Path) -> Iterator[None]:
 def _newest() -> Kernel | None:
     """Return the cached kernel of the highest release."""
     found = cache_root().glob(f"*/kernel-{_FORMAT}")
-    return max(map(Kernel, found), key=lambda kernel: _numbers(kernel.release), default=None)
+    kernels = (Kernel(place, place.parent.name) for place in found)
+    return max(kernels, key=lambda kernel: _numbers(kernel.release), default=None)
 
 
 def _numbers(release: str) -> list[int]:
@@ -100,11 +113,11 @@ def _build() -> Kernel:
         tree = staging / "tree"
         _unpack(_fetch(_package_names(image, release), staging), tree)
         _relocate_headers(tree)
-        _build_samples(tree, release)
         kernel = _keep(tree, release, staging / "kernel")
-        _decompress(kernel / "boot" / f"vmlinuz-{release}", kernel / "boot" / f"vmlinux-{release}")
+        decompress(kernel / "boot" / f"vmlinuz-{release}", kernel / "boot" / f"vmlinux-{release}")
+        build_samples(Kernel(kernel, release), *tree.glob("usr/src/linux-source-*.tar.xz"))
         run(["depmod", "-b", str(kernel), release])
-        return Kernel(kernel.rename(home / f"kernel-{_FORMAT}"))
+        return Kernel(kernel.rename(home / f"kernel-{_FORMAT}"), release)
 
 
 def _package_names(image: str, release: str) -> list[str]:
@@ -145,26 +158,29 @@ def _relocate_headers(tree: Path) -> None:
         makefile.write_text(text.replace(" /usr/src/", beside))
 
 
-def _build_samples(tree: Path, release: str) -> None:
-    """Build the kernel's sample drivers for mediated devices as modules."""
-    (archive,) = tree.glob("usr/src/linux-source-*.tar.xz")
-    series = archive.name.removesuffix(".tar.xz")
-    samples = f"{series}/samples/vfio-mdev"
-    run(["tar", "-xJf", str(archive), "-C", str(tree), samples])
-    source = tree / samples
-    objects = " ".join(f"{name}.o" for name in _SAMPLES)
-    (source / "Makefile").write_text(f"obj-m := {objects}\n")
-    build_modules(tree / "usr" / "src" / f"linux-headers-{release}", source)
-    extra = _modules(tree) / release / "extra"
-    extra.mkdir()
-    for name in _SAMPLES:
-        shutil.copy(source / f"{name}.ko", extra)
+def build_samples(kernel: Kernel, archive: Path) -> None:
+    """Build the kernel's sample drivers for mediated devices as modules, from its source."""
+    samples = f"{archive.name.removesuffix('.tar.xz')}/samples/vfio-mdev"
+    with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
+        run(["tar", "-xJf", str(archive), "-C", directory, samples])
+        source = Path(directory, samples)
+        objects = " ".join(f"{name}.o" for name in _SAMPLES)
+        (source / "Makefile").write_text(f"obj-m := {objects}\n")
+        build_modules(kernel, source)
+        extra = kernel.modules / "extra"
+        extra.mkdir()
+        for name in _SAMPLES:
+            shutil.copy(source / f"{name}.ko", extra)
 
 
-def build_modules(headers: Path, source: Path) -> None:
+def build_modules(kernel: Kernel, source: Path) -> None:
     """Build the modules of a directory, without types for BPF: that takes pahole."""
-    make = ["make", "-j2", "-C", str(headers), f"M={source}"]
-    run([*make, "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"])
+    make = ["make", "-j2", f"M={source}", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]
+    if kernel.is_root:
+        headers = f"/lib/modules/{kernel.release}/build"
+        run_within(kernel.directory, [*make, "-C", headers], source)
+    else:
+        run([*make, "-C", str(kernel.headers)])
 
 
 def _keep(tree: Path, release: str, kernel: Path) -> Path:
@@ -183,24 +199,49 @@ def _keep(tree: Path, release: str, kernel: Path) -> Path:
     return kernel
 
 
-def _decompress(compressed: Path, image: Path) -> None:
+def decompress(compressed: Path, image: Path) -> None:
     """Take the kernel out of its compressed form, which a guest would take seconds to do.
 
     QEMU loads either (the kernel says in a note of its ELF file where it is entered: PVH). What is
-    compressed in another way stays as it is.
+    compressed in another way stays as it is. Where the compressed part begins and how long it is:
+    setup_sects, payload_offset and payload_length in Documentation/arch/x86/boot.rst; it ends with
+    the length of the image.
     """
     content = compressed.read_bytes()
-    start = content.find(_XZ)
-    if start < 0:
-        compressed.rename(image)
+    offset, length = struct.unpack_from("<II", content, 0x248)
+    start = (content[0x1F1] + 1) * 512 + offset
+    payload = content[start : start + length - 4]
+    if payload.startswith(_XZ):
+        image.write_bytes(lzma.LZMADecompressor().decompress(payload))
+    elif payload.startswith(_ZSTD):
+        packed = Path(f"{image}.zst")
+        packed.write_bytes(payload)
+        run(["zstd", "--quiet", "--decompress", "--rm", str(packed)])
     else:
-        image.write_bytes(lzma.LZMADecompressor().decompress(content[start:]))
+        shutil.copy(compressed, image)
+
+
+def uncompress_modules(kernel: Kernel) -> None:
+    """Take modules that guests load out of their compressed form, which takes seconds, too."""
+    for pattern in _LOADED:
+        for file in kernel.modules.glob(f"kernel/{pattern}"):
+            file.with_suffix("").write_bytes(lzma.decompress(file.read_bytes()))
+            file.unlink()
 
 
 def _modules(tree: Path) -> Path:
     """Return the modules directory of an unpacked tree: Debian 13 has it below /usr."""
     candidates = (tree / "lib" / "modules", tree / "usr" / "lib" / "modules")
     return next(path for path in candidates if path.is_dir())
+
+
+def run_within(root: Path, command: list[str], shown: Path) -> str:
+    """Run a command in another system, which sees one directory of this one at its place."""
+    place = Path(f"{root}{shown}")
+    place.mkdir(parents=True, exist_ok=True)
+    script = 'mount --bind /dev "$0/dev"; mount --bind "$1" "$0/$1"; exec chroot "$0" "${@:2}"'
+    enter = ["unshare", "--mount", "bash", "-ec", script, str(root), str(shown)]
+    return run([*enter, "/usr/bin/env", f"--chdir={shown}", *command])
 
 
 def run(command: list[str], directory: Path | None = None) -> str:

@@ -3,7 +3,8 @@
 The machine and its guest share a job directory. Files in it:
     directory, environment, command   where, with which variables and what to run (NUL separated)
     load, drivers                     modules to load; lines of address and driver to wait for
-    modules, kept                     the kernel's modules; directories below /tmp to keep visible
+    modules, shown                    the kernel's modules; directories of the machine to show
+    files/                            what is copied to the guest's root
     terminal                          rows and columns, where the command is interactive
     status                            the exit status of the command, written by the guest
     results/                          what the command leaves for the machine
@@ -27,9 +28,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from tests.costs import leave_out
-from tests.lab import gpusim, initramfs, kernel
+from tests.lab import gpusim, initramfs, kernel, platforms
 from tests.lab.errors import GuestDied, GuestPanic, GuestTimeout, LabError, last_lines
 from tests.lab.gpusim import build
+from tests.lab.platforms import PLATFORM_VARIABLE, Platform
 from tests.lab.progress import processor_time
 from tests.lab.topology import CURRENT_VARIABLE, EVERY_MOMENT_VARIABLE, Topology
 
@@ -73,6 +75,7 @@ class Job:
 
     command: Sequence[str]
     directory: Path = CHECKOUT
+    platform: Platform = platforms.DEFAULT
     environment: Mapping[str, str] = field(default_factory=dict)
     interactive: bool = False
     results: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Guest:
         self.keep = False
         self._computed = 0.0
         _write_job(self.directory, topology, job)
-        command = _command_line(topology, self.directory, interactive=job.interactive)
+        command = _command_line(topology, self.directory, job)
         with (self.directory / "qemu.log").open("wb") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -176,29 +179,29 @@ class Guest:
 
 def run(
     topology: Topology,
-    command: Sequence[str],
+    job: Job,
     *,
     limit: float,
     results: Path | None = None,
     output: BinaryIO | None = None,
 ) -> int:
-    """Run a command in a guest and return its exit status.
+    """Run a job in a guest and return the exit status of its command.
 
     Its output goes to `output` (stdout) as it comes; files that it leaves in
     $VFIOMGR_LAB_RESULTS are copied to `results`.
     """
     sink = output or sys.stdout.buffer
-    with Guest(topology, Job(command)) as guest, guest.output.open("rb") as source:
+    with Guest(topology, job) as guest, guest.output.open("rb") as source:
         status = guest.wait(limit, follow=lambda: _copy_new(source, sink))
         if results is not None:
             shutil.copytree(guest.results, results, dirs_exist_ok=True)
         return status
 
 
-def shell(topology: Topology) -> int:
+def shell(topology: Topology, platform: Platform) -> int:
     """Give the terminal to a root shell in a guest, and return its exit status."""
     variables = {"TERM": os.environ.get("TERM", "linux")}
-    job = Job(["/bin/bash", "-i"], Path.cwd(), variables, interactive=True)
+    job = Job(["/bin/bash", "-i"], Path.cwd(), platform, variables, interactive=True)
     with _terminal_restored(), Guest(topology, job) as guest:
         return guest.wait(math.inf)
 
@@ -229,7 +232,7 @@ def _write_job(directory: Path, topology: Topology, job: Job) -> None:
     for name, content in job.results.items():
         (directory / "results" / name).write_text(content)
     (directory / "directory").write_text(f"{job.directory}\n")
-    variables = _environment(topology) | dict(job.environment)
+    variables = _environment(topology, job.platform) | dict(job.environment)
     (directory / "environment").write_text(
         "".join(f"{name}={value}\0" for name, value in variables.items())
     )
@@ -238,45 +241,50 @@ def _write_job(directory: Path, topology: Topology, job: Job) -> None:
     (directory / "drivers").write_text(
         "".join(f"{place} {driver}\n" for place, driver in topology.expected_drivers.items())
     )
-    modules = kernel.provide().modules
-    (directory / "modules").write_text(f"{modules}\n")
-    shown = [kernel.cache_root(), job.directory, CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)]
-    kept = _below_tmp(shown)
-    (directory / "kept").write_text("".join(f"{path}\n" for path in kept))
+    platforms.compile_checkout(job.platform)
+    (directory / "modules").write_text(f"{job.platform.kernel().modules}\n")
+    shown = _shown(job)
+    (directory / "shown").write_text("".join(f"{path}\n" for path in shown))
+    job.platform.write_files(directory / "files")
     if job.interactive:
         columns, rows = shutil.get_terminal_size()
         (directory / "terminal").write_text(f"{rows}\n{columns}\n")
 
 
-def _environment(topology: Topology) -> dict[str, str]:
+def _environment(topology: Topology, platform: Platform) -> dict[str, str]:
     """Return the variables that every command has."""
     variables = {
         "HOME": str(Path.home()),
         "LANG": "C.UTF-8",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "PATH": platform.path,
         CURRENT_VARIABLE: topology.name,
+        PLATFORM_VARIABLE: platform.name,
         RESULTS_VARIABLE: str(GUEST_RESULTS),
     }
     if every_moment := os.environ.get(EVERY_MOMENT_VARIABLE):
         variables[EVERY_MOMENT_VARIABLE] = every_moment
     if topology.has_gpusim:
-        variables[gpusim.MODULE_VARIABLE] = str(build.provide(kernel.provide()))
+        variables[gpusim.MODULE_VARIABLE] = str(build.provide(platform.kernel()))
     return variables
 
 
-def _below_tmp(paths: list[Path]) -> list[Path]:
-    """Return the paths that an own /tmp in the guest would hide."""
-    return sorted({path for path in paths if Path("/tmp") in path.parents})
+def _shown(job: Job) -> list[Path]:
+    """Return the directories of the machine that a guest does not see in its root."""
+    paths = {kernel.cache_root(), job.directory, CHECKOUT}
+    if job.platform.release is None:  # an own /tmp hides what is below that of the machine
+        paths |= {Path(sys.prefix), Path(sys.base_prefix)}
+        paths = {path for path in paths if Path("/tmp") in path.parents}
+    return sorted(paths)
 
 
-def _command_line(topology: Topology, directory: Path, *, interactive: bool) -> list[str]:
+def _command_line(topology: Topology, directory: Path, job: Job) -> list[str]:
     """Return the command that boots a guest and dies with this process."""
-    current = kernel.provide()
+    current = job.platform.kernel()
     memory = _memory()
     arguments = [*_KERNEL_ARGUMENTS, *topology.kernel_arguments]
     # A port whose other end is closed, as a terminal's may be, blocks its writer for ever.
     port, sink = "virtserialport,name=lab", f"file,path={_escaped(directory / 'output.log')}"
-    if interactive:
+    if job.interactive:
         port, sink = "virtconsole", "stdio,signal=off"
     return [
         *("setpriv", "--pdeathsig", "KILL", "--", _EMULATOR),
@@ -288,8 +296,9 @@ def _command_line(topology: Topology, directory: Path, *, interactive: bool) -> 
         *("-append", " ".join(arguments)),
         *("-serial", f"file:{directory / 'console.log'}"),
         *topology.qemu_arguments(memory),
-        *_share("host", Path("/"), "readonly=on,multidevs=remap", slot=0x10),
+        *_share("root", job.platform.root, "readonly=on,multidevs=remap", slot=0x10),
         *_share("job", directory, "multidevs=remap", slot=0x11),
+        *_share("machine", Path("/"), "readonly=on,multidevs=remap", slot=0x13),
         *("-device", "virtio-serial-pci,bus=pcie.0,addr=0x12"),
         *("-chardev", f"{sink},id=output"),
         *("-device", f"{port},chardev=output"),

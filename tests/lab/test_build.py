@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def kernel(tmp_path: Path) -> Kernel:
     directory = tmp_path / "cache/6.1.0-1-amd64/kernel-0"
     directory.mkdir(parents=True)
-    return Kernel(directory)
+    return Kernel(directory, "6.1.0-1-amd64")
 
 
 @pytest.fixture
@@ -32,11 +32,11 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def compiler(built: list[str]) -> Callable[[Path, Path], None]:
+def compiler(built: list[str]) -> Callable[[Kernel, Path], None]:
     """What stands for make: the module is the source."""
 
-    def compile_all(headers: Path, source: Path) -> None:
-        assert headers.name == "linux-headers-6.1.0-1-amd64"
+    def compile_all(kernel: Kernel, source: Path) -> None:
+        assert kernel.headers.name == "linux-headers-6.1.0-1-amd64"
         built.append((source / "main.c").read_text())
         (source / "gpusim.ko").write_text(built[-1])
 
@@ -62,8 +62,8 @@ def test_a_source_that_changes_is_built_once(
 def test_a_build_that_fails_leaves_nothing_to_be_taken_for_a_module(
     kernel: Kernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(headers: Path, source: Path) -> None:
-        run(["sh", "-c", "echo main.c:1: no such thing; exit 2", str(headers), str(source)])
+    def fail(kernel: Kernel, source: Path) -> None:
+        run(["sh", "-c", "echo main.c:1: no such thing; exit 2", kernel.release, str(source)])
 
     monkeypatch.setattr(build, "build_modules", fail)
     with pytest.raises(BuildError, match=r"main\.c:1: no such thing"):

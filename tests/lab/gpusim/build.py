@@ -19,7 +19,7 @@ _MODULE = "gpusim.ko"
 
 def provide(kernel: Kernel) -> Path:
     """Return the module, built first where there is none of these sources."""
-    home = kernel.directory.parent
+    home = kernel.home
     path = home / f"gpusim-{_stamp(kernel)}" / _MODULE
     if not path.exists():
         with locked(home):
@@ -49,6 +49,6 @@ def _build(kernel: Kernel, path: Path) -> None:
         kept.mkdir()
         for file in _files():
             shutil.copy(file, source)
-        build_modules(kernel.headers, source)
+        build_modules(kernel, source)
         shutil.copy(source / _MODULE, kept)
         kept.rename(path.parent)

@@ -1,0 +1,96 @@
+"""The systems that the laboratory boots: Debian releases, each with its own kernel and programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.lab import kernel, roots
+from tests.lab.kernel import Kernel, run_within
+from tests.lab.topology import CURRENT_VARIABLE
+
+PLATFORM_VARIABLE = "VFIOMGR_LAB_PLATFORM"  # set in a guest
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_ENVIRONMENT = Path("/opt/vfiomgr")
+_SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A system; without a release, that of the machine itself."""
+
+    name: str
+    release: str | None = None
+    """A name in Debian's archive."""
+
+    def kernel(self) -> Kernel:
+        """Return its kernel, built first if there is none."""
+        return kernel.provide() if self.release is None else roots.provide(self.release)
+
+    @property
+    def root(self) -> Path:
+        """What its guests see as their own file system."""
+        return Path("/") if self.release is None else self.kernel().directory
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs vfiomgr in its guests."""
+        return sys.executable if self.release is None else str(_ENVIRONMENT / "bin/python")
+
+    @property
+    def path(self) -> str:
+        """Where its guests look for programs."""
+        own = str(Path(self.python).parent)
+        return os.pathsep.join([own, os.environ["PATH"] if self.release is None else _SYSTEM])
+
+    def write_files(self, top: Path) -> None:
+        """Write what is copied to the root of its guests: an environment with the checkout.
+
+        It is as `pip install -e` would leave it. A root in the cache serves all checkouts.
+        """
+        if self.release is None:
+            return
+        environment = top / _ENVIRONMENT.relative_to("/")
+        packages = environment / "lib" / roots.python(self.root) / "site-packages"
+        for directory in (environment / "bin", packages):
+            directory.mkdir(parents=True)
+        (environment / "pyvenv.cfg").write_text(
+            "home = /usr/bin\ninclude-system-site-packages = true\n"
+        )
+        (environment / "bin/python").symlink_to("/usr/bin/python3")
+        (packages / "checkout.pth").write_text(f"{_CHECKOUT / 'src'}\n")
+        command = environment / "bin/vfiomgr"
+        command.write_text(f"#!{self.python}\nfrom vfiomgr.__main__ import start\nstart()\n")
+        command.chmod(0o755)
+
+
+DEFAULT = Platform("debian12")
+PLATFORMS = {
+    platform.name: platform
+    for platform in (DEFAULT, Platform("debian13", "trixie"), Platform("sid", "sid"))
+}
+
+
+def current() -> Platform:
+    """Return the platform of the guest that this process runs in; on the machine, the default."""
+    return PLATFORMS[os.environ.get(PLATFORM_VARIABLE, DEFAULT.name)]
+
+
+@cache
+def compile_checkout(platform: Platform) -> None:
+    """Compile the checkout for a platform's Python, tests as pytest does: a guest is slow at it.
+
+    For the machine's own, tools/setup and pytest did so.
+    """
+    if platform.release is None:
+        return
+    name = roots.python(platform.root)
+    path = f"PYTHONPATH={_CHECKOUT / 'src'}"
+    compiling = [name, "-m", "compileall", "-q", "src", "tests", "benchmarks"]
+    run_within(platform.root, ["env", path, *compiling], _CHECKOUT)
+    collecting = [name, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    known = [path, f"{CURRENT_VARIABLE}=workstation", f"{PLATFORM_VARIABLE}={platform.name}"]
+    run_within(platform.root, ["env", *known, *collecting, "tests/lab"], _CHECKOUT)

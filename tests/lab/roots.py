@@ -1,0 +1,133 @@
+"""Roots of other Debian releases: whole systems for a guest, made from packages in the cache.
+
+A root has that release's kernel, with the sample drivers built by that release's compiler, and its
+udev, libvirt, QEMU and Python, with vfiomgr's dependencies as wheels for that Python. It is made
+anew when the list of packages, the dependencies or this file change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from tests.debian import KEYRING, Apt, mirrors
+from tests.lab.errors import BuildError
+from tests.lab.kernel import (
+    Kernel,
+    build_samples,
+    cache_root,
+    decompress,
+    locked,
+    run,
+    run_within,
+    uncompress_modules,
+)
+
+_PACKAGES = Path(__file__).with_name("packages-root.txt")
+_PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+_EXTRAS = ("node", "simulate")
+_LEFT_OUT = ("usr/share/doc", "usr/share/locale", "usr/share/man")
+
+
+def provide(release: str) -> Kernel:
+    """Return the kernel of a release, whose directory is its root; built first if there is none.
+
+    Raises:
+        BuildError: no mirror has the release, or the user may not build a root.
+
+    """
+    home = cache_root() / "roots" / f"{release}-{_stamp()}"
+    root = home / "root"
+    if not root.is_dir():
+        with locked(home):
+            if not root.is_dir():
+                _build(release, root)
+    return Kernel(root, _kernel_release(root), is_root=True)
+
+
+def python(root: Path) -> str:
+    """Return the name of a root's Python, e.g. python3.13."""
+    return (root / "usr/bin/python3").readlink().name
+
+
+def _build(release: str, root: Path) -> None:
+    """Build a root from the first mirror that has the release, then move it to its place."""
+    if os.geteuid() != 0:
+        reason = f"only root can make a root of Debian {release}"
+        raise BuildError(reason)
+    reasons: list[str] = []
+    for mirror in mirrors():
+        with tempfile.TemporaryDirectory(dir=root.parent, prefix="build-") as name:
+            staging = Path(name, "root")
+            try:
+                _install(release, mirror, staging)
+            except BuildError as error:
+                reasons.append(str(error))
+                continue
+            _add_wheels(staging)
+            _complete_kernel(release, mirror, staging)
+            staging.rename(root)
+            return
+    raise BuildError("\n".join(reasons))
+
+
+def _install(release: str, mirror: str, root: Path) -> None:
+    """Install the packages, without an initramfs: the laboratory boots with its own."""
+    command = ["env", "INITRD=No", "mmdebstrap", "--quiet", "--mode=root", "--format=directory"]
+    command += ["--variant=minbase", f"--include={','.join(_packages())}", f"--keyring={KEYRING}"]
+    command += [f"--dpkgopt=path-exclude=/{unused}/*" for unused in _LEFT_OUT]
+    run([*command, release, str(root), mirror])
+
+
+def _add_wheels(root: Path) -> None:
+    """Install vfiomgr's dependencies where the root's Python finds them, and compile them."""
+    name = python(root)
+    place = f"usr/local/lib/{name}/dist-packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--python-version", name.removeprefix("python"), "--only-binary=:all:"]
+    run([*pip, "--no-compile", "--target", str(root / place), *_dependencies()])
+    run_within(root, [name, "-m", "compileall", "-q", f"/{place}"], root)
+
+
+def _complete_kernel(release: str, mirror: str, root: Path) -> None:
+    """Bring the kernel into the form that guests load, and build the sample drivers."""
+    kernel = Kernel(root, _kernel_release(root), is_root=True)
+    (compressed,) = (*root.glob("boot/vmlinuz-*"), *root.glob("usr/lib/modules/*/vmlinuz"))
+    decompress(compressed, kernel.image)
+    uncompress_modules(kernel)
+    series = ".".join(kernel.release.split(".")[:2])
+    with tempfile.TemporaryDirectory(dir=root.parent) as name:
+        apt = Apt(Path(name, "apt"), release, mirror)
+        run(["dpkg", "-x", str(apt.download_alone(f"linux-source-{series}")), name])
+        build_samples(kernel, *Path(name).glob("usr/src/linux-source-*.tar.xz"))
+    run(["depmod", "-b", str(root), kernel.release])
+
+
+def _kernel_release(root: Path) -> str:
+    """Return the release of the one kernel that a root has."""
+    (modules,) = root.glob("usr/lib/modules/*")
+    return modules.name
+
+
+def _packages() -> list[str]:
+    """Return the names in the list."""
+    lines = (line.partition("#")[0].strip() for line in _PACKAGES.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+def _dependencies() -> list[str]:
+    """Return what tests in a guest import, but libvirt: Debian has it, and PyPI has no wheel."""
+    project = tomllib.loads(_PROJECT.read_text())["project"]
+    optional = project["optional-dependencies"]
+    pytest = [name for name in optional["dev"] if name.startswith("pytest>")]
+    return [*project["dependencies"], *(one for name in _EXTRAS for one in optional[name]), *pytest]
+
+
+def _stamp() -> str:
+    """Return a hash of all that a root is made from, but the releases of its packages."""
+    recipe = [*_packages(), *_dependencies(), Path(__file__).read_text()]
+    return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]
