@@ -6,7 +6,8 @@ UNIT_TESTS := $(PYTHON) -m pytest --numprocesses $(shell expr $$(nproc) + 1) --d
 # pytest compiles its tests again in each run, by each process, unless it may keep them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-releases check lab lab-faults bench bench-lab docs package format clean
+.PHONY: setup demo test test-fast test-platforms test-releases check lab lab-faults bench bench-lab docs package
+.PHONY: format clean
 
 setup:
 	@tools/setup dev
@@ -41,6 +42,10 @@ lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
 	@tools/setup run
 	@$(PYTHON) -m tests.lab deaths
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab -k killed_at_every_step
+
+test-platforms:  ## all laboratory tests on Debian 12, 13 and sid; hours
+	@tools/setup dev
+	@$(PYTHON) -m pytest tests/lab --platform debian12 --platform debian13 --platform sid
 
 lab:  ## a root shell in the laboratory
 	@tools/setup run

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.costs import Stopwatch, by_test, dearest
+from tests.lab.outcomes import OUTCOMES
+from tests.lab.platforms import PLATFORMS
 from tests.lab.topology import CURRENT_VARIABLE
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
 PROGRAM = "program"
 """The property of a test that names a program as it was really run."""
-OUTCOMES = ("passed", "failed", "error", "skipped")
 _STOPWATCH = Stopwatch()
 _MOST_YOUNG = 10_000
 """Objects between two passes of the garbage collector: thousands of tests are collected once, and
@@ -117,5 +118,11 @@ def _kind(nodeid: str) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--update-golden` writes golden files anew instead of comparing with them."""
+    """`--update-golden` writes golden files anew; `--platform` is what laboratory tests boot."""
     parser.addoption("--update-golden", action="store_true", help="write golden files anew")
+    parser.addoption(
+        "--platform",
+        action="append",
+        choices=sorted(PLATFORMS),
+        help="run all laboratory tests on this platform; more than once for several",
+    )

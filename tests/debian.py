@@ -148,18 +148,37 @@ def _build_root(release: str, packages: tuple[str, ...], place: Path) -> None:
     for mirror in mirrors():
         with tempfile.TemporaryDirectory(dir=place.parent, prefix="build-") as name:
             built = Path(name, f"root{place.suffix}")
-            command = ["mmdebstrap", "--quiet", "--variant=minbase"]
-            command += [f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
-            command += [f"--dpkgopt=path-exclude=/{unused}/*" for unused in _UNUSED_IN_ROOTS]
-            command += [f"--aptopt={setting}" for setting in _settings_of_indices()]
             try:
-                run([*command, release, str(built), mirror])
+                mmdebstrap(release, packages, built, mirror)
             except BuildError as error:
                 reasons.append(str(error))
                 continue
             built.rename(place)
             return
     raise BuildError("\n".join(reasons))
+
+
+def mmdebstrap(
+    release: str,
+    packages: Iterable[str],
+    target: Path,
+    mirror: str,
+    *,
+    variables: Iterable[str] = (),
+) -> None:
+    """Build a root: an archive or a directory, as the name of the target says.
+
+    `variables` are for the installation scripts of packages.
+
+    Raises:
+        BuildError: the mirror has no such release, or mmdebstrap is not installed.
+
+    """
+    command = ["env", *variables, "mmdebstrap", "--quiet", "--variant=minbase"]
+    command += [f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
+    command += [f"--dpkgopt=path-exclude=/{path}/*" for path in _UNUSED_IN_ROOTS]
+    command += [f"--aptopt={setting}" for setting in _settings_of_indices()]
+    run([*command, release, str(target), mirror])
 
 
 def _settings_of_indices() -> list[str]:

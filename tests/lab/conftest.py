@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab import containers
+from tests.costs import by_test
+from tests.lab import containers, platforms
 from tests.lab import libvirtd as daemon
+from tests.lab.outcomes import OUTCOMES
+from tests.lab.outcomes import table as outcomes_table
+from tests.lab.platforms import PLATFORMS, Platform
 from tests.lab.plugin import LabRun, is_of_laboratory
 from tests.lab.topology import Topology, current
 
@@ -17,7 +21,24 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     line = "topology(name, last): runs in a guest of that topology (see tests/lab/topology.py)"
     config.addinivalue_line("markers", line)
+    line = "platforms(name, ...): runs on these, too (see tests/lab/platforms.py)"
+    config.addinivalue_line("markers", line)
     config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have a test of the laboratory once for each platform; in a guest, for its own."""
+    markers = metafunc.definition.iter_markers
+    if not list(markers("topology")):
+        return
+    if current() is not None:
+        names = [platforms.current().name]
+    elif not (names := metafunc.config.getoption("platform")):
+        names = [
+            platforms.DEFAULT.name,
+            *(name for one in markers("platforms") for name in one.args),
+        ]
+    metafunc.parametrize("platform", names, indirect=True, scope="session")
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -54,7 +75,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Say what each guest cost."""
+    """Say what each guest cost, and what became of each module on each platform."""
+    stats = terminalreporter.stats
+    reports = [one for some in stats.values() for one in some if isinstance(one, pytest.TestReport)]
+    outcomes = [(one.nodeid, name) for name in OUTCOMES for one in stats.get(name, [])]
+    if lines := outcomes_table(outcomes, by_test(reports)):
+        terminalreporter.section("modules of the laboratory by platform")
+        for line in lines:
+            terminalreporter.write_line(line)
     if lines := config.stash.get(_COSTS, []):
         terminalreporter.section("processor time of the laboratory's guests")
         for line in lines:
@@ -67,6 +95,12 @@ def topology() -> Topology:
     here = current()
     assert here is not None
     return here
+
+
+@pytest.fixture(scope="session", autouse=True)
+def platform(request: pytest.FixtureRequest) -> Platform:
+    """The platform of this guest."""
+    return PLATFORMS[getattr(request, "param", platforms.DEFAULT.name)]
 
 
 @pytest.fixture(scope="module")

@@ -1,32 +1,33 @@
 """The guests of a pytest session: as many at a time as the processors have use for.
 
-A guest has the tests of one topology, and asks for the next module when it comes to the last test
-of one. So a topology with many tests is shared by two guests as soon as no other waits for a
-processor. What has most tests goes first.
+A guest has the tests of one kind, a topology on a platform, and asks for the next module when it
+comes to the last test of one. So a kind with many tests is shared by two guests as soon as no other
+waits for a processor. What has most tests goes first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.lab.errors import GuestError, GuestTimeout, LabError, last_lines
 from tests.lab.machine import Guest, Job
 from tests.lab.processors import measured
 from tests.lab.progress import Patience
 from tests.lab.reporter import MODULE, REPORTS, read_lines
-from tests.lab.topology import TOPOLOGIES, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pytest
+
+    from tests.lab.platforms import Platform
+    from tests.lab.topology import Topology
 
 _LIMIT_VARIABLE = "VFIOMGR_LAB_TIMEOUT"
 _LIMIT = 600.0
@@ -39,11 +40,26 @@ Module = list[str]
 """The tests of a file, by node id."""
 
 
-@dataclass
-class Work:
-    """The modules of one topology that no guest has taken yet, and its guests at present."""
+class Kind(NamedTuple):
+    """What guests differ in."""
 
     topology: Topology
+    platform: Platform
+
+    def __str__(self) -> str:
+        """`sriov on debian13`."""
+        return f"{self.topology.name} on {self.platform.name}"
+
+    def __hash__(self) -> int:
+        """By the names: a topology has dictionaries."""
+        return hash((self.topology.name, self.platform.name))
+
+
+@dataclass
+class Work:
+    """The modules of one kind that no guest has taken yet, and its guests at present."""
+
+    kind: Kind
     modules: deque[Module]
     files: list[str]
     guests: int = 0
@@ -72,12 +88,12 @@ class Told:
 class Guests:
     """All guests of a session; they run in threads of their own."""
 
-    def __init__(self, config: pytest.Config, tests: Mapping[str, Sequence[pytest.Item]]) -> None:
+    def __init__(self, config: pytest.Config, tests: Mapping[Kind, Sequence[pytest.Item]]) -> None:
         self.costs: list[str] = []
         self._config = config
         self._changed = threading.Condition()
         self._told: defaultdict[str, Told] = defaultdict(Told)
-        self._work = [_work(TOPOLOGIES[name], items) for name, items in tests.items()]
+        self._work = [_work(kind, items) for kind, items in tests.items()]
         self._is_closed = False
         self._lanes = measured()
         self._threads = [
@@ -156,7 +172,7 @@ class Guests:
                 self._changed.notify_all()
 
     def _next_work(self) -> Work | None:
-        """Return the topology whose guest is to be booted next."""
+        """Return the work whose guest is to be booted next."""
         with self._changed:
             waiting = [work for work in self._work if work.is_worth_a_guest]
             if self._is_closed or not waiting:
@@ -204,15 +220,16 @@ class GuestRun:
         """What this guest cost, for a person."""
         spent = self._spent
         return (
-            f"{self._work.topology.name}: {spent['tests']:.0f} s in {len(self.taken)} tests, "
+            f"{self._work.kind}: {spent['tests']:.0f} s in {len(self.taken)} tests, "
             f"{spent['start']:.0f} s to start, {time.monotonic() - self._begin:.0f} s by the clock"
         )
 
     def follow(self, config: pytest.Config) -> None:
         """Boot it, give it work, and take in what it says, until it ends."""
-        job = _job(config, self._work.files)
+        topology, platform = self._work.kind
+        job = _job(config, platform, self._work.files)
         limit = float(os.environ.get(_LIMIT_VARIABLE, _LIMIT))
-        with Guest(self._work.topology, job) as guest:
+        with Guest(topology, job) as guest:
             patience = Patience(limit, guest.pid, most=2 * limit)
             with (guest.results / REPORTS).open() as stream:
                 while self._is_alive(guest, stream, patience):
@@ -262,8 +279,8 @@ class GuestRun:
         raise LabError("\n".join([how, *self._refused, output]))
 
 
-def _work(topology: Topology, items: Sequence[pytest.Item]) -> Work:
-    """Return the work of a topology, the modules with most tests first.
+def _work(kind: Kind, items: Sequence[pytest.Item]) -> Work:
+    """Return the work of a kind of guest, the modules with most tests first.
 
     Those whose marker says `last=True` leave the guest unlike what others expect to find.
     """
@@ -275,7 +292,7 @@ def _work(topology: Topology, items: Sequence[pytest.Item]) -> Work:
         if marker is not None and marker.kwargs.get("last"):
             last.add(str(item.path))
     ordered = sorted(modules, key=lambda path: (path in last, -len(modules[path])))
-    return Work(topology, deque(modules[path] for path in ordered), list(modules))
+    return Work(kind, deque(modules[path] for path in ordered), list(modules))
 
 
 def _write_module(guest: Guest, number: int, module: Module) -> None:
@@ -285,15 +302,16 @@ def _write_module(guest: Guest, number: int, module: Module) -> None:
     written.rename(guest.results / f"{MODULE}.{number}")
 
 
-def _job(config: pytest.Config, files: Iterable[str]) -> Job:
+def _job(config: pytest.Config, platform: Platform, files: Iterable[str]) -> Job:
     """Return a guest's run of pytest."""
     inifile = ["-c", str(config.inipath)] if config.inipath else []
     # What other plugins do is for the machine; to look for them takes seconds in a guest.
     plugins = ["-p", "tests.lab.reporter", "-p", "no:cacheprovider"]
     rootdir = ["--rootdir", str(config.rootpath)]
     return Job(
-        [sys.executable, "-m", "pytest", *inifile, *rootdir, *plugins, *files],
+        [platform.python, "-m", "pytest", *inifile, *rootdir, *plugins, *files],
         config.rootpath,
+        platform,
         environment={"PY_COLORS": "0", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         results={REPORTS: ""},
     )

@@ -34,6 +34,13 @@ _SAMPLES = ("mtty", "mdpy", "mbochs")
 _FORMAT = 3  # counts up when the content of a kernel's directory changes
 
 
+_ENTER = """\
+for place in "$1" /dev /proc; do mount --bind "$place" "$0$place"; done
+exec chroot "$0" "${@:2}"
+"""
+"""The kernel's objtool reads /proc, from Linux 7 on."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """A kernel unpacked in the cache, by its release: what `uname -r` prints."""
@@ -235,12 +242,10 @@ def _modules(tree: Path) -> Path:
     return next(path for path in candidates if path.is_dir())
 
 
-def run_within(root: Path, command: list[str], shown: Path) -> str:
-    """Run a command in another system, which sees one directory of this one at its place."""
-    place = Path(f"{root}{shown}")
-    place.mkdir(parents=True, exist_ok=True)
-    script = 'mount --bind /dev "$0/dev"; mount --bind "$1" "$0/$1"; exec chroot "$0" "${@:2}"'
-    enter = ["unshare", "--mount", "bash", "-ec", script, str(root), str(shown)]
+def run_within(root: Path, command: list[str], shown: Path = Path("/dev")) -> str:
+    """Run a command in another system, in a directory of this one that it sees at its place."""
+    Path(f"{root}{shown}").mkdir(parents=True, exist_ok=True)
+    enter = ["unshare", "--mount", "bash", "-ec", _ENTER, str(root), str(shown)]
     return run([*enter, "/usr/bin/env", f"--chdir={shown}", *command])
 
 

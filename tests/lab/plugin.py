@@ -11,7 +11,8 @@ import pytest
 from tests.costs import PROCESSOR_TIME
 from tests.lab import packages
 from tests.lab.errors import LabError
-from tests.lab.guests import Guests
+from tests.lab.guests import Guests, Kind
+from tests.lab.platforms import PLATFORMS, Platform
 from tests.lab.topology import TOPOLOGIES, Topology
 
 if TYPE_CHECKING:
@@ -26,15 +27,18 @@ class LabRun:
         self._missing = packages.missing()
         self._guests: Guests | None = None
         if not self._missing:
-            self._guests = Guests(session.config, _by_topology(session.items))
+            self._guests = Guests(session.config, _by_kind(session.items))
 
     def reports(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         """Yield the reports of one test, as they come."""
         if self._guests is None:
-            yield self._without_laboratory(item)
+            yield _without(item, self._lacks())
             return
         try:
             topology_of(item)
+            if platform_of(item).release and os.geteuid() != 0:
+                yield _without(item, "only root can make a root of another release")
+                return
             for data, spent in self._guests.reports(item.nodeid):
                 yield self._revived(data, spent)
         except LabError as error:
@@ -61,11 +65,10 @@ class LabRun:
         setattr(report, PROCESSOR_TIME, spent)
         return report
 
-    def _without_laboratory(self, item: pytest.Item) -> pytest.TestReport:
-        """Return a skip, or a failure where the laboratory is required."""
+    def _lacks(self) -> str:
+        """Return what is to be installed."""
         command = packages.install_command(self._missing)
-        reason = f"the laboratory lacks {', '.join(self._missing)}: {command}"
-        return _report(item, "failed" if _required() else "skipped", reason)
+        return f"the laboratory lacks {', '.join(self._missing)}: {command}"
 
 
 def topology_of(item: pytest.Item) -> Topology:
@@ -89,18 +92,33 @@ def _name(item: pytest.Item) -> str | None:
     return name if name in TOPOLOGIES else None
 
 
-def _by_topology(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
-    """Return the laboratory's tests, by topology."""
-    tests: dict[str, list[pytest.Item]] = {}
+def platform_of(item: pytest.Item) -> Platform:
+    """Return the platform that a test is for."""
+    assert isinstance(item, pytest.Function)
+    return PLATFORMS[str(item.callspec.params["platform"])]
+
+
+def _by_kind(items: list[pytest.Item]) -> dict[Kind, list[pytest.Item]]:
+    """Return the laboratory's tests, by the kind of guest that runs them."""
+    tests: dict[Kind, list[pytest.Item]] = {}
     for item in items:
         if name := _name(item):
-            tests.setdefault(name, []).append(item)
+            platform = platform_of(item)
+            if platform.release and os.geteuid() != 0:
+                continue
+            kind = Kind(TOPOLOGIES[name], platform)
+            tests.setdefault(kind, []).append(item)
     return tests
 
 
 def _required() -> bool:
     """Return whether a laboratory that cannot run is a failure."""
     return os.environ.get("CI") == "true" or os.environ.get("VFIOMGR_LAB") == "required"
+
+
+def _without(item: pytest.Item, reason: str) -> pytest.TestReport:
+    """Return a skip, or a failure where the laboratory is required."""
+    return _report(item, "failed" if _required() else "skipped", reason)
 
 
 def _report(item: pytest.Item, outcome: str, reason: str) -> pytest.TestReport:

@@ -2,7 +2,7 @@
 
 A root has that release's kernel, with the sample drivers built by that release's compiler, and its
 udev, libvirt, QEMU and Python, with vfiomgr's dependencies as wheels for that Python. It is made
-anew when the list of packages, the dependencies or this file change.
+anew when the list of packages or the dependencies change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from tests.debian import KEYRING, Apt, mirrors
+from tests.debian import Apt, mirrors, mmdebstrap
 from tests.lab.errors import BuildError
 from tests.lab.kernel import (
     Kernel,
@@ -29,8 +29,8 @@ from tests.lab.kernel import (
 
 _PACKAGES = Path(__file__).with_name("packages-root.txt")
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+_FORMAT = 1  # counts up when the content of a root changes
 _EXTRAS = ("node", "simulate")
-_LEFT_OUT = ("usr/share/doc", "usr/share/locale", "usr/share/man")
 
 
 def provide(release: str) -> Kernel:
@@ -77,10 +77,7 @@ def _build(release: str, root: Path) -> None:
 
 def _install(release: str, mirror: str, root: Path) -> None:
     """Install the packages, without an initramfs: the laboratory boots with its own."""
-    command = ["env", "INITRD=No", "mmdebstrap", "--quiet", "--mode=root", "--format=directory"]
-    command += ["--variant=minbase", f"--include={','.join(_packages())}", f"--keyring={KEYRING}"]
-    command += [f"--dpkgopt=path-exclude=/{unused}/*" for unused in _LEFT_OUT]
-    run([*command, release, str(root), mirror])
+    mmdebstrap(release, _packages(), root, mirror, variables=("INITRD=No",))
 
 
 def _add_wheels(root: Path) -> None:
@@ -90,14 +87,13 @@ def _add_wheels(root: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--python-version", name.removeprefix("python"), "--only-binary=:all:"]
     run([*pip, "--no-compile", "--target", str(root / place), *_dependencies()])
-    run_within(root, [name, "-m", "compileall", "-q", f"/{place}"], root)
+    run_within(root, [name, "-m", "compileall", "-q", f"/{place}"])
 
 
 def _complete_kernel(release: str, mirror: str, root: Path) -> None:
     """Bring the kernel into the form that guests load, and build the sample drivers."""
     kernel = Kernel(root, _kernel_release(root), is_root=True)
-    (compressed,) = (*root.glob("boot/vmlinuz-*"), *root.glob("usr/lib/modules/*/vmlinuz"))
-    decompress(compressed, kernel.image)
+    decompress(root / "boot" / f"vmlinuz-{kernel.release}", kernel.image)
     uncompress_modules(kernel)
     series = ".".join(kernel.release.split(".")[:2])
     with tempfile.TemporaryDirectory(dir=root.parent) as name:
@@ -129,5 +125,5 @@ def _dependencies() -> list[str]:
 
 def _stamp() -> str:
     """Return a hash of all that a root is made from, but the releases of its packages."""
-    recipe = [*_packages(), *_dependencies(), Path(__file__).read_text()]
+    recipe = [str(_FORMAT), *_packages(), *_dependencies()]
     return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]

@@ -12,11 +12,13 @@ import pytest
 
 from tests.lab import guests as guests_module
 from tests.lab.errors import GuestDied, LabError
-from tests.lab.guests import Guests
+from tests.lab.guests import Guests, Kind
+from tests.lab.platforms import DEFAULT, PLATFORMS
 from tests.lab.reporter import MODULE, REPORTS
 from tests.lab.topology import TOPOLOGIES
 
 if TYPE_CHECKING:
+    from tests.lab.platforms import Platform
     from tests.lab.topology import Topology
 
 
@@ -44,11 +46,12 @@ class Standin:
     processor_time = 0.0
     keep = False
 
-    def __init__(self, topology: Topology, _: object) -> None:
+    def __init__(self, topology: Topology, platform: Platform) -> None:
+        kind = str(Kind(topology, platform))
         with self.lock:
-            self.results = Path(Standin.place, f"{topology.name}-{Standin.booted[topology.name]}")
+            self.results = Path(Standin.place, f"{kind}-{Standin.booted[kind]}")
             self.results.mkdir()
-            Standin.booted[topology.name] += 1
+            Standin.booted[kind] += 1
         self.output = self.console = self.directory = self.results / "log"
         (self.results / REPORTS).touch()
         self.running = True
@@ -101,20 +104,21 @@ def _standins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     real = guests_module.GuestRun._is_alive
     monkeypatch.setattr(guests_module, "Guest", Standin)
-    monkeypatch.setattr(guests_module, "_job", lambda *_: None)
+    monkeypatch.setattr(guests_module, "_job", lambda _, platform, __: platform)
     monkeypatch.setattr(guests_module, "_POLL", 0.001)
     monkeypatch.setattr(guests_module.GuestRun, "_is_alive", alive)
     monkeypatch.setattr(guests_module, "measured", lambda: 2)  # which takes seconds
 
 
-def started(**counts: list[int]) -> tuple[Guests, list[str]]:
-    """The guests of topologies with modules of so many tests, and the tests."""
+def started(*names: str, **counts: list[int]) -> tuple[Guests, list[str]]:
+    """The guests of topologies with modules of so many tests, on these platforms, and the tests."""
     tests = {
-        topology: [
-            Item(Path(f"{module}.py"), f"{topology}-{module}-{number}")
+        Kind(TOPOLOGIES[topology], PLATFORMS[name]): [
+            Item(Path(f"{module}.py"), f"{topology}-{module}-{number}{f'-{name}' if names else ''}")
             for module, count in enumerate(modules)
             for number in range(count)
         ]
+        for name in names or (DEFAULT.name,)
         for topology, modules in counts.items()
     }
     nodeids = [item.nodeid for items in tests.values() for item in items]
@@ -133,14 +137,23 @@ def test_every_test_is_run_once_by_a_guest_of_its_topology() -> None:
     guests, nodeids = started(workstation=[3, 30, 2], sriov=[5])
     assert [outcome(guests, nodeid) for nodeid in nodeids] == [[n.upper()] for n in nodeids]
     guests.close()
-    assert set(Standin.booted) == {"workstation", "sriov"}
+    assert set(Standin.booted) == {"workstation on debian12", "sriov on debian12"}
     assert sum(Standin.booted.values()) == len(guests.costs)
+
+
+def test_a_guest_runs_the_tests_of_one_platform() -> None:
+    guests, nodeids = started("debian12", "sid", workstation=[3, 2])
+    assert [outcome(guests, nodeid) for nodeid in nodeids] == [[n.upper()] for n in nodeids]
+    guests.close()
+    assert Standin.booted == {"workstation on debian12": 1, "workstation on sid": 1}
+    assert {line.partition(":")[0] for line in guests.costs} == set(Standin.booted)
 
 
 def test_what_leaves_a_guest_unlike_before_is_run_last() -> None:
     large = [Item(Path("large.py"), f"large-{number}", is_last=True) for number in range(9)]
     small = [Item(Path("small.py"), "small")]
-    work = guests_module._work(TOPOLOGIES["workstation"], cast("Any", [*large, *small]))
+    kind = Kind(TOPOLOGIES["workstation"], DEFAULT)
+    work = guests_module._work(kind, cast("Any", [*large, *small]))
     assert [module[0] for module in work.modules] == ["small", "large-0"]
 
 
@@ -152,7 +165,7 @@ def test_a_guest_that_dies_leaves_the_other_modules_to_a_new_one() -> None:
     failed = [nodeid for nodeid, what in found.items() if isinstance(what, str)]
     assert failed == [f"workstation-0-{number}" for number in range(1, 8)]
     assert "no report of workstation-0-1" in found["workstation-0-1"]
-    assert Standin.booted == {"workstation": 2}
+    assert Standin.booted == {"workstation on debian12": 2}
 
 
 def test_what_does_not_boot_fails_all_its_tests_and_is_not_booted_again() -> None:
@@ -160,4 +173,4 @@ def test_what_does_not_boot_fails_all_its_tests_and_is_not_booted_again() -> Non
     guests, nodeids = started(workstation=[4, 3])
     assert all("it died" in outcome(guests, nodeid) for nodeid in nodeids)
     guests.close()
-    assert Standin.booted == {"workstation": 1}
+    assert Standin.booted == {"workstation on debian12": 1}
