@@ -19,7 +19,7 @@ _FEW, _MANY = 2, 6
 
 
 @pytest.mark.parametrize(
-    ("most", "command"), [(14, ("list", "--all")), (54, ("list", "--all", "--format", "json"))]
+    ("most", "command"), [(14, ("list", "--all")), (57, ("list", "--all", "--format", "json"))]
 )
 def test_a_function_more_costs_few_system_calls(
     tmp_path: Path, most: int, command: tuple[str, ...]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 CONFIG_BYTES = 16
 """Up to the header type; each further dword is another access to the device."""
 _HEADER_TYPE_OFFSET = 0x0E
-_REVISION_OFFSET = 0x08
 _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
 _IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
@@ -213,16 +212,6 @@ def header_type(config: bytes) -> int | None:
     if len(config) <= _HEADER_TYPE_OFFSET or not is_alive(config):
         return None
     return config[_HEADER_TYPE_OFFSET] & _HEADER_TYPE_MASK
-
-
-def revision(function: Function, config: bytes) -> str:
-    """Two hexadecimal digits: the kernel has them from there too (pci_setup_device).
-
-    A recording may have zeros for its registers, which no vendor has.
-    """
-    if len(config) > _REVISION_OFFSET and is_alive(config) and any(config[:2]):
-        return f"{config[_REVISION_OFFSET]:02x}"
-    return hexadecimal(function.read("revision")) or "00"
 
 
 def bars_of(function: Function, *, is_asleep: bool) -> Iterator[Bar]:

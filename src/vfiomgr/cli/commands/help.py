@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import get_completion_class
 
+import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
 from vfiomgr.cli.options import FormerGroup, session_options
 from vfiomgr.cli.output import print_document, print_table, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
