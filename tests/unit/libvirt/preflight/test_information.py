@@ -220,7 +220,8 @@ def test_a_bridge_is_no_device_to_reset() -> None:
 
 def test_a_virtual_function_without_companions_is_whole() -> None:
     virtual = replace(NIC, physical_function=GPU.address)
-    assert "companion-left-out" not in information(xml(NIC_ELEMENT), host(virtual))
+    rules = {found.rule for found in judge(xml(NIC_ELEMENT), host(virtual)).findings}
+    assert rules == {"vf-token-missing"}  # its physical function is on vfio-pci
 
 
 def test_missing_functions_of_an_adapter_are_told_with_what_makes_them() -> None:
