@@ -14,7 +14,7 @@ from vfiomgr.cli.completion import (
     complete_numa_node,
     complete_vendor,
 )
-from vfiomgr.cli.options import WholeNumber, with_options
+from vfiomgr.cli.options import WholeNumber, WordChoice, with_options
 from vfiomgr.pci.names import DEVICE_KINDS
 from vfiomgr.snapshot.values import DeviceState
 
@@ -32,7 +32,7 @@ _DIGITS = frozenset("0123456789abcdef")
 _MOST_DIGITS = 6
 
 
-class _State(click.Choice[str]):
+class _State(WordChoice):
     """The state of a device; `in use` as in tables is `in-use`."""
 
     def convert(

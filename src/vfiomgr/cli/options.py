@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 
 _DAY = 86400
 
+if TYPE_CHECKING:
+    WordChoice = click.Choice[str]
+else:
+    WordChoice = click.Choice
+    """A class without parameters before click 8.2, e.g. in Debian 13."""
+
 
 class WholeNumber(click.IntRange):
     """A whole number in a range."""

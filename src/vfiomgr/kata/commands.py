@@ -16,6 +16,7 @@ from vfiomgr.cli.options import (
     FormerTable,
     LazyGroup,
     RenamedOption,
+    WordChoice,
     function_only_option,
     session_options,
 )
@@ -66,7 +67,7 @@ def kata() -> None:
     """
 
 
-class _RuntimeType(click.Choice[str]):
+class _RuntimeType(WordChoice):
     """Kata's runtime: `go` or `rust` (runtime-rs)."""
 
     def __init__(self) -> None:
