@@ -400,6 +400,13 @@ def no_kvm(made: Libvirt) -> None:
         pass
 
 
+@maker
+def hook_script(made: Libvirt) -> None:
+    with made.daemon() as path:
+        connection = libvirt.open(f"qemu+unix:///session?socket={path}")
+        connection.createXML(domain(_BARE), libvirt.VIR_DOMAIN_START_PAUSED)
+
+
 def main(directory: Path, names: list[str]) -> None:
     """Make the errors, and say what each is."""
     libvirt.registerErrorHandler(lambda _context, _error: None, None)

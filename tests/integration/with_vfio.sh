@@ -1,6 +1,7 @@
 # Runs a command as a user of a user namespace, on a machine that seems to have VFIO, but not KVM:
 #   unshare --user --map-root-user --mount sh with_vfio.sh COMMAND…
-# libvirt looks for an IOMMU group and /dev/vfio/vfio, and opens neither before a guest starts.
+# libvirt looks for an IOMMU group and /dev/vfio/vfio, and opens neither before a guest starts. A
+# libvirtd asks a hook script, which refuses every guest.
 set -eu
 new=$(mktemp -d)
 mount -t tmpfs none "$new"
@@ -21,5 +22,9 @@ for place in /dev/*; do
 done
 : > "$new/dev/vfio/vfio"
 mount --bind "$new/groups" /sys/kernel/iommu_groups
+mkdir -p "$new/libvirt/hooks"
+printf '#!/bin/sh\necho "not this guest" >&2\nexit 4\n' > "$new/libvirt/hooks/qemu"
+chmod +x "$new/libvirt/hooks/qemu"
+mount --bind "$new/libvirt" /etc/libvirt
 mount --rbind "$new/dev" /dev
 exec unshare --user --map-user=1000 --map-group=1000 "$@"

@@ -10,8 +10,19 @@ from typing import NamedTuple
 from vfiomgr.libvirt.client import errors as client_errors
 
 _FILE = Path(__file__).with_suffix(".json")
-VARY = frozenset({"no_argument_of_qemu", "connection_closed", "ssh_without_a_word"})
-"""Errors with more than one text: which one depends on who is first."""
+VARY = frozenset(
+    {
+        "no_argument_of_qemu",
+        "connection_closed",
+        "ssh_without_a_word",
+        "no_such_host",
+        "memory_not_locked",
+        "no_iommufd",
+    }
+)
+"""Errors with more than one text: which one depends on who is first, or on the name server."""
+_SAME = {"no_iommufd": "memory_not_locked"}
+"""libvirt before 12.1 does not read `iommufd`."""
 
 
 class Seen(NamedTuple):
@@ -30,7 +41,8 @@ SEEN: dict[str, dict[str, Seen]] = {
 
 def of(name: str) -> list[Seen]:
     """What each release said of a mistake."""
-    return [errors[name] for errors in SEEN.values()]
+    names = {name, _SAME.get(name, name)}
+    return [errors[known] for errors in SEEN.values() for known in names]
 
 
 def row_of(seen: Seen) -> int | None:

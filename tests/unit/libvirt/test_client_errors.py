@@ -449,6 +449,13 @@ ROWS: list[tuple[Code, str, type[VfiomgrError], str, str]] = [
     ),
     (
         Code.INTERNAL_ERROR,
+        "internal error: Process exited prior to exec: libvirt: error : cannot set groups",
+        LibvirtFailed,
+        "libvirt could not prepare the process of QEMU: internal error: Process exited prior",
+        "see /var/log/libvirt/qemu/NAME.log",
+    ),
+    (
+        Code.INTERNAL_ERROR,
         "internal error: process exited while connecting to monitor: qemu: -nonsense",
         LibvirtFailed,
         "QEMU exited immediately: qemu: -nonsense",
@@ -523,16 +530,15 @@ NOT_MADE = {
     "{device} is not on a driver that libvirt accepts for VFIO, and managed='no' does not change "
     "that": "9.0.0, tests/lab/test_libvirt_preflight.py; src/hypervisor/virhostdev.c",
     "IOMMU group {group} is not viable: another function in it is on a host driver": (
-        "QEMU's text, hw/vfio/container.c; where libvirt asks first, another one"
+        "QEMU's text: hw/vfio/common.c of 7.2, container.c of 10.0, container-legacy.c of 11.1"
     ),
     "the device does not respond: its configuration space reads as all ones": (
         "src/util/virpci.c of 9.0.0 and 11.3.0, the same in 12.8.0"
     ),
     "the guest may not lock as much memory as its devices need: {text}": (
-        "QEMU's text, hw/vfio/container.c"
+        "QEMU's text: hw/vfio/common.c of 7.2 and 10.0, listener.c of 11.1"
     ),
-    "the device is in use: {text}": "the kernel's EBUSY in QEMU's words, hw/vfio/container.c",
-    "a libvirt hook script refused the operation: {text}": "src/util/virhook.c of 9.0.0 to 12.8.0",
+    "the device is in use: {text}": "the kernel's EBUSY after QEMU's words, hw/vfio/container.c",
     "mdevctl (called by libvirt) failed: {why}": (
         "src/node_device/node_device_driver.c of 9.0.0 and 11.3.0, the same in 12.8.0"
     ),

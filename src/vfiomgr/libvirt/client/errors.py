@@ -393,6 +393,12 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _QEMU,
+        r"Process exited prior to exec",
+        "libvirt could not prepare the process of QEMU: {text}",
+        "see /var/log/libvirt/qemu/NAME.log; for devices: vfiomgr check domain DOMAIN",
+    ),
+    _Row(
+        _QEMU,
         r"(?:(?:qemu|QEMU) unexpectedly closed the monitor(?: \(vm='[^']*'\))?"
         r"|process exited while connecting to monitor):?\s*(?P<why>(?s:.*))",
         "QEMU exited immediately: {why}",
