@@ -54,6 +54,10 @@ class HostTree(Programs):
         """Whether a read or write may never return, which only a kernel can cause."""
         return self.is_live
 
+    def forget(self) -> None:
+        """Resolve the links of another root than `/` again: they may have changed."""
+        self._inside.forget()
+
     def locate(self, path: HostPath) -> str:
         """The path on this machine; its last component may be a link.
 

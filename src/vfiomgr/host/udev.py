@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,10 +27,22 @@ _CONTINUED = expression(r"\\\n\s*")
 _ACCESS = expression(r'\b(?:OWNER|GROUP|MODE|RUN(?:\{\w+\})?|TAG) *(?:=|\+=|:=) *"(?!systemd")')
 _CONTAINER = expression(r'\bKERNEL *== *"vfio"')
 """A match of /dev/vfio/vfio, which is not a node of a group or a function."""
-_SUBSYSTEMS = ("pci", "mdev", "vfio", "drm")
-"""Subsystems of devices for guests, and those that show their users."""
+_SUBSYSTEMS = ("pci", "mdev", "vfio", "vfio-dev", "drm", "accel", "sound", "infiniband_verbs")
+"""Subsystems of functions, of their nodes for guests, and of those on the host.
+
+Nodes of groups are of `vfio`, and cdevs of `vfio-dev` (drivers/vfio/group.c, vfio_main.c).
+"""
 _BUFFER = 1 << 23
 """Bytes; a bus scan announces all of its functions at once."""
+
+
+class DeviceEvents(Value):
+    """Which devices have changed."""
+
+    paths: frozenset[str] = frozenset()
+    """Their directories below /sys: `/devices/pci0000:00/0000:00:01.0/0000:01:00.0`."""
+    is_complete: bool = True
+    """False if more events came at once than could be kept: any device may have changed."""
 
 
 class DeviceChanges:
@@ -49,6 +62,8 @@ class DeviceChanges:
         with suppress(OSError):  # only root may; without it, more is lost in a storm, and told so
             self._monitor.set_receive_buffer_size(_BUFFER)
         self._monitor.start()
+        self._paths: set[str] = set()
+        self._is_complete = True
 
     def fileno(self) -> int:
         """The descriptor that is readable after an event, for select."""
@@ -57,11 +72,24 @@ class DeviceChanges:
     def wait(self, seconds: float) -> bool:
         """Whether an event occurs within some seconds; returns with the first."""
         try:
-            return self._monitor.poll(seconds) is not None
+            device = self._monitor.poll(seconds)
         except OSError as error:
             if error.errno != ENOBUFS:
                 raise
-            return True  # more came at once than the buffer holds
+            self._is_complete = False  # more came at once than the buffer holds
+            return True
+        if device is None:
+            return False
+        self._paths.add(device.device_path)
+        return True
+
+    def take(self) -> DeviceEvents:
+        """All events since the last call, also those that nobody waited for."""
+        while self.wait(0):
+            pass
+        taken = DeviceEvents(frozenset(self._paths), self._is_complete)
+        self._paths, self._is_complete = set(), True
+        return taken
 
 
 def is_settled(tree: HostTree, node: HostPath) -> bool:

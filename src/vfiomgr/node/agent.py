@@ -193,11 +193,14 @@ class Agent:
     # ---- what is offered
 
     async def _receive(self, report: Report) -> None:
+        seconds = _HEALTH_INTERVALS * self._settings.scan.interval
         if report.inventory is None:
+            if self._driver is not None:
+                self._driver.confirm(seconds)
             return
         if self._driver is None:
             self._found = report.inventory
-        elif self._driver.receive(report, _HEALTH_INTERVALS * self._settings.scan.interval):
+        elif self._driver.receive(report, seconds):
             self._found = self._driver.shown(report.inventory, self._found)
         else:
             return  # claims have other devices meanwhile: another scan follows

@@ -162,6 +162,8 @@ class Report(Value):
     """What is published for claims; None if it is the same as before."""
     created: tuple[NodeUnit, ...] = ()
     """The vGPUs that were created for claims, which the inventory does not have."""
+    is_unchanged: bool = False
+    """Whether the host is as the last report with an inventory says."""
 
 
 def write(message: AnyValue) -> bytes:

@@ -19,7 +19,7 @@ from vfiomgr.diagnostic import diagnostics_of, finding
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import read_written, write_specifications
-from vfiomgr.node.facts import forgiven, kata_handlers, read_health
+from vfiomgr.node.facts import forgiven, kata_handlers
 from vfiomgr.node.health import users_of
 from vfiomgr.node.messages import (
     ClaimFacts,
@@ -32,23 +32,26 @@ from vfiomgr.node.messages import (
 )
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.names import labels, qualified
+from vfiomgr.node.observing import Observer
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.resets import is_of_device, may_reset
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.persistence.installed_layout import FILE
-from vfiomgr.snapshot.scan import scan, with_gpu_modes
-from vfiomgr.snapshot.users import read_holders, runs_guest
+from vfiomgr.snapshot.scan import with_gpu_modes
+from vfiomgr.snapshot.users import runs_guest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import Inventory, NodeSettings, NodeUnit
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.node.observing import Observed
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu, VgpuParent
 
@@ -63,7 +66,9 @@ QUIET = 0.25
 STORM = 3.0
 """Seconds of continuous events after which the host is scanned anyway."""
 _SHARE = 0.01
-"""The part of a processor that scans without events may take."""
+"""The part of a processor that complete scans may take, on hosts that announce no events."""
+_SHARE_OF_LOOKS = 0.0008
+"""The part of a processor that looks may take where events are announced."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
 _MODES_INTERVAL = 600.0
@@ -104,16 +109,19 @@ class Scanner:
         self._released = ""
         self._known_modes: _KnownModes | None = None
         self._sandboxes = Sandboxes(partial(runs_guest, host.tree))
-        self.cost = 0.0
-        """Seconds of processor time that the last scan took."""
+        self._observer = Observer(host)
+        self._reported: tuple[Observed, tuple[object, ...]] | None = None
+        """What the last report was made of."""
+        self.cost = self.cost_of_look = 0.0
+        """Seconds of processor time that the last scan, or look, took."""
 
-    @property
-    def pause(self) -> float:
-        """Seconds until a scan without events; the agent expects one in two intervals."""
+    def pause(self, *, has_events: bool) -> float:
+        """Seconds until a scan or a look; the agent expects a report in two intervals."""
         interval = self.settings.interval
         if self._sandboxes.is_waiting:
             return min(interval, SETTLE)
-        return min(max(interval, self.cost / _SHARE), 2 * interval)
+        wanted = self.cost_of_look / _SHARE_OF_LOOKS if has_events else self.cost / _SHARE
+        return min(max(interval, wanted), 2 * interval)
 
     def answers(self, lines: Iterable[bytes]) -> Iterator[Report]:
         """The reports for questions; what was allocated needs none."""
@@ -141,34 +149,89 @@ class Scanner:
         return self.scan(question)
 
     def scan(self, question: Question | None = None) -> Report:
-        """Scan the host, write the CDI specifications, and report; an error is reported too."""
-        begun, spent = time.monotonic(), time.process_time()
-        asked = question or Question()
+        """Scan the host, and report; an error is reported too."""
+        begun = time.process_time()
+        report = self._attempt(self._observer.read, question or Question())
+        self.cost = time.process_time() - begun
+        return report
+
+    def follow(self, events: DeviceEvents) -> Report:
+        """Report the host after events: what they name is read again."""
+        return self._attempt(lambda: self._observer.follow(events))
+
+    def look(self) -> Report:
+        """Report what has changed without an event, on a host that announces events."""
+        begun = time.process_time()
+        report = self._attempt(lambda: self._observer.look(self._offered()))
+        if report.is_unchanged:
+            self.cost_of_look = time.process_time() - begun
+        return report
+
+    def _offered(self) -> Iterator[PciAddress]:
+        """The functions of all units, and their physical functions."""
+        for unit in () if self._previous is None else self._previous.units:
+            yield from unit.addresses
+            if unit.parent is not None:
+                yield unit.parent
+
+    def _attempt(self, observe: Callable[[], Observed], asked: Question | None = None) -> Report:
+        """Observe the host, write its files, and report; an error is reported too.
+
+        Without a question, a host that is as it was is not reported again.
+        """
+        begun, number = time.monotonic(), 0 if asked is None else asked.number
         try:
-            seen = self._with_gpu_modes(read_host(self._host))
-            now = read_health(self._host.tree, (device.address for device in seen.devices))
-            written = read_written(self._host.tree)
-            complete = self._inventory(seen, now, written)
-            created = self._created()
-            found = self._previous = complete.without(created)
-            pools = self._made_pools(seen, complete, created)
-            found = replace(found, notes=(*found.notes, *_unreset(self._host.tree, found)))
-            write_specifications(self._host.tree, found, written)
-            write_labels(self._host.tree, found, seen)
-            crashes = self._crashes(seen, found)
-            problems = tuple(self._problems(asked, seen, found, crashes))
-            of_claims = tuple(u for u in complete.units if u.id in self._claims.created)
-            metrics = self._rendered(seen, found, now, of_claims)
+            observed = observe()
+            if asked is None and self._is_reported(observed):
+                return Report(error=self._layout_error, is_unchanged=True)
+            self._reported = None
+            report = self._report(observed, asked or Question(), begun)
+            self._reported = observed, self._files()
         except VfiomgrError as error:
-            return Report(number=asked.number, error=_text(error))
+            return Report(number=number, error=_text(error))
         except OSError as error:
-            return Report(number=asked.number, error=str(error))
+            return Report(number=number, error=str(error))
+        return report
+
+    def _is_reported(self, observed: Observed) -> bool:
+        """Whether the last report, which also depends on the time, was made of the same facts."""
+        if self._reported is None or self._sandboxes.is_waiting:
+            return False
+        is_same = self._reported[0] is observed and self._reported[1] == self._files()
+        return is_same and not self._modes_are_due(observed.host)
+
+    def _files(self) -> tuple[object, ...]:
+        """The files that a report is made of, besides those of the snapshot."""
+        tree = self._host.tree
+        has_features = tree.exists(FEATURES)
+        return (
+            read_written(tree),
+            may_reset(tree),
+            tuple(self._created()),
+            tree.read_text(FEATURES / _LABELS) if has_features else None,
+            kata_handlers(tree) if has_features else (),
+        )
+
+    def _report(self, observed: Observed, asked: Question, begun: float) -> Report:
+        now, tree = observed.health, self._host.tree
+        seen = self._with_gpu_modes(observed.host)
+        written = read_written(tree)
+        complete = self._inventory(seen, now, written)
+        created = self._created()
+        found = self._previous = complete.without(created)
+        pools = self._made_pools(seen, complete, created)
+        found = replace(found, notes=(*found.notes, *_unreset(tree, found)))
+        write_specifications(tree, found, written)
+        write_labels(tree, found, seen)
+        crashes = self._crashes(seen, found)
+        problems = tuple(self._problems(asked, seen, found, crashes))
+        of_claims = tuple(u for u in complete.units if u.id in self._claims.created)
+        metrics = self._rendered(seen, found, now, of_claims)
         is_changed, self._pools = pools != self._pools, pools
-        seconds, self.cost = round(time.monotonic() - begun, 4), time.process_time() - spent
         return Report(
             found,
             self._before,
-            seconds,
+            round(time.monotonic() - begun, 4),
             metrics,
             asked.number,
             problems,
@@ -198,15 +261,24 @@ class Scanner:
         nvidia-smi takes a second, so it is asked again only if the vGPUs have changed, and from
         time to time, because an administrator may have changed a mode.
         """
-        if not (self.settings.dra_node and seen.vgpu_parents and may_reset(self._host.tree)):
+        if not self._has_modes(seen):
             return seen
-        known, now = self._known_modes, time.monotonic()
-        before = (seen.vgpu_parents, seen.vgpus)
-        if known is None or known.before != before or now > known.read_at + _MODES_INTERVAL:
+        if self._modes_are_due(seen) or self._known_modes is None:
             found = with_gpu_modes(seen, self._host.tree)
             facts = {name: getattr(found, name) for name in _OF_MODES}
-            known = self._known_modes = _KnownModes(before, facts, now)
-        return replace(seen, **known.facts)
+            before = (seen.vgpu_parents, seen.vgpus)
+            self._known_modes = _KnownModes(before, facts, time.monotonic())
+        return replace(seen, **self._known_modes.facts)
+
+    def _has_modes(self, seen: HostSnapshot) -> bool:
+        return bool(self.settings.dra_node and seen.vgpu_parents and may_reset(self._host.tree))
+
+    def _modes_are_due(self, seen: HostSnapshot) -> bool:
+        """Whether nvidia-smi is to be asked again."""
+        known = self._known_modes
+        is_old = known is None or time.monotonic() > known.read_at + _MODES_INTERVAL
+        is_other = known is not None and known.before != (seen.vgpu_parents, seen.vgpus)
+        return self._has_modes(seen) and (is_old or is_other)
 
     def _created(self) -> Mapping[str, tuple[str, str]]:
         """The vGPUs of claims, also of those that the agent has not recorded yet."""
@@ -357,14 +429,6 @@ def _unreset(tree: HostTree, found: Inventory) -> Iterator[Diagnostic]:
             )
 
 
-def read_host(host: Host) -> HostSnapshot:
-    """The facts for an inventory: no device is opened or woken."""
-    seen = scan(host.tree, host.machine, with_claims=False, with_links=True)
-    holders: tuple[PciDevice | Vgpu, ...] = (*seen.devices, *seen.vgpus)
-    nodes = {node for holder in holders for node in seen.guest_nodes(holder)}
-    return replace(seen, users=read_holders(host.tree, nodes))
-
-
 def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:
     """Write the labels of the node, if Node Feature Discovery has its directory there."""
     if not tree.exists(FEATURES):
@@ -390,17 +454,26 @@ def serve(host: Host, source: int, sink: int, measured: Measured | None = None) 
             *lines, rest = (rest + data).split(b"\n")
             reports = list(scanner.answers(lines))
         else:
-            _await_quiet(changes if ready else None)
-            reports = [scanner.scan()]
+            reports = [_observe(scanner, changes, has_event=bool(ready))]
         for report in reports:
             _write_all(sink, write(report))
-            due = time.monotonic() + scanner.pause
+            due = time.monotonic() + scanner.pause(has_events=changes is not None)
 
 
-def _await_quiet(changes: DeviceChanges | None) -> None:
+def _observe(scanner: Scanner, changes: DeviceChanges | None, *, has_event: bool) -> Report:
+    """The report after an event, or after a pause; without a source of events, of all."""
+    if changes is None:
+        return scanner.scan()
+    if not has_event:
+        return scanner.look()
+    _await_quiet(changes)
+    return scanner.follow(changes.take())
+
+
+def _await_quiet(changes: DeviceChanges) -> None:
     """Wait for the end of a burst of events."""
     end = time.monotonic() + STORM
-    while changes is not None and changes.wait(QUIET) and time.monotonic() < end:
+    while changes.wait(QUIET) and time.monotonic() < end:
         pass
 
 

@@ -121,6 +121,7 @@ class Scanning:
                 self._state = replace(
                     self._state, previous=report.inventory, before=report.before, forgive=""
                 )
+            if report.inventory is not None or report.is_unchanged:
                 await self._receive(report)
             waiting = self._waiting.get(report.number)
             if waiting is not None and not waiting.done():

@@ -137,7 +137,8 @@ class OriginalState(Value):
     boot_id: str
 
 
-_ORIGINS = STATE / "origins"
+ORIGINS = STATE / "origins"
+"""The directory of the records."""
 _LIMIT = 1 << 16
 
 
@@ -147,17 +148,17 @@ class _UnreadableError(ValueError):
 
 def origin_file(address: PciAddress | str) -> HostPath:
     """The path of a function's record."""
-    return _ORIGINS / f"{address}.json"
+    return ORIGINS / f"{address}.json"
 
 
 def read_origins(tree: HostTree) -> tuple[OriginalState, ...]:
     """All records; one unreadable record does not hide the others."""
     found: list[OriginalState] = []
-    for name in tree.children(_ORIGINS):
+    for name in tree.children(ORIGINS):
         try:
             origin = _read(tree, name)
         except ValueError as error:
-            message = f"ignoring {_ORIGINS / name}: {error}"
+            message = f"ignoring {ORIGINS / name}: {error}"
             warnings.warn(message, stacklevel=2)
         else:
             found += [] if origin is None else [origin]
@@ -167,7 +168,7 @@ def read_origins(tree: HostTree) -> tuple[OriginalState, ...]:
 def unreadable_origins(tree: HostTree) -> dict[str, str]:
     """The functions with unreadable records, and why; an incomplete first write does not count."""
     found: dict[str, str] = {}
-    for name in tree.children(_ORIGINS):
+    for name in tree.children(ORIGINS):
         try:
             _read(tree, name)
         except _UnreadableError as error:
@@ -191,7 +192,7 @@ def _read(tree: HostTree, name: str) -> OriginalState | None:
         message = "not a record of vfiomgr"
         raise ValueError(message)
     try:
-        data = read_own(tree, _ORIGINS / name, _LIMIT)
+        data = read_own(tree, ORIGINS / name, _LIMIT)
     except OSError:
         return None
     except NotARecord as error:
@@ -215,7 +216,7 @@ def write_origin(tree: HostTree, origin: OriginalState) -> None:
     """Record an original state; it is only valid for this boot, so a power cut cannot lose it."""
     import json  # noqa: PLC0415 - slow to import, and lists need none
 
-    tree.make_directory(_ORIGINS)
+    tree.make_directory(ORIGINS)
     data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
     tree.replace(origin_file(origin.device.address), data.encode(), durable=False)
 

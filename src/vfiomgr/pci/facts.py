@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from vfiomgr.pci.accelerators import COMPUTE_PARTITION
 from vfiomgr.pci.capabilities import read_serial
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.function import (
+    CONFIG_BYTES,
     Function,
     Functions,
     bars_of,
@@ -73,11 +74,23 @@ def read_devices(
     vanished in the meantime are omitted. One unreadable function does not hide the others. Serial
     numbers are only read in the named slots, since that takes time.
     """
-    found: list[PciDevice] = []
-    unidentified: list[str] = []
     addresses = list(filter(is_address, tree.children(paths.PCI_DEVICES)))
     if only is not None:
         addresses = [name for name in addresses if PciAddress.parse(name).slot in only]
+    return read_named(tree, names, functions, addresses, serials_of)
+
+
+def read_named(
+    tree: HostTree,
+    names: Names,
+    functions: Functions,
+    addresses: Iterable[str],
+    serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
+    """The functions at these addresses, as `read_devices` returns them."""
+    found: list[PciDevice] = []
+    unidentified: list[str] = []
+    addresses = tuple(addresses)
     locked = _read_locked(tree, (name for name in addresses if not functions.is_counted(name)))
     modules = DriverModules(tree)
     for name in addresses:
@@ -245,6 +258,24 @@ def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddr
     return virtual_functions_of(Function(tree, pci_device(address)))
 
 
+def is_as_before(tree: HostTree, device: PciDevice) -> bool:
+    """Whether driver and power state of a function are the same, and its answer if it is awake.
+
+    Reading them wakes no function.
+    """
+    directory = pci_device(device.address)
+    if tree.link_name(directory / "driver") != device.driver:
+        return False
+    runtime_status = tree.read(directory / "power/runtime_status") or None
+    power_state = tree.read(directory / "power_state") or None
+    if (runtime_status, power_state) != (device.runtime_status, device.power_state):
+        return False
+    if device.stuck is not None or runtime_status == _ASLEEP:
+        return True
+    config = tree.read_bytes(directory / "config", CONFIG_BYTES) or b""
+    return (is_alive(config), header_type(config)) == (device.is_responsive, device.header_type)
+
+
 def answers(tree: HostTree, address: PciAddress) -> bool:
     """Whether the configuration space reads as anything but all ones."""
     return is_alive(config_header(Function(tree, pci_device(address))))
@@ -264,39 +295,45 @@ _ADDRESS = expression(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MASTER_COLUMN = 3
 
 
+class ConsoleState(NamedTuple):
+    """What shows the console, apart from the attributes of functions."""
+
+    ranges: list[tuple[int, int, str]]
+    """The memory of firmware framebuffers."""
+    framebuffer: tuple[str, PciAddress] | None
+    masters: dict[PciAddress, str]
+    """DRM masters by function."""
+
+
+def read_console(tree: HostTree) -> ConsoleState:
+    """Read what shows the console."""
+    return ConsoleState(_firmware_ranges(tree), _console_framebuffer(tree), _masters(tree))
+
+
 def mark_displays(
-    tree: HostTree, functions: Functions, devices: Iterable[PciDevice]
+    console: ConsoleState, functions: Functions, devices: Iterable[PciDevice]
 ) -> tuple[PciDevice, ...]:
     """The functions; those that show the console are marked with its signs."""
-    ranges = _firmware_ranges(tree)
-    framebuffer = _console_framebuffer(tree)
-    masters = _masters(tree)
     return tuple(
         replace(device, is_boot_display=True, display_signs=signs)
-        if (signs := tuple(_signs(functions, device, ranges, framebuffer, masters)))
+        if (signs := tuple(_signs(functions, device, console)))
         else device
         for device in devices
     )
 
 
-def _signs(
-    functions: Functions,
-    device: PciDevice,
-    ranges: list[tuple[int, int, str]],
-    framebuffer: tuple[str, PciAddress] | None,
-    masters: dict[PciAddress, str],
-) -> Iterator[str]:
+def _signs(functions: Functions, device: PciDevice, console: ConsoleState) -> Iterator[str]:
     found = functions.of(str(device.address))
     for name in ("boot_vga", "boot_display"):
         if found.read(name) == "1":
             yield f"{name} is 1"
-    for first, last, name in ranges:
+    for first, last, name in console.ranges:
         if any(bar.start <= first and last < bar.start + bar.size for bar in device.bars):
             yield f"{name} is in its memory (/proc/iomem)"
-    if framebuffer is not None and framebuffer[1] == device.address:
-        yield f"the text console uses its {framebuffer[0]}"
-    if device.address in masters and _has_screen(found):
-        yield f"{masters[device.address]} is its DRM master, with a screen switched on"
+    if console.framebuffer is not None and console.framebuffer[1] == device.address:
+        yield f"the text console uses its {console.framebuffer[0]}"
+    if device.address in console.masters and _has_screen(found):
+        yield f"{console.masters[device.address]} is its DRM master, with a screen switched on"
 
 
 def _firmware_ranges(tree: HostTree) -> list[tuple[int, int, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.expressions import expression
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
 
 
-_CONFIG_BYTES = 16
+CONFIG_BYTES = 16
 """Up to the header type; each further dword is another access to the device."""
 _HEADER_TYPE_OFFSET = 0x0E
 _HEADER_TYPE_MASK = 0x7F
@@ -198,7 +199,7 @@ def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
 
 def config_header(function: Function) -> bytes:
     """The configuration space up to the header type; reading it wakes a sleeping function."""
-    return function.read_bytes("config", _CONFIG_BYTES)
+    return function.read_bytes("config", CONFIG_BYTES)
 
 
 def is_alive(config: bytes) -> bool:
@@ -264,6 +265,7 @@ def number_in(text: str | None) -> int | None:
     return int(text) if text is not None and _INTEGER.fullmatch(text) else None
 
 
+@lru_cache(maxsize=1 << 13)
 def address_in(name: str | None) -> PciAddress | None:
     """The address that is a name in sysfs."""
     return PciAddress.parse(name) if name is not None and is_address(name) else None

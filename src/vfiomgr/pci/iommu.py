@@ -108,10 +108,11 @@ def read_groups(
 ) -> tuple[IommuGroup, ...]:
     """All groups, or those of the numbers `only`, sorted by number; numbers may have gaps."""
     numbers = sorted(int(name) for name in tree.children(paths.IOMMU_GROUPS) if name.isdecimal())
-    return tuple(_read_group(tree, number) for number in numbers if only is None or number in only)
+    return tuple(read_group(tree, number) for number in numbers if only is None or number in only)
 
 
-def _read_group(tree: HostTree, number: int) -> IommuGroup:
+def read_group(tree: HostTree, number: int) -> IommuGroup:
+    """One group; without members if it does not exist."""
     directory = paths.IOMMU_GROUPS / str(number)
     group = IommuGroup(
         number=number,
@@ -128,6 +129,11 @@ def _place(member: str) -> tuple[int, str]:
     return len(member), member
 
 
+def has_device_groups(groups: Iterable[IommuGroup]) -> bool:
+    """Whether an IOMMU isolates functions."""
+    return any(group.has_pci_members and not group.is_noiommu for group in groups)
+
+
 def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
     """The state of IOMMUs according to kernel and firmware; the command line is no evidence.
 
@@ -139,7 +145,7 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
         is_known=bool(groups) or tree.is_live or any(map(tree.exists, places)),
         units=tuple(tree.children(paths.IOMMU_UNITS)),
         firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(_ACPI_TABLES / n)),
-        has_groups=any(group.has_pci_members and not group.is_noiommu for group in groups),
+        has_groups=has_device_groups(groups),
     )
 
 

@@ -28,15 +28,19 @@ _SYSTEMD = HostPath("/run/systemd/system")
 
 def read_files(tree: HostTree) -> tuple[TextFile, ...]:
     """Read the rules, hooks, units and layout of vfiomgr, and the entries of driverctl."""
-    paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
-    paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
-    paths += [*dict.fromkeys(HOOKS.values()), UNIT, SWEPT, *installed_layout.FILES, SCRIPT]
-    texts = ((path, tree.read_text(path)) for path in paths)
+    texts = ((path, tree.read_text(path)) for path in list_files(tree))
     files = tuple(TextFile(path, text) for path, text in texts if text is not None)
     for file in files:
         if file.path.startswith(RULES) and parse_rule(file.text) is None:
             warnings.warn(f"ignoring {file.path}: no record of vfiomgr found", stacklevel=2)
     return files
+
+
+def list_files(tree: HostTree) -> list[HostPath]:
+    """The paths of the files of `read_files`, whether they exist or not."""
+    paths = [RULES / name for name in tree.children(RULES) if is_rule_file(name)]
+    paths += [DRIVERCTL / name for name in tree.children(DRIVERCTL)]
+    return [*paths, *dict.fromkeys(HOOKS.values()), UNIT, SWEPT, *installed_layout.FILES, SCRIPT]
 
 
 def read_rules(tree: HostTree) -> tuple[PersistedBinding, ...]:
@@ -53,10 +57,14 @@ def rules_changed(tree: HostTree) -> int | None:
 
 def read_nodes(tree: HostTree) -> tuple[NodeFact, ...]:
     """Read the owners of the nodes of groups and devices."""
-    paths = [VFIO_NODES / name for name in tree.children(VFIO_NODES) if name.isdecimal()]
-    paths += [VFIO_CDEVS / name for name in tree.children(VFIO_CDEVS)]
-    found = ((path, tree.access(path)) for path in paths)
+    found = ((path, tree.access(path)) for path in list_nodes(tree))
     return tuple(NodeFact(path, access) for path, access in found if access is not None)
+
+
+def list_nodes(tree: HostTree) -> list[HostPath]:
+    """The nodes of groups and devices."""
+    paths = [VFIO_NODES / name for name in tree.children(VFIO_NODES) if name.isdecimal()]
+    return [*paths, *(VFIO_CDEVS / name for name in tree.children(VFIO_CDEVS))]
 
 
 def has_systemd(tree: HostTree) -> bool:

@@ -162,7 +162,7 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     """
     functions, names = Functions(tree, for_table=for_table), Names(tree, machine)
     found, unidentified = pci_facts.read_devices(tree, names, functions, serials_of, only)
-    devices = pci_facts.mark_displays(tree, functions, found)
+    devices = pci_facts.mark_displays(pci_facts.read_console(tree), functions, found)
     if unidentified:
         warnings.warn(_left_out(unidentified), stacklevel=2)
     cpu = _cpu(tree)

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from vfiomgr.host.tree import HostTree
-from vfiomgr.host.udev import DeviceChanges, is_settled, rules_give_access
+from vfiomgr.host.udev import DeviceChanges, DeviceEvents, is_settled, rules_give_access
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NODE = HostPath("/dev/null")
+
+
+class Device(NamedTuple):
+    """What pyudev gives for an event."""
+
+    device_path: str
 
 
 class Monitor:
@@ -64,18 +70,29 @@ def test_changes_are_heard_from_udevd_where_one_runs(
     monitor = listening(monkeypatch)
     DeviceChanges(Machine(*files))
     assert monitor.source == source
-    assert monitor.started_with == ["pci", "mdev", "vfio", "drm"]
+    assert {"pci", "mdev", "vfio", "vfio-dev", "drm"} <= {*monitor.started_with}
 
 
 def test_a_buffer_that_is_too_small_for_a_storm_is_a_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost, other = OSError(errno.ENOBUFS, "lost"), OSError(errno.EBADF, "closed")
-    listening(monkeypatch, "a device", None, lost, other)
+    listening(monkeypatch, Device("/devices/a"), None, lost, other)
     changes = DeviceChanges(Machine())
     assert [changes.wait(1.0) for _ in range(3)] == [True, False, True]
     with pytest.raises(OSError, match="closed"):
         changes.wait(1.0)
+
+
+def test_the_devices_of_all_events_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = OSError(errno.ENOBUFS, "lost")
+    answers = (*map(Device, ("/devices/a", "/devices/b", "/devices/a")), None, lost, None, None)
+    listening(monkeypatch, *answers)
+    changes = DeviceChanges(Machine())
+    assert changes.wait(1.0)
+    assert changes.take() == DeviceEvents(frozenset({"/devices/a", "/devices/b"}))
+    assert changes.take() == DeviceEvents(is_complete=False)
+    assert changes.take() == DeviceEvents()
 
 
 class Machine(HostTree):

@@ -17,12 +17,14 @@ from tests.fakes.vgpu_hosts import mig_host, t4_host
 from tests.unit.node.stories import gpu_node
 from vfiomgr.diagnostic import blocker
 from vfiomgr.errors import HostError, NeedsRoot, Refusal, UsageError, WriteFailed
+from vfiomgr.host.udev import DeviceEvents
 from vfiomgr.library import Host
 from vfiomgr.node.messages import ClaimFacts, Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import render
 from vfiomgr.node.model import Inventory, NodeSettings
 from vfiomgr.node.scanner import FEATURES, Scanner, serve
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
@@ -318,7 +320,7 @@ def test_scans_take_a_hundredth_of_a_processor(
     monkeypatch.setattr("time.process_time", lambda: next(clock))
     scanner.settings = Settings(interval=10.0)
     assert scanner.scan().inventory is not None
-    assert scanner.pause == pytest.approx(pause)
+    assert scanner.pause(has_events=False) == pytest.approx(pause)
 
 
 class Resets:
@@ -506,3 +508,105 @@ def test_gpu_instances_are_published_and_read_again_after_changes(
     monkeypatch.setattr("vfiomgr.node.scanner._MODES_INTERVAL", 0)
     scanner.scan()
     assert ("nvidia-smi", "-q") in asked
+
+
+def event(kernel: FakeKernel, address: str) -> DeviceEvents:
+    directory = kernel.resolve(pci_device(PciAddress.parse(address)))
+    assert directory is not None
+    return DeviceEvents(frozenset({directory.removeprefix("/sys")}))
+
+
+def settled(scanner: Scanner) -> Scanner:
+    """A scanner that has read the files that it has written."""
+    scanner.scan()
+    scanner.look()
+    return scanner
+
+
+def test_a_look_at_a_host_as_it_was_makes_no_inventory(scanner: Scanner) -> None:
+    report = settled(scanner).look()
+    assert (report.inventory, report.is_unchanged, report.error) == (None, True, "")
+    assert read(Report, write(report)) == report
+    assert scanner.cost_of_look > 0
+
+
+@pytest.mark.parametrize("way", ["follow", "look"])
+def test_a_change_is_reported_as_by_a_scan(kernel: FakeKernel, scanner: Scanner, way: str) -> None:
+    settled(scanner)
+    events = event(kernel, GPUS[1])
+    unbind(kernel, GPUS[1], "vfio-pci")
+    report = scanner.follow(events) if way == "follow" else scanner.look()
+    assert reasons(report) == reasons(scanner.scan())
+    assert "wrong-driver" in reasons(report)[GPUS[1]]
+    assert list(specification(kernel)) == [GPUS[0], GPUS[2]]
+
+
+def test_an_event_of_another_device_makes_no_inventory(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    assert settled(scanner).follow(event(kernel, GPUS[1])).is_unchanged
+
+
+def test_a_look_finds_users_errors_layouts_and_lost_files(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    count_fatal(kernel, GPUS[0], 0)
+    kernel.make_directory(FEATURES)
+    settled(scanner)
+    kernel.guest_opens(12)
+    units = {unit.id: unit for unit in found(scanner.look()).units}
+    assert [unit.is_open for unit in units.values()] == [False, True, False]
+    count_fatal(kernel, GPUS[0], 1)
+    assert reasons(scanner.look())[GPUS[0]] == ["fatal-errors"]
+    for path in (CDI, FEATURES / "vfiomgr"):
+        kernel.remove(path)
+        assert not scanner.look().is_unchanged
+        assert kernel.exists(path)
+        scanner.look()
+    kernel.make_directory(HostPath(FILE.parent))
+    kernel.replace(FILE, LAYOUT.encode())
+    names = [r.name for r in found(scanner.look()).resources]
+    assert names == ["vfiomgr.io/training"]
+
+
+def test_an_error_is_reported_again_until_it_is_gone(scanner: Scanner) -> None:
+    settled(scanner)
+    scanner.answer(Question(settings=Settings(NodeSettings(prefix="kubernetes.io"))))
+    assert "invalid domain" in scanner.look().error
+    assert found(scanner.answer(Question(settings=Settings())))
+    assert scanner.look().is_unchanged
+
+
+def test_a_new_node_has_its_users_looked_for(kernel: FakeKernel, scanner: Scanner) -> None:
+    unbind(kernel, GPUS[1], "vfio-pci")
+    settled(scanner)
+    kernel.write(HostPath("/sys/bus/pci/drivers/vfio-pci/bind"), GPUS[1])
+    kernel.guest_opens(12)
+    report = scanner.follow(event(kernel, GPUS[1]))
+    assert [unit.is_open for unit in found(report).units] == [False, True, False]
+    events = event(kernel, GPUS[1])
+    kernel.guest_closes(12)
+    unbind(kernel, GPUS[1], "vfio-pci")
+    assert [unit.is_open for unit in found(scanner.follow(events)).units] == [False] * 3
+
+
+def test_everything_is_read_from_time_to_time(
+    kernel: FakeKernel, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(scanner)
+    host = HostPath("/sys/bus/pci/devices/0000:01:00.0/numa_node")
+    kernel.sysfs.put(host, "1")
+    assert scanner.look().is_unchanged
+    monkeypatch.setattr("vfiomgr.node.observing.EVERYTHING", 0)
+    assert next(found(scanner.look()).units).numa_nodes == (1,)
+
+
+@pytest.mark.parametrize(("cost", "pause"), [(0.001, 10.0), (0.012, 15.0), (9.0, 20.0)])
+def test_looks_take_less_than_a_thousandth_of_a_processor(
+    cost: float, pause: float, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(scanner).settings = Settings(interval=10.0)
+    clock = iter([5.0, 5.0 + cost])
+    monkeypatch.setattr("time.process_time", lambda: next(clock))
+    assert scanner.look().is_unchanged
+    assert scanner.pause(has_events=True) == pytest.approx(pause)

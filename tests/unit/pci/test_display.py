@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
-from vfiomgr.pci.facts import mark_displays
+from vfiomgr.pci.facts import mark_displays, read_console
 from vfiomgr.pci.function import Functions
 from vfiomgr.pci.model import Bar
 
@@ -44,7 +44,7 @@ SCREEN = f"""
 
 
 def marked(tree: HostTree) -> tuple[PciDevice, ...]:
-    return mark_displays(tree, Functions(tree), [GPU, OTHER])
+    return mark_displays(read_console(tree), Functions(tree), [GPU, OTHER])
 
 
 @pytest.mark.parametrize(

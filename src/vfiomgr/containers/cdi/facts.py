@@ -20,14 +20,19 @@ _DEPTH = 4
 
 
 def read_cdi_files(tree: HostTree) -> tuple[CdiFile, ...]:
-    """Read the specifications in /etc/cdi and /run/cdi, including subdirectories.
+    """Read the specifications in /etc/cdi and /run/cdi, including subdirectories."""
+    return tuple(_read(tree, path) for path in list_cdi_files(tree))
 
-    Consumers know the second as /var/run/cdi, which differs if /var/run is not a link.
+
+def list_cdi_files(tree: HostTree) -> Iterator[HostPath]:
+    """The paths of the specifications.
+
+    Consumers know /run/cdi as /var/run/cdi, which differs if /var/run is not a link.
     """
     status = tree.status(OLD_DYNAMIC.parent)
     is_another = status is not None and stat.S_ISDIR(status.st_mode)
-    places = (STATIC, OLD_DYNAMIC if is_another else DYNAMIC)
-    return tuple(_read(tree, path) for place in places for path in _files(tree, place, _DEPTH))
+    for place in (STATIC, OLD_DYNAMIC if is_another else DYNAMIC):
+        yield from _files(tree, place, _DEPTH)
 
 
 def _files(tree: HostTree, directory: HostPath, depth: int) -> Iterator[HostPath]:

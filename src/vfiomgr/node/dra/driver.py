@@ -168,6 +168,11 @@ class Driver:
         self._is_received.set()
         return self._is_current
 
+    def confirm(self, seconds: float) -> None:
+        """Take the last report for a new one: health is known for so many seconds."""
+        if self._is_current:
+            self._answers.set_health(self._health(), seconds)
+
     def _publish(self) -> None:
         """Publish the pools if they were made with all claims of the cluster and all pods."""
         is_complete = self._is_current and self._knows_pods and self._claims.is_complete
