@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import idle
 from benchmarks.table import Row, mebibytes
 from benchmarks.trees import make_tree
 from tests.fakes.kernel import FakeKernel
@@ -34,6 +35,8 @@ _SLOWEST = 0.99
 _LIMIT = 120.0
 _START, _ALLOCATE, _UPDATE, _MEMORY = 2.0, 0.005, 0.020, 80 * 2**20
 """Budgets: seconds, and bytes."""
+_SETTLING, _IDLING = 45.0, 60.0
+"""Seconds until the agent is idle, and in which it is: two questions about pods."""
 _SCAN = 0.01
 """Of the time until the next scan."""
 
@@ -42,7 +45,8 @@ def measure(place: str | None) -> list[Row]:
     """Start-up, answers, memory, and the processor time of scans."""
     with tempfile.TemporaryDirectory(prefix="k", dir=place) as directory:  # short, for sockets
         made = Path(directory)
-        return [*asyncio.run(_measured(made)), _scans(f"{made}/functions")]
+        rows, serving = asyncio.run(_measured(made))
+        return [*rows, _scans(f"{made}/functions"), *idle.measure(place, serving)]
 
 
 def _scans(root: str) -> Row:
@@ -82,7 +86,8 @@ def address_of(number: int) -> str:
     return f"{domain:04x}:{bus:02x}:00.0"
 
 
-async def _measured(place: Path) -> list[Row]:
+async def _measured(place: Path) -> tuple[list[Row], float]:
+    """The rows, and the part of a processor that the process that serves takes while idle."""
     kernel = vfio_host(place / "host", _COUNT)
     directory = place / "p"
     directory.mkdir()
@@ -92,13 +97,18 @@ async def _measured(place: Path) -> list[Row]:
     agent = await asyncio.create_subprocess_exec(
         *(VFIOMGR, "--root", kernel.root, "node", "run"),
         *(f"--plugin-directory={directory}", f"--pod-resources={kubelet.pod_resources}"),
+        "--scan-interval=600",
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
         await kubelet.until(lambda: kubelet.capacity(_NAME) == (_COUNT, _COUNT), _LIMIT)
         start = time.perf_counter() - begun
         endpoint = kubelet.endpoints[_NAME]
-        return [*_rows(start, await _answers(endpoint), await _updates(endpoint), agent.pid)]
+        rows = list(_rows(start, await _answers(endpoint), await _updates(endpoint), agent.pid))
+        await asyncio.sleep(_SETTLING)
+        before = idle.processor_time(agent.pid)
+        await asyncio.sleep(_IDLING)
+        return rows, (idle.processor_time(agent.pid) - before) / _IDLING
     finally:
         agent.terminate()
         await agent.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ RUNTIME = HostPath("/run/vfiomgr")
 SRIOV_MANAGE = HostPath("/usr/lib/nvidia/sriov-manage")
 
 
+@lru_cache(maxsize=1 << 13)
 def pci_device(address: PciAddress) -> HostPath:
     """The directory of a PCI function."""
     return PCI_DEVICES / str(address)

@@ -94,7 +94,7 @@ def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...
             os.waitpid(pid, 0)
     else:
         os.kill(pid, _KILL)  # it dies as soon as the kernel lets go of it
-    return dict(zip(questions, map(_values, lines), strict=False))
+    return dict(zip(questions, map(values_of, lines), strict=False))
 
 
 def ask_each(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...]]:
@@ -129,7 +129,8 @@ def _line(values: Iterable[str | None]) -> bytes:
     return b"\t".join(fields) + b"\n"
 
 
-def _values(line: bytes) -> tuple[str | None, ...]:
+def values_of(line: bytes) -> tuple[str | None, ...]:
+    """The values in a line of `_line`."""
     fields = line.split(b"\t")
     return tuple(field[1:].decode("unicode_escape") if field else None for field in fields)
 
@@ -141,7 +142,7 @@ def _receive(source: int, child: int) -> tuple[list[bytes], bool]:
     poll = select.poll()
     poll.register(source, select.POLLIN)
     data = b""
-    while _has_answer(poll, child):
+    while has_answer(poll, child):
         chunk = os.read(source, _CHUNK)
         if not chunk:
             return data.split(b"\n")[:-1], True
@@ -149,7 +150,7 @@ def _receive(source: int, child: int) -> tuple[list[bytes], bool]:
     return data.split(b"\n")[:-1], False
 
 
-def _has_answer(poll: select.poll, child: int) -> bool:
+def has_answer(poll: select.poll, child: int) -> bool:
     """Wait for the next answer, or until the child is seen to wait for the kernel."""
     import time  # noqa: PLC0415 - slow to import
 

@@ -16,6 +16,7 @@ import msgspec
 
 from vfiomgr.errors import HostError, Refusal, UsageError
 from vfiomgr.host.tree import HostTree
+from vfiomgr.node.directories import DirectoryChanges
 from vfiomgr.node.health import reset_failed
 from vfiomgr.node.http import UNIX, HttpServer, Response, text
 from vfiomgr.node.kubelet import SOCKET, stamp_of
@@ -52,6 +53,10 @@ _HEALTH_INTERVALS = 3
 """Intervals of scans after which the health of a device of a claim is unknown."""
 _UNANSWERED = 1.0
 """Seconds until the kubelet is asked again if it has not answered yet."""
+_LIVELY = 30.0
+"""Seconds after a change of the kubelet's sockets in which they are looked at in every tick."""
+_IDLE = 10.0
+"""Seconds until they are looked at anyway."""
 
 
 def run(settings: AgentSettings, tell: Callable[[str], None]) -> None:
@@ -113,6 +118,8 @@ class Agent:
         self._failure: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        directories = (settings.plugin_directory, os.path.dirname(settings.pod_resources))
+        self._sockets = DirectoryChanges(directories, settings.tick)
         self._pages = HttpServer(
             {
                 "GET /metrics": self._show_metrics,
@@ -144,6 +151,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
+        self._sockets.start()
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         directory = os.path.dirname(self._settings.control)
         HostTree("/").make_directory(HostPath(directory))  # the umask is narrower
@@ -178,6 +186,7 @@ class Agent:
             self._stopping.set()
 
     async def _stop(self) -> None:
+        self._sockets.close()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -269,6 +278,7 @@ class Agent:
         for name in [name for name in self._served if name not in names]:
             self._tell(f"{name}: not configured, therefore not offered")
             await self._served.pop(name).close()
+        self._sockets.stir()  # a device may have to be withdrawn soon, or a resource registered
 
     @property
     def _claims(self) -> Mapping[str, str]:
@@ -308,10 +318,30 @@ class Agent:
         await self._is_scanned.wait()
         while True:
             await asyncio.gather(*(served.tend() for served in tuple(self._served.values())))
-            await asyncio.sleep(self._settings.tick)
+            await self._sockets.wait(self._rest())
             if self._offers.wait(time.monotonic()) == 0:
                 await self._offer()
             await self._end_quarantines()
+
+    @property
+    def _is_lively(self) -> bool:
+        """Whether the kubelet's sockets have changed lately, or it lists not all resources yet."""
+        if time.monotonic() < self._sockets.since + _LIVELY:
+            return True
+        is_listed = all(served.is_registered for served in self._served.values())
+        return not is_listed and self._kubelet_stamp() is not None
+
+    def _kubelet_stamp(self) -> Stamp | None:
+        return stamp_of(os.path.join(self._settings.plugin_directory, SOCKET))
+
+    def _rest(self) -> float:
+        """Seconds until the resources are tended again, if nothing happens."""
+        if self._is_lively:
+            return self._settings.tick
+        now = time.monotonic()
+        end, wait = self._quarantine.end(now), self._offers.wait(now)
+        ends = (wait, None if end is None else end - now, _IDLE)
+        return max(self._settings.tick, min(each for each in ends if each is not None))
 
     async def _verify(self, resource: str, devices: tuple[str, ...]) -> None:
         """Verify devices before a container starts; after a reboot, nothing was allocated.
@@ -344,6 +374,7 @@ class Agent:
     def _ask_soon(self) -> None:
         """Ask the kubelet which pod received a device."""
         self._pods_at = min(self._pods_at, time.monotonic() + _AFTER_ALLOCATION)
+        self._sockets.stir()
 
     async def _withhold(self, device: str, reason: Diagnostic) -> None:
         seconds = self._quarantine.add(device, reason, time.monotonic())
@@ -400,7 +431,13 @@ class Agent:
                 self._is_following = self._is_following or has_answered or is_over
             if (self._is_following, self._ledger.pods) != self._joined:
                 await self._join()
-            await asyncio.sleep(self._settings.tick)
+            await self._sockets.wait(self._rest_of_pods())
+
+    def _rest_of_pods(self) -> float:
+        """Seconds until the kubelet is asked for the pods, if nothing happens."""
+        if self._is_lively or not self._is_following:
+            return self._settings.tick
+        return max(self._settings.tick, min(_IDLE, self._pods_at - time.monotonic()))
 
     # ---- what others ask
 
@@ -443,6 +480,7 @@ class Agent:
 
     async def _show_status(self, _body: str) -> Response:
         await self._ledger.refresh()
+        self._sockets.stir()  # the pods may be others
         body = msgspec.json.encode(self._status())  # other commands ask: milliseconds count
         return Response(body, content_type="application/json")
 
@@ -452,7 +490,7 @@ class Agent:
         return NodeStatus(
             pid=os.getpid(),
             plugin_directory=directory,
-            has_kubelet=stamp_of(os.path.join(directory, SOCKET)) is not None,
+            has_kubelet=self._kubelet_stamp() is not None,
             resources=tuple(
                 ResourceStatus(
                     each.name,

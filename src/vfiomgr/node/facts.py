@@ -28,6 +28,12 @@ def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
     return HealthFacts(tuple(health for health in found if health is not None))
 
 
+def with_present_fatal(tree: HostTree, health: FunctionHealth) -> FunctionHealth:
+    """The errors of a function with the present number of fatal ones: one file of three."""
+    fatal = _total(tree.read(pci_device(health.address) / "aer_dev_fatal"))
+    return health if fatal == health.fatal else replace(health, fatal=fatal)
+
+
 def forgiven(before: HealthFacts, now: HealthFacts, released: Container[PciAddress]) -> HealthFacts:
     """The errors that are forgiven, `before` those of the last scan.
 

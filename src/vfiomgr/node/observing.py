@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.node.facts import read_health
+from vfiomgr.node.facts import read_health, with_present_fatal
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.keeping import KeptSnapshot
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 EVERYTHING = 3600.0
 """Seconds until everything is read again, whatever was announced."""
+THOROUGH = 4
+"""Every so many looks, errors that are not fatal are counted too: only metrics show them."""
 
 
 class Observed(Value):
@@ -64,6 +66,11 @@ class Observer:
         self._health = HealthFacts()
         self._observed: Observed | None = None
         self._read_at = 0.0
+        self._looks = 0
+
+    def close(self) -> None:
+        """End the process that reads attributes."""
+        self._kept.close()
 
     def read(self) -> Observed:
         """Read everything."""
@@ -97,7 +104,8 @@ class Observer:
             return self.read()
         watched = frozenset(addresses)
         seen = self._kept.look([d for d in self._seen.devices if d.address in watched])
-        self._read_health(seen, watched)
+        self._looks += 1
+        self._read_health(seen, watched, only_fatal=self._looks % THOROUGH != 0)
         if seen is not self._seen:
             self._note_nodes(seen)
         return self._observe(seen, read_holders(self._tree, self._nodes.keys()))
@@ -120,10 +128,16 @@ class Observer:
             self._nodes.update(self._nodes_of[number])
         return [holders[number] for number in new]
 
-    def _read_health(self, seen: HostSnapshot, addresses: AbstractSet[PciAddress]) -> None:
-        """Read the errors of these functions again."""
+    def _read_health(
+        self, seen: HostSnapshot, addresses: AbstractSet[PciAddress], *, only_fatal: bool = False
+    ) -> None:
+        """Read the errors of these functions again; the others only appear in metrics."""
         known = {each.address: each for each in self._health.functions}
-        now = {each.address: each for each in read_health(self._tree, addresses).functions}
+        if only_fatal:
+            had = (known[address] for address in known.keys() & addresses)
+            now = {each.address: with_present_fatal(self._tree, each) for each in had}
+        else:
+            now = {each.address: each for each in read_health(self._tree, addresses).functions}
         if not known and not now:
             return
         health = HealthFacts(

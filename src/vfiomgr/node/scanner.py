@@ -67,7 +67,7 @@ STORM = 3.0
 """Seconds of continuous events after which the host is scanned anyway."""
 _SHARE = 0.01
 """The part of a processor that complete scans may take, on hosts that announce no events."""
-_SHARE_OF_LOOKS = 0.0008
+_SHARE_OF_LOOKS = 0.0005
 """The part of a processor that looks may take where events are announced."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
@@ -114,6 +114,10 @@ class Scanner:
         """What the last report was made of."""
         self.cost = self.cost_of_look = 0.0
         """Seconds of processor time that the last scan, or look, took."""
+
+    def close(self) -> None:
+        """End the process that reads attributes."""
+        self._observer.close()
 
     def pause(self, *, has_events: bool) -> float:
         """Seconds until a scan or a look; the agent expects a report in two intervals."""
@@ -441,6 +445,13 @@ def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:
 def serve(host: Host, source: int, sink: int, measured: Measured | None = None) -> None:
     """Answer questions, and report after events and from time to time, until `source` ends."""
     scanner = Scanner(host, measured)
+    try:
+        _serve(scanner, host, source, sink)
+    finally:
+        scanner.close()
+
+
+def _serve(scanner: Scanner, host: Host, source: int, sink: int) -> None:
     changes = DeviceChanges(host.tree) if host.tree.is_machine else None
     watched = [source, *(() if changes is None else (changes.fileno(),))]
     rest = b""

@@ -45,6 +45,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.host.asking import AttributeReader
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.names import Names
 
@@ -80,18 +81,24 @@ def read_devices(
     return read_named(tree, names, functions, addresses, serials_of)
 
 
-def read_named(
+def read_named(  # noqa: PLR0913 - each is a fact of its own
     tree: HostTree,
     names: Names,
     functions: Functions,
     addresses: Iterable[str],
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
+    *,
+    reader: AttributeReader | None = None,
 ) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
-    """The functions at these addresses, as `read_devices` returns them."""
+    """The functions at these addresses, as `read_devices` returns them.
+
+    The `reader` reads what is under locks; without it, a child is forked.
+    """
     found: list[PciDevice] = []
     unidentified: list[str] = []
     addresses = tuple(addresses)
-    locked = _read_locked(tree, (name for name in addresses if not functions.is_counted(name)))
+    not_counted = (name for name in addresses if not functions.is_counted(name))
+    locked = _read_locked(tree, not_counted, reader)
     modules = DriverModules(tree)
     for name in addresses:
         try:
@@ -120,7 +127,9 @@ class Locked(Value):
     stuck: str | None = None
 
 
-def _read_locked(tree: HostTree, addresses: Iterable[str]) -> dict[str, Locked]:
+def _read_locked(
+    tree: HostTree, addresses: Iterable[str], reader: AttributeReader | None
+) -> dict[str, Locked]:
     """Read all attributes under locks in a child, since a held lock makes the reader hang.
 
     A probe, a remove, a reset and a change of sriov_numvfs hold the lock of the device
@@ -134,7 +143,10 @@ def _read_locked(tree: HostTree, addresses: Iterable[str]) -> dict[str, Locked]:
         for name in addresses
         if name not in marked
     }
-    answers = bounded.read_attributes(tree, asked)
+    if reader is None:
+        answers = bounded.read_attributes(tree, asked)
+    else:
+        answers = reader.read_attributes(asked)
     silent = Locked(None, None, UNKNOWN_CALL)
     found = {name: Locked(*values) if values else silent for name, values in answers.items()}
     return found | {name: Locked(None, None, what) for name, what in marked.items()}
@@ -259,21 +271,21 @@ def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddr
 
 
 def is_as_before(tree: HostTree, device: PciDevice) -> bool:
-    """Whether driver and power state of a function are the same, and its answer if it is awake.
+    """Whether a function has the same driver, is as awake as before, and still answers.
 
-    Reading them wakes no function.
+    Reading this wakes no function. One that answers has power, so its power state is not read.
     """
     directory = pci_device(device.address)
-    if tree.link_name(directory / "driver") != device.driver:
-        return False
     runtime_status = tree.read(directory / "power/runtime_status") or None
-    power_state = tree.read(directory / "power_state") or None
-    if (runtime_status, power_state) != (device.runtime_status, device.power_state):
+    driver = tree.link_name(directory / "driver")
+    if (driver, runtime_status) != (device.driver, device.runtime_status):
         return False
+    if not device.is_responsive:
+        return False  # it may have come back, or have another power state
     if device.stuck is not None or runtime_status == _ASLEEP:
         return True
     config = tree.read_bytes(directory / "config", CONFIG_BYTES) or b""
-    return (is_alive(config), header_type(config)) == (device.is_responsive, device.header_type)
+    return is_alive(config) and header_type(config) == device.header_type
 
 
 def answers(tree: HostTree, address: PciAddress) -> bool:

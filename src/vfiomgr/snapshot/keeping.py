@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.expressions import expression
+from vfiomgr.host.asking import AttributeReader
 from vfiomgr.paths import (
     IOMMU_GROUPS,
     PCI_DEVICES,
@@ -88,6 +89,11 @@ class KeptSnapshot:
         self._groups: dict[int, IommuGroup] = {}
         self._console = pci_facts.ConsoleState([], None, {})
         self._stamps: dict[str, object] = {}
+        self._reader = AttributeReader(tree)
+
+    def close(self) -> None:
+        """End the process that reads attributes."""
+        self._reader.close()
 
     def read(self) -> HostSnapshot:
         """Read everything."""
@@ -213,7 +219,12 @@ class KeptSnapshot:
         tree = self._tree
         names = [name for name in map(str, sorted(touched)) if tree.exists(PCI_DEVICES / name)]
         found, unidentified = pci_facts.read_named(
-            tree, Names(tree, self._machine), functions, names, self._serials_of()
+            tree,
+            Names(tree, self._machine),
+            functions,
+            names,
+            self._serials_of(),
+            reader=self._reader,
         )
         now = {d.address: d for d in pci_facts.mark_displays(self._console, functions, found)}
         for address in touched - now.keys():
