@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, refusal
 from vfiomgr.engine.locks import require_rights
-from vfiomgr.engine.transaction import apply, scan_for
+from vfiomgr.engine.transaction import apply, scan_for, slots_with_serials
 from vfiomgr.errors import StillDiffers, VfiomgrError
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.parts import Difference
+from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -23,9 +25,11 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.run import Outcome
     from vfiomgr.engine.transaction import ApplyContext
+    from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.requests import ApplyLayout
     from vfiomgr.library import Host
+    from vfiomgr.snapshot.model import HostSnapshot
 
     Result = Outcome | VfiomgrError
     Correct = Callable[[ApplyLayout, str], Result | None]
@@ -40,6 +44,8 @@ IDLE = 300.0
 """Seconds between comparisons without events: the owner of a node changes without one."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 900.0
 """Seconds until a retry; doubled each time."""
+_ASKED = "nvidia"
+"""The driver of GPUs of which nvidia-smi says something that no event announces."""
 _CALM = 600.0
 """Seconds after which another change of a device is treated as new drift."""
 
@@ -72,6 +78,9 @@ class Changes(Protocol):
 
     def wait(self, seconds: float) -> bool:
         """Whether an event occurs within some seconds; returns with the first."""
+
+    def take(self) -> DeviceEvents:
+        """All events since the last call."""
 
 
 class LayoutSource(Protocol):
@@ -343,14 +352,64 @@ def watch_layout(
         RolledBack, RollbackIncomplete: a correction was interrupted.
 
     """
-
-    def compared(request: ApplyLayout) -> Comparison:
-        # Looked at after every event: no disk is opened for it, which could disturb a mount.
-        return compare(scan_for(request, host.tree, host.machine, with_claims=False), request)
+    kept = _KeptComparison(host, changes)
 
     def correct(request: ApplyLayout, name: str) -> Result | None:
+        kept.doubt()
         return dict(host.apply_each(replace(request, only=(name,)))).get(name)
 
     if enforce:
         require_rights(host.tree)
-    follow(LayoutWatch(source, compared, tell, correct if enforce else None), changes)
+    try:
+        follow(LayoutWatch(source, kept.compare, tell, correct if enforce else None), changes)
+    finally:
+        kept.close()
+
+
+class _KeptComparison:
+    """Compares a kept snapshot after events; without events, or if it differs, scans the host.
+
+    Whether a device may be moved depends on its users, and no event announces these. Neither does
+    one announce what nvidia-smi says, so a host with GPUs on its driver is always scanned.
+    """
+
+    def __init__(self, host: Host, changes: Changes) -> None:
+        self._host = host
+        self._changes = changes
+        self._request: ApplyLayout | None = None
+        self._kept: KeptSnapshot | None = None
+        self._seen: HostSnapshot
+        self._is_doubtful = True
+
+    def close(self) -> None:
+        """End the process that reads attributes."""
+        if self._kept is not None:
+            self._kept.close()
+
+    def doubt(self) -> None:
+        """Scan the host the next time, since its events may not have come yet."""
+        self._is_doubtful = True
+
+    def compare(self, request: ApplyLayout) -> Comparison:
+        """Compare the host as it is now."""
+        events = self._changes.take()
+        if self._kept is None or request != self._request:
+            self.close()
+            self._request, self._kept = request, self._keep(request)
+            self._is_doubtful = True
+        if events.paths and not self._is_doubtful:
+            seen = self._kept.follow(events)
+            if all(device.driver != _ASKED for device in (*self._seen.devices, *seen.devices)):
+                self._seen = seen
+                compared = compare(seen, request)
+                if not compared.differences:
+                    return compared
+        self._seen = self._kept.read()
+        self._is_doubtful = False
+        return compare(self._seen, request)
+
+    def _keep(self, request: ApplyLayout) -> KeptSnapshot:
+        """A snapshot for a layout: no disk is opened for it, which could disturb a mount."""
+        tree, machine = self._host.tree, self._host.machine
+        scanned = partial(scan_for, request, tree, machine, with_claims=False)
+        return KeptSnapshot(tree, machine, scanned, partial(slots_with_serials, tree, request))

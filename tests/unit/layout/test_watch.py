@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +12,9 @@ from tests.fakes.hosts import mixed, workstation
 from tests.unit.layout.test_apply import GPU, NIC, WHOLE, drivers, functions, layout
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.plan import Plan
+from vfiomgr.engine.transaction import scan_for
 from vfiomgr.errors import HostError, InvalidDocument, RolledBack, VfiomgrError
+from vfiomgr.host.udev import DeviceEvents
 from vfiomgr.layout import watch as layout_watch
 from vfiomgr.layout import watch_layout
 from vfiomgr.layout.compare import Comparison
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.model import HostSnapshot
 
 DRIFT = Difference(str(GPU), "A40", "host (nvidia)", "passthrough (VFIO)")
 MOVED = Difference(str(GPU), "A40", "host (nouveau)", "passthrough (VFIO)")
@@ -255,6 +259,10 @@ class Script:
         self.story = story
         self.moments = list(moments)
 
+    def take(self) -> DeviceEvents:
+        """Not know what has changed."""
+        return DeviceEvents(is_complete=False)
+
     def wait(self, seconds: float) -> bool:
         """Move the clock to the next event, or on."""
         if self.moments and self.moments[0] <= self.story.now + seconds:
@@ -298,6 +306,10 @@ class Turns:
 
     def __init__(self, *acts: Callable[[], object]) -> None:
         self._acts = list(acts)
+
+    def take(self) -> DeviceEvents:
+        """Not know what has changed."""
+        return DeviceEvents(is_complete=False)
 
     def wait(self, seconds: float) -> bool:
         """Act, and say that something happened; then it is quiet."""
@@ -364,6 +376,35 @@ def test_what_is_moved_by_hand_is_moved_back(tmp_path: Path) -> None:
     said = watched(kernel, lambda: api.apply(Unbind((moved,)), tree=kernel), enforce=True)
     assert said == [f"drift {moved}", f"corrected {moved}"]
     assert drivers(kernel, moved) == ["vfio-pci"]
+
+
+class Named(Turns):
+    """Says which device an act has changed."""
+
+    def take(self) -> DeviceEvents:
+        """The network adapter and its first virtual function."""
+        bridge = "/devices/pci0000:00/0000:00:1d.0"
+        return DeviceEvents(frozenset({f"{bridge}/0000:05:00.0", f"{bridge}/0000:05:10.0"}))
+
+
+def test_a_host_as_its_layout_says_is_not_scanned_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = mixed(tmp_path)
+    api.apply(layout(), tree=kernel)
+    (moved, *_), scans = functions(kernel), list[object]()
+
+    def counted(request: ApplyLayout, tree: HostTree, *args: Any, **options: Any) -> HostSnapshot:
+        scans.append(request)
+        return scan_for(request, tree, *args, **options)
+
+    monkeypatch.setattr(layout_watch, "scan_for", counted)
+    monkeypatch.setattr("tests.unit.layout.test_watch.Turns", Named)
+    assert watched(kernel, *([lambda: None] * 3), enforce=True) == []
+    assert len(scans) == 1
+    said = watched(kernel, lambda: api.apply(Unbind((moved,)), tree=kernel), enforce=True)
+    assert said == [f"drift {moved}", f"corrected {moved}"]
+    assert len(scans) == 4
 
 
 def test_a_host_is_brought_to_its_layout_first(tmp_path: Path) -> None:

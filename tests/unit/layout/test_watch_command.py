@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.layout.test_apply_commands import GPU, RULES, write
+from vfiomgr.host.udev import DeviceEvents
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ class Ending:
     def __call__(self, _tree: object) -> Ending:
         """Be what the command makes."""
         return self
+
+    def take(self) -> DeviceEvents:
+        """Not know what has changed."""
+        return DeviceEvents(is_complete=False)
 
     def wait(self, _seconds: float) -> bool:
         """Act once more, or end it."""
