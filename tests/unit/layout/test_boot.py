@@ -86,7 +86,7 @@ def test_all_is_written_nothing_moves_and_all_is_taken_back(tmp_path: Path) -> N
     assert kernel.read_text(FILE) == "# the layout whole\r\n"
     assert os.stat(kernel.locate(FILE)).st_mode & 0o777 == 0o644
     assert "--layout whole" in (kernel.read_text(BOOT) or "")
-    assert 'chown 64055:' in (kernel.read_text(rule_file(GPU)) or "")
+    assert "chown 64055:" in (kernel.read_text(rule_file(GPU)) or "")
     assert kernel.exists(SWEPT), "the service that is started now moves nothing"
     assert drivers(kernel, GPU, AUDIO) == at_first
     taken = api.apply(UninstallLayout(), tree=kernel)
