@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ALLOCATIONS, RESTARTS, PLUGS, STORMS = 10_000, 500, 250, 50
 _MODELS = {"2235": "vfiomgr.io/GA102GL_A40", "1eb8": "vfiomgr.io/TU104GL_TESLA_T4"}
 _EACH = 4
-_WARM = RESTARTS // 5
+_WARM = RESTARTS // 2
 """The round after which caches and arenas are as large as they become."""
-_GROWTH = 1.05
+_GROWTH = 1.03
 
 
 class Node:
