@@ -129,7 +129,8 @@ LIBVIRT_SCENARIOS = (
     Scenario(
         "check migration",
         """
-        check migration one.xml --snapshot host1.json --to host1.json --to host2.json
+        check migration one.xml --snapshot host1.json --to host2.json --to host3.json
+        check migration one.xml --snapshot host1.json --to host1.json
         check migration vgpu.xml --snapshot gpu1.json --to gpu2.json
         check migration good.xml
         """,
@@ -137,8 +138,9 @@ LIBVIRT_SCENARIOS = (
             "good.xml": xml(before=""),
             "one.xml": ONE_VF,
             "vgpu.xml": ONE_VGPU,
-            "host1.json": write_snapshot(network_host()),
+            "host1.json": write_snapshot(network_host(boot_id="e5a0")),
             "host2.json": write_snapshot(network_host(network(OTHER_VF, driver="mlx5_core"))),
+            "host3.json": write_snapshot(network_host()),
             "gpu1.json": write_snapshot(vgpu_host(2)),
             "gpu2.json": write_snapshot(vgpu_host(version="590.10")),
         },

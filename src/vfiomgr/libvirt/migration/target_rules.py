@@ -43,6 +43,21 @@ class Comparison(NamedTuple):
         return self.target.guest_support or GuestSupport()
 
 
+def same_host(pair: Comparison) -> Iterator[Diagnostic]:
+    """A snapshot of the present host: libvirt refuses to migrate a domain to where it runs."""
+    boot = pair.target.boot_id
+    if boot is None or boot != pair.context.host.boot_id:
+        return
+    yield finding(
+        "migration-same-host",
+        "blocker",
+        f"{pair.name} is the host of the domain",
+        (f"here and in {pair.name}: /proc/sys/kernel/random/boot_id is {boot}",),
+        "libvirt does not migrate a domain to its own host",
+        "pass the snapshot of another host",
+    )
+
+
 def devices(pair: Comparison) -> Iterator[Diagnostic]:
     """Devices without a counterpart, or whose counterpart is not ready."""
     for place in pair.places:
@@ -194,4 +209,4 @@ def _families_apart(pair: Comparison, vgpu: Vgpu, other: Vgpu, libvirt: Version)
     )
 
 
-RULES = (devices, cpu, versions, families, drivers, addresses)
+RULES = (same_host, devices, cpu, versions, families, drivers, addresses)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -24,6 +25,8 @@ MLX5 = VfioVariant(ALIAS, "mlx5_vfio_pci", "mlx5_vfio_pci")
 FEATURES = ("stop-copy", "p2p", "pre-copy", "dirty-tracking")
 UUID = "00000000-0000-4000-8000-000000009000"
 """Of the first vGPU at bus 9."""
+_BOOTS = count()
+"""Each host is another one."""
 
 
 def network(address: str, **changes: Any) -> PciDevice:
@@ -68,6 +71,7 @@ def network_host(*functions: PciDevice, **changes: Any) -> HostSnapshot:
         "architecture": "x86_64",
         "cpu_address_bits": 46,
         "kernel_release": "6.18.3",
+        "boot_id": f"boot {next(_BOOTS)}",
     }
     return host(*found, **{**common, **changes})
 
@@ -83,5 +87,6 @@ def vgpu_host(*sizes: int, version: str = "580.65", **changes: Any) -> HostSnaps
         "kernel_release": "6.8.0",
         "topology": NODES,
         "cpu_vendor": "AuthenticAMD",
+        "boot_id": f"boot {next(_BOOTS)}",
     }
     return replace(known, **{**common, **changes})

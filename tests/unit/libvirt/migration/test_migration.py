@@ -280,6 +280,14 @@ def test_a_mediated_device_becomes_a_virtual_function_from_11_0_on() -> None:
     assert rules(target(ONE_VGPU, here, old)) == ["migration-family", "migration-older-libvirt"]
 
 
+def test_a_snapshot_of_the_same_host_is_no_target() -> None:
+    here = replace(network_host(), boot_id="e5a0")
+    assert rules(target(ONE_VF, here, here)) == ["migration-same-host"]
+    assert rules(target(ONE_VF, here, replace(here, boot_id="77c1"))) == []
+    unknown = replace(here, boot_id=None)
+    assert rules(target(ONE_VF, unknown, unknown)) == []
+
+
 def test_one_target_that_fits_is_enough() -> None:
     found = report(ONE_VF, network_host(), a=host(), b=network_host())
     assert [other.fits for other in found.targets] == [False, True]
