@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import LEAVE_IT_OUT, Diagnostic, Option, Remedy, allow, blocker
 from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.pci.drivers import best_variant
-from vfiomgr.pci.iommu import blockers, iommu_remedy
+from vfiomgr.pci.iommu import blockers, gets_group_late, iommu_remedy
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def silence(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
 def isolation(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function without IOMMU group: a guest could write to all of the host's memory."""
-    if host.iommu.is_on and device.iommu_group is None:
+    if host.iommu.is_on and device.iommu_group is None and not gets_group_late(host, device):
         yield blocker(
             "no-group",
             device,

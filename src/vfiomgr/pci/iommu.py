@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from vfiomgr import paths
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.model import is_address
+from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -188,6 +189,8 @@ _BY_CPU = {
 """Zhaoxin CPUs have an Intel-compatible IOMMU, Hygon CPUs an AMD-compatible one."""
 _BY_ARCHITECTURE = {None: _UNKNOWN, "x86_64": _UNKNOWN, "aarch64": _ARM}
 _ARM_RELEASES = ("arm64", "aarch64")
+_FIRST_WITH_EARLY_GROUPS = Version(6, 15)
+"""Since bcb81ac6ae3c in drivers/iommu/iommu.c; before, a probe reads IORT and device trees."""
 
 
 def iommu_remedy(host: HostSnapshot) -> str:
@@ -234,3 +237,16 @@ def _guessed(host: HostSnapshot) -> _Kind:
     if any(name in (host.kernel_release or "") for name in _ARM_RELEASES):
         return _ARM
     return _BY_ARCHITECTURE.get(host.architecture, _OTHER)
+
+
+def gets_group_late(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether the kernel assigns the IOMMU group only when a driver is bound.
+
+    Kernels of ARM before Linux 6.15 do (iort_iommu_configure_id and of_iommu_configure, called by
+    pci_dma_configure). vfio-pci refuses a function that has none then, but for no-IOMMU mode.
+    """
+    if device.driver is not None or device.iommu_group is not None or host.vfio.is_noiommu_on:
+        return False
+    kernel = host.kernel_version
+    is_early = kernel is not None and kernel >= _FIRST_WITH_EARLY_GROUPS
+    return host.iommu.is_on and _kind(host) is _ARM and not is_early

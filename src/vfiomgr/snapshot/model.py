@@ -19,6 +19,7 @@ from vfiomgr.persistence.model import (
     parse_rule,
 )
 from vfiomgr.snapshot.values import DeviceState, DeviceUser, HostFacts
+from vfiomgr.units import Version
 from vfiomgr.vgpu.model import (
     GpuMode,
     GpuPartition,
@@ -107,6 +108,12 @@ class HostSnapshot(HostFacts):
     def access(self, path: str) -> NodeAccess | None:
         """Owner and mode of a node of VFIO."""
         return self._access_by_node.get(path)
+
+    @property
+    def kernel_version(self) -> Version | None:
+        """The version of the kernel, if it is known."""
+        release = self.kernel_release or ""
+        return Version.parse(release) if release[:1].isdecimal() else None
 
     @cached_property
     def _access_by_node(self) -> dict[str, NodeAccess]:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.library import not_checked
 from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
@@ -216,6 +217,34 @@ def test_other_platforms_are_not_told_of_intels_options(known: dict[str, str], h
 def test_a_device_outside_of_all_groups_is_refused() -> None:
     host = host_of(NIC, replace(GPU, iommu_group=None))
     assert "has no IOMMU group" in refusal(host, "0000:04:00.0").message
+
+
+def on_arm(**changes: Any) -> HostSnapshot:
+    """A host of Linux 6.12 on ARM, whose GPU has no driver, and so no group."""
+    host = host_of(NIC, replace(GPU, iommu_group=None, driver=None))
+    smmu = IommuState(("smmu3.0x0000000009050000",), firmware_tables=("IORT",), has_groups=True)
+    common = {"cpu_vendor": None, "kernel_release": "6.12.48-arm64", "iommu": smmu}
+    return replace(host, **{**common, **changes})
+
+
+def test_on_arm_a_function_gets_its_group_with_its_driver() -> None:
+    host, request = on_arm(), Bind((GPU.address,))
+    assert moved(bind(host, "0000:04:00.0")) == ["0000:04:00.0"]
+    told = "the IOMMU group of 0000:04:00.0: this kernel assigns it to bound functions"
+    assert told in not_checked(host, request, plan(host, request))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kernel_release": "6.15.0"},
+        {"iommu": IommuState(("dmar0",), firmware_tables=("DMAR",), has_groups=True)},
+        {"vfio": VfioState(is_noiommu_on=True)},
+        {"devices": (NIC, replace(GPU, iommu_group=None, driver="nouveau"))},
+    ],
+)
+def test_elsewhere_it_has_one_or_is_not_isolated(changes: dict[str, Any]) -> None:
+    assert "has no IOMMU group" in refusal(on_arm(**changes), "0000:04:00.0").message
 
 
 def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:

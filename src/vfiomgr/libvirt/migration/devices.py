@@ -144,7 +144,7 @@ def _of_vendor(host: HostSnapshot, driver: str | None, link: str) -> Migratabili
     if driver is None or _NVIDIA not in driver:
         why = f"{driver or 'its driver'} is not known to migrate devices, or not to"
         return Migratability(is_possible=None, why=why, evidence=(link,))
-    kernel = kernel_version(host)
+    kernel = host.kernel_version
     if kernel is not None and kernel < _FIRST_KERNEL:
         why = f"Linux {host.kernel_release} is too old for NVIDIA's migration of vGPUs"
         return Migratability(is_possible=False, why=why, evidence=(link,))
@@ -154,9 +154,3 @@ def _of_vendor(host: HostSnapshot, driver: str | None, link: str) -> Migratabili
         condition="the other host needs a compatible release of NVIDIA's driver",
         evidence=(link,),
     )
-
-
-def kernel_version(host: HostSnapshot) -> Version | None:
-    """The version of the kernel, if it is known."""
-    release = host.kernel_release or ""
-    return Version.parse(release) if release[:1].isdecimal() else None
