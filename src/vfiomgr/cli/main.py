@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import warnings
@@ -15,6 +14,7 @@ import click
 
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
+from vfiomgr.cli.garbage import collect_seldom
 from vfiomgr.cli.options import FormerTable, LazyGroup, Options, session_options
 from vfiomgr.cli.output import note, note_text, print_error, print_error_document
 from vfiomgr.cli.usage import explained
@@ -78,8 +78,6 @@ _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 _COMPLETE = "_VFIOMGR_COMPLETE"
 """The variable in which a shell asks for completion."""
-_UNCOLLECTED = 100_000
-"""Objects that are made before cycles among them are searched: a command makes hardly any."""
 
 
 class _Commands(LazyGroup):
@@ -158,7 +156,7 @@ def _show_traceback(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    gc.set_threshold(_UNCOLLECTED)
+    collect_seldom()
     options = Options()
     warnings.showwarning = _show_warning
     if _COMPLETE in os.environ:

@@ -10,6 +10,7 @@ import click
 from vfiomgr import passthrough
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
 from vfiomgr.cli.completion import complete_address, complete_owner, complete_vfio_driver
+from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -369,6 +370,7 @@ def watch(session: Session) -> None:
     Examples:
       vfiomgr persist watch
     """
+    collect_as_usual()
     passthrough.watch_machine(session)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from vfiomgr.cli.changes import host_of, shown_wait
+from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import CHANGING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session
@@ -67,6 +68,7 @@ def watch(
     if session.snapshot is not None or session.tree.root != session.machine.root:
         message = "cannot watch another host: only this machine reports events of its devices"
         raise UsageError(message, "remove --root and --snapshot")
+    collect_as_usual()
     source = _FollowedLayout(session, file, name, frozenset(allow))
     try:
         changes = DeviceChanges(session.tree)  # before the first look, so that nothing is missed

@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from vfiomgr.cli.changes import host_of
+from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
@@ -271,6 +272,7 @@ def run(
         debounce=debounce,
         pods_interval=pods_interval,
     )
+    collect_as_usual()
     _optional("vfiomgr.node.agent").run(settings, note)
 
 
@@ -324,6 +326,7 @@ def scan(session: Session) -> None:
     """Scan the host for an agent, which starts this command itself."""
     render = _optional("vfiomgr.node.metrics").render
     host = host_of(session, on_step=None)
+    collect_as_usual()
     try:
         import_module("vfiomgr.node.scanner").serve(
             host, sys.stdin.fileno(), sys.stdout.fileno(), render
@@ -338,6 +341,7 @@ def scan(session: Session) -> None:
 def create(session: Session) -> None:
     """Create and remove vGPUs for an agent, which starts this command itself."""
     host = host_of(session, on_step=None)
+    collect_as_usual()
     try:
         import_module("vfiomgr.node.dra.vgpus").serve(host, sys.stdin.buffer, sys.stdout.fileno())
     except (KeyboardInterrupt, BrokenPipeError):
