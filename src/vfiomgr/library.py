@@ -27,10 +27,8 @@ from vfiomgr.engine.journal_files import unusable
 from vfiomgr.engine.plan import Request
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
-from vfiomgr.passthrough import steps
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
-from vfiomgr.pci.iommu import gets_group_late
 from vfiomgr.pci.model import device_text
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.source import HostSource
@@ -443,9 +441,4 @@ def _not_checked(host: HostSnapshot, request: Request) -> Iterator[str]:
             yield "mounts in other namespaces and disks in exclusive use: requires root"
     if host.host_uses is None:
         yield "mounted file systems and the default route: no /proc on this host"
-    driver = request.driver if isinstance(request, steps.Bind) else None
-    if driver is not None and host.vfio_modules is None:
-        yield f"whether driver {driver} exists: no module lists on this host"
-    for device in map(host.device_named, map(str, request.named_functions)):
-        if device is not None and gets_group_late(host, device):
-            yield f"the IOMMU group of {device.address}: this kernel assigns it to bound functions"
+    yield from request.not_checked(host)

@@ -11,6 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import CLASS_VGA
 from vfiomgr.snapshot.model import UNIDENTIFIED
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -139,7 +140,8 @@ def _ids(device: PciDevice) -> str:
 
 _WEAK = frozenset({"bus", "pm"})
 
-_EVICTING_MAJOR = 6
+_FIRST_EVICTING = Version(6, 0)
+"""The first kernel whose vfio-pci removes the firmware framebuffer from VGA functions."""
 
 
 def none(host: HostSnapshot) -> Iterator[Diagnostic]:
@@ -283,22 +285,18 @@ def _power(device: PciDevice) -> str:
     return f", power_state {device.power_state}" if device.power_state else ""
 
 
-def _evicts(release: str | None) -> bool:
-    """Whether vfio-pci of this kernel removes the firmware framebuffer from VGA functions."""
-    major = (release or "").partition(".")[0]
-    return major.isdecimal() and int(major) >= _EVICTING_MAJOR
-
-
 def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     """Report a framebuffer that vfio-pci does not remove.
 
     vfio_pci_vga_init removes it from VGA functions only, since Linux 6.0.
     """
     claims = facts.framebuffers or ()
+    kernel = host.kernel_version
+    evicts = kernel is not None and kernel >= _FIRST_EVICTING
     for device in host.devices:
         names = ", ".join(claim.name for claim in claims if claim.device == device.address)
         is_vga = device.class_code.startswith(CLASS_VGA)
-        if not names or (is_vga and _evicts(host.kernel_release)):
+        if not names or (is_vga and evicts):
             continue
         kept = "" if is_vga else "; vfio-pci removes it from VGA functions only"
         since = "before Linux 6.0, " if is_vga else ""

@@ -93,6 +93,10 @@ class Request:
         """The vGPU types that it names, if no others matter; None if all do."""
         return None
 
+    def not_checked(self, _host: HostSnapshot) -> Iterable[str]:
+        """What a plan of it for this host could not check, besides uses of devices."""
+        return ()
+
     @property
     def only_paths(self) -> tuple[str, ...] | None:
         """The files that it concerns, if it needs no other fact of the host; otherwise None."""

@@ -11,11 +11,15 @@ from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import echo
 from vfiomgr.pci.capabilities import ResetMethod
 from vfiomgr.pci.drivers import DriverState, OriginalState
+from vfiomgr.pci.iommu import gets_group_late
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 class Bind(Request, Value):
@@ -52,6 +56,15 @@ class Bind(Request, Value):
     def needs_resets(self) -> bool:
         """Needed to explain why a reset method cannot be chosen."""
         return self.reset_method is not None
+
+    def not_checked(self, host: HostSnapshot) -> Iterator[str]:
+        """Whether the named driver exists, and groups that the kernel assigns later."""
+        if self.driver is not None and host.vfio_modules is None:
+            yield f"whether driver {self.driver} exists: no module lists on this host"
+        for device in map(host.device_named, map(str, self.addresses)):
+            if device is not None and gets_group_late(host, device):
+                what = "this kernel assigns it to bound functions"
+                yield f"the IOMMU group of {device.address}: {what}"
 
 
 class Unbind(Request, Value):
