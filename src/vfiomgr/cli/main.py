@@ -14,7 +14,6 @@ import click
 
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
-from vfiomgr.cli.garbage import collect_seldom
 from vfiomgr.cli.options import FormerTable, LazyGroup, Options, session_options
 from vfiomgr.cli.output import note, note_text, print_error, print_error_document
 from vfiomgr.cli.usage import explained
@@ -156,7 +155,6 @@ def _show_traceback(error: BaseException) -> None:
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    collect_seldom()
     options = Options()
     warnings.showwarning = _show_warning
     if _COMPLETE in os.environ:
