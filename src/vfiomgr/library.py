@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from vfiomgr import check, engine
+from vfiomgr import check, engine, topology
 from vfiomgr import layout as layouts
 from vfiomgr import vgpu as vgpu_requests
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
@@ -32,7 +32,6 @@ from vfiomgr.paths import BOOT_ID, MACHINE
 from vfiomgr.pci.model import device_text
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.snapshot.source import HostSource
-from vfiomgr.topology.build import build as build_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -164,7 +163,7 @@ class Host(HostSource):
 
         """
         host = self.scan(with_users=True, with_links=True)
-        return build_topology(host, self.addresses(devices))
+        return topology.tree_of(host, self.addresses(devices))
 
     def check(self) -> Report:
         """Check whether this host is ready for passthrough: findings with evidence and remedy."""
@@ -407,6 +406,7 @@ class Host(HostSource):
             with_resets=request.needs_resets,
             with_gpu_modes=request.needs_gpu_modes,
             only_types=request.named_types,
+            about=request.only_functions,
             serials_of=slots,
         )
 

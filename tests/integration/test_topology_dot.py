@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import dgx, vgpu_server
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import rows, view
 from vfiomgr.topology.render import render_dot
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(DOT is None, reason="Graphviz is not installed (
 def drawn(host: HostSnapshot, form: str) -> str:
     return subprocess.run(
         [str(DOT), f"-T{form}"],
-        input=render_dot(view(build(host))),
+        input=render_dot(view(tree_of(host))),
         capture_output=True,
         text=True,
         check=True,
@@ -37,7 +37,7 @@ def drawn(host: HostSnapshot, form: str) -> str:
 
 @pytest.mark.parametrize("host", [vgpu_server(), dgx()], ids=["vgpu", "dgx"])
 def test_graphviz_draws_every_item(host: HostSnapshot) -> None:
-    shown = list(rows(view(build(host)), unfold=False))
+    shown = list(rows(view(tree_of(host)), unfold=False))
     plain = drawn(host, "plain")
     assert len(re.findall(r"^node ", plain, re.MULTILINE)) == len(shown)
     assert len(re.findall(r"^edge ", plain, re.MULTILINE)) == len(shown) - 1

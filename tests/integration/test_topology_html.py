@@ -17,7 +17,7 @@ from tests.unit.topology.test_hostile import MARKUP
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import rows, view
 from vfiomgr.topology.render import render_html, render_svg
 
@@ -126,7 +126,7 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[[HostSnapshot], Pa
     pages: list[Page] = []
 
     def open_it(host: HostSnapshot) -> Page:
-        topology = build(host)
+        topology = tree_of(host)
         file = tmp_path / "host.html"
         file.write_text(render_html(topology, view(topology)))
         pages.append(Page(browser, file))
@@ -140,7 +140,7 @@ def expected(host: HostSnapshot) -> list[str]:
     """The titles that a page shows at first: what is folded is closed."""
     closed: list[int] = []
     found = []
-    for row in rows(view(build(host)), unfold=True):
+    for row in rows(view(tree_of(host)), unfold=True):
         while closed and closed[-1] >= row.depth:
             closed.pop()
         if not closed:
@@ -154,7 +154,7 @@ def expected(host: HostSnapshot) -> list[str]:
 def test_it_shows_the_tree_with_folds_closed(opened: Any, host: HostSnapshot) -> None:
     page = opened(host)
     assert page.titles() == expected(host)
-    assert page.all_titles() == [row.item.title for row in rows(view(build(host)), unfold=True)]
+    assert page.all_titles() == [row.item.title for row in rows(view(tree_of(host)), unfold=True)]
 
 
 def test_it_is_a_tree_for_those_who_do_not_see_it(opened: Any) -> None:
@@ -313,7 +313,7 @@ def test_the_texts_of_the_svg_fit_into_their_boxes(
     browser: Any, tmp_path: Path, host: HostSnapshot
 ) -> None:
     """The widths that the SVG reckons with are those of a real font."""
-    topology = build(host)
+    topology = tree_of(host)
     file = tmp_path / "host.svg"
     file.write_text(render_svg(topology, view(topology)))
     browser.get(file.as_uri())

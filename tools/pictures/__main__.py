@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests import api
 from tests.fakes.servers import dgx, vgpu_server
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
 from vfiomgr.topology.render import render_html, render_svg
 
@@ -24,7 +24,7 @@ def pictures() -> Iterator[tuple[Path, str]]:
     for name, make in _HOSTS.items():
         with tempfile.TemporaryDirectory() as directory:
             host = api.scan(make(Path(directory)), with_users=True, with_links=True)
-        topology = build(host)
+        topology = tree_of(host)
         root = view(topology)
         yield DOCS / f"images/topology-{name}.svg", render_svg(topology, root)
         yield DOCS / f"topology-{name}.html", render_html(topology, root)

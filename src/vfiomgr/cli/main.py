@@ -14,8 +14,8 @@ import click
 
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
-from vfiomgr.cli.options import FormerTable, LazyGroup, Options, session_options
-from vfiomgr.cli.output import note, note_text, print_error, print_error_document
+from vfiomgr.cli.options import FormerTable, LazyGroup, Options, prepare, session_options
+from vfiomgr.cli.output import note, note_text, print_error, print_error_document, say
 from vfiomgr.cli.usage import explained
 from vfiomgr.errors import VfiomgrError
 
@@ -94,13 +94,22 @@ class _Commands(LazyGroup):
         return super().get_command(ctx, cmd_name)
 
 
-@click.group(
-    cls=_Commands,
-    table=_COMMANDS,
-    unlisted=_FORMER,
-    context_settings={"help_option_names": ["-h", "--help"]},
+def _show_version(context: click.Context, _parameter: click.Parameter, value: object) -> None:
+    if value and not context.resilient_parsing:
+        say(f"vfiomgr, version {__version__}")
+        context.exit()
+
+
+@click.group(cls=_Commands, table=_COMMANDS, unlisted=_FORMER)
+@click.option(
+    "-V",
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
-@click.version_option(__version__, "-V", "--version", prog_name="vfiomgr")
 @session_options(from_environment=True)
 def cli() -> None:
     """Assign PCI devices and vGPUs to virtual machines and containers.
@@ -128,6 +137,9 @@ def cli() -> None:
 
     Each option below can also be set as VFIOMGR_<OPTION>, e.g. VFIOMGR_FORMAT=json.
     """
+
+
+prepare(cli)
 
 
 def _be_interruptible() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from vfiomgr.cli.output import say_text
 from vfiomgr.paths import MACHINE
 
 if TYPE_CHECKING:
@@ -381,7 +382,7 @@ class LazyGroup(click.Group):
         module, attribute = place
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours
-        _refer_to_top(command)
+        prepare(command)
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
@@ -407,10 +408,33 @@ class LazyGroup(click.Group):
 _EPILOG = "Options of all commands (--root, --snapshot, -v, --debug): see vfiomgr --help"
 
 
-def _refer_to_top(command: click.Command) -> None:
-    """Refer to the top-level help for shared options, in the help of all commands below."""
-    if not isinstance(command, click.Group):
+def prepare(command: click.Command) -> None:
+    """Have a command and those below it print their help, which refers to shared options.
+
+    The help option of click itself looks for a translation, which takes two milliseconds.
+    """
+    if command.add_help_option:
+        command.add_help_option = False
+        command.params.append(_help_option())
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            prepare(below)
+    else:
         command.epilog = command.epilog or _EPILOG
-        return
-    for below in command.commands.values():
-        _refer_to_top(below)
+
+
+def _help_option() -> click.Option:
+    return click.Option(
+        ["-h", "--help"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_show_help,
+        help="Show this message and exit.",
+    )
+
+
+def _show_help(context: click.Context, _parameter: click.Parameter, value: object) -> None:
+    if value and not context.resilient_parsing:
+        say_text(f"{context.get_help()}\n")
+        context.exit()

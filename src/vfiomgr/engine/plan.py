@@ -79,6 +79,11 @@ class Request:
         return ()
 
     @property
+    def only_functions(self) -> frozenset[PciAddress] | None:
+        """The functions that it is about, if what it cannot touch does not matter; else None."""
+        return None
+
+    @property
     def needs_resets(self) -> bool:
         """Whether the reset capabilities of functions are read."""
         return False

@@ -56,6 +56,7 @@ def scan_for(
         with_resets=any(one.needs_resets for one in requests),
         with_gpu_modes=any(one.needs_gpu_modes for one in requests),
         only_types=_named_types(requests),
+        about=_named_functions(requests),
         serials_of=frozenset(slot for one in requests for slot in slots_with_serials(tree, one)),
     )
 
@@ -66,6 +67,14 @@ def _named_types(requests: Iterable[Request]) -> frozenset[str] | None:
     if not named or any(types is None for types in named):
         return None
     return frozenset(name for types in named for name in types or ())
+
+
+def _named_functions(requests: Iterable[Request]) -> frozenset[PciAddress] | None:
+    """The functions that several requests are about; None if one needs all."""
+    named = [one.only_functions for one in requests]
+    if not named or any(functions is None for functions in named):
+        return None
+    return frozenset(address for functions in named for address in functions or ())
 
 
 def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:

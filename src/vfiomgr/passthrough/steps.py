@@ -53,6 +53,11 @@ class Bind(Request, Value):
         return self.addresses
 
     @property
+    def only_functions(self) -> frozenset[PciAddress] | None:
+        """The named functions, if no reset method is chosen, which can concern others."""
+        return None if self.needs_resets else frozenset(self.addresses)
+
+    @property
     def needs_resets(self) -> bool:
         """Needed to explain why a reset method cannot be chosen."""
         return self.reset_method is not None
@@ -83,6 +88,11 @@ class Unbind(Request, Value):
     def named_functions(self) -> tuple[PciAddress, ...]:
         """The functions that the request names."""
         return self.addresses
+
+    @property
+    def only_functions(self) -> frozenset[PciAddress] | None:
+        """The named functions."""
+        return frozenset(self.addresses)
 
 
 class ResetCheckpoint(Checkpoint):

@@ -13,7 +13,7 @@ from vfiomgr.pci.model import Bar, PciAddress, is_address
 from vfiomgr.pci.tsm import DeviceSecurity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
 
@@ -100,12 +100,16 @@ class Functions:
     """The directories of functions, listed once for everything that a scan reads.
 
     `for_table` limits a function to what a table shows, in which a virtual function is only
-    counted: of thousands, everything takes three times as long.
+    counted: of thousands, everything takes three times as long. With `whole`, other virtual
+    functions are only counted, too.
     """
 
-    def __init__(self, tree: HostTree, *, for_table: bool = False) -> None:
+    def __init__(
+        self, tree: HostTree, *, for_table: bool = False, whole: Container[str] | None = None
+    ) -> None:
         self._tree = tree
         self._for_table = for_table
+        self._whole = whole
         self._known: dict[str, Function] = {}
         self._nvidia: frozenset[str] | None = None
         self._physical: dict[str, PciAddress] = {}
@@ -115,10 +119,11 @@ class Functions:
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = Function(self._tree, PCI_DEVICES / name)
-            if self._for_table:
-                wanted = _FOR_GUESTS if "physfn" in known.entries else _IN_TABLES
+            if self.is_counted(name):
+                known.entries &= _FOR_GUESTS
+            elif self._for_table:
                 virtual = (entry for entry in known.entries if entry.startswith("virtfn"))
-                known.entries = known.entries.intersection(wanted).union(virtual)
+                known.entries = (known.entries & _IN_TABLES).union(virtual)
         return known
 
     def nodes(self, name: str, driver: str | None) -> tuple[str, ...]:
@@ -142,8 +147,9 @@ class Functions:
         return (f"/dev/nvidia{minor[1]}",) if minor else ("/dev/nvidiactl",)
 
     def is_counted(self, name: str) -> bool:
-        """Whether a table only counts the function."""
-        return self._for_table and "physfn" in self.of(name).entries
+        """Whether only that a function is there, and for whom, is asked."""
+        is_asked = not self._for_table and (self._whole is None or name in self._whole)
+        return not is_asked and "physfn" in self.of(name).entries
 
     def virtual(self, name: str) -> tuple[PciAddress, ...]:
         """The virtual functions of a function, by its links."""
@@ -156,6 +162,30 @@ class Functions:
     def physical(self, name: str) -> PciAddress | None:
         """The physical function of a virtual one; its link is only read if nothing links here."""
         return self._physical.get(name) or address_in(self.of(name).link_name("physfn"))
+
+
+def touched_by(tree: HostTree, names: Iterable[str]) -> frozenset[str]:
+    """The functions that a change of these can touch, directly or through another one.
+
+    They share a slot or an IOMMU group, or are virtual functions of one function, or that one.
+    """
+    by_slot: dict[str, list[str]] = {}
+    for name in filter(is_address, tree.children(PCI_DEVICES)):
+        by_slot.setdefault(name.rpartition(".")[0], []).append(name)
+    touched: set[str] = set()
+    ahead = set(names)
+    while ahead:
+        name = ahead.pop()
+        touched.add(name)
+        function = Function(tree, PCI_DEVICES / name)
+        beside = {
+            *by_slot.get(name.rpartition(".")[0], ()),
+            *filter(is_address, tree.children(function.directory / "iommu_group/devices")),
+            *map(str, virtual_functions_of(function)),
+            function.link_name("physfn") or name,
+        }
+        ahead |= beside.difference(touched)
+    return frozenset(touched)
 
 
 class Identifiers(NamedTuple):

@@ -13,7 +13,7 @@ from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
 from vfiomgr.pci import accelerators, capabilities, drivers, guest_support, iommu, memory
 from vfiomgr.pci import facts as pci_facts
-from vfiomgr.pci.function import Functions
+from vfiomgr.pci.function import Functions, touched_by
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.persistence.initramfs.facts import read_initramfs
@@ -26,6 +26,7 @@ from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.values import HostUse
 
 
@@ -49,6 +50,9 @@ class FurtherFacts(TypedDict, total=False):
     """What the kernel has for guests: migration, confidential guests."""
     with_programs: bool
     """The versions of libvirt and QEMU, which are run for it, if `with_guests`."""
+    about: frozenset[PciAddress] | None
+    """The functions that a change is about. Virtual functions that it cannot touch
+    (`pci.function.touched_by`) are only counted, as by `list`; without it, none is."""
 
 
 def scan(
@@ -64,7 +68,13 @@ def scan(
     `with_claims` tests whether the kernel uses disks, by opening idle ones briefly, if users are
     read. Serial numbers are read in the slots of `serials_of`.
     """
-    host = scan_devices(tree, machine, serials_of, only_types=further.get("only_types"))
+    host = scan_devices(
+        tree,
+        machine,
+        serials_of,
+        only_types=further.get("only_types"),
+        about=further.get("about"),
+    )
     if further.get("with_gpu_modes"):
         host = with_gpu_modes(host, tree)
     with_users = further.get("with_users", False)
@@ -153,14 +163,16 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     *,
     for_table: bool = False,
     only_types: frozenset[str] | None = None,
+    about: frozenset[PciAddress] | None = None,
 ) -> HostSnapshot:
     """Read the facts for lists: functions, groups and vGPUs, without their users.
 
     With `only`, the result contains no other functions than those in these slots; `for_table`
     leaves out what the table of `list` does not show, also the groups of the host's drivers.
-    `only_types` is described in `FurtherFacts`.
+    `only_types` and `about` are described in `FurtherFacts`.
     """
-    functions, names = Functions(tree, for_table=for_table), Names(tree, machine)
+    whole = None if about is None else touched_by(tree, map(str, about))
+    functions, names = Functions(tree, for_table=for_table, whole=whole), Names(tree, machine)
     found, unidentified = pci_facts.read_devices(tree, names, functions, serials_of, only)
     devices = pci_facts.mark_displays(pci_facts.read_console(tree), functions, found)
     if unidentified:

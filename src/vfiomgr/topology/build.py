@@ -111,7 +111,7 @@ memory controllers, host and ISA bridges, serial ports, management engines, syst
 SMBus, performance counters, signal processing, instrumentation."""
 
 
-def build(host: HostSnapshot, only: Collection[PciAddress] = ()) -> Topology:
+def tree_of(host: HostSnapshot, only: Collection[PciAddress] = ()) -> Topology:
     """The topology of a host; with `only`, the branches of these functions.
 
     Raises:

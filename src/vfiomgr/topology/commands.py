@@ -15,7 +15,7 @@ from vfiomgr.cli.output import document_text, note, note_no_devices, print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
 from vfiomgr.topology.render import ASCII, BOXES, render_dot, render_html, render_svg, render_text
 
@@ -79,7 +79,7 @@ def topology(
     """
     form = form or _usual_form(session, output)
     host = session.scan(with_users=True, with_links=True)
-    found = build(host, session.addresses(addresses))
+    found = tree_of(host, session.addresses(addresses))
     if not host.devices:
         note_no_devices(host)
     if not found.knows_links:

@@ -207,7 +207,7 @@ def test_every_option_of_every_command_has_an_example_with_a_value() -> None:
 
 
 def test_help_on_domains_shows_each_option_of_its_own_in_use() -> None:
-    everywhere = {option.name for option in click.Command("x", params=_shared()).params}
+    everywhere = {"help", *(option.name for option in click.Command("x", params=_shared()).params)}
     shown = 0
     for context in commands(click.Context(cli, info_name="vfiomgr", **cli.context_settings)):
         if " libvirt " not in context.command_path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests import api
 from tests.fakes import servers
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,4 +64,4 @@ def path_to(topology: Topology, wanted: str) -> list[str]:
 
 def made(host: HostSnapshot) -> dict[str, TopologyNode]:
     """The nodes of a host by their identifiers."""
-    return by_id(build(host))
+    return by_id(tree_of(host))

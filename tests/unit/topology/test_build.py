@@ -16,7 +16,7 @@ from tests.unit.topology.hosts import by_id, dgx, made, nodes, path_to, vgpu_ser
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def link(address: str, *numbers: float | None) -> PciLink:
 def test_a_vgpu_is_below_its_function_its_gpu_the_port_and_the_node() -> None:
     host = vgpu_server()
     vgpu = host.vgpus[0]
-    assert path_to(build(host), vgpu.name) == [
+    assert path_to(tree_of(host), vgpu.name) == [
         "host host",
         "numa-node numa 0",
         "root-complex pci0000:00",
@@ -58,7 +58,7 @@ def test_a_vgpu_is_below_its_function_its_gpu_the_port_and_the_node() -> None:
 
 
 def test_a_gpu_behind_a_switch_is_below_both_of_its_ports() -> None:
-    assert path_to(build(dgx()), "0000:88:00.0") == [
+    assert path_to(tree_of(dgx()), "0000:88:00.0") == [
         "host host",
         "numa-node numa 1",
         "root-complex pci0000:80",
@@ -71,13 +71,13 @@ def test_a_gpu_behind_a_switch_is_below_both_of_its_ports() -> None:
 
 def test_every_function_is_drawn_once() -> None:
     for host in (vgpu_server(), dgx()):
-        drawn = [node.address for node in nodes(build(host).root) if node.address]
+        drawn = [node.address for node in nodes(tree_of(host).root) if node.address]
         assert sorted(drawn) == [device.address for device in host.devices]
 
 
 def test_functions_behind_vmd_are_below_it(tmp_path: Path) -> None:
     host = api.scan(workstation(tmp_path), with_links=True)
-    assert path_to(build(host), "10000:01:00.0") == [
+    assert path_to(tree_of(host), "10000:01:00.0") == [
         "host host",
         "numa-node numa 0",
         "root-complex pci0000:00",
@@ -100,7 +100,7 @@ def test_vgpus_without_a_pci_parent_have_their_own_place(tmp_path: Path) -> None
     kernel = samples_host(tmp_path)
     uuid = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
     api.apply(CreateVgpu((uuid,), type="mtty-1"), tree=kernel)
-    assert path_to(build(api.scan(kernel)), uuid) == [
+    assert path_to(tree_of(api.scan(kernel)), uuid) == [
         *("host host", "vgpu-parent mtty", f"vgpu {uuid}")
     ]
 
@@ -108,15 +108,15 @@ def test_vgpus_without_a_pci_parent_have_their_own_place(tmp_path: Path) -> None
 def test_only_the_branches_asked_for() -> None:
     host = vgpu_server()
     (vf, gpu) = (PciAddress.parse(name) for name in ("0000:08:00.5", "0000:82:00.0"))
-    found = by_id(build(host, [vf, gpu]))
+    found = by_id(tree_of(host, [vf, gpu]))
     assert set(found) == {
         *("host", "numa 0", "pci0000:00", "0000:00:03.0", "0000:08:00.0", str(vf)),
         *("numa 1", "pci0000:80", "0000:80:02.0", str(gpu)),
     }
-    whole = by_id(build(host, [PciAddress.parse("0000:08:00.0")]))
+    whole = by_id(tree_of(host, [PciAddress.parse("0000:08:00.0")]))
     assert {str(device.address) for device in host.devices if device.address.bus == 8} <= set(whole)
     with pytest.raises(UnknownDevice):
-        build(host, [PciAddress.parse("0000:99:00.0")])
+        tree_of(host, [PciAddress.parse("0000:99:00.0")])
 
 
 def test_what_uses_a_function() -> None:
@@ -130,9 +130,11 @@ def test_what_uses_a_function() -> None:
 
 
 def test_problems_of_the_made_hosts() -> None:
-    marked = {node.id: problems(node) for node in nodes(build(dgx()).root) if node.problems}
+    marked = {node.id: problems(node) for node in nodes(tree_of(dgx()).root) if node.problems}
     assert marked == {"0000:44:00.0": ["link-width"], "0000:c8:00.0": ["not-responding"]}
-    marked = {node.id: problems(node) for node in nodes(build(vgpu_server()).root) if node.problems}
+    marked = {
+        node.id: problems(node) for node in nodes(tree_of(vgpu_server()).root) if node.problems
+    }
     assert marked == {"0000:08:00.0": ["link-width"], "0000:01:00.0": ["boot-display"]}
 
 
@@ -210,15 +212,15 @@ def test_a_group_of_one_slot_is_no_problem_on_the_host_driver() -> None:
 
 
 def test_problems_of_the_host(tmp_path: Path) -> None:
-    found = build(api.scan(without_iommu(tmp_path)))
+    found = tree_of(api.scan(without_iommu(tmp_path)))
     assert problems(found.root) == ["iommu-off"]
     assert found.is_iommu_on is False
     host = replace(host_of(pci_device()), pci_unidentified=("0000:09:00.0",))
-    (problem,) = build(host).root.problems
+    (problem,) = tree_of(host).root.problems
     assert problem.text == "cannot identify 0000:09:00.0"
     unknown = replace(host, iommu=replace(host.iommu, is_known=False, has_groups=False))
-    assert build(unknown).is_iommu_on is None
-    assert problems(build(unknown).root) == ["unidentified"]
+    assert tree_of(unknown).is_iommu_on is None
+    assert problems(tree_of(unknown).root) == ["unidentified"]
 
 
 def test_the_node_of_a_complex_is_that_of_most_of_its_functions() -> None:
@@ -264,7 +266,7 @@ def test_no_snapshot_leads_round_in_a_circle(seed: int) -> None:
         )
         for name in names
     ]
-    found = by_id(build(host_of(*devices)))
+    found = by_id(tree_of(host_of(*devices)))
     assert {"host"} <= set(found) <= {"host", "numa 0", "numa 1", *names, *_complexes(found)}
 
 

@@ -15,7 +15,7 @@ from tests.fakes import servers
 from tests.unit.topology.hosts import vgpu_server
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.topology import commands
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
 from vfiomgr.topology.render import ASCII, render_text
 
@@ -34,7 +34,7 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 def test_the_tree_is_the_default(run: Run) -> None:
     answer = run("topology")
-    assert answer.stdout == render_text(view(build(vgpu_server())))
+    assert answer.stdout == render_text(view(tree_of(vgpu_server())))
     assert (answer.status, answer.stderr) == (0, "")
 
 
@@ -141,12 +141,12 @@ class Terminal(io.TextIOWrapper):
 def on_terminal(patch: pytest.MonkeyPatch, encoding: str = "utf-8", columns: int = 80) -> str:
     patch.setattr(sys, "stdout", Terminal(encoding))
     patch.setenv("COLUMNS", str(columns))
-    return commands._for_terminal(build(vgpu_server()), unfold=False)
+    return commands._for_terminal(tree_of(vgpu_server()), unfold=False)
 
 
 def test_a_terminal_gets_colours_and_lines_of_its_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    root = view(build(vgpu_server()))
+    root = view(tree_of(vgpu_server()))
     assert on_terminal(monkeypatch) == render_text(root, width=80, has_colours=True)
     monkeypatch.setenv("NO_COLOR", "1")
     assert on_terminal(monkeypatch, columns=200) == render_text(root, width=200)
@@ -154,6 +154,6 @@ def test_a_terminal_gets_colours_and_lines_of_its_width(monkeypatch: pytest.Monk
 
 def test_a_locale_without_boxes_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    expected = render_text(view(build(vgpu_server())), glyphs=ASCII, width=80)
+    expected = render_text(view(tree_of(vgpu_server())), glyphs=ASCII, width=80)
     for encoding in ("ascii", "iso8859-1"):
         assert on_terminal(monkeypatch, encoding) == expected

@@ -13,7 +13,7 @@ from tests.unit.cli.test_hostile_names import IN_JSON, free_places, poisoned, re
 from tests.unit.topology.hosts import nodes, vgpu_server
 from vfiomgr.documents.text import printable
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
 from vfiomgr.topology.render import render_dot, render_html, render_svg, render_text
 
@@ -86,7 +86,7 @@ def test_the_places_are_those_that_the_picture_shows(places: frozenset[str]) -> 
 
 
 def test_the_tree_is_harmless(host: HostSnapshot, poison: str) -> None:
-    text = render_text(view(build(host)), unfold=True)
+    text = render_text(view(tree_of(host)), unfold=True)
     require_harmless(text)
     assert printable(poison) in text
 
@@ -122,7 +122,7 @@ def test_the_svg_has_the_boxes_of_a_plain_one(named: HostSnapshot, poison: str) 
 
 
 def test_dot_has_the_lines_of_a_graph_alone(host: HostSnapshot) -> None:
-    text = render_dot(view(build(host)), unfold=True)
+    text = render_dot(view(tree_of(host)), unfold=True)
     require_harmless(text)
     lines = text.splitlines()
     assert lines[0] == "digraph topology {"
@@ -131,24 +131,24 @@ def test_dot_has_the_lines_of_a_graph_alone(host: HostSnapshot) -> None:
 
 
 def test_dot_has_the_nodes_of_a_plain_one(named: HostSnapshot) -> None:
-    made, plain = (render_dot(view(build(one)), unfold=True) for one in (named, vgpu_server()))
+    made, plain = (render_dot(view(tree_of(one)), unfold=True) for one in (named, vgpu_server()))
     assert _EDGE.findall(made) == _EDGE.findall(plain)
     assert len(made.splitlines()) == len(plain.splitlines())
 
 
 def test_json_has_the_names_as_they_are(host: HostSnapshot, poison: str) -> None:
-    names = [node.name for node in nodes(build(host).root) if node.kind == "function"]
+    names = [node.name for node in nodes(tree_of(host).root) if node.kind == "function"]
     assert names
     assert all(name is not None and name.endswith(poison) for name in names)
 
 
 def _page(host: HostSnapshot) -> str:
-    topology = build(host)
+    topology = tree_of(host)
     return render_html(topology, view(topology))
 
 
 def _svg(host: HostSnapshot) -> str:
-    topology = build(host)
+    topology = tree_of(host)
     return render_svg(topology, view(topology))
 
 

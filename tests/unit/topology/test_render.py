@@ -14,7 +14,7 @@ from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import dgx, nodes, vgpu_server
 from vfiomgr.cli.output import document_text
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.topology.build import build
+from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import rows, view
 from vfiomgr.topology.render import ASCII, render_dot, render_html, render_svg, render_text
 
@@ -36,22 +36,22 @@ def parsed_xml(text: bytes) -> Any:
 
 
 def svg(host: HostSnapshot, *, unfold: bool = False) -> str:
-    topology = build(host)
+    topology = tree_of(host)
     return render_svg(topology, view(topology), unfold=unfold)
 
 
 def page(host: HostSnapshot, *, unfold: bool = False) -> str:
-    topology = build(host)
+    topology = tree_of(host)
     return render_html(topology, view(topology), unfold=unfold)
 
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_tree_is_golden(matches: Matches, name: str) -> None:
-    matches(f"topology-{name}.txt", render_text(view(build(HOSTS[name]()))))
+    matches(f"topology-{name}.txt", render_text(view(tree_of(HOSTS[name]()))))
 
 
 def test_the_other_formats_are_golden(matches: Matches) -> None:
-    topology = build(vgpu_server())
+    topology = tree_of(vgpu_server())
     matches("topology-vgpu.svg", svg(vgpu_server()))
     matches("topology-vgpu.html", page(vgpu_server()))
     matches("topology-vgpu.dot", render_dot(view(topology)))
@@ -60,7 +60,7 @@ def test_the_other_formats_are_golden(matches: Matches) -> None:
 
 
 def test_ascii_draws_the_same_tree() -> None:
-    root = view(build(dgx()))
+    root = view(tree_of(dgx()))
     plain = render_text(root, glyphs=ASCII)
     assert plain.isascii()
     table = str.maketrans({"├": "|", "│": "|", "└": "`", "─": "-"})
@@ -70,7 +70,7 @@ def test_ascii_draws_the_same_tree() -> None:
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", HOSTS)
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
-    root = view(build(HOSTS[name]()))
+    root = view(tree_of(HOSTS[name]()))
     text = render_text(root, width=width)
     deepest = max(3 * row.depth + 3 for row in rows(root, unfold=False))
     assert max(map(len, text.splitlines())) <= max(width, deepest + 36)
@@ -83,7 +83,7 @@ def _words(text: str) -> str:
 
 
 def test_colours_change_no_text() -> None:
-    root = view(build(dgx()))
+    root = view(tree_of(dgx()))
     coloured = render_text(root, has_colours=True)
     assert coloured != render_text(root)
     assert click.unstyle(coloured) == render_text(root)
@@ -93,9 +93,9 @@ def test_colours_change_no_text() -> None:
 
 def test_unfolded_it_has_every_function() -> None:
     host = dgx()
-    text = render_text(view(build(host)), unfold=True)
+    text = render_text(view(tree_of(host)), unfold=True)
     assert all(str(device.address) in text for device in host.devices)
-    assert "0000:06:00.1" not in render_text(view(build(host)))
+    assert "0000:06:00.1" not in render_text(view(tree_of(host)))
 
 
 @pytest.mark.parametrize("name", HOSTS)
@@ -105,7 +105,7 @@ def test_in_the_svg_no_boxes_overlap_and_all_are_inside(name: str, *, unfold: bo
     width, height = (float(root.get(side, "")) for side in ("width", "height"))
     boxes = [_place(rect) for rect in root.iterfind(".//{*}rect[@class='box']")]
     frames = [_place(rect) for rect in root.iterfind(".//{*}rect[@class='frame']")]
-    shown = list(rows(view(build(HOSTS[name]())), unfold=unfold))
+    shown = list(rows(view(tree_of(HOSTS[name]())), unfold=unfold))
     assert len(boxes) + len(frames) == len(shown)
     for left, top, right, bottom in (*boxes, *frames):
         assert 0 <= left < right <= width
@@ -118,7 +118,11 @@ def test_in_the_svg_no_boxes_overlap_and_all_are_inside(name: str, *, unfold: bo
 def test_headings_fit_into_the_svg_of_few_functions() -> None:
     address = PciAddress.parse("0000:82:00.0")
     narrow = host_of(replace(pci_device(), name="x", driver=None, iommu_group=None))
-    for topology in (build(host_of()), build(vgpu_server(), [address]), build(narrow)):
+    for topology in (
+        tree_of(host_of()),
+        tree_of(vgpu_server(), [address]),
+        tree_of(narrow),
+    ):
         root = parsed_xml(render_svg(topology, view(topology)).encode())
         for frame in root.iterfind(".//{*}rect[@class='frame']"):
             heading = frame.getnext()
@@ -140,7 +144,7 @@ def _inside(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 
 def test_the_page_is_a_tree_for_screen_readers() -> None:
-    topology = build(dgx())
+    topology = tree_of(dgx())
     document = parsed(page(dgx()))
     items = document.xpath("//*[@role='treeitem']")
     expected = list(rows(view(topology), unfold=True))
@@ -178,5 +182,5 @@ def test_what_is_folded_stays_open_where_it_is_asked_for() -> None:
 
 def test_json_has_every_function_and_vgpu() -> None:
     host = vgpu_server()
-    kinds = [node.kind for node in nodes(build(host).root)]
+    kinds = [node.kind for node in nodes(tree_of(host).root)]
     assert kinds.count("vgpu") == len(host.vgpus) == 3
