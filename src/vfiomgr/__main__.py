@@ -16,13 +16,14 @@ _VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", 
 def start() -> None:
     """Run the command line; as root, isolated from the caller's Python environment.
 
-    The process ends with it, at once, when the handlers registered meanwhile were called.
+    The process ends with it, at once, after the handlers of its end.
     """
     if os.geteuid() == 0 and not sys.flags.isolated and _is_led() and not _needs_it():
         command = [sys.executable, "-I", "-m", "vfiomgr", *sys.argv[1:]]
         os.execv(sys.executable, command)  # noqa: S606 - the same command, isolated
     statuses: list[int] = []
-    atexit.register(_end_at_once, statuses)  # what is registered first is called last
+    if not atexit._ncallbacks():  # noqa: SLF001 - what is registered first is called last
+        atexit.register(_end_at_once, statuses)
     collect_seldom()
     try:
         import_module("vfiomgr.cli.main").main()  # click is not imported before it is isolated

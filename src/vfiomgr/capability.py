@@ -8,13 +8,12 @@ take part in every change; they register their functions with the decorators of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from vfiomgr.value import Value
 
 
-class Capability(NamedTuple):
+class Capability(Value):
     """A package, and the modules in it that are imported on demand."""
 
     package: str

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from vfiomgr import importing
 
 if TYPE_CHECKING:
+    from vfiomgr.check import facts
     from vfiomgr.check.plan import check
 
-__all__ = ["check"]
+__all__ = ["check", "facts"]
 
 if not TYPE_CHECKING:
-    __getattr__ = importing(__name__, {"check": "plan"})
+    __getattr__ = importing(__name__, {"check": "plan", "facts": ""})

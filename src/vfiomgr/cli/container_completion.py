@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.completion import continuing, names_only
+from vfiomgr.cli.candidates import continuing, names_only
 from vfiomgr.cli.session import session_of
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.facts import read_cdi_files
@@ -14,7 +14,7 @@ from vfiomgr.kata.model import CONFIGURATIONS, DEFAULT_HANDLER
 if TYPE_CHECKING:
     import click
 
-    from vfiomgr.cli.completion import Items
+    from vfiomgr.cli.candidates import Items
 
 
 def complete_runtime(context: click.Context, parameter: click.Parameter, incomplete: str) -> Items:

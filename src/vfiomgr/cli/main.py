@@ -16,7 +16,6 @@ from vfiomgr import __version__
 from vfiomgr.capability import added_commands
 from vfiomgr.cli.options import FormerTable, LazyGroup, Options, prepare, session_options
 from vfiomgr.cli.output import note, note_text, print_error, print_error_document, say
-from vfiomgr.cli.usage import explained
 from vfiomgr.errors import VfiomgrError
 
 if TYPE_CHECKING:
@@ -225,6 +224,7 @@ def _tell_mistake(error: click.ClickException, form: Format) -> int:
     """Explain a usage error; for a group without a command, print its help."""
     is_help = type(error).__name__ == "NoArgsIsHelpError"  # which came with click 8.2
     if isinstance(error, click.UsageError) and not is_help:
+        explained = import_module("vfiomgr.cli.usage").explained  # for mistakes alone
         _report(explained(error, cli, sys.argv[1:]), form)
     else:
         error.show()

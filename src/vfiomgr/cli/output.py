@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,7 @@ from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.text import printable
 from vfiomgr.errors import Refusal
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ def _command() -> str:
     return _PAGER if shutil.which(_PAGER) else ""
 
 
-class Marked(NamedTuple):
+class Marked(Value):
     """A line that begins with a word in colour."""
 
     word: str
@@ -158,7 +159,8 @@ def print_table(
     described = [one if isinstance(one, Column) else Column(one) for one in columns]
     screen = _screen()
     if screen is None:
-        print_lines(*sum(lines_of(described, shown, with_headings=with_headings), ()))
+        table = lines_of(described, shown, with_headings=with_headings)
+        print_lines(*table.headings, *table.body)
         return
     table = lines_of(
         described,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     Manner = Literal["whole", "cut", "wrap"]
 
@@ -24,7 +27,7 @@ _OUTLIER = 12
 """How much longer a cell is for which a column is not made as wide: a UUID among addresses."""
 
 
-class Column(NamedTuple):
+class Column(Value):
     """A column of a table, and what happens to it where the terminal is too narrow.
 
     `whole`: its cells are never cut, such as those that are typed into commands, and numbers.
@@ -46,7 +49,7 @@ def wrapped(heading: str) -> Column:
     return Column(heading, "wrap")
 
 
-class Lines(NamedTuple):
+class Lines(Value):
     """A table as text."""
 
     headings: tuple[str, ...]
@@ -106,7 +109,7 @@ def _form(
     )
 
 
-class _Form(NamedTuple):
+class _Form(Value):
     """How the rows of a table are laid out."""
 
     columns: Sequence[Column]

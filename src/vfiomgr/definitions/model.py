@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
+from vfiomgr import documents
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
-from vfiomgr.documents.reader import misfit_in
 from vfiomgr.documents.text import Malformed, TextFile, parse_json
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
@@ -315,7 +315,7 @@ def parse_gpu_definition(file: TextFile) -> GpuDefinition:
         message = f"not JSON: {error}"
         raise InvalidDocument(message, _GPU_REMEDY) from None
     except Misfit as error:
-        raise InvalidDocument(misfit_in(error, file.text), _GPU_REMEDY) from None
+        raise InvalidDocument(documents.misfit_in(error, file.text), _GPU_REMEDY) from None
     for reason in _contradictions(definition, file.path):
         raise InvalidDocument(reason, _GPU_REMEDY)
     return definition

@@ -4,3 +4,15 @@
 column; `text` reads JSON and TOML into plain values, or reports them as malformed. `json_text`
 changes values in a JSON text and keeps the rest of the text.
 """
+
+from typing import TYPE_CHECKING
+
+from vfiomgr import importing
+
+if TYPE_CHECKING:
+    from vfiomgr.documents.reader import misfit_in, read_values
+
+__all__ = ["misfit_in", "read_values"]
+
+if not TYPE_CHECKING:
+    __getattr__ = importing(__name__, dict.fromkeys(__all__, "reader"))

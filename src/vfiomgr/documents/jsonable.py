@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib import import_module
+from typing import Any, TypeVar
 
 import msgspec
 
 from vfiomgr.expressions import expression
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNFOLDED = 1 << 30
 """The width for YAML: ruamel would fold texts with escapes where readers add a space."""
@@ -54,16 +52,18 @@ def field_names(value: object) -> tuple[str, ...] | None:
     return None if isinstance(value, type) else names
 
 
-def from_jsonable(kind: type[_T], data: object, types: Mapping[str, type] | None = None) -> _T:
+def from_jsonable(kind: type[_T], data: object) -> _T:
     """Read the output of `to_jsonable` for a value.
 
-    `types` are those of its fields that its module does not import.
+    Types of its fields that its module does not import are found by `deferred_types` of its class.
 
     Raises:
         Misfit: the fields are not those of the class; names the first wrong one.
 
     """
-    vars(sys.modules[kind.__module__]).update(types or {})
+    for one in kind.__mro__:
+        for name, module in vars(one).get("deferred_types", {}).items():
+            setattr(sys.modules[one.__module__], name, getattr(import_module(module), name))
     try:
         return msgspec.convert(data, kind, dec_hook=_read_text)
     except msgspec.ValidationError as error:

@@ -249,8 +249,7 @@ def read_request(data: Any) -> Request:  # noqa: ANN401 - as above
 
     """
     kind, fields = _split(data, request_kinds(), "request")
-    types = {name: getattr(import_module(m), name) for name, m in kind.deferred_types.items()}
-    return from_jsonable(kind, fields, types)
+    return from_jsonable(kind, fields)
 
 
 def read_checkpoint(data: Any, request: Request) -> Checkpoint | None:  # noqa: ANN401 - as above

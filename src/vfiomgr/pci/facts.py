@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from vfiomgr import paths
 from vfiomgr.errors import HostError
@@ -197,7 +197,7 @@ def read_device(
     return PciDevice(
         address=PciAddress.parse(name),
         name=own_name,
-        **known._asdict(),
+        **asdict(known),
         class_name=class_name,
         revision=hexadecimal(found.read("revision")) or "00",
         modalias=modalias,
@@ -244,7 +244,7 @@ def read_identity(
         return None
     return DeviceIdentity(
         address=address,
-        **known._asdict(),
+        **asdict(known),
         bridge_path=bridge_path(tree, directory),
         serial=read_serial(tree, address) if with_serial else None,
     )
@@ -307,7 +307,7 @@ _ADDRESS = expression(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MASTER_COLUMN = 3
 
 
-class ConsoleState(NamedTuple):
+class ConsoleState(Value):
     """What shows the console, apart from the attributes of functions."""
 
     ranges: list[tuple[int, int, str]]
@@ -350,7 +350,8 @@ def _signs(functions: Functions, device: PciDevice, console: ConsoleState) -> It
 
 def _firmware_ranges(tree: HostTree) -> list[tuple[int, int, str]]:
     """The first and last byte and the name of each range; non-root users see zeros."""
-    found = _FIRMWARE_RANGE.findall(tree.read_text(HostPath("/proc/iomem")) or "")
+    text = tree.read_text(HostPath("/proc/iomem"))
+    found = _FIRMWARE_RANGE.findall(text) if text else ()
     return [(int(first, 16), int(last, 16), name) for first, last, name in found if int(last, 16)]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION, partition_nodes
 from vfiomgr.pci.model import Bar, PciAddress, is_address
 from vfiomgr.pci.tsm import DeviceSecurity
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
@@ -188,7 +189,7 @@ def touched_by(tree: HostTree, names: Iterable[str]) -> frozenset[str]:
     return frozenset(touched)
 
 
-class Identifiers(NamedTuple):
+class Identifiers(Value):
     """The IDs of a function, hexadecimal digits without prefix."""
 
     vendor_id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
@@ -220,7 +220,7 @@ _WINDOW = 256 * MIB
 _INTEL = "8086"
 
 
-class GpuMemory(NamedTuple):
+class GpuMemory(Value):
     """The memory of a GPU in MiB; where it `is_certain`, else so much at most."""
 
     mib: int

@@ -187,7 +187,7 @@ def _correction(text: str, known: Iterable[PciAddress]) -> str:
 
 def _bare(text: str) -> str:
     """The kernel's form of an address, from libvirt's form or a path in sysfs."""
-    if match := _LIBVIRT.fullmatch(text):
+    if text.startswith("pci_") and (match := _LIBVIRT.fullmatch(text)):
         return "{}:{}:{}.{}".format(*match.groups())
     return text.rstrip("/").rsplit("/", 1)[-1] if text.startswith("/sys/") else text
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
@@ -187,7 +188,7 @@ def _properties(text: str | None, prefix: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-class _Block(NamedTuple):
+class _Block(Value):
     """A vendor or class in pci.ids: its name, and the range of its entries."""
 
     name: str

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from vfiomgr.check.facts import read_readiness
+from vfiomgr import check, pci
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
-from vfiomgr.pci import accelerators, capabilities, drivers, guest_support, iommu, memory
+from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, touched_by
 from vfiomgr.pci.names import Names
@@ -21,7 +21,7 @@ from vfiomgr.snapshot import node_agent, users
 from vfiomgr.snapshot import uses as uses_facts
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
 from vfiomgr.vgpu import facts as vgpu_facts
-from vfiomgr.vgpu.mig import facts as mig_facts
+from vfiomgr.vgpu import mig
 from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def scan(
         variants=drivers.read_variants(tree) if with_users else (),
         vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,
         readiness=(
-            read_readiness(tree, host.kernel_release, host.devices)
+            check.facts.read_readiness(tree, host.kernel_release, host.devices)
             if further.get("with_readiness")
             else None
         ),
@@ -95,7 +95,7 @@ def scan(
             capabilities.read_reset_capabilities(tree, host.devices) if resets else None
         ),
         guest_support=(
-            guest_support.read_guest_support(
+            pci.guest_support.read_guest_support(
                 tree, host.devices, with_programs=further.get("with_programs", False)
             )
             if further.get("with_guests")
@@ -120,18 +120,18 @@ def scan(
 
 def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
     """Add what nvidia-smi says: GPU modes, GPU instances, and the types of GPUs in MIG mode."""
-    log = mig_facts.read_log(tree, host.devices)
-    modes = mig_facts.parse_modes(log)
+    log = mig.facts.read_log(tree, host.devices)
+    modes = mig.facts.parse_modes(log)
     divided = frozenset(mode.gpu for mode in modes if mode.mig)
-    parents, vgpus = mig_facts.with_known_types(
+    parents, vgpus = mig.facts.with_known_types(
         tree, host.devices, host.vgpu_parents, host.vgpus, divided
     )
     return replace(
         host,
-        gpu_modes=mig_facts.with_memory(modes, parents),
-        gpu_partitions=mig_facts.read_partitions(tree, host.devices, divided, log),
+        gpu_modes=mig.facts.with_memory(modes, parents),
+        gpu_partitions=mig.facts.read_partitions(tree, host.devices, divided, log),
         vgpu_parents=parents,
-        vgpus=mig_facts.with_places(tree, vgpus, parents, divided),
+        vgpus=mig.facts.with_places(tree, vgpus, parents, divided),
     )
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr import documents
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
-from vfiomgr.documents.reader import misfit_in, read_values
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
@@ -54,7 +54,7 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
     if not text.strip():
         message = f"{source}: the file is empty"
         raise InvalidDocument(message, REMEDY)
-    document = read_values(text, source, REMEDY)
+    document = documents.read_values(text, source, REMEDY)
     if not isinstance(document, dict) or document.pop("kind", None) != KIND:
         message = f"{source}: not a document of kind {KIND}"
         raise InvalidDocument(message, REMEDY)
@@ -69,7 +69,7 @@ def _validated(document: dict[str, Any], text: str, source: str) -> HostSnapshot
     try:
         return from_jsonable(HostSnapshot, document)
     except Misfit as error:
-        message = f"{source}:{misfit_in(error, text)}"
+        message = f"{source}:{documents.misfit_in(error, text)}"
         raise InvalidDocument(message, _NEWER) from None
 
 
@@ -237,7 +237,7 @@ class HostSource:
         names = [name for text in texts for name in self._named(device_text(text))]
         if self.snapshot is not None:
             return tuple(map(self._loaded.parse_address, names))
-        known = [PciAddress.parse(n) for n in self.tree.children(PCI_DEVICES) if is_address(n)]
+        known = () if all(map(is_address, names)) else list_addresses(self.tree)
         return tuple(PciAddress.parse(name, known) for name in names)
 
     def address(self, text: str | PciAddress) -> PciAddress:

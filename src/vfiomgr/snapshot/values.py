@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import field
 
-from vfiomgr.check.model import Readiness
 from vfiomgr.containers.cdi.model import CdiFile
 from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
@@ -14,7 +13,6 @@ from vfiomgr.host.owners import NodeAccess
 from vfiomgr.pci.accelerators import CxlDevice
 from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
 from vfiomgr.pci.drivers import OriginalState, VfioVariant
-from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -23,6 +21,10 @@ from vfiomgr.snapshot.node_agent import NodeStatus
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import GpuMode, GpuPartition, Vgpu, VgpuParent, WedgedFunction
 from vfiomgr.vgpu.quota.model import GpuQuotas
+
+if TYPE_CHECKING:  # slow to import, and few hosts are read with them: deferred_types
+    from vfiomgr.check.model import Readiness  # noqa: TC004
+    from vfiomgr.pci.guest_support import GuestSupport  # noqa: TC004
 
 DeviceState = Literal["host", "vfio", "in-use", "vgpu", "no-driver"]
 """What a function is used for: by a driver of the host, by VFIO without a guest, by a guest that
@@ -73,6 +75,12 @@ class NodeFact(Value):
 
 class HostFacts(Value, dict=True):
     """The facts of a host at one moment; devices, groups and vGPUs sorted by number."""
+
+    deferred_types: ClassVar[dict[str, str]] = {
+        "Readiness": "vfiomgr.check.model",
+        "GuestSupport": "vfiomgr.pci.guest_support",
+    }
+    """Types of its fields that its module does not import, with their modules."""
 
     kernel_release: str | None
     kernel_command_line: str | None

@@ -242,7 +242,7 @@ def test_a_slow_host_completes_to_nothing(
     complete: Complete, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shells, "_PATIENCE", 0.1)
-    monkeypatch.setattr("vfiomgr.cli.completion.is_address", lambda _: time.sleep(30))
+    monkeypatch.setattr("vfiomgr.cli.candidates.is_address", lambda _: time.sleep(30))
     begin = time.monotonic()
     assert complete("bind 0000:") == []
     assert time.monotonic() - begin < 10

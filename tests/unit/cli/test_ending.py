@@ -45,6 +45,14 @@ def test_what_has_no_status_of_its_own_ends_as_in_python(call: str, said: str) -
     assert said in answer.stderr
 
 
+def test_handlers_from_before_are_called_too() -> None:
+    code = f"import atexit; atexit.register(print, 'first')\n{_CODE.format(call='sys.exit(3)')}"
+    command = [sys.executable, "-I", "-c", code]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.stdout == "handler\nfirst\nfreed\n"
+    assert answer.returncode == 3
+
+
 def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         answer = ended("print('said')", full.fileno())
