@@ -11,6 +11,8 @@ from vfiomgr.cli.garbage import collect_seldom
 
 _VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 """Variables by which the caller can change which code runs."""
+_NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
+"""Otherwise pydantic looks for them in each installed package, and runs their code."""
 
 
 def start() -> None:
@@ -25,6 +27,7 @@ def start() -> None:
     if not atexit._ncallbacks():  # noqa: SLF001 - what is registered first is called last
         atexit.register(_end_at_once, statuses)
     collect_seldom()
+    os.environ.setdefault(*_NO_PLUGINS)
     try:
         import_module("vfiomgr.cli.main").main()  # click is not imported before it is isolated
     except SystemExit as end:

@@ -1,8 +1,8 @@
-"""Layout: the desired state of a host, as a document, and its JSON schema.
+"""Layout: the desired state of a host, as a document.
 
 A file contains layouts by name; a layout contains rules; a rule selects devices and says what state
 they should have. A device belongs to the first rule that selects it; other devices are left alone.
-Attribute docstrings are the descriptions of the JSON schema.
+Attribute docstrings are the descriptions of the JSON schema (`schema`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from vfiomgr.diagnostic import OVERRIDES, Override
+from vfiomgr.diagnostic import Override
 from vfiomgr.layout.values import (
     ONE_OR_MANY,
     Addresses,
@@ -51,7 +51,7 @@ UNKNOWABLE: frozenset[Override] = frozenset({"in-use"})
 
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Selector(_Document):
@@ -311,6 +311,11 @@ class Layout(_Document):
         return any(rule.select.serial for rule in self.devices)
 
     @property
+    def chooses_resets(self) -> bool:
+        """Whether a rule names a reset method."""
+        return any(isinstance(r, PassthroughRule) and r.reset_method for r in self.devices)
+
+    @property
     def named_types(self) -> frozenset[str] | None:
         """The vGPU types that it names; None if some are chosen by requirements."""
         types = {request.type for request in self._vgpu_requests()}
@@ -342,84 +347,3 @@ class LayoutFile(_Document):
     """The version of this format."""
     layouts: Annotated[dict[Text, Layout], Field(min_length=1)]
     """Layouts by name; one of them is applied at a time."""
-
-
-ID = "urn:vfiomgr:layout:v1"
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_NEEDS = ("framebuffer", "series", "heads")
-_NULL = {"type": "null"}
-
-
-def layout_schema() -> dict[str, Any]:
-    """The schema of layout files; the reader also rejects what no schema can express."""
-    schema = LayoutFile.model_json_schema()
-    parts = schema["$defs"]
-    parts["VgpuRequest"] |= _vgpu_request_rules()
-    parts["SriovRule"] |= _sriov_rules()
-    for rule in ("PassthroughRule", "SriovRule", "VgpuRule"):
-        parts[rule]["dependentRequired"] = {"consumer": ["resource"], "reset": ["resource"]}
-    parts["Selector"] = _selector(parts["Selector"])
-    for rule in ("HostRule", "PassthroughRule", "SriovRule", "VgpuRule"):
-        parts[rule]["properties"]["allow"] = _allow(parts[rule]["properties"]["allow"])
-    return {
-        "$schema": _DIALECT,
-        "$id": ID,
-        **_without_null(schema),
-        "title": "Layouts of vfiomgr",
-    }
-
-
-def _without_null(part: Any) -> Any:  # noqa: ANN401 - as JSON has it
-    """The schema without null, which no key accepts, and without redundant parts."""
-    if isinstance(part, list):
-        return [_without_null(item) for item in part]
-    if not isinstance(part, dict):
-        return part
-    found = {key: _without_null(value) for key, value in part.items()}
-    if found.get("default", ...) is None:
-        del found["default"]
-    choices = found.get("anyOf")
-    if isinstance(choices, list) and _NULL in choices:
-        rest = [choice for choice in choices if choice != _NULL]
-        del found["anyOf"]
-        found |= rest[0] if len(rest) == 1 else {"anyOf": rest}
-    return found
-
-
-def _allow(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema without overrides that a file cannot contain."""
-    one = {"enum": [allowance for allowance in OVERRIDES if allowance not in UNKNOWABLE]}
-    return {**schema, "anyOf": [one, {"type": "array", "items": one}]}
-
-
-def _vgpu_request_rules() -> dict[str, Any]:
-    needs = [{"required": [key]} for key in _NEEDS]
-    named = {"properties": {"uuids": {"minItems": 1}}, "required": ["uuids"]}
-    return {
-        "allOf": [
-            {"oneOf": [{"required": ["type"]}, {"anyOf": needs}]},
-            {"oneOf": [{"required": ["count"]}, {"required": ["per_gpu"]}]},
-            {"if": named, "then": {"required": ["count"]}},
-        ]
-    }
-
-
-def _sriov_rules() -> dict[str, Any]:
-    is_guests = {"properties": {"functions": {"const": "passthrough"}}, "required": ["functions"]}
-    given = {"anyOf": [{"required": [key]} for key in ("driver", "owner", "resource")]}
-    return {"if": given, "then": is_guests}
-
-
-def _selector(schema: dict[str, Any]) -> dict[str, Any]:
-    """`all`, or criteria; their lists are not empty."""
-    for criterion in schema["properties"].values():
-        for choice in criterion.get("anyOf", ()):
-            if choice.get("type") == "array":
-                choice["minItems"] = 1
-    alone = {"if": {"required": ["parent"]}, "then": {"maxProperties": 1}}
-    title, description = schema.pop("title"), schema.pop("description")
-    return {
-        "title": title,
-        "description": description,
-        "anyOf": [{"const": "all"}, {**schema, "minProperties": 1, **alone}],
-    }

@@ -62,8 +62,8 @@ class ApplyLayout(Request, Value):
 
     @property
     def needs_resets(self) -> bool:
-        """True, since a rule may choose a reset method."""
-        return True
+        """Whether a rule names a reset method, which can be refused."""
+        return self.layout.chooses_resets
 
     @property
     def needs_serials(self) -> bool:
@@ -112,8 +112,8 @@ class InstallLayout(Request, Value):
 
     @property
     def needs_resets(self) -> bool:
-        """True, since a rule may choose a reset method."""
-        return True
+        """Whether a rule names a reset method, which can be refused."""
+        return self.apply.needs_resets
 
     @property
     def needs_serials(self) -> bool:

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 from tests.unit.layout.bad_layouts import BAD, Bad, rules, wanted
 from tests.unit.layout.test_render import FILES
 from vfiomgr.layout.document import find_flaws
-from vfiomgr.layout.model import layout_schema
+from vfiomgr.layout.schema import layout_schema
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "docs/examples").glob("*.yaml"))
 

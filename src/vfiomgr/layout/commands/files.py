@@ -22,9 +22,9 @@ from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forb
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.document import document_of, find_flaws, render_layouts
 from vfiomgr.layout.from_host import import_layouts
-from vfiomgr.layout.model import layout_schema
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
+from vfiomgr.layout.schema import layout_schema
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import program_for_units
