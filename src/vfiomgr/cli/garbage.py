@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 _USUAL = gc.get_threshold()
-_SELDOM = 100_000
+_SELDOM = 1_000_000
 """Objects that are made before cycles among them are searched: a command makes hardly any."""
 
 

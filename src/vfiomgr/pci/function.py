@@ -220,6 +220,8 @@ def bridge_path(tree: HostTree, directory: HostPath) -> str:
 
 def virtual_functions_of(function: Function) -> tuple[PciAddress, ...]:
     """Sorted by index, which may differ from the order of their addresses."""
+    if "physfn" in function.entries:
+        return ()
     names = [name for name in function.entries if name.startswith("virtfn")]
     if not names:
         return ()

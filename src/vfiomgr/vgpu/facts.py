@@ -116,11 +116,12 @@ def _read_parents(
 ) -> tuple[VgpuParent, ...]:
     """All parents of mediated devices, sorted by name; any function may be one."""
     by_name = {str(device.address): device for device in devices}
-    directories = {name: paths.MDEV_PARENTS / name for name in tree.children(paths.MDEV_PARENTS)}
-    for name in by_name:  # the same by name, where it is listed as a parent too
-        if name not in directories and TYPES in functions.of(name).entries:
-            directories[name] = paths.PCI_DEVICES / name
-    resolved = {real for directory in directories.values() if (real := tree.resolve(directory))}
+    names = set(tree.children(paths.MDEV_PARENTS))
+    names.update(name for name in by_name if TYPES in functions.of(name).entries)
+    places = (  # the links of the class resolve slower
+        (paths.PCI_DEVICES if name in by_name else paths.MDEV_PARENTS) / name for name in names
+    )
+    resolved = {real for place in places if (real := tree.resolve(place))}
     found = [
         _read_parent(tree, real, by_name.get(real.name), types)
         for real in sorted({*resolved, *active}, key=lambda p: p.name)
@@ -155,7 +156,9 @@ def _read_parent(
     place = directory / TYPES
     ids = tree.children(place)
     kinds, named = types.of(gpu, place, ids)
-    asked = ids if physical is None else named
+    available: dict[str, int | None] = dict.fromkeys(ids)
+    for type_id in named.intersection(ids) if physical else ids:
+        available[type_id] = tree.read_number(place / type_id / "available_instances")
     return VgpuParent(
         name=directory.name,
         path=directory,
@@ -163,10 +166,7 @@ def _read_parent(
         driver=function.driver if function else tree.link_name(directory / "driver"),
         gpu=gpu,
         types=kinds,
-        available=tuple(
-            tree.read_number(place / type_id / "available_instances") if type_id in asked else None
-            for type_id in ids
-        ),
+        available=tuple(available.values()),
     )
 
 

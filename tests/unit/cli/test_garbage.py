@@ -69,4 +69,4 @@ def test_others_do_so_seldom() -> None:
         "main.main = lambda: print(gc.get_threshold()[0])\nstart()"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "100000\n"
+    assert said.stdout == "1000000\n"
