@@ -120,6 +120,10 @@ class LibvirtSilent(HostError):
     """Libvirt did not answer before the deadline; it may still carry out the request."""
 
 
+class DeviceDamaged(HostError):
+    """A step harmed a device in a way that undoing the step does not repair."""
+
+
 class StillDiffers(HostError):
     """A part of a layout was applied but still differs; the message says how."""
 

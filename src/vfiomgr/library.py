@@ -239,14 +239,16 @@ class Host(HostSource):
         device: str | PciAddress,
         method: ResetMethod | None = None,
         allow: Iterable[Override] = (),
+        *,
+        with_bus: bool = False,
     ) -> Outcome:
-        """Reset a device, and verify that it answers as before.
+        """Reset a device, or all devices on its bus, and verify that they answer as before.
 
         Raises:
             VfiomgrError: as `apply`.
 
         """
-        return self.apply(Reset(device, method, allow))
+        return self.apply(Reset(device, method, allow, with_bus=with_bus))
 
     def create_vgpu(self, **options: Unpack[VgpuOptions]) -> vgpu_requests.VgpuOutcome:
         """Create vGPUs; `names` of the outcome are their UUIDs, or addresses.

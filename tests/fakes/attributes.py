@@ -29,6 +29,7 @@ class Attributes:
         self._vfio = vfio
         self.killed_by_reset: set[str] = set()
         self.emptied_by_reset: set[str] = set()
+        self.without_bus_reset: set[str] = set()
 
     def set_power_control(self, directory: HostPath, text: str) -> None:
         """control_store (drivers/base/power/sysfs.c): `on` or `auto`."""
@@ -59,6 +60,25 @@ class Attributes:
         chosen = self._sysfs.get(directory / "reset_method").split()
         if not set(chosen) & set(self._possible(directory.name)):
             reject(errno.ENOTTY)
+        self._act(directory)
+
+    def reset_bus(self, directory: HostPath, text: str) -> None:
+        """reset_subordinate_store: all functions below a bridge; ENOTTY where a quirk forbids it.
+
+        pci_bus_resettable asks each of them for PCI_DEV_FLAGS_NO_BUS_RESET.
+        """
+        if not unsigned(text):
+            return
+        below = self._functions.below(directory.name)
+        if not self.without_bus_reset.isdisjoint(below):
+            reject(errno.ENOTTY)
+        for name in below:
+            function = self._functions.directory(name)
+            if function is not None:
+                self._act(function)
+
+    def _act(self, directory: HostPath) -> None:
+        """What a reset does to a function that it harms; others are as before."""
         if directory.name in self.killed_by_reset:
             self._sysfs.put_bytes(directory / "config", b"\xff" * CONFIG_SIZE)
         elif directory.name in self.emptied_by_reset:

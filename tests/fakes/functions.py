@@ -68,6 +68,11 @@ class PciFunction:
     link: Link | None = None
 
     @property
+    def is_bridge(self) -> bool:
+        """Whether it has a secondary bus."""
+        return self.header_type & 0x7F == 1
+
+    @property
     def modalias(self) -> str:
         """As in Documentation/ABI/testing/sysfs-bus-pci."""
         vendor, device, subsystem = self.vendor, self.device, self.subsystem
@@ -182,7 +187,9 @@ class Functions:
         override = {"driver_override": "(null)"} if self.has_override else {}
         for name, text in (override | _settings(function)).items():
             self._sysfs.put(directory / name, text)
-        for name in ("remove", "rescan", *(("reset",) if function.reset_methods else ())):
+        resets = ("reset",) if function.reset_methods else ()
+        bus_resets = ("reset_subordinate",) if function.is_bridge else ()
+        for name in ("remove", "rescan", *resets, *bus_resets):
             self._sysfs.put(directory / name, "", WRITE_ONLY)
         self._sysfs.put_bytes(directory / "config", config_space(function))
         self._sysfs.link(directory / "subsystem", "/sys/bus/pci")

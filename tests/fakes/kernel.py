@@ -120,6 +120,7 @@ class FakeKernel(Hardware):
             "d3cold_allowed": self.attributes.set_d3cold_allowed,
             "reset_method": self.attributes.set_reset_method,
             "reset": self.attributes.reset,
+            "reset_subordinate": self.attributes.reset_bus,
             "remove": self._remove_function,
             "sriov_numvfs": self.sriov.set_number,
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
@@ -225,6 +226,7 @@ class FakeKernel(Hardware):
         self.sriov.grants.clear()
         self.attributes.killed_by_reset.clear()
         self.attributes.emptied_by_reset.clear()
+        self.attributes.without_bus_reset.clear()
         self.functions.known.clear()
         self.drivers.known.clear()
         self.mdevs.parents.clear()
@@ -273,6 +275,10 @@ class FakeKernel(Hardware):
     def reset_empties(self, address: str) -> None:
         """After a reset the function's command register is 0: the kernel restored nothing."""
         self.attributes.emptied_by_reset.add(address)
+
+    def forbids_bus_reset(self, address: str) -> None:
+        """A quirk of the kernel: no bus with this function is reset."""
+        self.attributes.without_bus_reset.add(address)
 
     def sleeps_cold(self, address: str) -> None:
         """The platform puts the function into D3cold, and it does not wake when it is read."""

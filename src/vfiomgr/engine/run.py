@@ -19,7 +19,13 @@ from msgspec.structs import replace
 from vfiomgr.engine.plan import DEADLINE, Plan, Schedule, Step
 from vfiomgr.engine.registry import perform, verify
 from vfiomgr.engine.worker import Result, WorkerPool
-from vfiomgr.errors import RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
+from vfiomgr.errors import (
+    DeviceDamaged,
+    RollbackIncomplete,
+    RolledBack,
+    StuckInKernel,
+    VfiomgrError,
+)
 from vfiomgr.host import bounded, udev
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.iommu import group_number
@@ -252,6 +258,8 @@ class _Run:
             message = f"{what}; and the rollback failed: {'; '.join(left)}"
             remedy = f"{hint or 'see dmesg'}; then try the rollback again: vfiomgr recover"
             raise RollbackIncomplete(message, remedy) from cause
+        if isinstance(cause, DeviceDamaged):
+            raise RollbackIncomplete(what, hint) from cause
         message = f"{what}; everything is as it was before"
         raise RolledBack(message, hint) from cause
 

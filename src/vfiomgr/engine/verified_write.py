@@ -56,6 +56,7 @@ Operation = Literal[
     "quota",
     "reset-method",
     "reset",
+    "bus-reset",
     "d3cold",
 ]
 
@@ -318,11 +319,27 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
     ),
     ("reset", ENOTTY): (
         f"no method of its reset_method worked: it did not respond in time, or {_ALONE}",
-        "see dmesg; try another --method, or assign the entire slot to a guest, which resets it",
+        "see dmesg; try another --method or --with-bus, or assign the entire slot to a guest",
     ),
     ("reset", ENOENT): (
         "the kernel cannot reset the function, or it vanished",
         "show the reason: vfiomgr show; power-cycle the host to reset everything",
+    ),
+    ("bus-reset", ENOTTY): (
+        "a quirk of the kernel forbids it for a device on this bus, or a device did not respond",
+        "see dmesg; power-cycle the host to reset everything",
+    ),
+    ("bus-reset", EAGAIN): (
+        "the kernel is busy with a device on this bus, e.g. with its driver",
+        "try again in a moment; see dmesg",
+    ),
+    ("bus-reset", ENOENT): (
+        "this kernel (before 6.13) cannot reset the bus of a bridge, or the bridge vanished",
+        "power-cycle the host to reset everything",
+    ),
+    ("bus-reset", EPERM): (
+        "the capability CAP_SYS_ADMIN is missing",
+        "run as root outside of a container",
     ),
     ("mdev-remove", EAGAIN): ("it is still being created", "try again in a moment"),
 }

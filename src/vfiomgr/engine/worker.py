@@ -15,7 +15,7 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from vfiomgr.errors import HostError, VfiomgrError
+from vfiomgr.errors import DeviceDamaged, HostError, VfiomgrError
 from vfiomgr.host.bounded import IGNORED, become_silent
 from vfiomgr.value import Value
 
@@ -104,7 +104,7 @@ class ForkedWorker:
         error, told = json.loads(message)
         for text in told:
             warnings.warn(text, stacklevel=2)
-        return Result(self.task, _Error(*error) if error else None)
+        return Result(self.task, _error(*error) if error else None)
 
     @property
     def pipes(self) -> tuple[int, int]:
@@ -132,6 +132,14 @@ class _Error(HostError):
     """An error received from a child."""
 
 
+class _DamageError(_Error, DeviceDamaged):
+    """One that undoing the step does not repair."""
+
+
+def _error(message: str, hint: str, damage: str = "") -> _Error:
+    return _DamageError(message, hint) if damage else _Error(message, hint)
+
+
 def _serve(tasks: Sequence[Task], requests: int, replies: int, closed: Sequence[int]) -> None:
     """Serve requests in the child until the parent is gone."""
     status = 1
@@ -145,7 +153,7 @@ def _serve(tasks: Sequence[Task], requests: int, replies: int, closed: Sequence[
 
 
 def _attempt(task: Task) -> bytes:
-    """Carry out a task and report the result: an error's message and remedy, and warnings."""
+    """Carry out a task and report the result: an error's message, remedy, kind, and warnings."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -153,6 +161,7 @@ def _attempt(task: Task) -> bytes:
             task()
         except VfiomgrError as error:
             said = [error.message, error.hint]
+            said += ["damage"] if isinstance(error, DeviceDamaged) else []
         except Exception as error:  # noqa: BLE001 - a defect is also reported and rolled back
             said = [f"unexpected {type(error).__name__}: {error}", "this is a bug in vfiomgr"]
     told = [str(warning.message) for warning in caught[:_MOST_WARNINGS]]

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from vfiomgr import paths
 from vfiomgr.engine.registry import performs, verifies
 from vfiomgr.engine.verified_write import becomes_true, explained, explaining, require_same_device
-from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.errors import DeviceDamaged, HostError, WriteFailed
 from vfiomgr.host import udev
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
@@ -27,6 +27,8 @@ from vfiomgr.passthrough.steps import (
     DropOriginalState,
     ReleaseDriver,
     RequireAnswer,
+    RequireBusAnswers,
+    ResetBus,
     ResetFunction,
     SaveOriginalState,
     SetResetMethod,
@@ -40,10 +42,11 @@ from vfiomgr.pci.facts import read_identity
 from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.engine.verified_write import Operation
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.passthrough.steps import BusFunction
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.drivers import DriverState
     from vfiomgr.pci.model import DeviceIdentity
@@ -218,26 +221,70 @@ def reset_function(tree: HostTree, step: ResetFunction) -> None:
     _require_unharmed(tree, address, kept)
 
 
+@performs(ResetBus)
+def reset_bus(tree: HostTree, step: ResetBus) -> None:
+    """Reset the bus below a bridge; the kernel saves and restores all functions on and below it.
+
+    Other functions than those of the step may have come in the meantime: they are not checked.
+
+    Raises:
+        HostError: a function fell off the bus, or its registers were not restored.
+
+    """
+    require_same_device(tree, step.device)
+    for each in step.functions:
+        require_same_device(tree, each.device)
+        _require_answer(tree, each.device.address)
+    functions = [_as_read(tree, each) for each in step.functions]
+    try:
+        with explaining("bus-reset", f"the bus below {step.device.address}"):
+            tree.write(pci_device(step.device.address) / "reset_subordinate", "1")
+    except WriteFailed:
+        _require_all_unharmed(tree, functions)
+        raise
+    _require_all_unharmed(tree, functions)
+
+
+def _as_read(tree: HostTree, function: BusFunction) -> BusFunction:
+    """A function with its present registers, if the plan does not have them."""
+    kept = function.kept or kept_by_reset(read_config(tree, function.device.address))
+    return replace(function, kept=kept)
+
+
+@performs(RequireBusAnswers)
+def require_bus_answers(tree: HostTree, step: RequireBusAnswers) -> None:
+    """Check that the functions are on the bus with their registers unchanged."""
+    _require_all_unharmed(tree, step.functions)
+
+
+def _require_all_unharmed(tree: HostTree, functions: Iterable[BusFunction]) -> None:
+    for each in functions:
+        require_same_device(tree, each.device)
+        _require_unharmed(tree, each.device.address, each.kept, with_bus=True)
+
+
 @performs(RequireAnswer)
 def require_answer(tree: HostTree, step: RequireAnswer) -> None:
     """Check that the function is on the bus with its registers unchanged."""
     _require_unharmed(tree, step.device.address, step.kept)
 
 
-def _require_unharmed(tree: HostTree, address: PciAddress, kept: str | None) -> None:
-    _require_answer(tree, address)
+def _require_unharmed(
+    tree: HostTree, address: PciAddress, kept: str | None, *, with_bus: bool = False
+) -> None:
+    _require_answer(tree, address, with_bus=with_bus)
     if kept not in (None, kept_by_reset(read_config(tree, address))):
         message = f"{address} has a different command register or BARs after the reset"
-        raise HostError(message, _ways_back(tree, address))
+        raise DeviceDamaged(message, _ways_back(tree, address, with_bus=with_bus))
 
 
-def _require_answer(tree: HostTree, address: PciAddress) -> None:
+def _require_answer(tree: HostTree, address: PciAddress, *, with_bus: bool = False) -> None:
     if not pci_facts.answers(tree, address):
         message = f"{address} fell off the bus: its configuration space reads as all ones"
-        raise HostError(message, _ways_back(tree, address))
+        raise DeviceDamaged(message, _ways_back(tree, address, with_bus=with_bus))
 
 
-def _ways_back(tree: HostTree, address: PciAddress) -> str:
+def _ways_back(tree: HostTree, address: PciAddress, *, with_bus: bool) -> str:
     """Return the ways to recover a function, the least disruptive first."""
     directory = pci_device(address)
     ways = [f"remove and rescan it: echo 1 > {directory}/remove; echo 1 > /sys/bus/pci/rescan"]
@@ -245,6 +292,8 @@ def _ways_back(tree: HostTree, address: PciAddress) -> str:
     if power is not None:
         ways.append(f"power-cycle its slot: echo 0 > {power}; echo 1 > {power}")
     ways.append("power the host off and on (a reboot may not cut the device's power)")
+    if with_bus:
+        return "; or ".join(ways)
     methods = pci_facts.read_driver_state(tree, address, with_pins=True).reset_method
     used = methods.split()[0] if methods else "this one"
     return f"{'; or '.join(ways)}; then use another --method than {used}"

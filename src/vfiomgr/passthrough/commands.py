@@ -24,6 +24,7 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
+from vfiomgr.passthrough.steps import ResetBus
 from vfiomgr.pci.capabilities import RESET_METHODS, ResetMethod
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import persisted, program_for_units
@@ -33,6 +34,7 @@ from vfiomgr.persistence.steps import (
     RebuildInitramfs,
     ReplaceFile,
 )
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -271,29 +273,47 @@ def _move(
 @click.option(
     "--method", type=click.Choice(RESET_METHODS), help="Use this method for this reset only."
 )
+@click.option("--with-bus", is_flag=True, help="Reset all devices on its bus (Linux 6.13).")
 @allow_option(*OVERRIDES)
 @session_options(*CHANGING, "yes")
 @pass_session
 def reset(
-    session: Session, *, address: str, method: ResetMethod | None, allow: tuple[Override, ...]
+    session: Session,
+    *,
+    address: str,
+    method: ResetMethod | None,
+    with_bus: bool,
+    allow: tuple[Override, ...],
 ) -> None:
     """Reset a device, and check that it answers as before.
 
     The kernel tries the methods of reset_method in order; `vfiomgr show` lists the available ones,
     and why others are unavailable. --method uses one method; reset_method is restored afterwards.
 
+    If no method works, --with-bus resets the entire bus by the bridge above it, with all functions
+    on and below the bus. They must be free: on vfio-pci without a guest, or without a driver.
+
     \b
     Examples:
       vfiomgr reset 0000:04:00.0
       vfiomgr reset 04:00.0 --method flr
       vfiomgr reset 04:00.0 --method bus --dry-run
+      vfiomgr reset 04:00.0 --with-bus
     """
-    request = Reset(address, method, allow).request(session)
+    request = Reset(address, method, allow, with_bus=with_bus).request(session)
     if allow:
         confirm(session, f"Override safety check {', '.join(allow)} for {request.address}?")
     outcome = plan_or_apply(session, request)
     if outcome is not None:
-        print_outcome(session, outcome, [f"{request.address} was reset and answers as before"])
+        print_outcome(session, outcome, [_was_reset(outcome, request.address)])
+
+
+def _was_reset(outcome: Outcome, address: PciAddress) -> str:
+    bus = (step for step in outcome.plan.steps if isinstance(step, ResetBus))
+    others = len([each for step in bus for each in step.functions]) - 1
+    if others > 0:
+        return f"{address} and {counted(others, 'other function')} were reset and answer as before"
+    return f"{address} was reset and answers as before"
 
 
 _PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")

@@ -132,28 +132,34 @@ class Unbind:
 
 
 class Reset:
-    """Reset a device, by one method or by the first that works."""
+    """Reset a device, by one method or by the first that works; or its entire bus."""
 
     def __init__(
         self,
         device: str | PciAddress,
         method: ResetMethod | None = None,
         allow: Iterable[Override] = (),
+        *,
+        with_bus: bool = False,
     ) -> None:
         self.device = device
         self.method: ResetMethod | None = method
         self.allow = chosen("--allow", allow, OVERRIDES)
+        self.with_bus = with_bus
 
     def request(self, host: HostSource) -> passthrough_steps.Reset:
         """Build the request for a host.
 
         Raises:
-            UsageError: the address cannot be read.
+            UsageError: the address cannot be read, or options contradict each other.
 
         """
         require_choice("--method", self.method, RESET_METHODS)
+        if self.with_bus and self.method is not None:
+            why = "a method resets one function, --with-bus all functions on its bus"
+            forbid_together("--method", "--with-bus", why)
         address = host.address(self.device)
-        return passthrough_steps.Reset(address, self.method, self.allow)
+        return passthrough_steps.Reset(address, self.method, self.allow, self.with_bus)
 
 
 class FunctionState(Value):

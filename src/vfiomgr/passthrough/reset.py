@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, Remedy, allow, blocker, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Remedy, allow, blocker, refusal, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import (
+    BusFunction,
     ChangeDriver,
     Reset,
+    ResetBus,
     ResetCheckpoint,
     ResetFunction,
     SetResetMethod,
@@ -24,6 +26,7 @@ from vfiomgr.pci.drivers import DriverState
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.capabilities import Offer, ResetMethod
@@ -71,6 +74,8 @@ def plan_reset(
 
     """
     device = host.device(request.address)
+    if request.with_bus:
+        return _plan_bus(host, device, request.allow)
     refuse_if_any(
         [*_obstacles(host, device), *method_diagnostics(host, device, request.method)],
         request.allow,
@@ -90,6 +95,40 @@ def plan_reset(
         steps=steps,
         locks=(device_lock(device),),
         notes=tuple(_notes(device)),
+    )
+
+
+def _plan_bus(host: HostSnapshot, device: PciDevice, lifted: frozenset[Override]) -> Plan:
+    """Reset the bus of a function by the bridge above; it need not have a method of its own.
+
+    The kernel saves and restores the configuration space of all functions on and below the bus
+    (__pci_reset_bus in drivers/pci/pci.c).
+    """
+    bridge = _bridge_above(host, device)
+    if bridge is None:
+        raise refusal([_no_bus_reset(device, "a root bus cannot be reset")])
+    below = _below(host, bridge)
+    refuse_if_any(
+        [
+            *guards.bridge(host, device),
+            *_bus_diagnostics(host, device, bridge),
+            *(each for one in below for each in _obstacles_with_bus(host, one)),
+        ],
+        lifted,
+    )
+    functions = [one for one in below if not one.is_bridge]
+    said = {one.address: host.resets_of(one) for one in functions}
+    kept = {address: found.kept if found else None for address, found in said.items()}
+    return Plan(
+        summary=f"reset {device.address} with its entire bus, by bridge {bridge.address}",
+        steps=(
+            ResetBus(
+                bridge.identity,
+                tuple(BusFunction(one.identity, kept[one.address]) for one in functions),
+            ),
+        ),
+        locks=tuple(sorted({device_lock(one) for one in (bridge, *below)})),
+        notes=tuple(f"also resetting {one} (same bus)" for one in below if one is not device),
     )
 
 
@@ -136,10 +175,16 @@ def method_diagnostics(
         "no-reset",
         device,
         f"{device} cannot be reset{f' by {method}' if method else ''}: {why}",
-        f"use one of: {methods_in_words(host, device)}"
-        if works
-        else "assign all functions of its slot to one guest, or power-cycle the host",
+        f"use one of: {methods_in_words(host, device)}" if works else _without_method(host, device),
     )
+
+
+def _without_method(host: HostSnapshot, device: PciDevice) -> str:
+    """The ways to reset a function that has no method of its own."""
+    ways = "assign all functions of its slot to one guest, or power-cycle the host"
+    if not _can_reset_bus(host, device):
+        return ways
+    return f"reset its entire bus: vfiomgr reset {device.address} --with-bus; or {ways}"
 
 
 def _tells_methods(host: HostSnapshot) -> bool:
@@ -189,6 +234,57 @@ def _neighbours(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
         and (other.address.domain, other.address.bus) == here
         and other.physical_function != device.address
     ]
+
+
+def _bridge_above(host: HostSnapshot, device: PciDevice) -> PciDevice | None:
+    """The bridge whose secondary bus has a function; None on a root bus."""
+    return host.device_named(device.bridge_path.rpartition("/")[2])
+
+
+def _below(host: HostSnapshot, bridge: PciDevice) -> list[PciDevice]:
+    """All functions on and below the secondary bus of a bridge."""
+    path = f"{bridge.bridge_path}/{bridge.address}"
+    return [one for one in host.devices if f"{one.bridge_path}/".startswith(f"{path}/")]
+
+
+def _can_reset_bus(host: HostSnapshot, device: PciDevice) -> bool:
+    bridge = _bridge_above(host, device)
+    is_able = bridge is not None and bridge.address in (host.bus_resets or ())
+    return is_able and not device.is_bridge
+
+
+def _bus_diagnostics(
+    host: HostSnapshot, device: PciDevice, bridge: PciDevice
+) -> Iterator[Diagnostic]:
+    """Refuse a bridge that cannot reset its bus."""
+    if host.bus_resets is not None and bridge.address not in host.bus_resets:
+        why = f"bridge {bridge.address} has no reset_subordinate (since Linux 6.13)"
+        yield _no_bus_reset(device, why)
+
+
+def _no_bus_reset(device: PciDevice, why: str) -> Diagnostic:
+    return blocker(
+        "no-reset",
+        device,
+        f"{device} cannot be reset with its bus: {why}",
+        "assign all functions of its slot to one guest, or power-cycle the host",
+    )
+
+
+def _obstacles_with_bus(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse functions in use; virtual functions are refused with their physical function."""
+    if device.is_bridge:
+        yield from guards.silence(host, device)
+        yield from guards.stuck(host, device)
+    elif device.physical_function is None:
+        yield from _obstacles(host, device)
+        if device.driver is not None and not device.is_on_vfio:
+            yield blocker(
+                "bus-in-use",
+                device,
+                f"{device} is on {device.driver}, and a reset of its bus would reset it too",
+                f"vfiomgr bind {device.address}",
+            )
 
 
 def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

@@ -13,6 +13,7 @@ from vfiomgr.pci.capabilities import ResetMethod
 from vfiomgr.pci.drivers import DriverState, OriginalState
 from vfiomgr.pci.iommu import gets_group_late
 from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Reset(FunctionRequest):
 
     method: ResetMethod | None = None
     allow: frozenset[Override] = frozenset()
+    with_bus: bool = False
+    """Reset its entire bus, with all functions on and below it, by the bridge above."""
     kind: ClassVar[str] = "reset"
     checkpoint = ResetCheckpoint
 
@@ -114,6 +117,11 @@ class Reset(FunctionRequest):
     def needs_resets(self) -> bool:
         """Needed to explain why a method cannot be used."""
         return True
+
+    def not_checked(self, host: HostSnapshot) -> Iterator[str]:
+        """Whether the kernel can reset a bus, if this is not in a snapshot."""
+        if self.with_bus and host.bus_resets is None:
+            yield "whether this kernel can reset a bus: not in this snapshot"
 
 
 class _RecordStep(Step, Value):
@@ -325,6 +333,58 @@ class ResetFunction(Step, Value):
     def inverse(self) -> RequireAnswer:
         """Return the check for damage: a reset cannot be undone."""
         return RequireAnswer(self.device, self.kept)
+
+
+class BusFunction(Value):
+    """A function that is reset with its bus; `kept` as in a reset of it alone."""
+
+    device: DeviceIdentity
+    kept: str | None
+
+
+class _BusStep(Step, Value):
+    """A step about a bridge and all functions on and below its secondary bus."""
+
+    device: DeviceIdentity
+    functions: tuple[BusFunction, ...]
+    """The functions on and below the bus, without bridges."""
+
+
+class ResetBus(_BusStep):
+    """Reset the secondary bus of a bridge. If the step is repeated, the reset happens again."""
+
+    kind: ClassVar[str] = "reset-bus"
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        number = counted(len(self.functions), "function")
+        return f"{self.device.address}: reset its bus, and check that {number} answer as before"
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return (echo("1", paths.pci_device(self.device.address) / "reset_subordinate"),)
+
+    def inverse(self) -> RequireBusAnswers:
+        """Return the check for damage: a reset cannot be undone."""
+        return RequireBusAnswers(self.device, self.functions)
+
+
+class RequireBusAnswers(_BusStep):
+    """Check that functions answer on the bus, with the same registers as before its reset."""
+
+    kind: ClassVar[str] = "require-bus-answers"
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        number = counted(len(self.functions), "function")
+        return f"{self.device.address}: check that {number} answer as before the reset"
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return tuple(f"lspci -xxs {each.device.address}" for each in self.functions)
+
+    def inverse(self) -> None:
+        """Return None: checking changes nothing."""
 
 
 class RequireAnswer(Step, Value):

@@ -181,6 +181,15 @@ def read_reset_capabilities(
     return tuple(capabilities for capabilities in found if capabilities is not None)
 
 
+def read_bus_resets(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[PciAddress, ...]:
+    """The bridges that can reset their secondary bus (`reset_subordinate`, since Linux 6.13)."""
+    return tuple(
+        device.address
+        for device in devices
+        if device.is_bridge and tree.exists(pci_device(device.address) / "reset_subordinate")
+    )
+
+
 def slot_with_power(tree: HostTree, address: PciAddress) -> str | None:
     """The hot-plug slot with power control; its `address` has no function number."""
     wanted = str(address).rpartition(".")[0]

@@ -320,6 +320,9 @@ class KeptSnapshot:
             resets = {each.address: each for each in found}
             changed = gone | resets
             facts["reset_capabilities"] = _exchanged(host.reset_capabilities, changed, _address_of)
+        if host.bus_resets is not None:
+            able = {address: address for address in capabilities.read_bus_resets(tree, devices)}
+            facts["bus_resets"] = _exchanged(host.bus_resets, gone | able, lambda each: each)
         gpus = {PciAddress.parse(quotas.gpu) for quotas in host.quotas}
         if gpus or any(device.sriov_totalvfs for device in devices):
             present = (gpus | touched) & self._devices.keys()

@@ -94,6 +94,7 @@ def scan(
         reset_capabilities=(
             capabilities.read_reset_capabilities(tree, host.devices) if resets else None
         ),
+        bus_resets=capabilities.read_bus_resets(tree, host.devices) if resets else None,
         guest_support=(
             pci.guest_support.read_guest_support(
                 tree, host.devices, with_programs=further.get("with_programs", False)

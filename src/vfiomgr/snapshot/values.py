@@ -104,6 +104,8 @@ class HostFacts(Value, dict=True):
     """The facts for `vfiomgr check`; None if not requested."""
     reset_capabilities: tuple[ResetCapabilities, ...] | None = None
     """The reset capabilities in configuration spaces; None if not read (requires root)."""
+    bus_resets: tuple[PciAddress, ...] | None = None
+    """The bridges that can reset their secondary bus; None if not read."""
     files: tuple[TextFile, ...] = ()
     """The files of vfiomgr below /etc, and those of driverctl."""
     nodes: tuple[NodeFact, ...] = ()

@@ -12,7 +12,13 @@ from tests.fakes.hosts import mixed
 from vfiomgr.engine.registry import perform
 from vfiomgr.engine.verified_write import require_same_device
 from vfiomgr.errors import HostError
-from vfiomgr.passthrough.steps import ChangeDriver, ReleaseDriver, ResetFunction, SetResetMethod
+from vfiomgr.passthrough.steps import (
+    ChangeDriver,
+    ReleaseDriver,
+    ResetBus,
+    ResetFunction,
+    SetResetMethod,
+)
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetAutoprobe, SetVfCount
@@ -35,6 +41,7 @@ STEPS: dict[str, Callable[[DeviceIdentity], Step]] = {
     "set-autoprobe": lambda d: SetAutoprobe(d, before=True, after=False),
     "set-reset-method": lambda d: SetResetMethod(d, "flr bus", "bus"),
     "reset-function": lambda d: ResetFunction(d, None),
+    "reset-bus": lambda d: ResetBus(d, ()),
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "another model": {"device_id": "1533"},

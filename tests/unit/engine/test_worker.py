@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from vfiomgr.engine.worker import WorkerPool
-from vfiomgr.errors import HostError
+from vfiomgr.errors import DeviceDamaged, HostError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +60,21 @@ def _fail() -> None:
 def _break() -> None:
     message = "of its own"
     raise ValueError(message)
+
+
+def _harm() -> None:
+    message = "it fell off the bus"
+    raise DeviceDamaged(message, "power-cycle it")
+
+
+def test_damage_crosses_as_such() -> None:
+    with crew(_fail, _harm) as workers:
+        workers.start(0)
+        assert not isinstance(workers.wait().error, DeviceDamaged)
+        workers.start(1)
+        error = workers.wait().error
+        assert isinstance(error, DeviceDamaged)
+        assert (error.message, error.hint) == ("it fell off the bus", "power-cycle it")
 
 
 def test_an_error_crosses_with_its_remedy_and_the_child_goes_on(tmp_path: Path) -> None:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import PowerCut
-from tests.unit.fakes.deeds import AUDIO, GPU, NETWORK_ADAPTER, VFIO, attribute, errno_of, move
+from tests.unit.fakes.deeds import (
+    AUDIO,
+    GPU,
+    NETWORK_ADAPTER,
+    TWIN,
+    VFIO,
+    attribute,
+    errno_of,
+    move,
+)
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
@@ -96,6 +105,31 @@ def test_a_bus_with_neighbours_is_not_reset_though_it_is_listed(kernel: FakeKern
 
 def test_a_root_bus_is_not_reset(kernel: FakeKernel) -> None:
     assert errno_of(kernel, attribute("0000:00:02.0", "reset_method"), "bus") == errno.EINVAL
+
+
+def test_a_bridge_resets_all_below_it(kernel: FakeKernel) -> None:
+    target = attribute("0000:00:01.0", "reset_subordinate")
+    kernel.reset_kills(GPU)
+    kernel.reset_empties(AUDIO)
+    kernel.reset_kills(TWIN)
+    before = kernel.read_bytes(attribute(AUDIO, "config")) or b""
+    kernel.write(target, "0")
+    assert kernel.read_bytes(attribute(AUDIO, "config")) == before
+    kernel.write(target, "1")
+    assert kernel.read_bytes(attribute(GPU, "config")) == b"\xff" * 256
+    assert (kernel.read_bytes(attribute(AUDIO, "config")) or b"")[4:6] == bytes(2) != before[4:6]
+    assert kernel.read_bytes(attribute(TWIN, "config")) != b"\xff" * 256  # below another bridge
+    assert errno_of(kernel, target, "x") == errno.EINVAL
+    assert errno_of(kernel, attribute(GPU, "reset_subordinate"), "1") == errno.ENOENT
+
+
+def test_a_quirk_forbids_the_reset_of_all_buses_above(kernel: FakeKernel) -> None:
+    kernel.forbids_bus_reset("0000:04:02.0")
+    for bridge in ("0000:03:00.0", "0000:00:1c.0"):
+        assert errno_of(kernel, attribute(bridge, "reset_subordinate"), "1") == errno.ENOTTY
+    kernel.write(attribute("0000:00:01.0", "reset_subordinate"), "1")
+    kernel.reboot()
+    kernel.write(attribute("0000:03:00.0", "reset_subordinate"), "1")
 
 
 def test_a_reset_can_kill(kernel: FakeKernel) -> None:

@@ -389,6 +389,18 @@ HOST_SCENARIOS = (
         journals={"reset-method": "reset"},
     ),
     Scenario(
+        "reset",
+        """
+        reset 05:00.0 --with-bus
+        reset 0000:01:00.0 --with-bus --method flr
+        bind 0000:01:00.0
+        reset 0000:01:00.0 --with-bus --dry-run
+        reset 0000:01:00.0 --with-bus
+        """,
+        case="bus",
+        journals={"reset-bus": "reset"},
+    ),
+    Scenario(
         "sriov list", ".sriov set 05:00.0 2\n.bind 05:10.0\nsriov list\nsriov list --root nowhere"
     ),
     Scenario("sriov list", "sriov list", two_l40s_host, case="vendor"),

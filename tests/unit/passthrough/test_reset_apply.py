@@ -119,6 +119,16 @@ def test_a_reset_after_which_the_command_register_is_empty_has_failed(kernel: Fa
     assert "remove and rescan it" in caught.value.hint
 
 
+def test_damage_of_a_function_that_slept_before_is_not_called_undone(kernel: FakeKernel) -> None:
+    api.apply(Bind((NIC,)), tree=kernel)
+    assert kernel.read(attribute(NIC, "power/runtime_status")) == "suspended"
+    kernel.reset_empties(str(NIC))
+    with pytest.raises(RollbackIncomplete, match="different command register or BARs") as caught:
+        api.apply(Reset(NIC), tree=kernel)
+    assert caught.value.exit_code == 5
+    assert "everything is as it was before" not in caught.value.message
+
+
 def test_a_device_that_guests_hold_is_not_reset(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
