@@ -55,7 +55,10 @@ register(
     ),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(
-        "vfiomgr.sriov", values=("steps",), plans=("plan", "quota_plan"), applies=("apply",)
+        "vfiomgr.sriov",
+        values=("steps",),
+        plans=("plan", "quota_plan", "vectors"),
+        applies=("apply",),
     ),
     Capability(
         "vfiomgr.gpu", values=("requests",), plans=("plan", "switch"), hooks=("undo_guards",)

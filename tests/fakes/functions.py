@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _ORDINARY_BAR = 0x40200
+MSIX = 0x60
+"""Where the capability MSI-X is in the configuration space."""
 _CLASS_DIRECTORIES = {"drm": "/dev/dri", "block": "/dev", "sound": "/dev/snd"}
 """Where devtmpfs makes the nodes of a class; network interfaces have none."""
 
@@ -66,6 +68,10 @@ class PciFunction:
     vf_stride: int = 4
     physical_function: str | None = None
     link: Link | None = None
+    vf_vectors: tuple[int, int] | None = None
+    """MSI-X vectors that its driver can distribute: in total, and by default for each."""
+    vectors: int = 0
+    """The Table Size of its own MSI-X; 0 for none."""
 
     @property
     def is_bridge(self) -> bool:
@@ -96,6 +102,7 @@ class PciFunction:
             numa_node=self.numa_node,
             reset_methods="flr",
             physical_function=self.address,
+            vectors=self.vf_vectors[1] if self.vf_vectors else 0,
         )
 
 
@@ -189,7 +196,8 @@ class Functions:
             self._sysfs.put(directory / name, text)
         resets = ("reset",) if function.reset_methods else ()
         bus_resets = ("reset_subordinate",) if function.is_bridge else ()
-        for name in ("remove", "rescan", *resets, *bus_resets):
+        vectors = ("sriov_vf_msix_count",) if function.physical_function else ()
+        for name in ("remove", "rescan", *resets, *bus_resets, *vectors):
             self._sysfs.put(directory / name, "", WRITE_ONLY)
         self._sysfs.put_bytes(directory / "config", config_space(function))
         self._sysfs.link(directory / "subsystem", "/sys/bus/pci")
@@ -297,6 +305,7 @@ def _attributes(function: PciFunction) -> dict[str, str]:
         texts["sriov_offset"] = str(function.vf_offset)
         texts["sriov_stride"] = str(function.vf_stride)
         texts["sriov_vf_device"] = function.vf_device
+        texts["sriov_vf_total_msix"] = "0"
     if function.link is not None:
         texts |= function.link.attributes()
     return texts
@@ -327,14 +336,18 @@ def _resource_lines(function: PciFunction) -> Iterable[str]:
 def config_space(function: PciFunction) -> bytes:
     """256 bytes: the header, and capabilities that say of resets what `reset_methods` lists.
 
-    Power management at 40h, without a reset unless `pm` is listed; PCI Express at 50h.
+    Power management at 40h, without a reset unless `pm` is listed; PCI Express at 50h; MSI-X, of
+    functions with vectors, at 60h.
     """
     methods = function.reset_methods.split()
     header = bytearray(config_header(function))
     header[0x06], header[0x34] = 0x10, 0x40
     power = struct.pack("<BBHH2x", 0x01, 0x50, 0x0003, 0x0000 if "pm" in methods else 0x0008)
-    express = struct.pack("<BBHI", 0x10, 0x00, 0x0002, (1 << 28) * ("flr" in methods))
-    return (bytes(header) + power.ljust(16, b"\0") + express).ljust(CONFIG_SIZE, b"\0")
+    following = MSIX if function.vectors else 0x00
+    express = struct.pack("<BBHI", 0x10, following, 0x0002, (1 << 28) * ("flr" in methods))
+    msix = struct.pack("<BBH", 0x11, 0x00, function.vectors - 1) if function.vectors else b""
+    parts = (bytes(header), power.ljust(16, b"\0"), express.ljust(16, b"\0"), msix)
+    return b"".join(parts).ljust(CONFIG_SIZE, b"\0")
 
 
 def config_header(function: PciFunction) -> bytes:

@@ -91,6 +91,7 @@ class Hardware(FaultyTree, ABC):
         vf_device: str = "",
         vf_offset: int = 0x80,
         vf_stride: int = 4,
+        vf_vectors: tuple[int, int] | None = None,
         link: Link | None = None,
     ) -> Self:
         """A function, after its bridge and on `driver`, which is added before; None has none.
@@ -115,6 +116,7 @@ class Hardware(FaultyTree, ABC):
             vf_device=vf_device or device,
             vf_offset=vf_offset,
             vf_stride=vf_stride,
+            vf_vectors=vf_vectors,
             link=link,
         )
 

@@ -70,6 +70,27 @@ def network_adapter(tmp_path: Path) -> FakeKernel:
     return kernel
 
 
+def vector_adapter(tmp_path: Path) -> FakeKernel:
+    """A network adapter with up to 4 VFs, whose driver distributes 64 MSI-X vectors among them."""
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
+    kernel.add_driver("mlx5_core", ids=[("15b3", "*", "02")])
+    kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
+    _add_root_port(kernel, "0000:00:1d.0", group=14)
+    return kernel.add_pci(
+        "0000:05:00.0",
+        vendor="15b3",
+        device="1021",
+        class_code="020000",
+        group=21,
+        bridge="0000:00:1d.0",
+        driver="mlx5_core",
+        total_vfs=4,
+        vf_device="101e",
+        vf_vectors=(64, 8),
+    )
+
+
 def mixed(tmp_path: Path) -> FakeKernel:
     """One GPU with audio, the network adapter with its VFs, and the sample parent mtty."""
     kernel = FakeKernel(tmp_path / "host")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _VOLATILE = ("/sys", "/dev", "/proc", "/run")
 _READABLE = 0o444
 _WRITABLE = 0o222
-_UNDER_LOCK = ("driver_override", "sriov_numvfs", "uevent")
+_UNDER_LOCK = ("driver_override", "sriov_numvfs", "sriov_vf_total_msix", "uevent")
 _RESCAN = "/sys/bus/pci/rescan"
 _MODULES = re.compile(
     r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?"
@@ -102,6 +102,8 @@ class FakeKernel(Hardware):
         self.mdevs = Mdevs(self.sysfs, self.groups, self.vfio, self.stuck)
         self.sriov = Sriov(self.sysfs, self.functions, self.groups, self.drivers)
         self.attributes = Attributes(self.sysfs, self.functions, self.vfio)
+        self.drivers.when_bound.append(self.sriov.bound)
+        self.drivers.when_leaving.append(self.sriov.leaving)
         self.drivers.when_bound.append(self.mdevs.bound)
         self.drivers.when_leaving.append(self.mdevs.leaving)
         self.drivers.obstacles.append(self.mdevs.obstacle)
@@ -124,6 +126,7 @@ class FakeKernel(Hardware):
             "remove": self._remove_function,
             "sriov_numvfs": self.sriov.set_number,
             "sriov_drivers_autoprobe": self.sriov.set_autoprobe,
+            "sriov_vf_msix_count": self.sriov.set_vectors,
         }
         self.nvidia.join(self._reactions)
         self.intel = IntelVfs(self.sysfs, self.sriov)
@@ -224,6 +227,7 @@ class FakeKernel(Hardware):
         self.vfio.cold_sleepers.clear()
         self.sriov.room.clear()
         self.sriov.grants.clear()
+        self.sriov.added_vectors.clear()
         self.attributes.killed_by_reset.clear()
         self.attributes.emptied_by_reset.clear()
         self.attributes.without_bus_reset.clear()

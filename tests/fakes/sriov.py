@@ -6,17 +6,19 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from tests.fakes.sysfs import Sysfs, reject, unsigned
+from tests.fakes.functions import MSIX
+from tests.fakes.sysfs import READ_ONLY, Sysfs, reject, unsigned
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.fakes.drivers import Drivers
+    from tests.fakes.drivers import Driver, Drivers
     from tests.fakes.functions import Functions, Groups, PciFunction
 
 _MAX_U16 = 0xFFFF
+_LEAST_VECTORS = 2
 _VIRTFN = re.compile(r"virtfn\d+")
 _TRUE, _FALSE = re.compile(r"[yYtT1]|[oO][nN]"), re.compile(r"[nNfF0]|[oO][fF]")
 
@@ -36,6 +38,8 @@ class Sriov:
         self.when_gone: list[Callable[[str], None]] = []
         self.room: dict[str, int] = {}
         self.grants: dict[str, int] = {}
+        self.added_vectors: dict[str, int] = {}
+        """Vectors that the driver of a physical function adds to each number, as ice does."""
 
     def set_number(self, directory: HostPath, text: str) -> None:
         """sriov_numvfs_store.
@@ -75,6 +79,62 @@ class Sriov:
             reject(errno.EINVAL)
         flag = "1" if _TRUE.match(text) else "0"
         self._sysfs.put(directory / "sriov_drivers_autoprobe", flag)
+
+    def bound(self, driver: Driver, address: str) -> None:
+        """sriov_vf_total_msix_show asks the driver; 0 where it has no sriov_get_vf_total_msix."""
+        self._show_total(address, is_able=driver.configures_sriov)
+
+    def leaving(self, _driver: Driver, address: str) -> None:
+        """Without a driver it is 0."""
+        self._show_total(address, is_able=False)
+
+    def _show_total(self, address: str, *, is_able: bool) -> None:
+        vectors = self._functions.known[address].vf_vectors
+        if vectors is not None:
+            total = str(vectors[0] if is_able else 0)
+            self._sysfs.put(PCI_DEVICES / address / "sriov_vf_total_msix", total, READ_ONLY)
+
+    def set_vectors(self, directory: HostPath, text: str) -> None:
+        """sriov_vf_msix_count_store; the callback is like that of mlx5_core.
+
+        Raises:
+            OSError: EOPNOTSUPP where the driver of the physical function has no callback, EBUSY
+                where the virtual one has a driver, EINVAL below 2, EOVERFLOW beyond half of all,
+                ENOSPC where the others have too many. 0 is the default.
+
+        """
+        wanted = unsigned(text)
+        physical = self._functions.known[self._sysfs.target_name(directory / "physfn") or ""]
+        owner = PCI_DEVICES / physical.address
+        if physical.vf_vectors is None or self._sysfs.get(owner / "sriov_vf_total_msix") == "0":
+            reject(errno.EOPNOTSUPP)
+        if self._drivers.driver_of(directory.name) is not None:
+            reject(errno.EBUSY)
+        total, default = physical.vf_vectors
+        wanted = wanted + self.added_vectors.get(physical.address, 0) if wanted else default
+        if wanted < _LEAST_VECTORS:
+            reject(errno.EINVAL)
+        if wanted > total // 2:
+            reject(errno.EOVERFLOW)
+        others = [p for p in self._virtual(owner) if p != directory]
+        if wanted + sum(map(self.vectors, others)) > total:
+            reject(errno.ENOSPC)
+        config = bytearray(self._config(directory))
+        config[MSIX + 2 : MSIX + 4] = (wanted - 1).to_bytes(2, "little")
+        self._sysfs.put_bytes(directory / "config", bytes(config))
+
+    def vectors(self, directory: HostPath) -> int:
+        """The Table Size of a virtual function."""
+        return int.from_bytes(self._config(directory)[MSIX + 2 : MSIX + 4], "little") + 1
+
+    def _config(self, directory: HostPath) -> bytes:
+        with open(self._sysfs.real(directory / "config"), "rb") as file:
+            return file.read()
+
+    def _virtual(self, physical: HostPath) -> list[HostPath]:
+        links = [name for name in self._sysfs.names(physical) if _VIRTFN.fullmatch(name)]
+        found = (self._sysfs.target(physical / name) for name in links)
+        return [path for path in found if path is not None]
 
     def make(self, directory: HostPath, count: int) -> list[str]:
         """sriov_enable, but for the drivers of the new functions; tells their addresses."""

@@ -21,6 +21,7 @@ from errno import (
     ENOTTY,
     ENXIO,
     EOPNOTSUPP,
+    EOVERFLOW,
     EPERM,
     ERANGE,
     ESTALE,
@@ -54,6 +55,7 @@ Operation = Literal[
     "vf-count",
     "nvidia-vf-count",
     "quota",
+    "vf-vectors",
     "reset-method",
     "reset",
     "bus-reset",
@@ -309,6 +311,30 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
         "check that the GPU is still on xe or i915: vfiomgr show",
     ),
     ("quota", ENODEV): ("the GPU vanished", _GONE),
+    ("vf-vectors", EBUSY): (
+        "a driver is bound to the virtual function and uses its vectors",
+        "unbind it, then run the command again: vfiomgr unbind ADDRESS",
+    ),
+    ("vf-vectors", EOPNOTSUPP): (
+        "the driver of the physical function cannot set them (no sriov_set_msix_vec_count)",
+        "leave out the vectors; mlx5_core and ice can set them",
+    ),
+    ("vf-vectors", EINVAL): (
+        "the driver does not accept this number, e.g. because it is too small",
+        "request another number; see dmesg",
+    ),
+    ("vf-vectors", EOVERFLOW): (
+        "the device does not support that many for one virtual function",
+        "request fewer",
+    ),
+    ("vf-vectors", ENOSPC): (
+        "the other virtual functions use too many of the device's vectors or queues",
+        "request fewer, or fewer for other virtual functions",
+    ),
+    ("vf-vectors", ENOENT): (
+        "this kernel (before 5.13) cannot set them, or the virtual function vanished",
+        _GONE,
+    ),
     ("reset-method", EINVAL): (
         f"the kernel cannot reset the function this way; {_ALONE}",
         "see dmesg; show the available methods and why others are unavailable: vfiomgr show",

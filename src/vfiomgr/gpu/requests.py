@@ -67,6 +67,8 @@ class SwitchGpu(FunctionRequest):
     """Do not move the other functions of the slot."""
     autoprobe: bool = False
     """Let host drivers bind new virtual functions."""
+    vectors: int | None = None
+    """The MSI-X vectors of each new virtual function; None to let the driver decide."""
     kind: ClassVar[str] = "switch-gpu"
     checkpoint = SwitchCheckpoint
 

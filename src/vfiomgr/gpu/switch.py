@@ -225,6 +225,7 @@ def _set_functions(course: _SwitchPlan, count: int, *, heterogeneous: bool | Non
         device.address,
         count,
         autoprobe=course.request.autoprobe or device.driver == _NVIDIA,
+        vectors=course.request.vectors if count else None,
     )
     checkpoint = FunctionsCheckpoint(
         known.autoprobe, heterogeneous if count else None, known.instances if count else ()

@@ -236,6 +236,7 @@ _NEEDED = frozenset({"version", "layouts", "devices", "select", "state"})
 _OF_STATE = {
     ("sriov", "count"): "use a whole number from 0, or max, e.g. count: 4",
     ("sriov", "functions"): "use any, passthrough or host",
+    ("sriov", "vf_msix"): "use a whole number from 1 to 2048, e.g. vf_msix: 64",
     ("vgpu", "count"): f"{_NUMBER} from 1, e.g. count: 4",
     ("vgpu", "functions"): f"{_NUMBER} from 1, e.g. functions: 16",
 }

@@ -318,12 +318,13 @@ def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Cha
     """A physical function with its number, and then the users of its virtual functions."""
     count = device.sriov_totalvfs or 1 if rule.count == "max" else rule.count
     wanted = counted(count, "virtual function")
+    each = "" if rule.vf_msix is None else f", {rule.vf_msix} MSI-X vectors each"
     name = str(device.address)
 
     def numbered() -> Plan:
         found = case.found(device.address, with_instances=count > 0)
         if not device.is_on_vfio and device.sriov_numvfs == count:
-            same = SetVirtualFunctions(device.address, count)
+            same = SetVirtualFunctions(device.address, count, vectors=rule.vf_msix)
             known = FunctionsCheckpoint(found.autoprobe, instances=found.instances)
             return sriov_plan.plan_set(case.host, same, known)
         refuse_if_any(sriov_plan.impossible(case.host, device, count))
@@ -334,10 +335,11 @@ def parts(case: RuleContext, rule: SriovRule, device: PciDevice) -> Iterator[Cha
             allow=case.allow,
             only=case.is_shared(device),
             autoprobe=rule.functions == "host",
+            vectors=rule.vf_msix,
         )
         return switch.brought(case.host, goal, found)[0]
 
-    functions = attempt(name, numbered, differences(case.host, [device], wanted))
+    functions = attempt(name, numbered, differences(case.host, [device], wanted + each))
     if device.iommu_group is not None:
         functions = replace(functions, groups=frozenset({device.iommu_group}))
     if rule.functions == "any" or not count:

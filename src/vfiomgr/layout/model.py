@@ -201,6 +201,8 @@ class SriovRule(_OfferedRule):
     state: Literal["sriov"]
     count: Annotated[int, Field(ge=0)] | Literal["max"]
     """The number of virtual functions of each device."""
+    vf_msix: Annotated[int, Field(ge=1, le=2048)] | None = None
+    """The MSI-X vectors of each virtual function; by default those of the driver."""
     functions: Literal["any", "passthrough", "host"] = "any"
     """Who gets the virtual functions; any leaves that open."""
     driver: Text | None = None
@@ -216,6 +218,11 @@ class SriovRule(_OfferedRule):
             refuse_value(
                 f"{given[0]} requires functions: passthrough",
                 "add functions: passthrough, or remove the key",
+            )
+        if self.vf_msix is not None and (self.functions == "host" or self.count == 0):
+            refuse_value(
+                "vf_msix requires virtual functions without a driver of the host",
+                "remove the key, or use functions: passthrough and a count from 1",
             )
         return self
 

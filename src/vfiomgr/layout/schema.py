@@ -104,7 +104,17 @@ def _vgpu_request_rules() -> dict[str, Any]:
 def _sriov_rules() -> dict[str, Any]:
     is_guests = {"properties": {"functions": {"const": "passthrough"}}, "required": ["functions"]}
     given = {"anyOf": [{"required": [key]} for key in ("driver", "owner", "resource")]}
-    return {"if": given, "then": is_guests}
+    is_free = {
+        "properties": {
+            "functions": {"enum": ["any", "passthrough"]},
+            "count": {"not": {"const": 0}},
+        }
+    }
+    return {
+        "if": given,
+        "then": is_guests,
+        "dependentSchemas": {"vf_msix": is_free},
+    }
 
 
 def _selector(schema: dict[str, Any]) -> dict[str, Any]:

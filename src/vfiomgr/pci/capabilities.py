@@ -104,7 +104,9 @@ _HEADER_END = 0x40
 _MOST_CAPABILITIES = 48
 _FLRESET, _TP_AND_FLR, _NO_SOFT_RESET = 0x10, 0x03, 0x08
 """Bits of the highest byte of DevCap, of the AF capabilities, of the lowest byte of PMCSR."""
-_POWER_MANAGEMENT, _PCI_EXPRESS, _ADVANCED_FEATURES = 0x01, 0x10, 0x13
+_POWER_MANAGEMENT, _PCI_EXPRESS, _MSIX, _ADVANCED_FEATURES = 0x01, 0x10, 0x11, 0x13
+_TABLE_SIZE = 0x07FF
+"""Bits of the Message Control of MSI-X: the number of vectors, minus one."""
 
 
 class ResetCapabilities(Value):
@@ -179,6 +181,41 @@ def read_reset_capabilities(
         if device.runtime_status != "suspended"
     )
     return tuple(capabilities for capabilities in found if capabilities is not None)
+
+
+class MsixVectors(Value):
+    """The MSI-X vectors of a virtual function whose number of them can be set."""
+
+    address: PciAddress
+    count: int
+    """The Table Size."""
+
+
+def read_msix(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[MsixVectors, ...]:
+    """The vectors of virtual functions, where the driver of the physical function can set them.
+
+    The attribute `sriov_vf_msix_count` is write-only; the number is the Table Size in the
+    configuration space (Documentation/ABI/testing/sysfs-bus-pci). It requires root.
+    """
+    able = (device for device in devices if device.sriov_vf_total_msix and not device.stuck)
+    addresses = (address for device in able for address in device.virtual_functions)
+    found = ((address, read_vectors(tree, address)) for address in addresses)
+    return tuple(MsixVectors(address, count) for address, count in found if count is not None)
+
+
+def read_vectors(tree: HostTree, address: PciAddress) -> int | None:
+    """The number of MSI-X vectors of a function; None if it has none, or it is not readable."""
+    return vectors_in(read_config(tree, address))
+
+
+def vectors_in(config: bytes) -> int | None:
+    """The number of MSI-X vectors in a configuration space; None if it has none."""
+    if len(config) < CONFIG_SIZE or config.count(0xFF) == len(config):
+        return None
+    at = dict(_capabilities(config)).get(_MSIX)
+    if at is None:
+        return None
+    return (int.from_bytes(config[at + 2 : at + 4], "little") & _TABLE_SIZE) + 1
 
 
 def read_bus_resets(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[PciAddress, ...]:

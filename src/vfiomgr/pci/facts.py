@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _ASLEEP = "suspended"
 """Reading the configuration space of a function in this state would wake it (pci_read_config)."""
-_UNDER_LOCK = ("driver_override", "sriov_numvfs")
+_UNDER_LOCK = ("driver_override", "sriov_numvfs", "sriov_vf_total_msix")
 """Attributes that are read under the lock of the device; `uevent` is too, but is not used."""
 
 
@@ -124,6 +124,7 @@ class Locked(Value):
 
     driver_override: str | None
     sriov_numvfs: str | None
+    sriov_vf_total_msix: str | None
     stuck: str | None = None
 
 
@@ -147,9 +148,9 @@ def _read_locked(
         answers = bounded.read_attributes(tree, asked)
     else:
         answers = reader.read_attributes(asked)
-    silent = Locked(None, None, UNKNOWN_CALL)
+    silent = Locked(None, None, None, stuck=UNKNOWN_CALL)
     found = {name: Locked(*values) if values else silent for name, values in answers.items()}
-    return found | {name: Locked(None, None, what) for name, what in marked.items()}
+    return found | {name: Locked(None, None, None, stuck=what) for name, what in marked.items()}
 
 
 class DriverModules:
@@ -218,6 +219,7 @@ def read_device(
         sriov_drivers_autoprobe=found.flag("sriov_drivers_autoprobe"),
         sriov_offset=found.number("sriov_offset"),
         sriov_stride=found.number("sriov_stride"),
+        sriov_vf_total_msix=number_in(locked.sriov_vf_total_msix),
         reset_method=tuple((found.read("reset_method") or "").split()),
         power_state=found.read("power_state"),
         power_control=found.read_below("power", "control") or None,

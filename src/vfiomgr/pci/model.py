@@ -315,6 +315,8 @@ class PciDevice(Value):
     """The distance from its routing ID to that of its first virtual function."""
     sriov_stride: int | None = None
     """The distance between the routing IDs of its virtual functions."""
+    sriov_vf_total_msix: int | None = None
+    """The MSI-X vectors for all its virtual functions; 0 if its driver cannot set their number."""
     tsm: DeviceSecurity | None = None
     """Its state for confidential guests; None if the kernel has none."""
 

@@ -323,6 +323,8 @@ class KeptSnapshot:
         if host.bus_resets is not None:
             able = {address: address for address in capabilities.read_bus_resets(tree, devices)}
             facts["bus_resets"] = _exchanged(host.bus_resets, gone | able, lambda each: each)
+        if host.msix or any(device.sriov_vf_total_msix for device in devices):
+            facts["msix"] = capabilities.read_msix(tree, self._devices.values())
         gpus = {PciAddress.parse(quotas.gpu) for quotas in host.quotas}
         if gpus or any(device.sriov_totalvfs for device in devices):
             present = (gpus | touched) & self._devices.keys()

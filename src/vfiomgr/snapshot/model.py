@@ -290,6 +290,14 @@ class HostSnapshot(HostFacts):
         known = self.reset_capabilities or ()
         return next((found for found in known if found.address == device.address), None)
 
+    @cached_property
+    def _vectors_by_address(self) -> dict[PciAddress, int]:
+        return {each.address: each.count for each in self.msix}
+
+    def vectors_of(self, address: PciAddress) -> int | None:
+        """The MSI-X vectors of a virtual function, if their number can be set and is known."""
+        return self._vectors_by_address.get(address)
+
     def vgpus_of(self, parent: str) -> tuple[Vgpu, ...]:
         """The active vGPUs of a parent, by its name."""
         return self._vgpus_by_parent.get(parent, ())

@@ -95,6 +95,7 @@ def scan(
             capabilities.read_reset_capabilities(tree, host.devices) if resets else None
         ),
         bus_resets=capabilities.read_bus_resets(tree, host.devices) if resets else None,
+        msix=capabilities.read_msix(tree, host.devices),
         guest_support=(
             pci.guest_support.read_guest_support(
                 tree, host.devices, with_programs=further.get("with_programs", False)

@@ -11,7 +11,7 @@ from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.pci.accelerators import CxlDevice
-from vfiomgr.pci.capabilities import PciLink, ResetCapabilities
+from vfiomgr.pci.capabilities import MsixVectors, PciLink, ResetCapabilities
 from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
@@ -106,6 +106,8 @@ class HostFacts(Value, dict=True):
     """The reset capabilities in configuration spaces; None if not read (requires root)."""
     bus_resets: tuple[PciAddress, ...] | None = None
     """The bridges that can reset their secondary bus; None if not read."""
+    msix: tuple[MsixVectors, ...] = ()
+    """Virtual functions whose number of MSI-X vectors can be set."""
     files: tuple[TextFile, ...] = ()
     """The files of vfiomgr below /etc, and those of driverctl."""
     nodes: tuple[NodeFact, ...] = ()

@@ -19,8 +19,9 @@ from vfiomgr.engine.verified_write import (
 from vfiomgr.errors import HostError, ProgramFailed
 from vfiomgr.paths import PCI_DRIVERS, SRIOV_MANAGE, HostPath, pci_device
 from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.capabilities import read_vectors
 from vfiomgr.pci.iommu import group_number
-from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVfCount
+from vfiomgr.sriov.steps import SetAutoprobe, SetQuotas, SetVectors, SetVfCount
 from vfiomgr.vgpu.mig.steps import RunSriovManage, sriov_manage_command
 from vfiomgr.vgpu.quota.model import is_met
 
@@ -110,6 +111,49 @@ def set_vf_count(tree: HostTree, step: SetVfCount) -> None:
         raise HostError(message, "check dmesg, or request fewer")
     if group_number(tree, pci_device(address)) is not None:
         await_groups(tree, made)
+    if step.after:
+        _set_vectors(tree, made, step.vectors)
+
+
+@performs(SetVectors)
+def set_vectors(tree: HostTree, step: SetVectors) -> None:
+    """Set the MSI-X vectors of virtual functions.
+
+    Raises:
+        HostError: the driver rejects a number, or the configuration space has another one.
+
+    """
+    require_same_device(tree, step.device)
+    _set_vectors(tree, pci_facts.read_virtual_functions(tree, step.device.address), step.after)
+
+
+def _set_vectors(
+    tree: HostTree, functions: tuple[PciAddress, ...], vectors: tuple[int | None, ...]
+) -> None:
+    """Set those that differ; functions that return vectors come before those that get more."""
+    pairs = zip(functions, vectors, strict=False)
+    wanted = {function: count for function, count in pairs if count is not None}
+    more = {each: wanted[each] - (read_vectors(tree, each) or 0) for each in wanted}
+    for function in sorted(wanted, key=lambda each: more[each]):
+        if more[function]:
+            _set_vectors_of(tree, function, wanted[function])
+
+
+def _set_vectors_of(tree: HostTree, function: PciAddress, count: int) -> None:
+    """Set the Table Size of a virtual function.
+
+    ice adds a vector of its own to the number (ice_sriov_set_msix_vec_count).
+    """
+    target = pci_device(function) / "sriov_vf_msix_count"
+    with explaining("vf-vectors", f"MSI-X vectors of {function} to {count}"):
+        tree.write(target, str(count))
+        found = read_vectors(tree, function)
+        if found is not None and count < found < 2 * count:
+            tree.write(target, str(2 * count - found))
+            found = read_vectors(tree, function)
+    if found != count:
+        message = f"cannot set the MSI-X vectors of {function} to {count}: it has {found}"
+        raise HostError(message, "check dmesg, or request another number")
 
 
 def virtual_function_count(tree: HostTree, address: PciAddress) -> int:

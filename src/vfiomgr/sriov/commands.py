@@ -21,7 +21,14 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.passthrough.named import virtual_functions
-from vfiomgr.sriov.steps import ChangeQuotas, SetQuotas, SetVfCount, SetVirtualFunctions
+from vfiomgr.sriov.steps import (
+    ChangeQuotas,
+    ChangeVectors,
+    SetQuotas,
+    SetVectors,
+    SetVfCount,
+    SetVirtualFunctions,
+)
 from vfiomgr.units import MIB, mebibytes
 from vfiomgr.vgpu.mig.steps import RunSriovManage
 from vfiomgr.vgpu.quota.model import PRIORITIES, VfQuota, in_bytes
@@ -45,6 +52,8 @@ _QUOTA_HEADINGS = (
     wrapped("NOTES"),
 )
 _LARGEST = (1 << 32) - 1
+_MOST_VECTORS = 1 << 11
+"""The Table Size of MSI-X has 11 bits."""
 
 
 def share_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,6 +273,12 @@ def _row(item: dict[str, object]) -> tuple[str, ...]:
 @click.argument("address", shell_complete=complete_sriov)
 @click.argument("count", required=False, type=WholeNumber(min=0))
 @click.option("--autoprobe", is_flag=True, help="Let host drivers bind the new functions.")
+@click.option(
+    "--vf-msix",
+    type=WholeNumber(1, _MOST_VECTORS),
+    metavar="N",
+    help="Set the MSI-X vectors of each VF.",
+)
 @share_options
 @click.option("--physical", is_flag=True, help="Change the quotas of the physical function itself.")
 @session_options(*CHANGING)
@@ -274,13 +289,14 @@ def set_count(
     address: str,
     count: int | None,
     autoprobe: bool,
+    vf_msix: int | None,
     vf_memory: str | None,
     exec_quantum: int | None,
     preempt_timeout: int | None,
     priority: Priority | None,
     physical: bool,
 ) -> None:
-    """Set the number of virtual functions (0 removes all), or quotas.
+    """Set virtual functions (0 removes all), their vectors, or quotas.
 
     With COUNT existing functions are removed first; none of them may be in use. New functions have
     no driver and are ready for `vfiomgr bind`, unless --autoprobe is given. On Intel GPUs (xe,
@@ -291,6 +307,9 @@ def set_count(
     physical function for all of its virtual functions. Time and priority can be changed while
     guests run; memory cannot, and with i915 only before the functions are created.
 
+    --vf-msix sets the number of MSI-X vectors where the driver supports it (mlx5_core, ice; Linux
+    5.13), e.g. one for each vCPU of a guest and one more. Existing functions must have no driver.
+
     \b
     Examples:
       vfiomgr sriov set 0000:05:00.0 4
@@ -300,20 +319,45 @@ def set_count(
       vfiomgr sriov set 03:00.0 --exec-quantum 20 --preempt-timeout 1000
       vfiomgr sriov set 03:00.2 --vf-memory 6G --dry-run
       vfiomgr sriov set 03:00.0 --physical --priority high
+      vfiomgr sriov set 05:00.0 4 --vf-msix 33 --dry-run
+      vfiomgr sriov set 05:10.0 --vf-msix 65 --dry-run
     """
     share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
     chosen = session.address(address)
     if count is None:
         if autoprobe:
             forbid_alone("--autoprobe", "COUNT", "existing functions keep their drivers")
+        if vf_msix is not None:
+            if share is not None or physical:
+                why = "MSI-X vectors and quotas of existing functions are set separately"
+                forbid_together("--vf-msix", "a quota", why)
+            _change_vectors(session, ChangeVectors(chosen, vf_msix))
+            return
         _change(session, chosen, share, is_physical=physical)
         return
     if physical:
         forbid_together("--physical", "COUNT", "a physical function has quotas of its own")
-    outcome = plan_or_apply(session, SetVirtualFunctions(chosen, count, autoprobe, share=share))
+    request = SetVirtualFunctions(chosen, count, autoprobe, share=share, vectors=vf_msix)
+    outcome = plan_or_apply(session, request)
     if outcome is not None:
         _print_functions(session, outcome, chosen)
         _tell_undo(session, outcome)
+
+
+def _change_vectors(session: Session, request: ChangeVectors) -> None:
+    """Set the MSI-X vectors of existing functions, and print what they have."""
+    outcome = plan_or_apply(session, request)
+    if outcome is None:
+        return
+    host = session.scan()
+    chosen = host.device(request.address)
+    named = chosen.virtual_functions or (chosen.address,)
+    found = [each for each in host.msix if each.address in named]
+    lines = [f"{each.address} has {each.count} MSI-X vectors" for each in found]
+    print_outcome(session, outcome, lines if outcome.is_changed else [], vectors=found)
+    before = {n for s in outcome.plan.steps if isinstance(s, SetVectors) for n in s.before if n}
+    if len(before) == 1 and session.format == "table":
+        note(f"undo with: vfiomgr sriov set {request.address} --vf-msix {before.pop()}")
 
 
 def _print_functions(session: Session, outcome: Outcome, chosen: PciAddress) -> None:

@@ -13,7 +13,7 @@ from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.passthrough import guards
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.pci.drivers import DriverState
-from vfiomgr.sriov import quota_plan
+from vfiomgr.sriov import quota_plan, vectors
 from vfiomgr.sriov.quota_plan import Provision
 from vfiomgr.sriov.steps import (
     ChangeQuotas,
@@ -65,9 +65,10 @@ def plan_set(
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {request.count}"
     refuse_if_any(impossible(host, device, request.count))
-    refuse_if_any(_unshareable(host, device, request))
+    refuse_if_any([*_unshareable(host, device, request), *_no_vectors(device, request)])
     if device.sriov_numvfs == request.count:
-        return _plan_as_many(host, device, request, checkpoint, Plan(summary, (), locks))
+        plan = Plan(summary, (), locks)
+        return _plan_as_many(host, device, request, checkpoint, plan)
     refuse_if_any(
         [
             *guards.stuck(host, device),
@@ -93,8 +94,12 @@ def _plan_as_many(
     plan: Plan,
 ) -> Plan:
     """Plan the settings if the number of virtual functions does not change."""
+    present = _virtual_functions(host, device)
     already = f"{device} already has {request.count} of {device.sriov_totalvfs} virtual functions"
-    steps = tuple(_changes(host, device, request, checkpoint))
+    steps = (
+        *vectors.exchange(host, device, present, request.vectors),
+        *_changes(host, device, request, checkpoint),
+    )
     if request.share is None or not request.count:
         return replace(plan, steps=steps, already=(already,))
     change = ChangeQuotas(device.address, request.share)
@@ -221,7 +226,9 @@ def _changes_by_kernel(
             yield SetAutoprobe(identity, before=autoprobe, after=wanted)
             autoprobe = wanted
         kept = shares.kept if before else ()
-        yield SetVfCount(identity, before=before, after=after, shares=kept)
+        made = (request.vectors,) * after if request.vectors is not None else ()
+        had = vectors.present(host, device) if before else made
+        yield SetVfCount(identity, before=before, after=after, shares=kept, vectors=had)
         yield from shares.checks if after else shares.between
     if autoprobe is not None and restored is not None and autoprobe is not restored:
         yield SetAutoprobe(identity, before=autoprobe, after=restored)
@@ -284,6 +291,28 @@ def _unshareable(
     yield from capacity.impossible(host, device, request.share)
     if device.sriov_numvfs != request.count:
         yield from quota_plan.unaffordable(host, device, request.count, request.share)
+
+
+def _no_vectors(device: PciDevice, request: SetVirtualFunctions) -> Iterator[Diagnostic]:
+    """Refuse MSI-X vectors that cannot be set, and drivers that bind before they are set."""
+    if request.vectors is None:
+        return
+    if not request.count:
+        yield blocker(
+            "vectors-without-functions",
+            device,
+            "cannot set MSI-X vectors of 0 virtual functions",
+            "leave out the vectors",
+        )
+        return
+    yield from vectors.impossible(device, [request.vectors] * request.count)
+    if request.autoprobe and device.sriov_numvfs != request.count:
+        yield blocker(
+            "vectors-in-use",
+            device,
+            "host drivers would bind the new functions before their MSI-X vectors are set",
+            "leave out the vectors, or keep host drivers from the new functions",
+        )
 
 
 def _no_maker(device: PciDevice) -> Iterator[Diagnostic]:

@@ -15,8 +15,10 @@ from vfiomgr.vgpu.model import InstancePlace
 from vfiomgr.vgpu.quota.model import QUANTITIES, VfQuota, in_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vfiomgr.engine.plan import Topic
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -48,10 +50,41 @@ class SetVirtualFunctions(FunctionRequest):
     """Let host drivers bind the new functions."""
     share: VfQuota | None = None
     """The quotas of each function; None to let the driver decide."""
+    vectors: int | None = None
+    """The MSI-X vectors of each function; None to let the driver decide."""
     kind: ClassVar[str] = "set-virtual-functions"
     checkpoint = FunctionsCheckpoint
 
     needs_gpu_modes: ClassVar[bool] = True
+
+    def not_checked(self, host: HostSnapshot) -> Iterator[str]:
+        """What is unknown about the MSI-X vectors, if they are to be set."""
+        if self.vectors is not None:
+            yield from unknown_vectors(host, self.address)
+
+
+class ChangeVectors(FunctionRequest):
+    """Set the MSI-X vectors of existing virtual functions.
+
+    The address is that of one virtual function, or of the physical function for all of them.
+    """
+
+    vectors: int
+    kind: ClassVar[str] = "change-vectors"
+
+    def not_checked(self, host: HostSnapshot) -> Iterator[str]:
+        """What is unknown about the present MSI-X vectors."""
+        yield from unknown_vectors(host, self.address)
+
+
+def unknown_vectors(host: HostSnapshot, address: PciAddress) -> Iterator[str]:
+    """What a plan for MSI-X vectors could not check."""
+    named = host.device(address)
+    physical = host.device(named.physical_function or address)
+    if physical.sriov_vf_total_msix is None:
+        yield f"whether MSI-X vectors can be set: no sriov_vf_total_msix of {physical.address}"
+    if any(host.vectors_of(each) is None for each in physical.virtual_functions):
+        yield f"the present MSI-X vectors of virtual functions of {physical.address}: requires root"
 
 
 class ChangeQuotas(FunctionRequest):
@@ -178,15 +211,70 @@ class SetVfCount(FunctionsStep):
     """Set the number of virtual functions; the kernel requires 0 between two other numbers.
 
     `shares` are quotas that the driver drops with the functions; the step or its inverse sets them
-    before the functions are created.
+    before the functions are created. `vectors` are the MSI-X vectors of the functions that the step
+    or its inverse creates; without them, and where they are None, the driver decides.
     """
 
     shares: tuple[SetQuotas, ...] = ()
+    vectors: tuple[int | None, ...] = ()
+    """In the order of the functions."""
     kind: ClassVar[str] = "set-vf-count"
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        numbers = _numbers_of(self.vectors) if self.after else ""
+        return f"{super().describe()}{f', with {numbers}' if numbers else ''}"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
         target = paths.pci_device(self.device.address) / "sriov_numvfs"
         clearing = (echo("0", target),) if self.before and self.after else ()
         sharing = [line for share in self.shares for line in share.commands()] if self.after else ()
-        return (*clearing, *sharing, echo(str(self.after), target))
+        setting = vector_commands(self.device, self.vectors) if self.after else ()
+        return (*clearing, *sharing, echo(str(self.after), target), *setting)
+
+
+class SetVectors(Exchange, Value):
+    """Set the MSI-X vectors of virtual functions, by their order; None leaves one as it is.
+
+    The numbers are those of the Table Size in the configuration space.
+    """
+
+    device: DeviceIdentity
+    before: tuple[int | None, ...]
+    after: tuple[int | None, ...]
+    kind: ClassVar[str] = "set-vectors"
+
+    def describe(self) -> str:
+        """Describe the step in one line."""
+        return f"{self.device.address}: virtual functions with {_numbers_of(self.after)}"
+
+    def commands(self) -> tuple[str, ...]:
+        """Return the equivalent shell commands."""
+        return vector_commands(self.device, self.after)
+
+
+def vector_commands(device: DeviceIdentity, vectors: tuple[int | None, ...]) -> tuple[str, ...]:
+    """The shell commands that set MSI-X vectors of virtual functions."""
+    directory = paths.pci_device(device.address)
+    return tuple(
+        echo(str(count), directory / f"virtfn{index}/sriov_vf_msix_count")
+        for index, count in enumerate(vectors)
+        if count is not None
+    )
+
+
+def _numbers_of(vectors: tuple[int | None, ...]) -> str:
+    """`64 MSI-X vectors each`, or `64 MSI-X vectors (VF 1, 2), 32 (VF 3)`; VFs count from 1."""
+    named: dict[int, list[str]] = {}
+    for number, count in enumerate(vectors, start=1):
+        if count is not None:
+            named.setdefault(count, []).append(str(number))
+    if not named:
+        return ""
+    if len(named) == 1 and None not in vectors:
+        return f"{next(iter(named))} MSI-X vectors each"
+    first, *rest = (f"(VF {', '.join(numbers)})" for numbers in named.values())
+    counts = list(named)
+    others = (f", {count} {who}" for count, who in zip(counts[1:], rest, strict=True))
+    return f"{counts[0]} MSI-X vectors {first}{''.join(others)}"

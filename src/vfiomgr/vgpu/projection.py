@@ -124,6 +124,7 @@ def given_back(host: HostSnapshot, devices: Iterable[PciDevice]) -> HostSnapshot
                     driver_module=origin.driver_module,
                     vfio_device=None,
                     vfio_cdev=False,
+                    sriov_vf_total_msix=None,  # its driver says it
                 )
             )
     moved = {device.address for device in changed}

@@ -65,6 +65,7 @@ FREE_TEXT = {
     "--uuid": "the former option for an argument",
     "--vcpus": "a number",
     "--vf-memory": "a size",
+    "--vf-msix": "a number",
     "libvirt domain NAME": "a new name",
     "libvirt hook run DOMAIN": "libvirt says it",
     "libvirt hook run OPERATION": "libvirt says it",

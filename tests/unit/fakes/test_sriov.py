@@ -7,11 +7,48 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.fakes.hosts import network_adapter, vector_adapter
 from tests.unit.fakes.deeds import NETWORK_ADAPTER, VFIO, attribute, errno_of, move
 from vfiomgr.paths import PCI_DRIVERS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fakes.kernel import FakeKernel
+
+
+def test_vectors_are_distributed_by_the_driver_of_the_physical_function(tmp_path: Path) -> None:
+    kernel = vector_adapter(tmp_path)
+    total = attribute(NETWORK_ADAPTER, "sriov_vf_total_msix")
+    count, other = (attribute(vf, "sriov_vf_msix_count") for vf in ("0000:05:10.0", "0000:05:10.4"))
+    assert kernel.read(total) == "64"
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_drivers_autoprobe"), "0")
+    kernel.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "3")
+    directory = kernel.functions.directory("0000:05:10.0")
+    assert directory is not None
+    assert kernel.read(count) is None  # write-only
+    assert kernel.sriov.vectors(directory) == 8
+    kernel.write(count, "32")
+    assert kernel.sriov.vectors(directory) == 32
+    wrong = (("1", errno.EINVAL), ("x", errno.EINVAL), ("33", errno.EOVERFLOW))
+    for text, number in wrong:
+        assert errno_of(kernel, count, text) == number
+    assert errno_of(kernel, other, "25") == errno.ENOSPC
+    kernel.write(count, "0")
+    assert kernel.sriov.vectors(directory) == 8
+    move(kernel, "0000:05:10.0", VFIO)
+    assert errno_of(kernel, count, "16") == errno.EBUSY
+
+
+def test_without_the_driver_that_distributes_them_there_are_none(tmp_path: Path) -> None:
+    kernel = vector_adapter(tmp_path)
+    move(kernel, NETWORK_ADAPTER, VFIO)
+    assert kernel.read(attribute(NETWORK_ADAPTER, "sriov_vf_total_msix")) == "0"
+    others = network_adapter(tmp_path / "others")
+    others.write(attribute(NETWORK_ADAPTER, "sriov_numvfs"), "1")
+    assert others.read(attribute(NETWORK_ADAPTER, "sriov_vf_total_msix")) == "0"
+    target = attribute("0000:05:10.0", "sriov_vf_msix_count")
+    assert errno_of(others, target, "8") == errno.EOPNOTSUPP
 
 
 def test_virtual_functions_come_and_go(kernel: FakeKernel) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
-from tests.fakes.hosts import without_iommu
+from tests.fakes.hosts import vector_adapter, without_iommu
 from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
@@ -418,6 +418,20 @@ HOST_SCENARIOS = (
         arc_host,
         case="existing",
         journals={"change-quotas": "change-quotas"},
+    ),
+    Scenario(
+        "sriov set",
+        """
+        sriov set 05:00.0 2 --vf-msix 16 --dry-run
+        .sriov set 05:00.0 2 --vf-msix 16
+        sriov set 05:10.4 --vf-msix 32 --dry-run
+        sriov set 05:10.4 --vf-msix 32
+        show 05:10.4
+        sriov set 05:00.0 4 --vf-msix 17
+        """,
+        vector_adapter,
+        case="msix",
+        journals={"change-vectors": "change-vectors"},
     ),
     Scenario(
         "sriov set",

@@ -383,6 +383,30 @@ BAD = (
         ),
     ),
     Bad(
+        "vectors of what a driver of the host has",
+        rules("{select: all, state: sriov, count: 4, vf_msix: 8, functions: host}"),
+        (
+            f"5:9: {_RULE}: vf_msix requires virtual functions without a driver of the host; "
+            "remove the key, or use functions: passthrough and a count from 1"
+        ),
+    ),
+    Bad(
+        "vectors of no functions",
+        rules("{select: all, state: sriov, count: 0, vf_msix: 8}"),
+        (
+            f"5:9: {_RULE}: vf_msix requires virtual functions without a driver of the host; "
+            "remove the key, or use functions: passthrough and a count from 1"
+        ),
+    ),
+    Bad(
+        "more vectors than MSI-X has",
+        rules("{select: all, state: sriov, count: 4, vf_msix: 4096}"),
+        (
+            f"5:56: {_RULE}: vf_msix cannot be 4096; "
+            "use a whole number from 1 to 2048, e.g. vf_msix: 64"
+        ),
+    ),
+    Bad(
         "neither count nor per_gpu",
         wanted("type: A40-4Q"),
         (

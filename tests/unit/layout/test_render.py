@@ -104,7 +104,7 @@ RULES = st.one_of(
                 "count": st.integers(0, 64) | st.just("max"),
                 "functions": st.just("passthrough"),
             },
-            {**_COMMON, "driver": TEXTS, "owner": _OWNERS},
+            {**_COMMON, "driver": TEXTS, "owner": _OWNERS, "vf_msix": st.just(64)},
         )
     ),
     _offered(

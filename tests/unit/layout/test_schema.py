@@ -55,6 +55,7 @@ def test_it_takes_what_the_reader_takes(document: dict[str, Any]) -> None:
         rules("{select: {id: 10DE:2235, class: 3D, address: ' 41:00.0'}, state: host}"),
         rules("{select: {address: 10000:e1:0.7, class: [0C03, vga]}, state: host, allow: []}"),
         rules("{select: all, state: sriov, count: max, functions: passthrough, owner: 'a:b'}"),
+        rules("{select: all, state: sriov, count: max, vf_msix: 2048}"),
         wanted("{framebuffer: 6GiB, count: 1}"),
         wanted("{framebuffer: 512m, count: 1, uuids: []}"),
         wanted("{framebuffer: 512, series: Q, per_gpu: 1, uuids: []}"),

@@ -141,6 +141,7 @@ _PLANNERS = (
     "gpu/plan.py",
     "gpu/switch.py",
     "sriov/plan.py",
+    "sriov/vectors.py",
     "vgpu/plan.py",
     "vgpu/placement.py",
     "vgpu/capacity.py",

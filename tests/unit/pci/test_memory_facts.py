@@ -25,7 +25,7 @@ FILES = f"""
 
 def device(root: Path, files: str, *, stuck: str | None = None) -> PciDevice:
     tree = tree_of(root, FILES + files)
-    locked = Locked(None, None, stuck)
+    locked = Locked(None, None, None, stuck)
     found = read_device(Functions(tree), "0000:03:00.0", Names(tree, tree), locked)
     assert found is not None
     return found

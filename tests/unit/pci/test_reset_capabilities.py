@@ -6,7 +6,12 @@ import struct
 
 import pytest
 
-from vfiomgr.pci.capabilities import ResetCapabilities, kept_by_reset, reset_capabilities
+from vfiomgr.pci.capabilities import (
+    ResetCapabilities,
+    kept_by_reset,
+    reset_capabilities,
+    vectors_in,
+)
 from vfiomgr.pci.model import PciAddress
 
 ADDRESS = PciAddress.parse("0000:01:00.0")
@@ -45,6 +50,15 @@ def test_a_controller_with_flr_and_a_power_management_that_resets() -> None:
         pm="yes",
         kept="0705" + "040080fe" + "00" * 20,
     )
+
+
+def test_the_number_of_vectors_is_the_table_size_and_one() -> None:
+    assert vectors_in(config(NVME)) == 10  # 8009h: enabled, 9
+    largest = {0x40: bytes.fromhex("1180ff87")}
+    assert vectors_in(config(NVME | largest)) == 2048
+    without = {0x40: bytes.fromhex("0580ff87")}
+    for space in (config(NVME | without), config(NVME)[:64], b"\xff" * 256, b""):
+        assert vectors_in(space) is None
 
 
 def test_no_soft_reset_keeps_the_state() -> None:

@@ -93,6 +93,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "reset_unavailable": unavailable_resets(host, device),
         "migration": None if device.is_bridge else migratability_of(host, device),
         "quotas": _quotas(host, device),
+        "msix_vectors": host.vectors_of(device.address),
         "cxl_type": next((c.type for c in host.cxl or () if c.address == device.address), None),
         "refusal": refusal.message if refusal else None,
         "remedy": refusal.hint if refusal else None,
@@ -141,7 +142,7 @@ def _lines(
         ("reset", _reset(host, device)),
         ("memory", ", ".join(_bars(device)) or "-"),
         *_accelerator(host, device),
-        *_virtual(device),
+        *_virtual(host, device),
         *_several("quota", _shares(host, device)),
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
         *_for_guests(host, device),
@@ -180,11 +181,16 @@ def _driver(device: PciDevice) -> str:
     return or_dash(device.driver) + override
 
 
-def _virtual(device: PciDevice) -> Iterator[tuple[str, str]]:
+def _virtual(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
     if device.sriov_totalvfs:
         yield ("vfs", f"{device.sriov_numvfs or 0} of {device.sriov_totalvfs}")
+    if device.sriov_vf_total_msix:
+        yield ("MSI-X of vfs", f"{device.sriov_vf_total_msix} vectors in total")
     if device.physical_function:
         yield ("vf of", str(device.physical_function))
+    vectors = host.vectors_of(device.address)
+    if vectors is not None:
+        yield ("MSI-X", f"{vectors} vectors")
 
 
 def _for_guests(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
