@@ -104,8 +104,17 @@ RULES = st.one_of(
                 "count": st.integers(0, 64) | st.just("max"),
                 "functions": st.just("passthrough"),
             },
-            {**_COMMON, "driver": TEXTS, "owner": _OWNERS, "vf_msix": st.just(64)},
+            {**_COMMON, "driver": TEXTS, "owner": _OWNERS},
         )
+    ),
+    _part(
+        {
+            "select": _SELECTORS,
+            "state": st.just("sriov"),
+            "count": st.integers(1, 64) | st.just("max"),
+            "vf_msix": st.integers(1, 2048),
+        },
+        {**_COMMON, "functions": st.sampled_from(["any", "passthrough"])},
     ),
     _offered(
         _part(
