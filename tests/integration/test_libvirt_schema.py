@@ -9,11 +9,11 @@ from lxml import etree
 from msgspec.structs import replace
 
 from tests.debian import unpacked
-from tests.unit.guest_hosts import GPU, planned
+from tests.unit.guest_hosts import GPU, planned, two_sockets
 from tests.unit.libvirt.test_arm import GRACE, OTHER, grace
 from tests.unit.libvirt.test_vf_token import MEMBER, OWNER, TOKEN, VF
 from vfiomgr.libvirt.build.model import GuestDisk
-from vfiomgr.libvirt.build.named import parse_device
+from vfiomgr.libvirt.build.named import parse_device, parse_network
 from vfiomgr.libvirt.xml import render
 from vfiomgr.units import Version
 
@@ -44,6 +44,13 @@ def pc_with_token() -> GuestPlan:
     )
 
 
+def pc_with_teaming() -> GuestPlan:
+    team = parse_network("default,model=virtio,alias=ua-net0,mac=52:54:00:12:34:56")
+    device = parse_device(f"{VF},teaming=ua-net0")
+    host = two_sockets(replace(OWNER, driver="mlx5_core"), MEMBER)
+    return planned(devices=(device,), networks=(team,), host=host, libvirt=NEWEST, numa="off")
+
+
 GUESTS = {
     "arm": lambda: arm_guest(GRACE, cdroms=("/iso",), disks=(GuestDisk("/a", "raw"),)),
     "arm-smmu": lambda: arm_guest(GRACE, OTHER, viommu="smmuv3"),
@@ -53,6 +60,7 @@ GUESTS = {
         devices=(parse_device(GPU, has_iommufd=True),), numa="off", libvirt=NEWEST
     ),
     "vf-token": pc_with_token,
+    "teaming": pc_with_teaming,
 }
 
 

@@ -10,6 +10,7 @@ import shlex
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import refuse
+from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+OWN_ALIAS = expression(r"ua-[A-Za-z0-9_-]+")
+"""An alias that libvirt keeps: others are replaced by its own (virDomainDeviceInfoParseXML)."""
 NO_ROM = "off"
 """As the path of an option ROM: the guest sees no ROM."""
 
@@ -344,6 +347,7 @@ class Feature(Value):
 
 UNASSIGNED_ADDRESS = Feature("<address type='unassigned'>", Version(6, 0))
 ROOT_PORT_WITHOUT_HOTPLUG = Feature("<target hotplug='off'/> of a root port", Version(6, 3))
+TEAMING = Feature("<teaming> of <hostdev>", Version(7, 1))
 FIRMWARE_FEATURES = Feature("<feature> of <firmware>", Version(7, 2))
 MDEV_DEFINITION = Feature("nodedev-define of mediated devices", Version(7, 3))
 MDEV_AUTOSTART = Feature("nodedev-autostart of mediated devices", Version(7, 8))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.libvirt.backend import IOMMU_NODE, NO_BACKEND, choose
-from vfiomgr.libvirt.build import vf_token
+from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
@@ -190,6 +190,8 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
         require_iommu(host, version)
     for diagnostic in vf_token.diagnostics(seen, units):
         host.on_note(f"{diagnostic.summary}; {diagnostic.remedy}")
+    for line in teaming.advice(units):
+        host.on_note(line)
     hostdevs = tuple(places(units, guest_bus))
     refuse_to_hurt(lambda: host.scan(with_users=True), hostdevs, seen)
     tell_what_waits(host, host.scan, hostdevs, seen)

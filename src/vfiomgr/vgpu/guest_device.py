@@ -45,6 +45,8 @@ class HostdevOptions(Value):
     """Whether the device handles the legacy VGA addresses, for SeaBIOS."""
     subsystem: str | None = None
     """The subsystem ID that the guest sees, `17aa:3aff`, if a driver requires it."""
+    partner: str | None = None
+    """The alias of the virtio interface that replaces it during a migration."""
     vf_token: str | None = None
     """The UUID that users of a physical function on VFIO and of its virtual functions share."""
 

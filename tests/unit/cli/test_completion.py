@@ -61,6 +61,7 @@ FREE_TEXT = {
     "--resource-prefix": "a domain of some organization",
     "--scan-interval": "seconds",
     "--spare-ports": "a number",
+    "--teaming": "the alias of an interface of the guest",
     "--timeout": "seconds",
     "--uuid": "the former option for an argument",
     "--vcpus": "a number",

@@ -217,6 +217,7 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
         (UUID, HostdevOptions(acpi_nodes="1"), "cannot set its own NUMA cells"),
         (UUID, HostdevOptions(has_vga=True), "cannot set legacy VGA"),
         (UUID, HostdevOptions(subsystem="17aa:3aff"), "cannot set another subsystem ID"),
+        (UUID, HostdevOptions(partner="ua-net0"), "cannot set teaming"),
         (UUID, HostdevOptions(boot_order=1), ": libvirt supports this only for PCI functions"),
         (UUID, HostdevOptions(ramfb=True, boot_order=1), "cannot set a boot order"),
         (UUID, HostdevOptions(is_managed=True), ": libvirt supports this only for PCI functions"),

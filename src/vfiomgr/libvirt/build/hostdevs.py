@@ -15,9 +15,11 @@ from vfiomgr.libvirt.model import (
     DRIVER_MODEL,
     IOMMUFD,
     NO_ROM,
+    OWN_ALIAS,
     PCI_DISPLAY,
     QEMU_IOMMUFD,
     QEMU_OVERRIDE,
+    TEAMING,
     UNASSIGNED_ADDRESS,
     VENDOR_FUNCTION,
     DomainHostdev,
@@ -45,6 +47,7 @@ _SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 _NODESET = expression(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 _MODULE = expression(r"[A-Za-z0-9_+-]+")
 """genericName of libvirt's schema (basictypes.rng)."""
+_ETHERNET = "0200"
 _VGA = "0300"
 """The class of VGA controllers."""
 
@@ -133,6 +136,7 @@ def _with_options(
         ramfb=hostdev_options.ramfb,
         boot_order=hostdev_options.boot_order,
         acpi_nodes=hostdev_options.acpi_nodes,
+        partner=hostdev_options.partner,
         rom_file=hostdev_options.rom if has_rom else None,
     )
 
@@ -184,6 +188,7 @@ def _check_options(unit: GuestDevice) -> None:
         _check_model(unit)
         _check_unassigned(unit)
         _check_vga(unit)
+        _check_teaming(unit)
         return
     of_functions = {
         "managed": hostdev_options.is_managed,
@@ -196,6 +201,7 @@ def _check_options(unit: GuestDevice) -> None:
         "legacy VGA": hostdev_options.has_vga,
         "another subsystem ID": hostdev_options.subsystem is not None,
         "a VF token": hostdev_options.vf_token is not None,
+        "teaming": hostdev_options.partner is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"cannot set {what} for {unit.name}: libvirt supports this only for PCI functions"
@@ -245,6 +251,27 @@ def _check_vga(unit: GuestDevice) -> None:
         raise UsageError(message, "omit vga")
 
 
+def _check_teaming(unit: GuestDevice) -> None:
+    """Refuse devices that QEMU does not unplug for a migration (pci_qdev_realize in hw/pci/pci.c).
+
+    They must be Ethernet devices, alone in their slot of the guest.
+    """
+    partner = unit.hostdev_options.partner
+    if partner is None:
+        return
+    if not OWN_ALIAS.fullmatch(partner):
+        message = f"invalid alias for the teaming of {unit.name}: {partner!r}"
+        raise UsageError(message, "write ua- and letters, digits or hyphens, e.g. ua-net0")
+    if not unit.functions[0].class_code.startswith(_ETHERNET):
+        message = f"cannot use teaming for {unit.functions[0]}: it is not an Ethernet device"
+        remedy = "omit teaming: QEMU only replaces network devices"
+        refuse("teaming-unsupported", unit.functions[0], message, remedy)
+    if len(unit.functions) > 1:
+        message = f"cannot use teaming for {unit.names}: QEMU replaces only one function"
+        remedy = "assign a virtual function, or the function alone"
+        refuse("teaming-unsupported", unit.name, message, remedy)
+
+
 def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
     hostdev_options = unit.hostdev_options
     if hostdev_options == HostdevOptions() and not unit.is_vendor_function:
@@ -258,6 +285,8 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
         yield PCI_DISPLAY, f"display of {unit.name}"
     if hostdev_options.is_unassigned:
         yield UNASSIGNED_ADDRESS, f"{unit.name} (unassigned)"
+    if hostdev_options.partner is not None:
+        yield TEAMING, f"teaming of {unit.name}"
     if hostdev_options.acpi_nodes is not None:
         yield ACPI_NODESET, f"NUMA cells for {unit.name}"
     own = (hostdev_options.has_vga or None, hostdev_options.subsystem, hostdev_options.vf_token)

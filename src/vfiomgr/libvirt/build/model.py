@@ -43,6 +43,9 @@ class GuestNetwork(Value):
     name: str
     model: NetworkModel | None = None
     """None for a model that the guest's system has a driver for."""
+    alias: str | None = None
+    mac: str | None = None
+    """None for one that libvirt generates."""
 
 
 class DirectBoot(Value):
@@ -174,6 +177,11 @@ class GuestPlan(Value):
     """The SMMUv3s of an ARM guest, one for each root complex of its devices."""
     notes: tuple[str, ...] = ()
     """What a user should know, and do before the start."""
+
+    @property
+    def partners(self) -> frozenset[str]:
+        """The aliases of interfaces that replace a device during a migration."""
+        return frozenset(h.device.partner for h in self.hostdevs if h.device.partner is not None)
 
     @property
     def is_arm(self) -> bool:

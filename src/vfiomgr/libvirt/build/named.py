@@ -26,6 +26,7 @@ from vfiomgr.libvirt.build.model import (
     NumaMode,
     System,
 )
+from vfiomgr.libvirt.model import OWN_ALIAS
 from vfiomgr.units import MIB, mebibytes
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _DEVICE_KEYS = (
     "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
-    "subsystem=VENDOR:DEVICE, vf-token=UUID"
+    "subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS"
 )
 _FLAGS = {
     "managed": "is_managed",
@@ -43,7 +44,13 @@ _FLAGS = {
     "ramfb": "ramfb",
     "vga": "has_vga",
 }
-_VALUES = {"rom": "rom", "model": "driver_model", "subsystem": "subsystem", "vf-token": "vf_token"}
+_VALUES = {
+    "rom": "rom",
+    "model": "driver_model",
+    "subsystem": "subsystem",
+    "vf-token": "vf_token",
+    "teaming": "partner",
+}
 _SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
 FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
 """Formats that QEMU writes and libvirt has a name for (virStorageFileFormat)."""
@@ -52,6 +59,12 @@ _BRIDGE = expression(r"[A-Za-z0-9_.\-\\:/]+")
 """deviceName of libvirt's schema (basictypes.rng)."""
 _BUSES: dict[str, DiskBus] = {"virtio": "virtio", "sata": "sata"}
 _MODELS: dict[str, NetworkModel] = {"virtio": "virtio", "e1000e": "e1000e"}
+_NETWORK_OPTIONS = {
+    "model": expression("|".join(_MODELS)),
+    "alias": OWN_ALIAS,
+    "mac": expression(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}"),
+}
+"""A MAC address of one interface is even in its first byte."""
 PAGES = {"2M": 2 << 20, "1G": 1 << 30}
 """The huge page sizes of an x86 CPU."""
 
@@ -113,20 +126,30 @@ def parse_direct_boot(
 
 
 def parse_network(text: str) -> GuestNetwork:
-    """Parse a libvirt network, or `bridge=br0`; `,model=e1000e` may follow."""
-    place, comma, word = text.partition(",")
-    model = _MODELS.get(word.removeprefix("model="))
+    """Parse a libvirt network, or `bridge=br0`; `,model=e1000e,alias=ua-net0,mac=…` may follow."""
+    place, *words = text.split(",")
+    options = dict(word.partition("=")[::2] for word in words)
     key, equals, name = place.partition("=")
     is_bridge = key == "bridge" and _BRIDGE.fullmatch(name) is not None
     is_network = _NETWORK.fullmatch(place) is not None
-    if not (is_bridge or is_network) or (equals and not is_bridge) or (comma and model is None):
+    is_known = all(
+        name in _NETWORK_OPTIONS and _NETWORK_OPTIONS[name].fullmatch(value)
+        for name, value in options.items()
+    )
+    if not (is_bridge or is_network) or (equals and not is_bridge) or not is_known:
         message = f"invalid network: --network {text!r}"
         hint = (
             "write the name of a libvirt network, or bridge=br0; ,model=virtio or ,model=e1000e "
-            "may follow"
+            "may follow, and for teaming ,alias=ua-NAME,mac=52:54:00:12:34:56"
         )
         raise UsageError(message, hint)
-    return GuestNetwork("bridge" if is_bridge else "network", name or place, model)
+    return GuestNetwork(
+        "bridge" if is_bridge else "network",
+        name or place,
+        _MODELS.get(options.get("model", "")),
+        options.get("alias"),
+        options.get("mac", "").lower() or None,
+    )
 
 
 SPARE_PORTS, MOST_SPARE_PORTS = 4, 64
@@ -156,7 +179,7 @@ class DomainOptions(TypedDict, total=False):
     cdroms: Iterable[str]
     """Images to install from."""
     networks: Iterable[str]
-    """A libvirt network `NAME` or `bridge=BR`; `,model=virtio` or `,model=e1000e` may follow."""
+    """A libvirt network `NAME` or `bridge=BR`; `,model=`, `,alias=` and `,mac=` may follow."""
     boot: Iterable[str]
     """`disk`, `cdrom`, `network` or a device, in boot order.  [disk, cdrom]"""
     kernel: str | None
@@ -298,6 +321,8 @@ class DeviceOptions(TypedDict, total=False):
     """Use /dev/iommu (libvirt 12.1); None to use it where the host has it."""
     unassigned: bool
     """Keep the device from the guest: libvirt only detaches it, for its IOMMU group."""
+    teaming: str | None
+    """The alias of a virtio interface that replaces it during a migration (libvirt 7.1)."""
     acpi_nodes: str | None
     """Memoryless guest NUMA cells for the device's memory, `1-8` (libvirt 11.8; GB200)."""
 
@@ -320,4 +345,5 @@ def hostdev_options(options: DeviceOptions) -> HostdevOptions:
         has_iommufd=options.get("iommufd") or False,
         is_unassigned=options.get("unassigned", False),
         acpi_nodes=options.get("acpi_nodes"),
+        partner=options.get("teaming"),
     )

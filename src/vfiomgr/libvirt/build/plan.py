@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt import model as libvirt_model
-from vfiomgr.libvirt.build import arm, vf_token
+from vfiomgr.libvirt.build import arm, teaming, vf_token
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
 from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
 from vfiomgr.libvirt.build.limits import MmioWindow, guest_bits, plan_lock, plan_mmio_window
@@ -67,6 +67,7 @@ def plan_guest(
     """
     architecture = _architecture(host)
     _check_request(request)
+    teaming.check_partners(request)
     request = _checked(host, request, architecture, libvirt, qemu)
     units, boot_orders = _with_boot_orders(host, request, units_of(host, request.devices))
     check(units, lambda: libvirt, lambda: qemu)
@@ -95,7 +96,8 @@ def plan_guest(
     smmus, why_smmus = arm.smmus_of(request, buses, hostdevs, libvirt)
     placing = (buses.reasons, nodes.reasons, window.reasons, memory.reasons)
     why = (_why_hostdevs(host, units), *placing, lock.reasons, why_iommu, why_smmus)
-    notes = (nodes.notes, window.notes, space_notes(slots), _group_notes(host, units))
+    pairs = teaming.notes(host, request, units)
+    notes = (nodes.notes, window.notes, space_notes(slots), _group_notes(host, units), pairs)
     return GuestPlan(
         request=request,
         controllers=_controllers(buses, window),

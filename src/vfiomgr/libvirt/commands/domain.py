@@ -127,8 +127,9 @@ _MEDIA = (
         "--network",
         "networks",
         multiple=True,
-        metavar="NAME|bridge=BR[,model=M]",
-        help="Add a libvirt network or a bridge; model virtio or e1000e.",
+        metavar="NAME|bridge=BR[,…]",
+        help="Add a libvirt network or a bridge; options: model=virtio|e1000e, alias=ua-NAME, "
+        "mac=ADDRESS.",
     ),
     click.option(
         "--cdrom",
@@ -164,7 +165,7 @@ _DEVICES = (
         metavar="ADDRESS|UUID[,…]",
         shell_complete=complete_device,
         help="Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
-        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID.",
+        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS.",
     ),
 )
 """The host devices of the guest."""
@@ -205,6 +206,11 @@ _HOST = (
 
 
 _HOSTDEV = (
+    click.option(
+        "--teaming",
+        metavar="ALIAS",
+        help="Replace it by this virtio interface for migrations (libvirt 7.1).",
+    ),
     click.option(
         "--acpi-nodes",
         metavar="CELLS",
@@ -311,6 +317,8 @@ def domain(
       vfiomgr libvirt domain vg --memory 8G --vcpus 4 --device 04:00.0 --no-iommufd
       vfiomgr libvirt domain td --memory 16G --vcpus 8 --device 04:00.0 --launch-security tdx \\
         --libvirt-version 12.8
+      vfiomgr libvirt domain net --memory 4G --vcpus 2 --device 05:10.0,teaming=ua-net0 \\
+        --network default,model=virtio,alias=ua-net0,mac=52:54:00:12:34:56
       vfiomgr libvirt domain soft --memory 1G --vcpus 1 --virt-type qemu --device 41:00.4
       vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd \\
         --kernel-arguments console=ttyS0
@@ -373,6 +381,7 @@ def hostdev(
       vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --function-only
       vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # for its IOMMU group
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
+      vfiomgr libvirt hostdev 05:10.0 --teaming ua-net0           # to migrate the guest
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
     hostdevs = planned_hostdevs(session, devices, guest_bus, libvirt_version, only, options)

@@ -24,6 +24,7 @@ from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
+from vfiomgr.libvirt.build import teaming
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.libvirt.build.named import hostdev_options
 from vfiomgr.libvirt.client.define import DefineForecast
@@ -330,6 +331,8 @@ def edit(
     check(
         units, version_of_libvirt(session, libvirt_version), qemu_version(session, libvirt_version)
     )
+    for line in teaming.advice(units):
+        note(line)
     if given.has_iommufd and added:
         require_iommu(session, libvirt_version)
     place = place_of(target, output, uri, is_change=not session.dry_run)

@@ -69,7 +69,7 @@ def _judged(
     elif not found.is_possible:
         rule, summary, why = "migration-device", f"{name} cannot migrate: {found.why}", _BLOCKED
         remedy = f"before the migration: {context.removal(hostdev)}; a network device can be "
-        remedy += "paired with a virtio interface: <teaming type='transient'>"
+        remedy += "paired with a virtio interface: vfiomgr libvirt hostdev --teaming"
     elif found.remedy:
         rule, why, remedy = "migration-driver", _BLOCKED, found.remedy
         summary = f"{name} is not on the driver that migrates it"

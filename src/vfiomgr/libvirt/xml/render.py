@@ -104,7 +104,9 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     for number, network in enumerate(request.networks):
         order = plan.boot_order(f"network {number}")
         model = request.model_of(network)
-        yield _render("network", network=network, model=model, order=order), ()
+        is_teamed = network.alias is not None and network.alias in plan.partners
+        element = _render("network", network=network, model=model, order=order, is_teamed=is_teamed)
+        yield element, ()
     yield _render("serial"), ()
     if request.graphics == "vnc":
         yield _render("pointer"), ()
