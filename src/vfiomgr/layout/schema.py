@@ -51,7 +51,9 @@ def _describe(schema: dict[str, Any], kind: type[BaseModel]) -> None:
     told = {name: text for one in reversed(kind.__mro__) for name, text in _docstrings(one)}
     for name, field in kind.model_fields.items():
         if name in told:
-            schema["properties"][field.alias or name]["description"] = told[name]
+            key = field.alias or name
+            described = {**schema["properties"][key], "description": told[name]}
+            schema["properties"][key] = dict(sorted(described.items()))
 
 
 def _docstrings(kind: type) -> Iterator[tuple[str, str]]:
