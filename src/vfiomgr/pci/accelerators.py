@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.pci.extended import CONFIG_END, extended_capabilities, word
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -25,7 +26,6 @@ _KFD = HostPath("/sys/class/kfd/kfd/topology/nodes")
 _FUNCTION = 7
 _CLASSES = ("02", "03", "05", "12")
 """Classes of functions that may be CXL devices: network, display, memory, accelerator."""
-_EXTENDED, _CONFIG_END = 0x100, 0x1000
 _DVSEC, _CXL_VENDOR, _CXL_DEVICE = 0x23, 0x1E98, 0
 _CACHE, _MEMORY = 1 << 0, 1 << 2
 
@@ -68,7 +68,7 @@ def read_cxl(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[CxlDevice, .
     found = (
         cxl_device(
             device.address,
-            tree.read_bytes(pci_device(device.address) / "config", _CONFIG_END) or b"",
+            tree.read_bytes(pci_device(device.address) / "config", CONFIG_END) or b"",
         )
         for device in devices
         if device.class_code.startswith(_CLASSES)
@@ -80,25 +80,11 @@ def read_cxl(tree: HostTree, devices: Iterable[PciDevice]) -> tuple[CxlDevice, .
 
 def cxl_device(address: PciAddress, config: bytes) -> CxlDevice | None:
     """Read the DVSEC of a CXL device; None if the configuration space has none."""
-    for identifier, at in _extended(config):
-        vendor, number = _word(config, at + 4), _word(config, at + 8)
+    for identifier, at in extended_capabilities(config):
+        vendor, number = word(config, at + 4), word(config, at + 8)
         if (identifier, vendor, number) == (_DVSEC, _CXL_VENDOR, _CXL_DEVICE):
-            able = _word(config, at + 10)
+            able = word(config, at + 10)
             return CxlDevice(
                 address, has_cache=bool(able & _CACHE), has_memory=bool(able & _MEMORY)
             )
     return None
-
-
-def _extended(config: bytes) -> Iterator[tuple[int, int]]:
-    """Identifier and offset of each extended capability; a circular list ends."""
-    at, seen = _EXTENDED, set[int]()
-    while at >= _EXTENDED and at + 12 <= len(config) and at not in seen:
-        seen.add(at)
-        header = int.from_bytes(config[at : at + 4], "little")
-        yield header & 0xFFFF, at
-        at = header >> 20 & ~3
-
-
-def _word(config: bytes, at: int) -> int:
-    return int.from_bytes(config[at : at + 2], "little")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from vfiomgr.definitions.model import DefinitionFacts, DefinitionProblem
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.paths import VFIO_CDEVS
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.owners import NodeAccess
     from vfiomgr.pci.capabilities import ResetCapabilities
     from vfiomgr.pci.drivers import OriginalState
+    from vfiomgr.pci.translation import Translation
     from vfiomgr.vgpu.model import VgpuType
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
@@ -297,6 +300,21 @@ class HostSnapshot(HostFacts):
     def vectors_of(self, address: PciAddress) -> int | None:
         """The MSI-X vectors of a virtual function, if their number can be set and is known."""
         return self._vectors_by_address.get(address)
+
+    def translation_of(self, device: PciDevice) -> Translation | None:
+        """ATS and PASID of a function, if they were readable and it has one of them.
+
+        Virtual functions use the PASID of their physical function (pci_enable_pasid in
+        drivers/pci/ats.c).
+        """
+        known = {each.address: each for each in self.translations or ()}
+        own = known.get(device.address)
+        physical = device.physical_function
+        shared = known.get(physical) if physical is not None else None
+        if shared is None or shared.pasid == "absent":
+            return own
+        ats = "absent" if own is None else own.ats
+        return replace(shared, address=device.address, ats=ats)
 
     def vgpus_of(self, parent: str) -> tuple[Vgpu, ...]:
         """The active vGPUs of a parent, by its name."""

@@ -11,7 +11,7 @@ from vfiomgr import check, pci
 from vfiomgr.containers.cdi import facts as cdi_facts
 from vfiomgr.definitions import facts as definitions_facts
 from vfiomgr.paths import PCI_DEVICES, PCI_DRIVERS, SRIOV_MANAGE, HostPath
-from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory
+from vfiomgr.pci import accelerators, capabilities, drivers, iommu, memory, translation
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.function import Functions, touched_by
 from vfiomgr.pci.names import Names
@@ -47,7 +47,8 @@ class FurtherFacts(TypedDict, total=False):
     """The vGPU types, as people name them, of which virtual functions report how many are left;
     without it, all. Types of active vGPUs are always included."""
     with_guests: bool
-    """What the kernel has for guests: migration, confidential guests."""
+    """What the kernel has for guests: migration, confidential guests; with the reset capabilities
+    also ATS and PASID."""
     with_programs: bool
     """The versions of libvirt and QEMU, which are run for it, if `with_guests`."""
     about: frozenset[PciAddress] | None
@@ -104,6 +105,11 @@ def scan(
             else None
         ),
         cxl=accelerators.read_cxl(tree, host.devices) if resets else None,
+        translations=(
+            translation.read_translations(tree, host.devices)
+            if resets and further.get("with_guests")
+            else None
+        ),
         links=capabilities.read_links(tree, host.devices) if links else None,
         files=persistence_facts.read_files(tree),
         nodes=persistence_facts.read_nodes(tree),

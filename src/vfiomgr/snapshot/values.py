@@ -16,6 +16,7 @@ from vfiomgr.pci.drivers import OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuGroup, IommuState, VfioState
 from vfiomgr.pci.memory import HostTopology
 from vfiomgr.pci.model import PciAddress, PciDevice
+from vfiomgr.pci.translation import Translation
 from vfiomgr.persistence.initramfs.model import Initramfs
 from vfiomgr.snapshot.node_agent import NodeStatus
 from vfiomgr.value import Value
@@ -153,5 +154,7 @@ class HostFacts(Value, dict=True):
     """Links of PCI Express; None if not read."""
     guest_support: GuestSupport | None = None
     """Versions and abilities for guests; None if not read."""
+    translations: tuple[Translation, ...] | None = None
+    """ATS and PASID of functions that have them; None if not read (requires root)."""
     agent: NodeStatus | None = None
     """What the agent of a Kubernetes node offers; None if not read, or if none answers."""

@@ -52,7 +52,7 @@ def show(session: Session, address: str) -> None:
     """Show the details of one device.
 
     The details are its IOMMU group and peers, driver, users, reset methods, power state, NUMA node,
-    BARs and vGPUs.
+    BARs, vGPUs, and whether ATS and PASID are enabled.
 
     \b
     Examples:
@@ -94,6 +94,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         "migration": None if device.is_bridge else migratability_of(host, device),
         "quotas": _quotas(host, device),
         "msix_vectors": host.vectors_of(device.address),
+        "address_translation": host.translation_of(device),
         "cxl_type": next((c.type for c in host.cxl or () if c.address == device.address), None),
         "refusal": refusal.message if refusal else None,
         "remedy": refusal.hint if refusal else None,
@@ -194,7 +195,12 @@ def _virtual(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]
 
 
 def _for_guests(host: HostSnapshot, device: PciDevice) -> Iterator[tuple[str, str]]:
-    """Migration with a guest, and the state for confidential guests."""
+    """ATS and PASID, migration with a guest, and the state for confidential guests."""
+    services = host.translation_of(device)
+    if services is not None:
+        width = f", {services.pasid_bits} bits" if services.pasid_bits else ""
+        yield ("ATS", services.ats)
+        yield ("PASID", f"{services.pasid}{width}")
     if not device.is_bridge:
         yield ("migration", str(migratability_of(host, device)))
     if device.tsm is not None:
