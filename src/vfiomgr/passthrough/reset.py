@@ -22,6 +22,7 @@ from vfiomgr.passthrough.steps import (
 )
 from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS
 from vfiomgr.pci.drivers import DriverState
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
+_QUIET_HOTPLUG = Version(6, 16)
+"""The kernel whose hot-plug driver ignores the events of a bus reset."""
 _NAMED = 3
 """Maximum number of neighbours to name; a bus may have hundreds."""
 _UNREAD = "its configuration space was not read (requires root and an awake function)"
@@ -128,8 +131,21 @@ def _plan_bus(host: HostSnapshot, device: PciDevice, lifted: frozenset[Override]
             ),
         ),
         locks=tuple(sorted({device_lock(one) for one in (bridge, *below)})),
-        notes=tuple(f"also resetting {one} (same bus)" for one in below if one is not device),
+        notes=(
+            *(f"also resetting {one} (same bus)" for one in below if one is not device),
+            *_hotplug_notes(host, bridge),
+        ),
     )
+
+
+def _hotplug_notes(host: HostSnapshot, bridge: PciDevice) -> Iterator[str]:
+    """Warn of pciehp, which took the reset for an unplugged device (pciehp_hpc.c)."""
+    kernel = host.kernel_version
+    if kernel is not None and kernel < _QUIET_HOTPLUG:
+        yield (
+            f"if {bridge.address} is a hot-plug port, Linux {kernel} may remove and find the "
+            f"devices again, without driver_override (fixed in {_QUIET_HOTPLUG})"
+        )
 
 
 @resolves(Reset)

@@ -245,6 +245,12 @@ class SetVectors(Exchange, Value):
     after: tuple[int | None, ...]
     kind: ClassVar[str] = "set-vectors"
 
+    @property
+    def topic(self) -> Topic:
+        """Identify the functions that are changed."""
+        changed = (index for index, count in enumerate(self.after) if count is not None)
+        return (self.kind, self.subject, *changed)
+
     def describe(self) -> str:
         """Describe the step in one line."""
         return f"{self.device.address}: virtual functions with {_numbers_of(self.after)}"

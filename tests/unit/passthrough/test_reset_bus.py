@@ -63,7 +63,8 @@ def on_bus(*devices: PciDevice) -> HostSnapshot:
     """A host whose bridges can reset their buses, with some of its devices exchanged."""
     exchanged = {device.address: device for device in (*ALL, *devices)}
     bridges = tuple(device.address for device in exchanged.values() if device.is_bridge)
-    return replace(host_of(*exchanged.values()), bus_resets=bridges)
+    known = host_of(*exchanged.values())
+    return replace(known, bus_resets=bridges, kernel_release="6.18.1")
 
 
 def refusal(host: HostSnapshot, device: PciDevice = GPU) -> Refusal:
@@ -88,6 +89,17 @@ def test_all_functions_on_and_below_the_bus_are_reset_and_named() -> None:
     assert made.summary == "reset 0000:04:00.0 with its entire bus, by bridge 0000:00:01.0"
     assert made.notes == tuple(f"also resetting {one} (same bus)" for one in (AUDIO, SWITCH, DISK))
     assert made.locks == ("group-1", "group-4", "group-5", "group-6")
+
+
+def test_hotplug_of_older_kernels_is_noted() -> None:
+    request = Reset(DISK.address, with_bus=True)
+    (note,) = plan(replace(on_bus(), kernel_release="6.13.4-amd64"), request).notes
+    assert note == (
+        "if 0000:04:01.0 is a hot-plug port, Linux 6.13.4 may remove and find the devices again, "
+        "without driver_override (fixed in 6.16.0)"
+    )
+    for release in ("6.16.0", "7.0", None):
+        assert plan(replace(on_bus(), kernel_release=release), request).notes == ()
 
 
 def test_the_bridge_next_above_resets_the_bus() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.hosts import mixed, workstation
+from tests.fakes.hosts import mixed, vector_adapter, workstation
 from tests.fakes.nvidia.cards import A40, L40S
 from tests.fakes.vgpu_hosts import nvidia_host, xe_host
 from vfiomgr.host.udev import DeviceEvents
@@ -123,6 +123,7 @@ GPUS: Any = {"gpus": 2, "total_vfs": 3, "is_persistent": False}
 HOSTS: dict[str, Callable[[Path], FakeKernel]] = {
     "workstation": partial(workstation, has_cdev=True, vfio_loaded=True),
     "mixed": mixed,
+    "vectors": vector_adapter,
     "mediated": partial(nvidia_host, card=A40, family="mdev-sriov", **GPUS),
     "vendor": partial(nvidia_host, card=L40S, family="vendor", has_cdev=True, **GPUS),
     "quotas": xe_host,
@@ -173,6 +174,36 @@ def test_where_it_is_unclear_what_changed_everything_is_read(
     kept = kept_of(kernel)
     kernel.store(PCI_DEVICES / "0000:05:00.0/sriov_numvfs", "2")
     assert differences(kept.follow(events), read(kernel)) == {}
+
+
+def test_vectors_of_new_functions_are_read(tmp_path: Path) -> None:
+    kernel = vector_adapter(tmp_path)
+    kept = kept_of(kernel)
+    before = kernel.state()
+    kernel.store(PCI_DEVICES / "0000:05:00.0/sriov_numvfs", "2")
+    host = kept.follow(events_of(before, kernel.state()))
+    assert [each.count for each in host.msix] == [8, 8]
+    assert differences(host, read(kernel)) == {}
+    before = kernel.state()
+    kernel.store(PCI_DEVICES / "0000:05:00.0/sriov_numvfs", "0")
+    gone = kept.follow(events_of(before, kernel.state()))
+    assert differences(gone, read(kernel)) == {}
+    assert gone.msix == ()
+
+
+def test_bridges_that_come_and_go_are_followed(tmp_path: Path) -> None:
+    kernel = vector_adapter(tmp_path)
+    kept = kept_of(kernel)
+    port = "0000:00:1d.0"
+    before = kernel.state()
+    kernel.unplug(port)
+    gone = kept.follow(events_of(before, kernel.state()))
+    assert (gone.bus_resets, differences(gone, read(kernel))) == ((), {})
+    before = kernel.state()
+    kernel.plug(port)
+    back = kept.follow(events_of(before, kernel.state()))
+    assert [str(address) for address in back.bus_resets or ()] == [port]
+    assert differences(back, read(kernel)) == {}
 
 
 def test_only_what_an_event_names_is_read(kernel: FakeKernel) -> None:

@@ -118,6 +118,13 @@ def test_existing_functions_are_changed_where_they_differ() -> None:
     assert changed.inverse() == SetVectors(ADAPTER.identity, (16, None, 16), (8, None, 8))
 
 
+def test_steps_about_other_functions_have_another_topic() -> None:
+    """Undoing several runs undoes each function once (layout revert)."""
+    first = SetVectors(ADAPTER.identity, (8, None), (16, None))
+    assert first.topic == first.inverse().topic
+    assert first.topic != SetVectors(ADAPTER.identity, (None, 8), (None, 16)).topic
+
+
 def test_one_function_is_changed_alone() -> None:
     made = plan(with_functions(8, 8), ChangeVectors(PciAddress(0, 5, 16, 1), 32))
     assert made.steps == (SetVectors(ADAPTER.identity, (None, 8), (None, 32)),)
