@@ -40,6 +40,8 @@ VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual --- <port>", None, 40, None, N
 CARD = "0000:51:00.0"
 DISPLAY = replace(gpu(CARD, 51, size=GIB), class_code="030000")
 HOST = replace(two_sockets(gpu(VF, 41, 1, size=8 * GIB), DISPLAY), vgpus=(VGPU,))
+NET_VF = "0000:61:00.2"
+NET_HOST = two_sockets(replace(gpu(NET_VF, 61, 1), class_code="020000", bars=()))
 NAMES = (GPU, NEAR, FAR, VF)
 
 
@@ -303,6 +305,27 @@ def test_properties_of_qemus_own_reach_it(embed: Embed) -> None:
     expected = {"x-vga": True, "x-pci-sub-vendor-id": 0x17AA, "x-pci-sub-device-id": 0x3AFF}
     assert expected.items() <= first.items()
     assert not expected.keys() & second.keys()
+
+
+def test_qemu_replaces_a_device_by_its_interface_for_a_migration(embed: Embed) -> None:
+    pair = DeviceRequest(NET_VF, HostdevOptions(partner="ua-net0"))
+    network = GuestNetwork("bridge", "br0", "virtio", "ua-net0", "52:54:00:12:34:56")
+    plan = planned(
+        devices=(pair,),
+        networks=(network,),
+        host=NET_HOST,
+        libvirt=INSTALLED,
+        kind="qemu",
+        firmware="bios",
+    )
+    xml = render.domain(plan)
+    assert_kept(etree.fromstring(xml), etree.fromstring(embed.defined(xml)))
+    alone = re.sub(r"<interface .*?</interface>", "", xml, flags=re.DOTALL)  # it needs a tap device
+    arguments = embed.arguments(on_any_machine(alone))
+    (device,) = devices_of(arguments, "vfio-pci")
+    assert device["failover_pair_id"] == "ua-net0"
+    assert device["bus"] in {port["id"] for port in devices_of(arguments, "pcie-root-port")}
+    assert "multifunction" not in device
 
 
 def test_seabios_gets_the_hole_and_ovmf_the_window(embed: Embed) -> None:
