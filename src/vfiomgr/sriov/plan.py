@@ -65,7 +65,7 @@ def plan_set(
     locks = tuple(sorted({device_lock(device), *map(device_lock, present)}))
     summary = f"set the virtual functions of {device.address} to {request.count}"
     refuse_if_any(impossible(host, device, request.count))
-    refuse_if_any([*_unshareable(host, device, request), *_no_vectors(device, request)])
+    refuse_if_any([*_unshareable(host, device, request), *_no_vectors(host, device, request)])
     if device.sriov_numvfs == request.count:
         plan = Plan(summary, (), locks)
         return _plan_as_many(host, device, request, checkpoint, plan)
@@ -293,7 +293,9 @@ def _unshareable(
         yield from quota_plan.unaffordable(host, device, request.count, request.share)
 
 
-def _no_vectors(device: PciDevice, request: SetVirtualFunctions) -> Iterator[Diagnostic]:
+def _no_vectors(
+    host: HostSnapshot, device: PciDevice, request: SetVirtualFunctions
+) -> Iterator[Diagnostic]:
     """Refuse MSI-X vectors that cannot be set, and drivers that bind before they are set."""
     if request.vectors is None:
         return
@@ -304,6 +306,9 @@ def _no_vectors(device: PciDevice, request: SetVirtualFunctions) -> Iterator[Dia
             "cannot set MSI-X vectors of 0 virtual functions",
             "leave out the vectors",
         )
+        return
+    if makes_by_program(host, device):
+        yield vectors.unavailable(device, "sriov-manage creates them")
         return
     yield from vectors.impossible(device, [request.vectors] * request.count)
     if request.autoprobe and device.sriov_numvfs != request.count:

@@ -80,13 +80,7 @@ def impossible(physical: PciDevice, counts: Sequence[int]) -> Iterator[Diagnosti
     """Refuse vectors that the driver cannot set, or that the device does not have."""
     total = physical.sriov_vf_total_msix
     if total == 0 and physical.driver is not None and not physical.is_on_vfio:
-        yield blocker(
-            "vectors-unavailable",
-            physical,
-            f"driver {physical.driver} of {physical} cannot set the MSI-X vectors of virtual "
-            "functions (sriov_vf_total_msix is 0)",
-            "leave out the vectors; mlx5_core and ice can set them, if the firmware supports it",
-        )
+        yield unavailable(physical, "sriov_vf_total_msix is 0")
     elif total and sum(counts) > total:
         yield blocker(
             "vectors-exceeded",
@@ -94,6 +88,17 @@ def impossible(physical: PciDevice, counts: Sequence[int]) -> Iterator[Diagnosti
             f"{physical} has {total} MSI-X vectors for its virtual functions, not {sum(counts)}",
             f"request at most {total // len(counts)} for each of {len(counts)} virtual functions",
         )
+
+
+def unavailable(physical: PciDevice, why: str) -> Diagnostic:
+    """The refusal of a driver that cannot set vectors."""
+    return blocker(
+        "vectors-unavailable",
+        physical,
+        f"driver {physical.driver} of {physical} cannot set the MSI-X vectors of virtual functions "
+        f"({why})",
+        "leave out the vectors; mlx5_core and ice can set them, if the firmware supports it",
+    )
 
 
 def _none_there(physical: PciDevice) -> Iterator[Diagnostic]:

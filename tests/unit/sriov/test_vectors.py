@@ -234,6 +234,15 @@ def test_what_cannot_be_set_is_refused_with_its_remedy(
     assert (caught.value.message, caught.value.hint) == (summary, remedy)
 
 
+def test_functions_of_a_vendors_program_have_none() -> None:
+    gpu = replace(ADAPTER, driver="nvidia", sriov_vf_total_msix=None)
+    host = replace(host_of(gpu), has_sriov_manage=True)
+    with pytest.raises(
+        Refusal, match=r"driver nvidia of .* cannot .*\(sriov-manage creates them\)"
+    ):
+        plan(host, created(8, 8))
+
+
 @pytest.fixture
 def kernel(tmp_path: Path) -> FakeKernel:
     return vector_adapter(tmp_path)
