@@ -309,6 +309,7 @@ def edit(
         --libvirt-version 12.1
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
+      vfiomgr libvirt edit guest.xml --add 05:10.0 --teaming ua-net0     # to migrate the guest
       virsh dumpxml --inactive guest | vfiomgr libvirt edit - --add 04:00.0 > guest.xml
       vfiomgr libvirt edit guest.xml --define
       vfiomgr libvirt edit guest.xml --define --dry-run     # whether the domain already exists
