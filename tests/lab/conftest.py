@@ -21,23 +21,20 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     line = "topology(name, last): runs in a guest of that topology (see tests/lab/topology.py)"
     config.addinivalue_line("markers", line)
-    line = "platforms(name, ...): runs on these, too (see tests/lab/platforms.py)"
+    line = "platforms(name, ..., topology): runs on these, too, there in this topology"
     config.addinivalue_line("markers", line)
     config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Have a test of the laboratory once for each platform; in a guest, for its own."""
-    markers = metafunc.definition.iter_markers
-    if not list(markers("topology")):
+    if metafunc.definition.get_closest_marker("topology") is None:
         return
     if current() is not None:
         names = [platforms.current().name]
     elif not (names := metafunc.config.getoption("platform")):
-        names = [
-            platforms.DEFAULT.name,
-            *(name for one in markers("platforms") for name in one.args),
-        ]
+        further = metafunc.definition.get_closest_marker("platforms")
+        names = list(dict.fromkeys((platforms.DEFAULT.name, *(further.args if further else ()))))
     metafunc.parametrize("platform", names, indirect=True, scope="session")
 
 

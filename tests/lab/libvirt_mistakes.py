@@ -153,7 +153,11 @@ MISTAKES = [
         ("romfile", "x.rom"),
     ),
     Mistake("rom-relative", {_BOOT: f"{_BOOT}<rom file='x.rom'/>"}, ("x.rom", "absolute")),
-    Mistake("old-backend", {"name='vfio'": "name='kvm'"}, ("legacy PCI passthrough",)),
+    Mistake(
+        "old-backend",
+        {"name='vfio'": "name='kvm'"},
+        ("legacy PCI passthrough", "type 'kvm' is not supported", "device assignment mode 'kvm'"),
+    ),
     Mistake(
         "address-space-too-small",
         {ROOT: f"{ROOT[:-2]}><pcihole64 unit='TiB'>1</pcihole64></controller>"},

@@ -72,7 +72,7 @@ class LabRun:
 
 
 def topology_of(item: pytest.Item) -> Topology:
-    """Return the topology that a test's marker names; LabError where it names none."""
+    """Return the topology that a test's markers name; LabError where they name none."""
     if name := _name(item):
         return TOPOLOGIES[name]
     known = ", ".join(TOPOLOGIES)
@@ -86,9 +86,17 @@ def is_of_laboratory(item: pytest.Item) -> bool:
 
 
 def _name(item: pytest.Item) -> str | None:
-    """Return the topology that a test's marker names, where there is such a one."""
+    """Return the topology that a test's markers name, where there is such a one.
+
+    That of `platforms` is for the platforms that it names.
+    """
     marker = item.get_closest_marker("topology")
-    name = marker.args[0] if marker and marker.args else None
+    if marker is None:
+        return None
+    name = marker.args[0] if marker.args else None
+    further = item.get_closest_marker("platforms")
+    if further and platform_of(item).name in further.args:
+        name = further.kwargs.get("topology", name)
     return name if name in TOPOLOGIES else None
 
 

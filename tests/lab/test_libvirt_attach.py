@@ -141,6 +141,7 @@ def _no_domain_is_left(functions: tuple[PciAddress, ...]) -> Iterator[None]:
         call("virsh", "undefine", name)
 
 
+@pytest.mark.platforms("debian13", topology="all")
 def test_a_running_guest_gets_a_function_and_gives_it_back(
     functions: tuple[PciAddress, ...],
 ) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import libvirt
 import pytest
 
 from tests.lab import gpusim, kernel, nested
@@ -125,7 +126,7 @@ def bound(topology: Topology) -> Iterator[Topology]:
     vfiomgr("unbind", topology.addresses["gpu"])
 
 
-@pytest.mark.topology("mixed")
+@pytest.mark.topology("workstation")
 def test_a_gpu_with_audio_is_one_device_of_a_booted_guest(bound: Topology, tmp_path: Path) -> None:
     """A kernel of the guest sees both functions in the slot that the domain says."""
     boot = ("--kernel", str(kernel.provide().image), "--initrd", str(initramfs(tmp_path)))
@@ -197,8 +198,8 @@ class Console:
         return said
 
 
-@pytest.mark.topology("mixed")
-def test_a_virtual_function_and_a_vgpu_with_ramfb(topology: Topology) -> None:
+@pytest.mark.topology("sriov")
+def test_a_virtual_function(topology: Topology) -> None:
     physical = topology.addresses["nvme"]
     vfiomgr("sriov", "set", physical, "2")
     (function, *_) = document("show", physical)["virtual_functions"]
@@ -209,6 +210,10 @@ def test_a_virtual_function_and_a_vgpu_with_ramfb(topology: Topology) -> None:
     finally:
         vfiomgr("unbind", function)
         vfiomgr("sriov", "set", physical, "0")
+
+
+@pytest.mark.topology("workstation")
+def test_a_vgpu_with_ramfb() -> None:
     kind = document("vgpu", "list", "--types", "--parent", "mdpy")["items"][0]["id"]
     vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", kind, "--uuid", UUID)
     try:
@@ -230,13 +235,23 @@ def test_a_virtual_function_and_a_vgpu_with_ramfb(topology: Topology) -> None:
 
 
 @pytest.mark.topology("sriov")
-def test_a_vgpu_of_the_vendors_driver_waits_for_a_libvirt_that_knows_it() -> None:
+@pytest.mark.platforms("debian13", topology="all")
+def test_a_vgpu_of_the_vendors_driver_waits_for_a_libvirt_that_knows_it(libvirtd: str) -> None:
+    with libvirt.open(libvirtd) as connection:
+        number = connection.getLibVersion()  # 9000000 for 9.0.0
+    running = f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+    is_old = number < 9_007_000
     gpusim.load(family="vendor")
     function, *_ = gpusim.enable(1)
     try:
         vfiomgr("vgpu", "create", "--type", "L40S-2Q", "--parent", function)
-        refused = vfiomgr("libvirt", "domain", NAME, *SMALL, "--device", function, status=4)
-        assert "(libvirt 9.7.0 or later); this is 9.0.0" in refused.stderr
+        answer = vfiomgr(
+            "libvirt", "domain", NAME, *SMALL, "--device", function, status=4 if is_old else 0
+        )
+        assert (f"(libvirt 9.7.0 or later); this is {running}" in answer.stderr) == is_old
+        older = ("--libvirt-version", "9.6", "--device", function)
+        refused = vfiomgr("libvirt", "domain", NAME, *SMALL, *older, status=4).stderr
+        assert "(libvirt 9.7.0 or later); this is 9.6.0" in refused
         newer = ("--libvirt-version", "9.7", "--device", function)
         made = vfiomgr("libvirt", "domain", NAME, *SMALL, *newer).stdout
         assert "<hostdev mode='subsystem' type='pci' managed='no'>" in made

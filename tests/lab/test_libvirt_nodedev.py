@@ -16,7 +16,10 @@ from tests.lab.nested import call
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.topology("sriov")
+pytestmark = [
+    pytest.mark.topology("sriov"),
+    pytest.mark.platforms("debian13", topology="all"),
+]
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c0601"
 ACTIVE = Path("/sys/bus/mdev/devices", UUID)

@@ -65,13 +65,15 @@ def test_a_gpu_a_virtual_function_and_a_vgpu(topology: Topology) -> None:
 
 
 @pytest.mark.topology("sriov")
+@pytest.mark.platforms("debian13", topology="all")
 def test_a_virtual_function_of_a_vendors_driver() -> None:
     gpusim.load(family="vendor")
     try:
         gpusim.enable(2)
         host = api.scan(HostTree("/"))
-        virtual = next(p.name for p in host.vgpu_parents if p.family == "vendor-vfio")
-        kind = next(t.id for p in host.vgpu_parents for t in p.types)
+        parents = [p for p in host.vgpu_parents if p.family == "vendor-vfio"]
+        virtual = parents[0].name
+        kind = next(t.id for p in parents for t in p.types)
         assert troubles(domain(pci(virtual))) == {"function-without-type"}
         vfiomgr("vgpu", "create", "--parent", virtual, "--type", kind)
         assert troubles(domain(pci(virtual))) == set()

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from vfiomgr.persistence.model import PersistedBinding
 
 # The GPU and its audio function, found again, are in IOMMU groups of their own.
-pytestmark = pytest.mark.topology("workstation", last=True)
+pytestmark = [
+    pytest.mark.topology("workstation", last=True),
+    pytest.mark.platforms("debian13", topology="all"),
+]
 
 CYCLES = 10
 _NEVER = 300.0

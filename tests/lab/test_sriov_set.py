@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
     from tests.lab.topology import Topology
 
-pytestmark = pytest.mark.topology("sriov")
+pytestmark = [
+    pytest.mark.topology("sriov"),
+    pytest.mark.platforms("debian13", topology="all"),
+]
 
 
 @pytest.fixture

@@ -21,6 +21,9 @@ NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
 _DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
 _TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
 _MDEV_MODULES = ("mtty", "mdpy", "mbochs")
+_IOMMU = "intel-iommu,intremap=on,caching-mode=on,aw-bits=48"
+"""As wide as the virtual IOMMU of a domain is by default from QEMU 9.2 on, which opens no device
+behind one that is wider than the host's (vtd_check_hiod in hw/i386/intel_iommu.c)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Topology:
     def qemu_arguments(self, memory: int) -> list[str]:
         """Return the arguments that give QEMU these devices, with `memory` MiB in all."""
         nodes = [text.replace(NODE_MEMORY, str(memory // 2)) for text in self.numa]
-        iommu = ["intel-iommu,intremap=on,caching-mode=on"] if self.iommu else []
+        iommu = [_IOMMU] if self.iommu else []
         devices = [part for device in (*iommu, *self.devices) for part in ("-device", device)]
         drives = [part for drive in self.drives for part in ("-drive", drive)]
         return [*nodes, "-vga", "none", *drives, *devices]
@@ -76,13 +79,20 @@ def _display_pair(port: str) -> tuple[str, str]:
     )
 
 
-_CONSOLE = "VGA,bus=pcie.0,addr=0x1"
+def _nvme(port: str) -> tuple[str, str]:
+    """Return an NVMe controller with virtual functions, behind a root port.
 
-# Every virtual function needs queues and vectors of its own: 60 take the flexible ones.
-_NVME = (
-    "nvme,serial=lab,subsys=subsystem,bus=first,addr=0,max_ioqpairs=130,msix_qsize=70,"
-    "sriov_max_vfs=60,sriov_vq_flexible=120,sriov_vi_flexible=60"
-)
+    Each of them needs queues and vectors of its own: 60 take the flexible ones.
+    """
+    room = "max_ioqpairs=130,msix_qsize=70,sriov_vq_flexible=120,sriov_vi_flexible=60"
+    place = f"bus={port},addr=0"
+    return (
+        "nvme-subsys,id=subsystem",
+        f"nvme,serial=lab,subsys=subsystem,{place},sriov_max_vfs=60,{room}",
+    )
+
+
+_CONSOLE = "VGA,bus=pcie.0,addr=0x1"
 
 # A disk without an image: what is written to it is in a temporary file of QEMU's.
 _EMPTY_DISK = (
@@ -156,8 +166,7 @@ SRIOV = Topology(
     devices=(
         _CONSOLE,
         _root_port("first", 2),
-        "nvme-subsys,id=subsystem",
-        _NVME,
+        *_nvme("first"),
     ),
     addresses={"console": "0000:00:01.0", "nvme": "0000:01:00.0"},
     drivers={"console": "bochs-drm", "nvme": "nvme"},
@@ -172,8 +181,7 @@ MIXED = Topology(
         _root_port("third", 2),
         *_display_pair("third"),
         _root_port("first", 3),
-        "nvme-subsys,id=subsystem",
-        _NVME,
+        *_nvme("first"),
     ),
     addresses={
         "console": "0000:00:01.0",
@@ -218,8 +226,19 @@ TWO_ROOTS = Topology(
     processors=2,
 )
 
+ALL = Topology(
+    name="all",
+    summary="the workstation with the NVMe controller: one boot for tests of either",
+    devices=(*_WORKSTATION_DEVICES, _root_port("sixth", 7), *_nvme("sixth")),
+    drives=(_EMPTY_DISK,),
+    addresses={**_WORKSTATION_ADDRESSES, "nvme": "0000:07:00.0"},
+    drivers={**_WORKSTATION_DRIVERS, "nvme": "nvme"},
+    modules=_MDEV_MODULES,
+    has_gpusim=True,
+)
+
 TOPOLOGIES: dict[str, Topology] = {
-    topology.name: topology for topology in (WORKSTATION, SRIOV, MIXED, TWO_ROOTS, NO_IOMMU)
+    topology.name: topology for topology in (WORKSTATION, SRIOV, MIXED, ALL, TWO_ROOTS, NO_IOMMU)
 }
 DEFAULT = WORKSTATION
 
