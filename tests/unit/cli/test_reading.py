@@ -220,6 +220,27 @@ def test_start_up_imports_nothing_heavy(
     assert not imported & {*_HEAVY, *unneeded}
 
 
+def test_a_plan_imports_what_it_uses(kernel: FakeKernel) -> None:
+    imported = imported_by("--root", kernel.root, "bind", "--dry-run", "0000:01:00.0")
+    assert "vfiomgr.passthrough.plan" in imported
+    assert not imported & {
+        *(
+            "pydantic",
+            "jinja2",
+            "ruamel",
+            "tomlkit",
+            "rich",
+            "libvirt",
+            "locale",
+            "json",
+            "asyncio",
+        ),
+        *("vfiomgr.cli.usage", "vfiomgr.cli.candidates", "vfiomgr.documents.reader"),
+        *("vfiomgr.check.facts", "vfiomgr.check.model", "vfiomgr.pci.guest_support"),
+        *("vfiomgr.topology.build", "vfiomgr.vgpu.mig.facts", "vfiomgr.engine.run"),
+    }
+
+
 def imported_by(*arguments: str) -> set[str]:
     """The modules that a command imports, which prints something."""
     program = (
