@@ -10,7 +10,7 @@ from tests.lab import libvirtd as daemon
 from tests.lab.outcomes import OUTCOMES
 from tests.lab.outcomes import table as outcomes_table
 from tests.lab.platforms import PLATFORMS, Platform
-from tests.lab.plugin import LabRun, is_of_laboratory
+from tests.lab.plugin import LabRun, is_for_platform, is_of_laboratory
 from tests.lab.topology import Topology, current
 
 _RUN = pytest.StashKey[LabRun]()
@@ -21,7 +21,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker."""
     line = "topology(name, last): runs in a guest of that topology (see tests/lab/topology.py)"
     config.addinivalue_line("markers", line)
-    line = "platforms(name, ..., topology): runs on these, too, there in this topology"
+    line = (
+        "platforms(name, ..., topology, only): runs on these, too, there in this topology; with "
+        "only, on no others, and where --platform names one (see tests/lab/platforms.py)"
+    )
     config.addinivalue_line("markers", line)
     config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
 
@@ -34,8 +37,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         names = [platforms.current().name]
     elif not (names := metafunc.config.getoption("platform")):
         further = metafunc.definition.get_closest_marker("platforms")
-        names = list(dict.fromkeys((platforms.DEFAULT.name, *(further.args if further else ()))))
+        more = further.args if further and not further.kwargs.get("only") else ()
+        names = list(dict.fromkeys((platforms.DEFAULT.name, *more)))
     metafunc.parametrize("platform", names, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests whose marker excludes their platform."""
+    excluded = [item for item in items if is_of_laboratory(item) and not is_for_platform(item)]
+    if excluded:
+        items[:] = [item for item in items if item not in excluded]
+        config.hook.pytest_deselected(items=excluded)
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

@@ -30,6 +30,8 @@ _LOADED = (
     "drivers/vfio/**/*.ko.xz",
     "sound/**/*.ko.xz",
 )
+SAMPLES = "samples/vfio-mdev"
+"""Where the sample drivers are in the kernel's source."""
 _SAMPLES = ("mtty", "mdpy", "mbochs")
 _FORMAT = 3  # counts up when the content of a kernel's directory changes
 
@@ -49,11 +51,13 @@ class Kernel:
     release: str
     is_root: bool = False
     """Whether the directory is a whole system, with the compiler of the kernel."""
+    variant: Path | None = None
+    """Where its modules and headers are, if they are of another configuration (iommufd.py)."""
 
     @property
     def home(self) -> Path:
         """Where what is made for this kernel is kept."""
-        return self.directory.parent
+        return self.variant or self.directory.parent
 
     @property
     def image(self) -> Path:
@@ -63,12 +67,17 @@ class Kernel:
     @property
     def modules(self) -> Path:
         """The directory that the guest sees as /lib/modules/RELEASE."""
-        return self.directory / "lib" / "modules" / self.release
+        return (self.variant or self.directory) / "lib" / "modules" / self.release
+
+    @property
+    def config(self) -> Path:
+        """Its configuration."""
+        return (self.variant or self.directory) / "boot" / f"config-{self.release}"
 
     @property
     def headers(self) -> Path:
         """What modules are built against: a directory for `make -C`."""
-        return self.directory / "usr" / "src" / f"linux-headers-{self.release}"
+        return (self.variant or self.directory) / "usr" / "src" / f"linux-headers-{self.release}"
 
 
 def cache_root() -> Path:
@@ -122,7 +131,8 @@ def _build() -> Kernel:
         _relocate_headers(tree)
         kernel = _keep(tree, release, staging / "kernel")
         decompress(kernel / "boot" / f"vmlinuz-{release}", kernel / "boot" / f"vmlinux-{release}")
-        build_samples(Kernel(kernel, release), *tree.glob("usr/src/linux-source-*.tar.xz"))
+        source = extract_source(tree, SAMPLES)
+        build_samples(Kernel(kernel, release), source)
         run(["depmod", "-b", str(kernel), release])
         return Kernel(kernel.rename(home / f"kernel-{_FORMAT}"), release)
 
@@ -165,12 +175,18 @@ def _relocate_headers(tree: Path) -> None:
         makefile.write_text(text.replace(" /usr/src/", beside))
 
 
-def build_samples(kernel: Kernel, archive: Path) -> None:
+def extract_source(tree: Path, *parts: str) -> Path:
+    """Unpack parts of the kernel's source beside its archive in an unpacked package."""
+    (archive,) = tree.glob("usr/src/linux-source-*.tar.xz")
+    name = archive.name.removesuffix(".tar.xz")
+    run(["tar", "-xJf", str(archive), "-C", str(archive.parent), *(f"{name}/{p}" for p in parts)])
+    return archive.with_name(name)
+
+
+def build_samples(kernel: Kernel, kernel_source: Path) -> None:
     """Build the kernel's sample drivers for mediated devices as modules, from its source."""
-    samples = f"{archive.name.removesuffix('.tar.xz')}/samples/vfio-mdev"
-    with tempfile.TemporaryDirectory(dir=archive.parent) as directory:
-        run(["tar", "-xJf", str(archive), "-C", directory, samples])
-        source = Path(directory, samples)
+    with tempfile.TemporaryDirectory(dir=kernel.home) as directory:
+        source = Path(shutil.copytree(kernel_source / SAMPLES, Path(directory, "samples")))
         objects = " ".join(f"{name}.o" for name in _SAMPLES)
         (source / "Makefile").write_text(f"obj-m := {objects}\n")
         build_modules(kernel, source)
@@ -180,14 +196,17 @@ def build_samples(kernel: Kernel, archive: Path) -> None:
             shutil.copy(source / f"{name}.ko", extra)
 
 
-def build_modules(kernel: Kernel, source: Path) -> None:
-    """Build the modules of a directory, without types for BPF: that takes pahole."""
-    make = ["make", "-j2", f"M={source}", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules"]
+def build_modules(kernel: Kernel, source: Path, *more: str) -> None:
+    """Build the modules of a directory, without types for BPF: that takes pahole.
+
+    The directory is below the kernel's home. `more` is for make.
+    """
+    make = ["make", "-j2", f"M={source}", "CONFIG_DEBUG_INFO_BTF_MODULES=", *more, "modules"]
+    make += ["-C", str(kernel.headers)]
     if kernel.is_root:
-        headers = f"/lib/modules/{kernel.release}/build"
-        run_within(kernel.directory, [*make, "-C", headers], source)
+        run_within(kernel.directory, make, kernel.home)
     else:
-        run([*make, "-C", str(kernel.headers)])
+        run(make)
 
 
 def _keep(tree: Path, release: str, kernel: Path) -> Path:

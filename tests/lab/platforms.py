@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.lab import kernel, roots
+from tests.lab import iommufd, kernel, roots
 from tests.lab.kernel import Kernel, run_within
 from tests.lab.topology import CURRENT_VARIABLE
 
@@ -25,10 +26,17 @@ class Platform:
     name: str
     release: str | None = None
     """A name in Debian's archive."""
+    has_cdevs: bool = False
+    """Whether its VFIO is built with IOMMUFD: /dev/iommu, and a node of its own for each device."""
+    has_groups: bool = True
+    """Whether VFIO has a node for each IOMMU group; only a VFIO with cdevs can be without."""
 
     def kernel(self) -> Kernel:
         """Return its kernel, built first if there is none."""
-        return kernel.provide() if self.release is None else roots.provide(self.release)
+        if self.release is None:
+            return kernel.provide()
+        own = roots.provide(self.release)
+        return iommufd.provide(own, has_groups=self.has_groups) if self.has_cdevs else own
 
     @property
     def root(self) -> Path:
@@ -49,10 +57,14 @@ class Platform:
     def write_files(self, top: Path) -> None:
         """Write what is copied to the root of its guests: an environment with the checkout.
 
-        It is as `pip install -e` would leave it. A root in the cache serves all checkouts.
+        It is as `pip install -e` would leave it. A root in the cache serves all checkouts, and all
+        variants of its kernel, each with a configuration of its own.
         """
         if self.release is None:
             return
+        config = self.kernel().config
+        (top / "boot").mkdir(parents=True)
+        shutil.copy(config, top / "boot")
         environment = top / _ENVIRONMENT.relative_to("/")
         packages = environment / "lib" / roots.python(self.root) / "site-packages"
         for directory in (environment / "bin", packages):
@@ -70,7 +82,13 @@ class Platform:
 DEFAULT = Platform("debian12")
 PLATFORMS = {
     platform.name: platform
-    for platform in (DEFAULT, Platform("debian13", "trixie"), Platform("sid", "sid"))
+    for platform in (
+        DEFAULT,
+        Platform("debian13", "trixie"),
+        Platform("sid", "sid"),
+        Platform("debian13-iommufd", "trixie", has_cdevs=True),
+        Platform("debian13-no-groups", "trixie", has_cdevs=True, has_groups=False),
+    )
 }
 
 

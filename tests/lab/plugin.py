@@ -106,6 +106,12 @@ def platform_of(item: pytest.Item) -> Platform:
     return PLATFORMS[str(item.callspec.params["platform"])]
 
 
+def is_for_platform(item: pytest.Item) -> bool:
+    """Return whether a test runs on its platform at all."""
+    only = [one for one in item.iter_markers("platforms") if one.kwargs.get("only")]
+    return all(platform_of(item).name in one.args for one in only)
+
+
 def _by_kind(items: list[pytest.Item]) -> dict[Kind, list[pytest.Item]]:
     """Return the laboratory's tests, by the kind of guest that runs them."""
     tests: dict[Kind, list[pytest.Item]] = {}

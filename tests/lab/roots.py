@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
 
 from tests.debian import Apt, mirrors, mmdebstrap
+from tests.lab import iommufd
 from tests.lab.errors import BuildError
 from tests.lab.kernel import (
+    SAMPLES,
     Kernel,
     build_samples,
     cache_root,
     decompress,
+    extract_source,
     locked,
     run,
     run_within,
@@ -29,7 +33,7 @@ from tests.lab.kernel import (
 
 _PACKAGES = Path(__file__).with_name("packages-root.txt")
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
-_FORMAT = 1  # counts up when the content of a root changes
+_FORMAT = 2  # counts up when the content of a root changes
 _EXTRAS = ("node", "simulate")
 
 
@@ -99,7 +103,9 @@ def _complete_kernel(release: str, mirror: str, root: Path) -> None:
     with tempfile.TemporaryDirectory(dir=root.parent) as name:
         apt = Apt(Path(name, "apt"), release, mirror)
         run(["dpkg", "-x", str(apt.download_alone(f"linux-source-{series}")), name])
-        build_samples(kernel, *Path(name).glob("usr/src/linux-source-*.tar.xz"))
+        source = extract_source(Path(name), SAMPLES, *iommufd.SOURCES)
+        build_samples(kernel, source)
+        shutil.move(source, root / "usr/src/linux-source")
     run(["depmod", "-b", str(root), kernel.release])
 
 
