@@ -44,7 +44,7 @@ def inject(  # noqa: PLR0913 - each is an option of the command
     host: HostSource,
     bundle: str | os.PathLike[str],
     *devices: str,
-    node: NodeForm = "group",
+    node: NodeForm | None = None,
     runtime: ContainerRuntime | None = None,
     cdi: Sequence[str] = (),
     only: bool = False,
@@ -52,8 +52,9 @@ def inject(  # noqa: PLR0913 - each is an option of the command
     """The configuration of a bundle with added devices; `write` writes it.
 
     `bundle` is its directory, or the file. `node` is `group` (/dev/vfio/N) or `cdev`
-    (/dev/vfio/devices/vfioN, Linux 6.6); `runtime` is `runc` or `kata`, None for devices that both
-    support; `cdi` has one name (vendor/class=device) for each device, or none; `only` omits the
+    (/dev/vfio/devices/vfioN, Linux 6.6), None for the group unless this kernel has none; `runtime`
+    is `runc` or `kata`, None for devices that both support; `cdi` has one name
+    (vendor/class=device) for each device, or none; `only` omits the
     other functions of the slots.
 
     Raises:
@@ -73,6 +74,7 @@ def inject(  # noqa: PLR0913 - each is an option of the command
     wanted = _units(found, names, only=only)
     units = [unit for unit, _ in wanted]
     _refuse(host, found, units, runtime)
+    node = node or nodes.usual_form(found)
     injections = [_injection(host.tree, unit, node, runtime, cdi) for unit, cdi in wanted]
     for text in _of_nodes(host.tree, (path for one in injections for path in one.device.nodes)):
         host.on_note(text)

@@ -49,7 +49,7 @@ _UNDER_LOCK = ("driver_override", "sriov_numvfs", "sriov_vf_total_msix", "uevent
 _RESCAN = "/sys/bus/pci/rescan"
 _MODULES = re.compile(
     r"/sys/module(/.*)?|/sys/bus/pci/drivers/[^/]+(/[a-z_]+)?|/dev/vfio(/vfio)?"
-    r"|/sys/class/(vfio-dev|misc(/vfio(/dev)?)?)"
+    r"|/sys/class/(vfio-dev|vfio|misc(/vfio(/dev)?)?)"
 )
 
 

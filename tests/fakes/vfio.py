@@ -36,17 +36,34 @@ class Vfio:
         self._sysfs = sysfs
         self._groups = groups
         self.has_cdev = False
-        self.has_groups = True
-        """CONFIG_VFIO_GROUP."""
+        self._has_groups = True
         self.makes_nodes = True
         self.guests: dict[int, Guest] = {}
         self.cold_sleepers: dict[str, bytes] = {}
         self.refusals: list[Callable[[HostPath], int | None]] = []
         """Drivers that tell the errno of opening a device, None where it can be opened."""
 
+    @property
+    def has_groups(self) -> bool:
+        """CONFIG_VFIO_GROUP."""
+        return self._has_groups
+
+    @has_groups.setter
+    def has_groups(self, value: bool) -> None:
+        """Another kernel, with the same modules loaded."""
+        self._has_groups = value
+        if not value:
+            self._sysfs.drop(_GROUPS)
+            self._sysfs.drop(VFIO_NODES / "vfio")
+            self._sysfs.drop("/sys/class/misc/vfio")
+        elif self._sysfs.exists(_CLASS):
+            self.load()
+
     def load(self) -> None:
-        """The module vfio: its class, and the node that all containers come from."""
+        """The module vfio: its classes, and the node that all containers come from."""
         self._sysfs.make(_CLASS)
+        if self.has_groups:
+            self._sysfs.make(_GROUPS)
         if self.has_groups and not self._sysfs.exists(VFIO_NODES / "vfio"):
             self._sysfs.put_bytes(VFIO_NODES / "vfio", b"", 0o666)
             self._sysfs.put("/sys/class/misc/vfio/dev", "10:196", READ_ONLY)
@@ -93,8 +110,6 @@ class Vfio:
             self._sysfs.drop(_GROUPS / name)
         for name in wanted - present:
             self._sysfs.put(_GROUPS / name / "dev", f"{_MAJOR}:{name}", READ_ONLY)
-        if not self._sysfs.names(_GROUPS):
-            self._sysfs.drop(_GROUPS)
 
     def _show(self, directory: HostPath, wanted: set[str]) -> None:
         present = set(self._sysfs.names(directory)) - {"vfio", "devices"}

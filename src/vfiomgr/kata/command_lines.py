@@ -251,10 +251,12 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
     config: str | None = None,
     image: str | None = None,
     program: str | None = None,
-    node: NodeForm = "group",
+    node: NodeForm | None = None,
     only: bool = False,
 ) -> KataRun:
     """The command that starts a container in Kata with devices; `tell_of_run` prints its needs.
+
+    `node` is by default `group`, and on a kernel without VFIO groups `cdev`.
 
     Raises:
         UsageError: an option is invalid.
@@ -273,6 +275,7 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
     for unit in units:
         refuse_mediated(host, unit.name)
     oci_nodes.refuse_noiommu(host, units)
+    node = node or oci_nodes.usual_form(host)
     waiting = oci_nodes.waiting(host, units)
     if node == "cdev" and waiting:
         oci_nodes.refuse_unready(source.scan(), units)

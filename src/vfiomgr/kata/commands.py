@@ -288,7 +288,7 @@ class _RunOptions(TypedDict):
     config: str | None
     image: str | None
     program: str | None
-    node: NodeForm
+    node: NodeForm | None
     only: bool
 
 
@@ -325,9 +325,8 @@ class _RunOptions(TypedDict):
 @click.option(
     "--node",
     type=click.Choice(["group", "cdev"]),
-    default="group",
-    show_default=True,
-    help="Use /dev/vfio/N or /dev/vfio/devices/vfioN (Linux 6.6).",
+    help="Use /dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6; default on a kernel without VFIO "
+    "groups).",
 )
 @function_only_option("Leave the other functions of the slot out.")
 @session_options(*READING)

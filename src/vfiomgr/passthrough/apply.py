@@ -126,6 +126,11 @@ UDEV_DEADLINE = 5.0
 """Seconds for udevd to apply its rules to a new node."""
 
 
+def cdevs(tree: HostTree, device: HostPath) -> list[HostPath]:
+    """The nodes of a device itself, as VFIO names them; a kernel may not create them."""
+    return [paths.VFIO_CDEVS / name for name in tree.children(device / "vfio-dev")]
+
+
 def let_udev_finish(tree: HostTree, node: HostPath) -> None:
     """Wait for the owner and mode of a node; guests that run as root do not need them."""
     if not tree.exists(node) or udev.is_settled(tree, node):
@@ -429,14 +434,13 @@ def _verify_driver(tree: HostTree, address: PciAddress, driver: str | None) -> N
 def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
     """Wait for the device node of a group, or of the function's cdev."""
     group = paths.vfio_group_node(step.group)
-    cdevs = paths.pci_device(step.device.address) / "vfio-dev"
-
-    def is_there() -> bool:
-        return tree.exists(group) or any(
-            tree.exists(paths.VFIO_CDEVS / name) for name in tree.children(cdevs)
-        )
-
-    if not becomes_true(is_there, NODE_DEADLINE):
-        message = f"{group} did not appear within {NODE_DEADLINE:.0f} seconds"
+    device = paths.pci_device(step.device.address)
+    if not becomes_true(
+        lambda: any(map(tree.exists, (group, *cdevs(tree, device)))), NODE_DEADLINE
+    ):
+        message = f"{step.node} did not appear within {NODE_DEADLINE:.0f} seconds"
         raise HostError(message, "check that udevd is running and that /dev is the host's own")
-    let_udev_finish(tree, group)
+    members = paths.IOMMU_GROUPS / str(step.group) / "devices"
+    owned = [node for name in tree.children(members) for node in cdevs(tree, members / name)]
+    for node in (group, *owned):
+        let_udev_finish(tree, node)

@@ -113,7 +113,7 @@ def plan_bind(
         *_loading(host, moving, wanted),
         *(step for d in moving for step in _take(host, d, wanted[d.address].driver, request)),
         *repinned.values(),
-        *_awaiting(moving),
+        *_awaiting(host, moving),
         *kept.steps,
     ]
     on_it = (
@@ -152,10 +152,11 @@ def _loading(host: HostSnapshot, moving: Iterable[PciDevice], wanted: Drivers) -
     return dict.fromkeys(choice for choice in choices if choice.driver not in host.pci_drivers)
 
 
-def _awaiting(moving: Sequence[PciDevice]) -> Iterable[Step]:
+def _awaiting(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterable[Step]:
     """Wait for the node of each group, with the first of its functions."""
     first = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
-    return [AwaitVfioNode(number, first[number].identity) for number in sorted(first)]
+    has_groups = host.vfio.has_groups is not False
+    return [AwaitVfioNode(number, first[number].identity, has_groups) for number in sorted(first)]
 
 
 def drivers_for(

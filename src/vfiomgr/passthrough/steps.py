@@ -277,17 +277,24 @@ class AwaitVfioNode(Step, Value):
 
     group: int
     device: DeviceIdentity
+    has_groups: bool = True
+    """False on a kernel without nodes of groups, where each function has a cdev."""
     kind: ClassVar[str] = "await-vfio-node"
 
     needs_udev: ClassVar[bool] = True
 
+    @property
+    def node(self) -> str:
+        """The node; that of a function has a number that nobody knows before."""
+        return paths.vfio_group_node(self.group) if self.has_groups else f"{paths.VFIO_CDEVS}/vfio*"
+
     def describe(self) -> str:
         """Describe the step in one line."""
-        return f"{self.device.address}: wait for {paths.vfio_group_node(self.group)}"
+        return f"{self.device.address}: wait for {self.node}"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        return (f"ls -l {paths.vfio_group_node(self.group)}",)
+        return (f"ls -l {self.node}",)
 
     def inverse(self) -> None:
         """Return None: waiting changes nothing."""

@@ -73,12 +73,14 @@ class IommuState(Value):
 
 
 class VfioState(Value):
-    """Parameters of VFIO's modules that restrict what can be bound."""
+    """Parameters of VFIO's modules that restrict what can be bound, and the nodes it creates."""
 
     is_noiommu_on: bool = False
     """enable_unsafe_noiommu_mode of vfio."""
     is_denylist_off: bool = False
     """disable_denylist of vfio-pci."""
+    has_groups: bool | None = None
+    """Whether VFIO creates a node for each IOMMU group (CONFIG_VFIO_GROUP); None until it loads."""
 
 
 def is_blocking(device: PciDevice) -> bool:
@@ -101,6 +103,7 @@ def acs_override_words(command_line: str | None) -> tuple[str, ...]:
 
 _ACPI_TABLES = paths.HostPath("/sys/firmware/acpi/tables")
 _MODULES = paths.HostPath("/sys/module")
+_CLASSES = paths.HostPath("/sys/class")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
 
 
@@ -151,11 +154,19 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
 
 
 def read_vfio_state(tree: HostTree) -> VfioState:
-    """The parameters of VFIO's modules, if they are loaded."""
+    """The parameters and nodes of VFIO's modules, if they are loaded."""
     return VfioState(
         is_noiommu_on=tree.read(_MODULES / "vfio/parameters/enable_unsafe_noiommu_mode") == "Y",
         is_denylist_off=tree.read(_MODULES / "vfio_pci/parameters/disable_denylist") == "Y",
+        has_groups=_has_vfio_groups(tree),
     )
+
+
+def _has_vfio_groups(tree: HostTree) -> bool | None:
+    """By the classes of the module vfio (class_create in drivers/vfio/group.c and vfio_main.c)."""
+    if tree.exists(_CLASSES / "vfio"):
+        return True
+    return False if tree.exists(_CLASSES / "vfio-dev") else None
 
 
 def group_number(tree: HostTree, device: HostPath) -> int | None:

@@ -105,7 +105,7 @@ def revoke_access(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterator[S
         access = None if group is None else host.access(vfio_group_node(group))
         staying = [d for d in host.group_members(group) if d.is_on_vfio and d not in moving]
         if access not in (None, ROOT_ONLY) and not staying:
-            yield SetNodeAccess(device.identity, group, access, ROOT_ONLY)
+            yield _set_access(host, device, access, ROOT_ONLY)
 
 
 @plans(ForgetPersisted)
@@ -240,7 +240,14 @@ def _access_steps(
         found = accesses(host, device)
         if device in moving or any(access != owner.access for access in found):
             before = found[0] if found else ROOT_ONLY
-            yield SetNodeAccess(device.identity, device.iommu_group, before, owner.access)
+            yield _set_access(host, device, before, owner.access)
+
+
+def _set_access(
+    host: HostSnapshot, device: PciDevice, before: NodeAccess, after: NodeAccess
+) -> SetNodeAccess:
+    has_groups = host.vfio.has_groups is not False
+    return SetNodeAccess(device.identity, device.iommu_group, before, after, has_groups)
 
 
 def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:

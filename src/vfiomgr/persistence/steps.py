@@ -114,6 +114,8 @@ class SetNodeAccess(Exchange, Value):
     group: int | None
     before: NodeAccess
     after: NodeAccess
+    has_groups: bool = True
+    """False on a kernel without nodes of groups, where each function has a cdev."""
     kind: ClassVar[str] = "set-node-access"
 
     def describe(self) -> str:
@@ -124,7 +126,10 @@ class SetNodeAccess(Exchange, Value):
         """Return the equivalent shell commands."""
         if self.group is None:
             return ()
-        node, access = paths.vfio_group_node(self.group), self.after
+        access = self.after
+        node = str(paths.vfio_group_node(self.group))
+        if not self.has_groups:
+            node = f"{paths.VFIO_CDEVS}/$(ls {paths.pci_device(self.device.address)}/vfio-dev)"
         return (f"chown {access.uid}:{access.gid} {node}", f"chmod {access.mode:04o} {node}")
 
 

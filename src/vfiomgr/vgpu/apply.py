@@ -15,7 +15,7 @@ from vfiomgr.engine.verified_write import (
     require_same_device,
 )
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
-from vfiomgr.passthrough.apply import NODE_DEADLINE, let_udev_finish
+from vfiomgr.passthrough.apply import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
 from vfiomgr.vgpu import facts
 from vfiomgr.vgpu.mig.facts import read_instances, read_mode, read_persistence
@@ -87,13 +87,14 @@ def create_mdev(tree: HostTree, step: CreateMdev) -> None:
         found = "not found" if vgpu is None else f"it is a {vgpu.type} on {vgpu.parent}"
         message = f"cannot create {step.type_id} vGPU {step.uuid} on {step.parent}: {found}"
         raise HostError(message, "check dmesg, and run: vfiomgr vgpu list")
-    if vgpu.iommu_group is None:
-        return
-    node = paths.vfio_group_node(vgpu.iommu_group)
-    if not becomes_true(lambda: tree.exists(node), NODE_DEADLINE):
-        message = f"{node} did not appear"
-        raise HostError(message, "check that udevd is running and that /dev is the host's own")
-    let_udev_finish(tree, node)
+    if vgpu.iommu_group is not None:
+        node = paths.vfio_group_node(vgpu.iommu_group)
+        if not becomes_true(lambda: tree.exists(node), NODE_DEADLINE):
+            message = f"{node} did not appear"
+            raise HostError(message, "check that udevd is running and that /dev is the host's own")
+        let_udev_finish(tree, node)
+    for cdev in cdevs(tree, paths.MDEV_DEVICES / step.uuid):
+        let_udev_finish(tree, cdev)
 
 
 @performs(RemoveMdev)

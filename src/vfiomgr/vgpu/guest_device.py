@@ -201,6 +201,8 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
 
 def _has_only_cdev(host: HostSnapshot, device: PciDevice) -> bool:
     """Whether the kernel has no VFIO groups (CONFIG_VFIO_GROUP), so that QEMU needs iommufd."""
+    if not device.is_on_vfio:
+        return host.vfio.has_groups is False
     group = host.group(device.iommu_group)
     return device.vfio_cdev and group is not None and not group.has_node
 

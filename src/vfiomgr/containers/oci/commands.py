@@ -43,7 +43,7 @@ def oci() -> None:
 class _InjectOptions(TypedDict):
     """The options for devices that are added."""
 
-    node: NodeForm
+    node: NodeForm | None
     runtime: ContainerRuntime | None
     cdi: tuple[str, ...]
     only: bool
@@ -124,9 +124,8 @@ def _inject_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--node",
             type=click.Choice(["group", "cdev"]),
-            default="group",
-            show_default=True,
-            help="Use /dev/vfio/N or /dev/vfio/devices/vfioN (Linux 6.6).",
+            help="Use /dev/vfio/N, or /dev/vfio/devices/vfioN (Linux 6.6; default on a kernel "
+            "without VFIO groups).",
         ),
     ):
         function = option(function)
@@ -162,7 +161,7 @@ def edit(
     added: tuple[str, ...],
     removed: tuple[str, ...],
     remove_all: bool,
-    node: NodeForm,
+    node: NodeForm | None,
     runtime: ContainerRuntime | None,
     cdi: tuple[str, ...],
     only: bool,
@@ -194,7 +193,7 @@ def edit(
     if added:
         _inject(session, bundle, added, node=node, runtime=runtime, cdi=cdi, only=only)
         return
-    if runtime or cdi or only or node != "group":
+    if runtime or cdi or only or node:
         message = "--node, --runtime, --cdi and --function-only apply only to --add"
         raise UsageError(message, "leave them out")
     _conclude(session, library.eject(bundle, *removed))

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 
+def usual_form(host: HostSnapshot) -> NodeForm:
+    """The form that every kernel has, but one without VFIO groups."""
+    return "cdev" if host.vfio.has_groups is False else "group"
+
+
 def device_nodes(unit: GuestDevice, form: NodeForm) -> tuple[str, ...]:
     """The nodes of a unit itself: those of its groups, or the cdevs of its functions.
 
