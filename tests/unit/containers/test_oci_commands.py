@@ -247,6 +247,7 @@ def test_a_host_that_tells_no_numbers_is_no_guess(
 ) -> None:
     run("bind", GPU[0])
     kernel.sysfs.drop("/sys/class/vfio")
+    kernel.sysfs.make("/sys/class/vfio")
     answer = run("oci", "edit", str(bundle), "--add", GPU[0])
     assert answer.status == 1
     assert "is not a device node here, and sysfs does not have its numbers" in answer.stderr
