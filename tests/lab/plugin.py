@@ -108,8 +108,9 @@ def platform_of(item: pytest.Item) -> Platform:
 
 def is_for_platform(item: pytest.Item) -> bool:
     """Return whether a test runs on its platform at all."""
-    only = [one for one in item.iter_markers("platforms") if one.kwargs.get("only")]
-    return all(platform_of(item).name in one.args for one in only)
+    marker = item.get_closest_marker("platforms")
+    is_limited = marker is not None and marker.kwargs.get("only", False)
+    return marker is None or not is_limited or platform_of(item).name in marker.args
 
 
 def _by_kind(items: list[pytest.Item]) -> dict[Kind, list[pytest.Item]]:

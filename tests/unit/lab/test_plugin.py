@@ -8,10 +8,11 @@ from unittest.mock import create_autospec
 import pytest
 
 from tests.lab.errors import LabError
-from tests.lab.plugin import topology_of
+from tests.lab.plugin import is_for_platform, topology_of
 
 SRIOV = pytest.mark.topology("sriov")
 TOGETHER = pytest.mark.platforms("debian13", topology="all")
+APART = pytest.mark.platforms("debian13-iommufd", only=True)
 
 
 def item(platform: str, *marks: pytest.MarkDecorator) -> pytest.Function:
@@ -40,6 +41,23 @@ def test_a_platform_may_have_a_topology_of_its_own(
     platform: str, marks: tuple[pytest.MarkDecorator, ...], expected: str
 ) -> None:
     assert topology_of(item(platform, *marks)).name == expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "marks", "expected"),
+    [
+        ("debian12", (SRIOV,), True),
+        ("debian12", (SRIOV, TOGETHER), True),
+        ("debian12", (SRIOV, APART), False),
+        ("sid", (SRIOV, APART), False),
+        ("debian13-iommufd", (SRIOV, APART), True),
+        ("debian12", (SRIOV, pytest.mark.platforms("sid"), APART), True),
+    ],
+)
+def test_a_test_may_be_for_some_platforms_only(
+    platform: str, marks: tuple[pytest.MarkDecorator, ...], *, expected: bool
+) -> None:
+    assert is_for_platform(item(platform, *marks)) == expected
 
 
 def test_a_topology_that_there_is_not_is_told() -> None:
