@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NoReturn, TypedDict
 
 import vfiomgr
+from vfiomgr.cli.garbage import collect_seldom
 from vfiomgr.cli.main import main
 from vfiomgr.host.owners import weakness
 from vfiomgr.persistence import named
@@ -80,6 +81,7 @@ def _serve() -> None:
         importlib.import_module(name)
     _trust_the_checkout()
     gc.freeze()  # a collection in a forked child would copy every page of this process
+    collect_seldom()  # as the command does
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
