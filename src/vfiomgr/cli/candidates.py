@@ -44,7 +44,7 @@ _ACCOUNTS = (HostPath("/etc/passwd"), HostPath("/etc/group"))
 
 
 def _host_of(session: Session) -> HostSnapshot:
-    """The devices of the host; a snapshot that is no regular file could keep a reader waiting."""
+    """The devices of the host; a snapshot must be a regular file, since a FIFO can block."""
     if session.snapshot is not None and not os.path.isfile(session.snapshot):
         message = f"{session.snapshot} is not a file"
         raise UsageError(message)

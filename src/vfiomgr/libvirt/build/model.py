@@ -45,7 +45,7 @@ class GuestNetwork(Value):
     """None for a model that the guest's system has a driver for."""
     alias: str | None = None
     mac: str | None = None
-    """None for one that libvirt generates."""
+    """If None, libvirt generates one."""
 
 
 class DirectBoot(Value):
