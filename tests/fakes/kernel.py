@@ -66,9 +66,9 @@ class _Inside(Inside):
             self.forget()
         return super().directory(path, links)
 
-    def is_listed_file(self, directory: str, name: str) -> bool:  # noqa: ARG002 - as the real one
+    def listed_file(self, above: str, name: str) -> str | None:  # noqa: ARG002 - as the real one
         """Have the mode of each file looked at, which says what cannot be read."""
-        return False
+        return None
 
 
 class FakeKernel(Hardware):

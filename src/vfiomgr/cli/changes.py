@@ -234,14 +234,10 @@ def print_outcome(
         body = {"changed": outcome.is_changed, **plan.to_document(), "notes": plan.notes, **facts}
         print_document("Outcome", body, session.format)
         return
-    for text in (*plan.notes, *plan.already):
-        say(text)
-    if not outcome.is_changed:
-        say("nothing to do")
     if lines is None:
         lines = (step.report() for step in plan.steps) if outcome.is_changed else ()
-    for line in lines:
-        say(line)
+    nothing = () if outcome.is_changed else ("nothing to do",)
+    say(*plan.notes, *plan.already, *nothing, *lines)
 
 
 def print_plan(session: Session, plan: Plan) -> None:
@@ -250,7 +246,6 @@ def print_plan(session: Session, plan: Plan) -> None:
         body = {**plan.to_document(), "not_checked": plan.not_checked}
         print_document("Plan", body, session.format)
         return
-    for text in plan.lines():
-        say(text)
+    say(*plan.lines())
     for text in plan.not_checked:
         note(f"not checked: {text}")

@@ -293,12 +293,15 @@ def report_document(report: Report) -> dict[str, object]:
 
 def print_findings(report: Report, *, every: bool) -> None:
     """Print the findings with evidence, reason, remedy and rule; with `every`, passed ones too."""
+    screen = _screen()
+    lines: list[str | Marked] = []
     for found in report.findings:
         if every or found.severity != "ok":
             colour = _COLOURS[found.severity]
-            say(Marked(found.severity, colour, f": {found.summary}"))
-            for label, text in _lines(found):
-                _print_line(label, text)
+            lines.append(Marked(found.severity, colour, f": {found.summary}"))
+            for label, text in _labelled(found):
+                lines += _wrapped(label, text, screen)
+    say(*lines)
 
 
 def counted(report: Report, severity: Severity) -> str:
@@ -307,7 +310,7 @@ def counted(report: Report, severity: Severity) -> str:
     return f"{count} {severity}{'' if count == 1 else 's'}"
 
 
-def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
+def _labelled(found: Diagnostic) -> Iterator[tuple[str, str]]:
     yield from (("evidence", text) for text in found.evidence)
     yield "why", found.why
     if found.remedies:
@@ -315,22 +318,18 @@ def _lines(found: Diagnostic) -> Iterator[tuple[str, str]]:
     yield "rule", found.rule
 
 
-def _print_line(label: str, text: str) -> None:
-    """Print one line of a finding: wrapped on a terminal, unwrapped in a pipe (for grep)."""
-    import shutil  # noqa: PLC0415 - slow, and few need it
-
+def _wrapped(label: str, text: str, screen: os.terminal_size | None) -> list[str]:
+    """The lines of a part of a finding: wrapped on a terminal, one line in a pipe (for grep)."""
     head = f"  {label.ljust(8)}  "
-    if not sys.stdout.isatty():
-        say(head + text)
-        return
+    if screen is None:
+        return [head + text]
     import textwrap  # noqa: PLC0415 - slow to import
 
-    wrapped = textwrap.wrap(
+    return textwrap.wrap(
         printable(text),
-        width=max(shutil.get_terminal_size().columns, len(head) * 3),
+        width=max(screen.columns, len(head) * 3),
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_long_words=False,
         break_on_hyphens=False,
     )
-    say(*wrapped)

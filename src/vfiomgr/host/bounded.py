@@ -59,6 +59,12 @@ def become_silent(closed: Iterable[int] = ()) -> None:
         os.close(descriptor)
 
 
+def keep_only(sink: int) -> None:
+    """In a child that only answers: close all else, which must not keep anybody's lock."""
+    os.closerange(3, sink)
+    os.closerange(sink + 1, os.sysconf("SC_OPEN_MAX"))
+
+
 def read_attributes(
     tree: HostTree, groups: Mapping[str, Sequence[HostPath]]
 ) -> dict[str, tuple[str | None, ...] | None]:
@@ -114,8 +120,7 @@ def _answer(questions: Questions, sink: int, source: int) -> None:
     status = 1
     try:
         become_silent([source])
-        os.closerange(3, sink)  # it never writes, and must not keep anybody's lock
-        os.closerange(sink + 1, os.sysconf("SC_OPEN_MAX"))
+        keep_only(sink)
         with open(sink, "wb", buffering=0) as out:
             out.writelines(_line(question()) for question in questions.values())
         status = 0

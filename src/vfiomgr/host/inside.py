@@ -41,10 +41,14 @@ class Inside:
         self._listed[place] = listed
         return list(listed)
 
-    def is_listed_file(self, directory: str, name: str) -> bool:
-        """Whether a directory without links, as `directory` returns it, lists a regular file."""
-        entry = self._entry(directory, name)
-        return entry is not None and entry.is_file(follow_symlinks=False)
+    def listed_file(self, above: str, name: str) -> str | None:
+        """Where a regular file is on this machine, if its directory was listed."""
+        directory = self._known.get(above)
+        listed = None if directory is None else self._listed.get(directory)
+        entry = None if listed is None else listed.get(name)
+        if entry is None or not entry.is_file(follow_symlinks=False):
+            return None
+        return f"{self._root}{directory}/{name}"
 
     def _entry(self, directory: str, name: str) -> os.DirEntry[str] | None:
         listed = self._listed.get(directory)
@@ -83,7 +87,9 @@ class Inside:
 
         """
         above, _, name = path.rpartition("/")
-        return self._step(self.directory(above, links), name, links)
+        directory = self.directory(above, links)
+        known = self._known.get(path)
+        return self._step(directory, name, links) if known is None else known
 
     def _step(self, directory: str, name: str, links: int) -> str:
         """Append one name to a directory whose path has no link."""

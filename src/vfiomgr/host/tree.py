@@ -26,6 +26,9 @@ class HostTree(Programs):
     Files that are absent, or not readable for the kernel or this user, read as None.
     """
 
+    reads_alone = False
+    """Whether no children may read parts of it: what runs for ever leaves the processors alone."""
+
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self._prefix = "" if self.root == "/" else self.root
@@ -92,11 +95,9 @@ class HostTree(Programs):
 
     def _open_in(self, above: str, name: str) -> int:
         """Open a file of a directory, as `_open` does."""
-        if not self._prefix:
-            return os.open(f"{above}/{name}", self._reading)
-        directory = self._inside.directory(above)
-        place = f"{self._prefix}{directory}/{name}"
-        if not self._inside.is_listed_file(directory, name):
+        place = self._inside.listed_file(above, name) if self._prefix else f"{above}/{name}"
+        if place is None:
+            place = f"{self._prefix}{self._inside.directory(above)}/{name}"
             mode = os.lstat(place).st_mode
             path = HostPath(f"{above}/{name}")
             if stat.S_ISLNK(mode):

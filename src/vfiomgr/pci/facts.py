@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from sys import intern
 from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
@@ -18,6 +19,7 @@ from vfiomgr import paths
 from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
+from vfiomgr.host.parallel import in_parts
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.accelerators import COMPUTE_PARTITION
 from vfiomgr.pci.capabilities import read_serial
@@ -43,7 +45,7 @@ from vfiomgr.pci.model import UNKNOWN_CALL, DeviceIdentity, PciAddress, PciDevic
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.host.asking import AttributeReader
     from vfiomgr.host.tree import HostTree
@@ -100,15 +102,20 @@ def read_named(  # noqa: PLR0913 - each is a fact of its own
     not_counted = (name for name in addresses if not functions.is_counted(name))
     locked = _read_locked(tree, not_counted, reader)
     modules = DriverModules(tree)
-    for name in addresses:
-        try:
-            device = read_device(functions, name, names, locked.get(name), modules)
-        except HostError as error:
+
+    def read(part: Sequence[str]) -> list[_Answer]:
+        return [_answer(functions, name, names, locked.get(name), modules) for name in part]
+
+    for name, (device, error, entries) in zip(
+        addresses, in_parts(tree, read, addresses), strict=True
+    ):
+        functions.adopt(name, entries)
+        if error:
             warnings.warn(f"{name} is omitted: {error}", stacklevel=2)
-        else:
-            found += [device] if device else []
-            if device is None and tree.exists(paths.PCI_DEVICES / name):
-                unidentified.append(name)
+        elif device is not None:
+            found.append(device)
+        elif tree.exists(paths.PCI_DEVICES / name):
+            unidentified.append(name)
     found = [
         replace(device, serial=read_serial(tree, device.address))
         if device.address.slot in serials_of
@@ -117,6 +124,21 @@ def read_named(  # noqa: PLR0913 - each is a fact of its own
     ]
     devices = tuple(sorted(found, key=lambda device: device.address))
     return devices, tuple(sorted(unidentified, key=PciAddress.parse))
+
+
+_Answer = tuple["PciDevice | None", "str | None", frozenset[str]]
+"""A function, why it is omitted, and what its directory contains."""
+
+
+def _answer(
+    functions: Functions, name: str, names: Names, locked: Locked | None, modules: DriverModules
+) -> _Answer:
+    device, error = None, None
+    try:
+        device = read_device(functions, name, names, locked, modules)
+    except HostError as failure:
+        error = str(failure)
+    return device, error, frozenset(map(intern, functions.of(name).entries))
 
 
 class Locked(Value):

@@ -44,10 +44,12 @@ class Function:
 
     __slots__ = ("directory", "entries", "tree")
 
-    def __init__(self, tree: HostTree, directory: HostPath) -> None:
+    def __init__(
+        self, tree: HostTree, directory: HostPath, entries: frozenset[str] | None = None
+    ) -> None:
         self.tree = tree
         self.directory = directory
-        self.entries = frozenset(tree.children(directory))
+        self.entries = frozenset(tree.children(directory)) if entries is None else entries
 
     def read(self, attribute: str) -> str | None:
         """The text of an attribute; None if it is absent or empty."""
@@ -126,6 +128,11 @@ class Functions:
                 virtual = (entry for entry in known.entries if entry.startswith("virtfn"))
                 known.entries = (known.entries & _IN_TABLES).union(virtual)
         return known
+
+    def adopt(self, name: str, entries: frozenset[str]) -> None:
+        """Know what another process has listed."""
+        if name not in self._known:
+            self._known[name] = Function(self._tree, PCI_DEVICES / name, entries)
 
     def nodes(self, name: str, driver: str | None) -> tuple[str, ...]:
         """The nodes of a function bound to `driver`."""

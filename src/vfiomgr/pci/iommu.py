@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
+from vfiomgr.host.parallel import in_parts
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.model import is_address
 from vfiomgr.units import Version
@@ -111,8 +112,13 @@ def read_groups(
     tree: HostTree, only: Container[int | None] | None = None
 ) -> tuple[IommuGroup, ...]:
     """All groups, or those of the numbers `only`, sorted by number; numbers may have gaps."""
-    numbers = sorted(int(name) for name in tree.children(paths.IOMMU_GROUPS) if name.isdecimal())
-    return tuple(read_group(tree, number) for number in numbers if only is None or number in only)
+    known = (int(name) for name in tree.children(paths.IOMMU_GROUPS) if name.isdecimal())
+    numbers = sorted(number for number in known if only is None or number in only)
+
+    def read(part: Iterable[int]) -> list[IommuGroup]:
+        return [read_group(tree, number) for number in part]
+
+    return tuple(in_parts(tree, read, numbers))
 
 
 def read_group(tree: HostTree, number: int) -> IommuGroup:
@@ -125,7 +131,7 @@ def read_group(tree: HostTree, number: int) -> IommuGroup:
         type=tree.read(directory / "type") or None,
         has_node=False,
     )
-    return replace(group, has_node=tree.exists(group.node))
+    return replace(group, has_node=True) if tree.exists(group.node) else group
 
 
 def _place(member: str) -> tuple[int, str]:

@@ -81,6 +81,7 @@ class KeptSnapshot:
         serials_of: Callable[[], Slots] = frozenset,
     ) -> None:
         self._tree = tree
+        tree.reads_alone = True
         self._machine = machine
         self._scan = scan
         self._serials_of = serials_of

@@ -26,6 +26,7 @@ from vfiomgr import paths
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.host.parallel import in_parts
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress
@@ -122,10 +123,11 @@ def _read_parents(
         (paths.PCI_DEVICES if name in by_name else paths.MDEV_PARENTS) / name for name in names
     )
     resolved = {real for place in places if (real := tree.resolve(place))}
-    found = [
-        _read_parent(tree, real, by_name.get(real.name), types)
-        for real in sorted({*resolved, *active}, key=lambda p: p.name)
-    ]
+
+    def read(part: Iterable[HostPath]) -> list[VgpuParent]:
+        return [_read_parent(tree, real, by_name.get(real.name), types) for real in part]
+
+    found = in_parts(tree, read, sorted({*resolved, *active}, key=lambda p: p.name))
     siblings = {(p.gpu, p.driver) for p in found if p.is_virtual_function}
     silent = (d for d in by_name.values() if (str(d.physical_function), d.driver) in siblings)
     found += _unlisted(tree, silent, tuple(found), "mdev")
