@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from msgspec.structs import replace
 
+from vfiomgr import passthrough
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
+from vfiomgr.libvirt import build
 from vfiomgr.libvirt.backend import IOMMU_NODE, NO_BACKEND, choose
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
-from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM
-from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.libvirt.xml import render
-from vfiomgr.passthrough import readiness_hints
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
@@ -220,9 +219,9 @@ def refuse_to_hurt(
         if is_domain:
             alone = "leave it out with the device option only"
             found = (d.in_words(lambda o: alone if o.name == "only" else o.words) for d in found)
-        bind = f"bind it yourself with: {readiness_hints.bind_slots(whole, going)}"
+        bind = f"bind it yourself with: {passthrough.readiness_hints.bind_slots(whole, going)}"
         then = f", and omit {'the device option managed' if is_domain else '--managed'}"
-        refuse_if_any(readiness_hints.as_commands(found, bind, then), frozenset())
+        refuse_if_any(passthrough.readiness_hints.as_commands(found, bind, then), frozenset())
 
 
 def tell_what_waits(
@@ -235,11 +234,13 @@ def tell_what_waits(
     bound = [h.device.address for h in hostdevs if not h.device.managed and h.device.address]
     waiting = [a for a in bound if not host.is_ready_for_guests(host.device(a))]
     if waiting:
-        if len(waiting) > readiness_hints.MOST:
-            readiness_hints.tell_of_many(source, [host.device(address) for address in waiting])
+        if len(waiting) > passthrough.readiness_hints.MOST:
+            passthrough.readiness_hints.tell_of_many(
+                source, [host.device(address) for address in waiting]
+            )
             return
         whole = around()
-        readiness_hints.tell_how_to_bind(
+        passthrough.readiness_hints.tell_how_to_bind(
             source, whole, [whole.device(address) for address in waiting]
         )
 
@@ -285,10 +286,10 @@ def planned_domain(
     backend = _backend(host, version, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
-    depends = options.get("iommufd") or request.vcpus > MOST_WITHOUT_EIM
+    depends = options.get("iommufd") or request.vcpus > build.numa.MOST_WITHOUT_EIM
     depends = depends or is_confidential
     qemu = backend.qemu or (qemu_version(host, version)() if depends else None)
-    plan = plan_guest(seen, request, libvirt, qemu)
+    plan = build.plan_guest(seen, request, libvirt, qemu)
     if any(device.hostdev_options.has_iommufd for device in request.devices):
         require_iommu(host, version)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)

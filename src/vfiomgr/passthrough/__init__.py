@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from vfiomgr import importing
 
 if TYPE_CHECKING:
+    from vfiomgr.passthrough import readiness_hints
     from vfiomgr.passthrough.watch import watch_machine
 
-__all__ = ["watch_machine"]
+__all__ = ["readiness_hints", "watch_machine"]
 
 if not TYPE_CHECKING:
-    __getattr__ = importing(__name__, {"watch_machine": "watch"})
+    __getattr__ = importing(__name__, {"readiness_hints": "", "watch_machine": "watch"})

@@ -251,6 +251,10 @@ class _Conversation:
         return _Guarded(value, self) if type(value).__module__ == _LIBRARY else value
 
 
+_LOCAL = frozenset({"name", "UUIDString"})
+"""Answered from the object, without libvirtd (virDomainGetName in src/libvirt-domain.c)."""
+
+
 class _Guarded:
     """An object of libvirt whose methods are calls of a conversation."""
 
@@ -260,6 +264,8 @@ class _Guarded:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         method = getattr(self.target, name)
+        if name in _LOCAL:
+            return method
 
         def call(*arguments: Any) -> Any:  # noqa: ANN401
             bare = [one.target if isinstance(one, _Guarded) else one for one in arguments]

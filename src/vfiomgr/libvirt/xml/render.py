@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING
 from vfiomgr.documents.text import resource_directory
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import format_cpulist
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from jinja2 import Environment
+    from markupsafe import Markup
 
     from vfiomgr.libvirt.build.model import DomainRequest, GuestPlan
-    from vfiomgr.libvirt.model import DomainHostdev, GuestHostdev
+    from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, GuestHostdev
 
 _LETTERS = 26
 _CONTROL = expression(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
@@ -184,6 +186,7 @@ def _environment() -> Environment:
         loader=FileSystemLoader(f"{resource_directory('templates')}/libvirt"),
         undefined=StrictUndefined,
         autoescape=True,
+        auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -191,6 +194,7 @@ def _environment() -> Environment:
     )
     environment.filters["comment"] = _comment
     environment.filters["numbers"] = format_cpulist
+    environment.filters["place"] = _place
     return environment
 
 
@@ -208,6 +212,17 @@ def _without_controls(value: object) -> object:
         )
         raise UsageError(message, "remove it, or rename the file")
     return value
+
+
+def _place(address: PciAddress | GuestAddress) -> Markup:
+    """The attributes of an address of PCI, of the host or in the guest."""
+    from markupsafe import Markup  # noqa: PLC0415 - as jinja2
+
+    slot = address.device if isinstance(address, PciAddress) else address.slot
+    return Markup(  # noqa: S704 - numbers
+        f"domain='0x{address.domain:04x}' bus='0x{address.bus:02x}'"
+        f" slot='0x{slot:02x}' function='0x{address.function:x}'"
+    )
 
 
 def _comment(text: str) -> str:
