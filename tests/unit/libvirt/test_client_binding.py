@@ -32,6 +32,10 @@ class Handle:
         """Take long where that is not foreseen."""
         time.sleep(seconds)
 
+    def name(self) -> str:
+        """Say what the object knows by itself."""
+        return "guest"
+
     def close(self) -> None:
         """End it."""
 
@@ -60,3 +64,12 @@ def test_it_is_waited_for_no_longer_than_it_may_take() -> None:
         with pytest.raises(LibvirtSilent, match=r"did not answer within 0\.4 s"):
             handle.info()
         assert time.monotonic() - began < 1.5
+
+
+def test_names_are_told_while_libvirt_is_silent() -> None:
+    with converse(lambda _uri: Handle(), "test:///default", 0.2) as handle:
+        with pytest.raises(LibvirtSilent):
+            handle.slow(1)
+        assert handle.name() == "guest"
+        with pytest.raises(LibvirtSilent):
+            handle.info()

@@ -12,6 +12,7 @@ from tests import api
 from tests.fakes.hosts import dual_adapter, mixed, network_adapter, workstation
 from tests.fakes.vgpu_hosts import a40_host, gim_host, i915_host, l40s_host, xe_host
 from tests.unit.snapshot.test_scan_cost import Counting
+from vfiomgr.containers.cdi.model import DYNAMIC
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -112,6 +113,25 @@ def test_a_function_that_is_only_counted_costs_few_calls(tmp_path: Path) -> None
     api.scan(trees[0], HostTree(tmp_path))
     api.scan(trees[1], HostTree(tmp_path), about=gpu)
     assert trees[1].asked.total() < 0.6 * trees[0].asked.total()
+
+
+def test_groups_are_read_in_part_unless_a_specification_may_name_any(tmp_path: Path) -> None:
+    tree = with_functions(workstation(tmp_path))
+    gpu = PciAddress.parse("0000:01:00.0")
+    whole = api.scan(tree)
+    number = whole.device(gpu).iommu_group
+
+    def numbers(about: PciAddress) -> list[int]:
+        found = api.scan(tree, about=frozenset({about}))
+        assert found.iommu == whole.iommu
+        return [group.number for group in found.groups]
+
+    everything = [group.number for group in whole.groups]
+    assert numbers(gpu) == [number] != everything
+    assert numbers(PciAddress.parse("0000:99:00.0")) == everything  # as none shows an IOMMU
+    tree.make_directory(DYNAMIC)
+    tree.replace(DYNAMIC / "other.json", b"{}")
+    assert numbers(gpu) == everything
 
 
 def test_what_a_change_touches(tmp_path: Path) -> None:
