@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -150,7 +150,9 @@ def test_a_snapshot_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("family", ["mdev-sriov", "vendor"])
-def test_vgpus_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+def test_vgpus_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: Literal["mdev-sriov", "vendor"]
+) -> None:
     make_vgpu_tree(str(tmp_path), gpus=20, vfs=32, types=3, family=family)
     started = forks(monkeypatch)
     one, other = both(tmp_path)
