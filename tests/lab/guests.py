@@ -212,6 +212,7 @@ class GuestRun:
         self._work = work
         self._guests = guests
         self._refused: list[str] = []
+        self._busy: list[str] = []
         self._spent = {"start": 0.0, "tests": 0.0}
         self._begin = time.monotonic()
 
@@ -222,6 +223,7 @@ class GuestRun:
         return (
             f"{self._work.kind}: {spent['tests']:.0f} s in {len(self.taken)} tests, "
             f"{spent['start']:.0f} s to start, {time.monotonic() - self._begin:.0f} s by the clock"
+            + "".join(f"\n  still ran: {line}" for line in self._busy)
         )
 
     def follow(self, config: pytest.Config) -> None:
@@ -257,6 +259,8 @@ class GuestRun:
         match line:
             case {"collect": why}:
                 self._refused.append(str(why))
+            case {"busy": list(lines)}:
+                self._busy = list(map(str, lines))
             case {"wants": int(number)}:
                 module = self._guests.take(self._work)
                 self.taken += module

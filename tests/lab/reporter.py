@@ -1,8 +1,8 @@
 """pytest plugin of the guest: asks the machine for tests, module by module, and streams reports.
 
 The machine and the guest exchange these files in the results directory:
-    reports.jsonl    one line per report as pytest serialises it, one per finished test, and one
-                     for each module that the guest wants
+    reports.jsonl    one line per report as pytest serialises it, one per finished test, one
+                     for each module that the guest wants, and what ran long at its end
     module.N         what the machine answers: node ids to run, in their order; none at the end
 """
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 REPORTS = "reports.jsonl"
 MODULE = "module"
 _POLL = 0.05
+_LONG = 10
+"""Seconds of processor time, in the guest."""
+_TIMES = slice(11, 13)
+"""utime and stime after the name of the program (proc(5), /proc/PID/stat)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,6 +53,7 @@ class Reporter:
         for item, following in pairwise(chain(self._chosen(known), [None])):
             assert item is not None
             self._config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        self._write({"busy": busy_processes()})
         return True
 
     def _chosen(self, known: dict[str, pytest.Item]) -> Iterator[pytest.Item]:
@@ -85,6 +90,24 @@ class Reporter:
         """Write one line at once: the guest may die with the next test."""
         self._stream.write(json.dumps(line) + "\n")
         self._stream.flush()
+
+
+def busy_processes() -> list[str]:
+    """Tell the other processes that have taken long, with their processor time, the longest first.
+
+    What tests leave behind makes later ones slow.
+    """
+    found: list[tuple[float, str]] = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (directory / "stat").read_text().rpartition(")")[2].split()
+            words = (directory / "cmdline").read_text().split("\0")
+        except OSError:
+            continue  # it has ended
+        spent = sum(map(int, fields[_TIMES])) / os.sysconf("SC_CLK_TCK")
+        if spent >= _LONG and int(directory.name) != os.getpid():
+            found.append((spent, " ".join(words).strip() or f"kernel thread {directory.name}"))
+    return [f"{spent:.0f} s: {command:.100}" for spent, command in sorted(found, reverse=True)]
 
 
 def read_lines(stream: TextIO) -> Iterator[dict[str, object]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 import pytest
 
 from tests.lab import guests as guests_module
+from tests.lab import reporter
 from tests.lab.errors import GuestDied, LabError
 from tests.lab.guests import Guests, Kind
 from tests.lab.platforms import DEFAULT, PLATFORMS
@@ -82,6 +86,7 @@ class Standin:
         if module:
             self._say({"wants": self._number})
         else:
+            self._say({"busy": ["12 s: sleep 3600"]})
             self.running = False
 
     def status(self) -> int:
@@ -174,3 +179,22 @@ def test_what_does_not_boot_fails_all_its_tests_and_is_not_booted_again() -> Non
     assert all("it died" in outcome(guests, nodeid) for nodeid in nodeids)
     guests.close()
     assert Standin.booted == {"workstation on debian12": 1}
+
+
+def test_what_a_guest_still_runs_at_its_end_is_told() -> None:
+    guests, nodeids = started(workstation=[2])
+    assert all(outcome(guests, nodeid) for nodeid in nodeids)
+    while not guests.costs:
+        time.sleep(0.01)
+    guests.close()
+    (cost,) = guests.costs
+    assert cost.splitlines()[1:] == ["  still ran: 12 s: sleep 3600"]
+
+
+def test_what_ran_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "_LONG", 0.2)
+    code = "while True: pass"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        while f"{sys.executable} -c {code}" not in " ".join(reporter.busy_processes()):
+            assert process.poll() is None
+        process.kill()
