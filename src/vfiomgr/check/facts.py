@@ -268,7 +268,7 @@ def _unpacked(data: bytes | None) -> str:
         return ""
 
 
-_NODES = (paths.VFIO_NODES / "vfio", HostPath("/dev/iommu"))
+_NODES = (paths.VFIO_NODES / "vfio", paths.IOMMU_NODE)
 _ACPI_TABLES = HostPath("/sys/firmware/acpi/tables")
 _DMAR_FLAGS = 37
 """Offset after the 36-byte header and the address width (struct acpi_table_dmar)."""

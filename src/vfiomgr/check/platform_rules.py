@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 from vfiomgr.check.model import command_line, install_modules
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
-from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS, PCI_DEVICES, PCI_DRIVERS, VFIO_CDEVS
+from vfiomgr.paths import (
+    IOMMU_GROUPS,
+    IOMMU_NODE,
+    IOMMU_UNITS,
+    PCI_DEVICES,
+    PCI_DRIVERS,
+    VFIO_CDEVS,
+)
 from vfiomgr.pci.iommu import command_line_words
 
 if TYPE_CHECKING:
@@ -285,39 +292,58 @@ def driver_override(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
 
 
 def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
-    """Report whether iommufd and VFIO character devices are available."""
+    """Report whether iommufd and VFIO character devices are available.
+
+    Nodes that exist are available, whatever the file of the kernel's configuration says: it may
+    belong to another build of the same release.
+    """
     if any(_lacking_vfio_pci(host, facts)):
         return
     lacking = tuple(_lacking_iommufd(host, facts)) or tuple(_lacking_cdev(host, facts))
     if lacking:
         title = "this kernel has VFIO groups, but no iommufd with VFIO character devices"
-        fix = "no action if you use VFIO groups; otherwise boot a kernel with both options"
+        fix = "boot a kernel with both options"
+        if facts.node(IOMMU_NODE) is not None and any(d.vfio_cdev for d in host.devices):
+            title = "some functions on VFIO have no character device for iommufd"
+            fix = f"check what removes nodes below {VFIO_CDEVS}: this kernel creates them"
+        fix = f"no action if you use VFIO groups; otherwise {fix}"
         yield finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
         return
-    module = facts.module("iommufd")
-    if facts.config.get("VFIO_DEVICE_CDEV") != "y":
+    module, node = facts.module("iommufd"), facts.node(IOMMU_NODE)
+    cdevs = tuple(cdev_evidence(host, facts))
+    if not cdevs:
         return
-    evidence = (*_option(facts, "IOMMUFD"), *_option(facts, "VFIO_DEVICE_CDEV"))
-    if module.is_present:
+    if module.is_present or node is not None:
         title = "iommufd and VFIO character devices are available"
         why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them with libvirt 12.1 and QEMU 9.0"
-        yield finding("iommufd", "ok", title, evidence, why)
+        shown = _option(facts, "IOMMUFD") if node is None else (f"{IOMMU_NODE} exists",)
+        yield finding("iommufd", "ok", title, (*shown, *cdevs), why)
     elif module.state == "available":
         title = "this kernel has iommufd, but the module is not loaded"
         fix = "run modprobe iommufd, and write iommufd to /etc/modules-load.d/iommufd.conf"
-        why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them if /dev/iommu exists"
-        yield finding("iommufd", "info", title, evidence, why, fix)
+        why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them if {IOMMU_NODE} exists"
+        yield finding("iommufd", "info", title, (*_option(facts, "IOMMUFD"), *cdevs), why, fix)
 
 
 def _lacking_iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
-    if facts.node("/dev/iommu") is None and facts.module("iommufd").state == "missing":
+    if facts.node(IOMMU_NODE) is None and facts.module("iommufd").state == "missing":
         yield _missing("iommufd", host)
         yield from _option(facts, "IOMMUFD")
 
 
+def cdev_evidence(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
+    """What shows that VFIO has character devices: one of them, or the kernel's configuration."""
+    with_cdev = [device for device in host.devices if device.vfio_cdev]
+    if with_cdev:
+        yield f"{VFIO_CDEVS}/{with_cdev[0].vfio_device} exists"
+    elif facts.config.get("VFIO_DEVICE_CDEV") == "y":
+        yield from _option(facts, "VFIO_DEVICE_CDEV")
+
+
 def _lacking_cdev(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
     """Functions on VFIO without a character device, or the kernel option that is not set."""
-    if facts.config.get("VFIO_DEVICE_CDEV") == "n":
+    has_option = any(device.vfio_cdev for device in host.devices)
+    if not has_option and facts.config.get("VFIO_DEVICE_CDEV") == "n":
         yield from _option(facts, "VFIO_DEVICE_CDEV")
     for device in (d for d in host.devices if d.is_on_vfio and not d.vfio_cdev):
         if device.vfio_device is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.check.facts import read_config
 from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.vgpu.guest_device import GuestDevice
 
-IOMMU_NODE = HostPath("/dev/iommu")
 _OPT_OUT = "--no-iommufd"
-CDEV_OPTION = "VFIO_DEVICE_CDEV"
 FEWEST_PEERS = 2
 """Devices from which on one can reach the memory of another."""
 
@@ -89,7 +87,9 @@ def _has_kernel(host: HostSource, functions: Sequence[PciDevice]) -> bool:
 
 
 def has_cdevs(host: HostSource) -> bool:
-    """Whether the kernel was built with device nodes of VFIO, or has one."""
+    """Whether the kernel has a device node of VFIO, or was built with them."""
+    if host.tree.children(VFIO_CDEVS):
+        return True
     release = host.tree.read(HostPath("/proc/sys/kernel/osrelease"))
     _, config = read_config(host.tree, release)
-    return config.get(CDEV_OPTION) == "y" or bool(host.tree.children(HostPath("/dev/vfio/devices")))
+    return config.get("VFIO_DEVICE_CDEV") == "y"

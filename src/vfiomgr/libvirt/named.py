@@ -11,13 +11,13 @@ from vfiomgr import passthrough
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.libvirt import build
-from vfiomgr.libvirt.backend import IOMMU_NODE, NO_BACKEND, choose
+from vfiomgr.libvirt.backend import NO_BACKEND, choose
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import IOMMU_NODE, HostPath
 from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
 from vfiomgr.pci.model import device_text
 from vfiomgr.units import Version

@@ -375,6 +375,48 @@ def test_a_function_on_vfio_shows_whether_there_are_cdevs(
     assert severity(host(bound, readiness=facts(has_dev=has_dev)), "iommufd") == expected
 
 
+NO_CDEV = {"IOMMUFD": "n", "VFIO_DEVICE_CDEV": "n", "VFIO_PCI": "m"}
+IOMMU = DeviceNode("/dev/iommu", 0o600, "root:root")
+
+
+def test_nodes_that_exist_count_before_the_kernels_configuration() -> None:
+    bound = device(driver="vfio-pci", vfio_device="vfio0", vfio_cdev=True)
+    known = facts(
+        modules=(KernelModule("iommufd", "missing"),),
+        config=NO_CDEV,
+        config_source="/boot/config",
+        has_dev=True,
+        nodes=(IOMMU,),
+    )
+    there = found(host(bound, readiness=known), "iommufd")
+    assert there is not None
+    assert there.severity == "ok"
+    assert there.evidence == ("/dev/iommu exists", "/dev/vfio/devices/vfio0 exists")
+    unread = facts(has_dev=True, nodes=(IOMMU,))
+    assert severity(host(bound, readiness=unread), "iommufd") == "ok"
+    assert severity(host(readiness=unread), "iommufd") is None
+
+
+def test_the_kernels_configuration_counts_where_no_function_shows_whether_there_are_cdevs() -> None:
+    known = facts(config=NO_CDEV, config_source="/boot/config", has_dev=True, nodes=(IOMMU,))
+    lacking = found(host(readiness=known), "iommufd")
+    assert lacking is not None
+    assert lacking.evidence == ("/boot/config: CONFIG_VFIO_DEVICE_CDEV is not set",)
+    assert lacking.remedy.endswith("otherwise boot a kernel with both options")
+
+
+def test_a_cdev_that_only_some_functions_have_is_not_the_kernels_fault() -> None:
+    bound = device(driver="vfio-pci", vfio_device="vfio0", vfio_cdev=True)
+    without = device("0000:05:00.0", driver="vfio-pci", vfio_device="vfio1")
+    known = facts(config=NO_CDEV, config_source="/boot/config", has_dev=True, nodes=(IOMMU,))
+    lacking = found(host(bound, without, readiness=known), "iommufd")
+    assert lacking is not None
+    shown = "0000:05:00.0 has vfio-dev/vfio1, but no /dev/vfio/devices/vfio1"
+    assert lacking.evidence == (shown,)
+    assert "boot a kernel" not in lacking.remedy
+    assert "/dev/vfio/devices" in lacking.remedy
+
+
 def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
     idle = KernelModule("nouveau", "loaded")
     assert severity(host(readiness=facts(modules=(idle,))), "nouveau") is None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.check.platform_rules import cdev_evidence
 from vfiomgr.diagnostic import finding
-from vfiomgr.libvirt.backend import CDEV_OPTION, FEWEST_PEERS, IOMMU_NODE, is_peer
+from vfiomgr.libvirt.backend import FEWEST_PEERS, is_peer
 from vfiomgr.libvirt.model import DOMAIN_IOMMUFD, IOMMUFD, lacks_iommufd
+from vfiomgr.paths import IOMMU_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from vfiomgr.check.model import Readiness
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.preflight.context import PreflightContext
+    from vfiomgr.snapshot.model import HostSnapshot
 
 
 def groups(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -32,7 +35,7 @@ def groups(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     if any(taken.hostdev.iommufd is False for taken in seen) or len(slots) >= FEWEST_PEERS:
         return
-    evidence = _evidence(facts)
+    evidence = _evidence(context.host, facts)
     if not evidence or any(taken.is_bound and not taken.device.vfio_cdev for taken in seen):
         return
     whole = DOMAIN_IOMMUFD.is_in(hypervisor.libvirt)
@@ -48,8 +51,9 @@ def groups(context: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
-def _evidence(facts: Readiness) -> tuple[str, ...]:
+def _evidence(host: HostSnapshot, facts: Readiness) -> tuple[str, ...]:
     """What shows that the kernel has /dev/iommu and device nodes of VFIO."""
-    if facts.node(IOMMU_NODE) is None or facts.config.get(CDEV_OPTION) != "y":
+    cdevs = tuple(cdev_evidence(host, facts))
+    if facts.node(IOMMU_NODE) is None or not cdevs:
         return ()
-    return (f"{IOMMU_NODE} exists", f"{facts.config_source}: CONFIG_{CDEV_OPTION}=y")
+    return (f"{IOMMU_NODE} exists", *cdevs)

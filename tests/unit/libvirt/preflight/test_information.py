@@ -507,6 +507,17 @@ def test_iommufd_is_advised_where_all_have_it(release: Version, remedy: str | No
         assert found.remedy.startswith(remedy or "?")
 
 
+@pytest.mark.parametrize("config", [{}, {"VFIO_DEVICE_CDEV": "n"}])
+def test_a_cdev_counts_before_the_kernels_configuration(config: dict[str, str]) -> None:
+    snapshot = with_iommufd()
+    assert snapshot.readiness is not None
+    known = replace(snapshot.readiness, config=config, config_source="/boot/config")
+    report = judge(xml(GROUPS), replace(snapshot, readiness=known), libvirt())
+    found = good.found(report, "iommufd-possible")
+    assert found is not None
+    assert "/dev/vfio/devices/vfio0 exists" in found.evidence
+
+
 @pytest.mark.parametrize(
     ("text", "snapshot", "qemu"),
     [
