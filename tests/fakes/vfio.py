@@ -35,7 +35,7 @@ class Vfio:
     def __init__(self, sysfs: Sysfs, groups: Groups) -> None:
         self._sysfs = sysfs
         self._groups = groups
-        self.has_cdev = False
+        self._has_cdev = False
         self._has_groups = True
         self.makes_nodes = True
         self.guests: dict[int, Guest] = {}
@@ -59,14 +59,34 @@ class Vfio:
         elif self._sysfs.exists(_CLASS):
             self.load()
 
+    @property
+    def has_cdev(self) -> bool:
+        """CONFIG_VFIO_DEVICE_CDEV."""
+        return self._has_cdev
+
+    @has_cdev.setter
+    def has_cdev(self, value: bool) -> None:
+        """Another kernel, with the same modules loaded."""
+        self._has_cdev = value
+        if self._sysfs.exists(_CLASS):
+            self._list_regions()
+
     def load(self) -> None:
         """The module vfio: its classes, and the node that all containers come from."""
         self._sysfs.make(_CLASS)
+        self._list_regions()
         if self.has_groups:
             self._sysfs.make(_GROUPS)
         if self.has_groups and not self._sysfs.exists(VFIO_NODES / "vfio"):
             self._sysfs.put_bytes(VFIO_NODES / "vfio", b"", 0o666)
             self._sysfs.put("/sys/class/misc/vfio/dev", "10:196", READ_ONLY)
+
+    def _list_regions(self) -> None:
+        """The device numbers that the module reserves (alloc_chrdev_region)."""
+        groups = f"{_MAJOR} vfio\n" * self.has_groups
+        cdevs = "511 vfio-dev\n" * self.has_cdev
+        text = f"Character devices:\n  1 mem\n{groups}{cdevs}\nBlock devices:\n259 blkext"
+        self._sysfs.put("/proc/devices", text, READ_ONLY)
 
     def serves(self, device: HostPath) -> bool:
         """Whether a driver has registered the device with VFIO."""

@@ -87,11 +87,13 @@ def test_the_nodes_of_a_function_go_with_its_driver(gpu: str) -> None:
     assert not os.path.exists(cdev)
 
 
-def test_a_plan_names_no_node_that_this_kernel_does_not_have(gpu: str, platform: Platform) -> None:
+def test_a_plan_names_the_nodes_that_this_kernel_has(gpu: str, platform: Platform) -> None:
     subprocess.run(["modprobe", "vfio"], check=True)
     planned = vfiomgr("bind", gpu, "--dry-run", "--owner", f"{OWNER}:{GROUP}").stdout
     assert (group_of(gpu) in planned) is platform.has_groups
-    assert ("/dev/vfio/devices" in planned) is not platform.has_groups
+    nodes = [group_of(gpu)] if platform.has_groups else []
+    nodes.append(f"/dev/vfio/devices/$(ls /sys/bus/pci/devices/{gpu}/vfio-dev)")
+    assert f"chown {OWNER}:{GROUP} {' '.join(nodes)}\n" in planned
 
 
 def test_udev_gives_a_persisted_function_its_owner(gpu: str, platform: Platform) -> None:

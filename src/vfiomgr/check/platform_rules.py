@@ -301,10 +301,10 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         return
     lacking = tuple(_lacking_iommufd(host, facts)) or tuple(_lacking_cdev(host, facts))
     if lacking:
-        title = "this kernel has VFIO groups, but no iommufd with VFIO character devices"
+        title = "iommufd with VFIO character devices is missing"
         fix = "boot a kernel with both options"
-        if facts.node(IOMMU_NODE) is not None and any(d.vfio_cdev for d in host.devices):
-            title = "some functions on VFIO have no character device for iommufd"
+        if facts.node(IOMMU_NODE) is not None and _creates_cdevs(host):
+            title = "a function on VFIO has no character device"
             fix = f"check what removes nodes below {VFIO_CDEVS}: this kernel creates them"
         fix = f"no action if you use VFIO groups; otherwise {fix}"
         yield finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
@@ -332,19 +332,27 @@ def _lacking_iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
 
 
 def cdev_evidence(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
-    """What shows that VFIO has character devices: one of them, or the kernel's configuration."""
+    """What shows that VFIO has character devices; the kernel's configuration only if none does."""
     with_cdev = [device for device in host.devices if device.vfio_cdev]
     if with_cdev:
         yield f"{VFIO_CDEVS}/{with_cdev[0].vfio_device} exists"
-    elif facts.config.get("VFIO_DEVICE_CDEV") == "y":
+    elif host.vfio.has_cdevs:
+        yield "/proc/devices: vfio-dev"
+    elif host.vfio.has_cdevs is None and facts.config.get("VFIO_DEVICE_CDEV") == "y":
         yield from _option(facts, "VFIO_DEVICE_CDEV")
+
+
+def _creates_cdevs(host: HostSnapshot) -> bool:
+    return bool(host.vfio.has_cdevs) or any(device.vfio_cdev for device in host.devices)
 
 
 def _lacking_cdev(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
     """Functions on VFIO without a character device, or the kernel option that is not set."""
-    has_option = any(device.vfio_cdev for device in host.devices)
-    if not has_option and facts.config.get("VFIO_DEVICE_CDEV") == "n":
-        yield from _option(facts, "VFIO_DEVICE_CDEV")
+    if not _creates_cdevs(host):
+        if host.vfio.has_cdevs is False:
+            yield "/proc/devices: no vfio-dev"
+        if facts.config.get("VFIO_DEVICE_CDEV") == "n":
+            yield from _option(facts, "VFIO_DEVICE_CDEV")
     for device in (d for d in host.devices if d.is_on_vfio and not d.vfio_cdev):
         if device.vfio_device is None:
             yield f"{device.address} is on {device.driver}, but has no directory vfio-dev"
@@ -363,8 +371,8 @@ def container_node(_host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic
         "info",
         f"not every user can open {node.path}",
         (f"{node.path}: mode {node.mode:04o}, owner {node.owner}",),
-        "an unprivileged QEMU needs it in addition to its group node; the kernel's default is "
-        "0666, which gives no access to devices",
+        "an unprivileged QEMU needs it in addition to the node of the IOMMU group, unless it uses "
+        "iommufd; the kernel's default is 0666, which gives no access to devices",
         f"if an unprivileged QEMU fails to open it, remove the udev rule that names {node.path}",
     )
 

@@ -259,7 +259,7 @@ def _move(
     moved = moved_functions(session, outcome)
     lines = [
         f"{one.address} is on {one.driver or 'no driver'}"
-        + (f", VFIO node: {one.node}" if one.node else "")
+        + (f", VFIO node{'s' * (len(one.nodes) > 1)}: {', '.join(one.nodes)}" if one.nodes else "")
         for one in moved
     ]
     about_files = (s for s in outcome.plan.steps if isinstance(s, ReplaceFile | RebuildInitramfs))

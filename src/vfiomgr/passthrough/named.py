@@ -163,7 +163,7 @@ class Reset:
 
 
 class FunctionState(Value):
-    """The current driver and VFIO node of a function."""
+    """The current driver and VFIO nodes of a function."""
 
     address: PciAddress
     driver: str | None
@@ -174,14 +174,17 @@ class FunctionState(Value):
 
     None if the function is on a host driver.
     """
+    nodes: tuple[str, ...] = ()
+    """All its VFIO nodes: that of its IOMMU group, and its cdev, which iommufd needs."""
 
 
 def function_state(host: HostSource, address: PciAddress) -> FunctionState:
     """Read the current state of one function, which is much faster than a scan."""
     state = read_driver_state(host.tree, address)
     group = group_number(host.tree, pci_device(address))
-    node = next(_nodes(host.tree, address, group), None) if is_vfio_driver(state.driver) else None
-    return FunctionState(address, state.driver, state.driver_override, group, node)
+    nodes = tuple(_nodes(host.tree, address, group)) if is_vfio_driver(state.driver) else ()
+    node = nodes[0] if nodes else None
+    return FunctionState(address, state.driver, state.driver_override, group, node, nodes)
 
 
 def _nodes(tree: HostTree, address: PciAddress, group: int | None) -> Iterator[str]:

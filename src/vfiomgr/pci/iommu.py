@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.host.parallel import in_parts
+from vfiomgr.host.text import text_of
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.model import is_address
 from vfiomgr.units import Version
@@ -82,6 +83,8 @@ class VfioState(Value):
     """disable_denylist of vfio-pci."""
     has_groups: bool | None = None
     """Whether VFIO creates a node for each IOMMU group (CONFIG_VFIO_GROUP); None until it loads."""
+    has_cdevs: bool | None = None
+    """Whether it creates one for each device (CONFIG_VFIO_DEVICE_CDEV); None until it loads."""
 
 
 def is_blocking(device: PciDevice) -> bool:
@@ -160,19 +163,23 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
 
 
 def read_vfio_state(tree: HostTree) -> VfioState:
-    """The parameters and nodes of VFIO's modules, if they are loaded."""
+    """The parameters and nodes of VFIO's modules, if they are loaded.
+
+    Its classes show the nodes of groups (class_create in drivers/vfio/group.c and vfio_main.c).
+    """
+    is_loaded = tree.exists(_CLASSES / "vfio-dev")
     return VfioState(
         is_noiommu_on=tree.read(_MODULES / "vfio/parameters/enable_unsafe_noiommu_mode") == "Y",
         is_denylist_off=tree.read(_MODULES / "vfio_pci/parameters/disable_denylist") == "Y",
-        has_groups=_has_vfio_groups(tree),
+        has_groups=True if tree.exists(_CLASSES / "vfio") else False if is_loaded else None,
+        has_cdevs=_has_vfio_cdevs(tree) if is_loaded else None,
     )
 
 
-def _has_vfio_groups(tree: HostTree) -> bool | None:
-    """By the classes of the module vfio (class_create in drivers/vfio/group.c and vfio_main.c)."""
-    if tree.exists(_CLASSES / "vfio"):
-        return True
-    return False if tree.exists(_CLASSES / "vfio-dev") else None
+def _has_vfio_cdevs(tree: HostTree) -> bool | None:
+    """By the region of device numbers (vfio_cdev_init in drivers/vfio/device_cdev.c)."""
+    text = text_of(tree, "/proc/devices")
+    return None if text is None else any(line.endswith(" vfio-dev") for line in text.splitlines())
 
 
 def group_number(tree: HostTree, device: HostPath) -> int | None:

@@ -8,7 +8,7 @@ from vfiomgr.diagnostic import refuse
 from vfiomgr.engine.plan import Plan, Step
 from vfiomgr.engine.registry import plans
 from vfiomgr.host.owners import ROOT_ONLY
-from vfiomgr.paths import VFIO_CDEVS, vfio_group_node
+from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, vfio_group_node
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence.initramfs.plan import initramfs_part
 from vfiomgr.persistence.installed_layout import (
@@ -60,6 +60,9 @@ def part_of_bind(
     targets = [host.device(address) for address in drivers]
     access = tuple(_access_steps(host, targets, moving, request.owner))
     notes = tuple(_driverctl_notes(host, targets))
+    if request.owner is not None and host.vfio.has_groups is False:
+        who = f"a QEMU that {request.owner.name} runs"
+        notes += (f"{who} also opens {IOMMU_NODE}: give access to it with a udev rule",)
     if not request.persist:
         if access:
             notes += ("the owner is set until the next unbind; keep it with --persist",)
@@ -247,7 +250,9 @@ def _set_access(
     host: HostSnapshot, device: PciDevice, before: NodeAccess, after: NodeAccess
 ) -> SetNodeAccess:
     has_groups = host.vfio.has_groups is not False
-    return SetNodeAccess(device.identity, device.iommu_group, before, after, has_groups)
+    has_cdevs = bool(host.vfio.has_cdevs) or device.vfio_cdev
+    group = device.iommu_group
+    return SetNodeAccess(device.identity, group, before, after, has_groups, has_cdevs)
 
 
 def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:

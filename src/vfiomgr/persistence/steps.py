@@ -116,6 +116,8 @@ class SetNodeAccess(Exchange, Value):
     after: NodeAccess
     has_groups: bool = True
     """False on a kernel without nodes of groups, where each function has a cdev."""
+    has_cdevs: bool = False
+    """True on a kernel where each function has a cdev, in addition to the node of its group."""
     kind: ClassVar[str] = "set-node-access"
 
     def describe(self) -> str:
@@ -127,10 +129,12 @@ class SetNodeAccess(Exchange, Value):
         if self.group is None:
             return ()
         access = self.after
-        node = str(paths.vfio_group_node(self.group))
-        if not self.has_groups:
-            node = f"{paths.VFIO_CDEVS}/$(ls {paths.pci_device(self.device.address)}/vfio-dev)"
-        return (f"chown {access.uid}:{access.gid} {node}", f"chmod {access.mode:04o} {node}")
+        nodes = [str(paths.vfio_group_node(self.group))] if self.has_groups else []
+        if self.has_cdevs or not self.has_groups:
+            name = f"$(ls {paths.pci_device(self.device.address)}/vfio-dev)"
+            nodes.append(f"{paths.VFIO_CDEVS}/{name}")
+        shown = " ".join(nodes)
+        return (f"chown {access.uid}:{access.gid} {shown}", f"chmod {access.mode:04o} {shown}")
 
 
 class RebuildInitramfs(Step, Value):

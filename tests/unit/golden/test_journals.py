@@ -52,7 +52,7 @@ LATER: dict[str, dict[str, object]] = {
     "set-vf-count": {"vectors": []},
     "switch-gpu": {"vectors": None},
     "await-vfio-node": {"has_groups": True},
-    "set-node-access": {"has_groups": True},
+    "set-node-access": {"has_cdevs": False, "has_groups": True},
 }
 """Fields of requests and steps that earlier versions did not have, with their values by default."""
 NEW = {"change-vectors.jsonl", "reset-bus.jsonl"}

@@ -33,6 +33,42 @@ def test_vfio_shows_by_its_classes_whether_it_has_groups(kernel: FakeKernel) -> 
     assert read_vfio_state(kernel).has_groups is None, "the module is not loaded"
 
 
+@pytest.mark.parametrize(
+    ("has_cdev", "shown"),
+    [
+        (True, f"/dev/vfio/11 {CDEVS}/$(ls /sys/bus/pci/devices/{TWIN}/vfio-dev)"),
+        (False, "/dev/vfio/11"),
+    ],
+)
+def test_a_plan_names_each_node_whose_owner_it_sets(
+    kernel: FakeKernel, run: Run, shown: str, *, has_cdev: bool
+) -> None:
+    kernel.vfio.has_cdev = has_cdev
+    planned = run("bind", TWIN, "--dry-run", "--owner", "0:36").stdout
+    assert f"chown 0:36 {shown}\n" in planned
+    assert f"chmod 0660 {shown}\n" in planned
+    assert "/dev/iommu" not in planned
+
+
+@pytest.mark.parametrize(("has_cdev", "expected"), [(True, True), (False, False)])
+def test_the_device_numbers_of_vfio_show_whether_it_has_cdevs(
+    kernel: FakeKernel, *, has_cdev: bool, expected: bool
+) -> None:
+    kernel.vfio.has_cdev = has_cdev
+    assert read_vfio_state(kernel).has_cdevs is expected
+    kernel.sysfs.drop("/proc/devices")
+    assert read_vfio_state(kernel).has_cdevs is None
+    kernel.sysfs.put("/proc/devices", "511 vfio-dev")
+    kernel.sysfs.drop("/sys/class/vfio-dev")
+    assert read_vfio_state(kernel).has_cdevs is None, "the module is not loaded"
+
+
+@pytest.mark.usefixtures("groupless")
+def test_without_groups_the_owner_also_needs_the_node_of_iommufd(run: Run) -> None:
+    planned = run("bind", TWIN, "--dry-run", "--owner", "0:36")
+    assert "also opens /dev/iommu: give access to it with a udev rule" in planned.stdout
+
+
 @pytest.mark.usefixtures("groupless")
 def test_a_plan_names_no_node_of_a_group(run: Run) -> None:
     planned = run("bind", TWIN, "--dry-run", "--owner", "0:36").stdout

@@ -68,6 +68,7 @@ def test_outcomes_are_documents_too(run: Run) -> None:
         "driver_override": "vfio-pci",
         "iommu_group": 11,
         "node": "/dev/vfio/11",
+        "nodes": ["/dev/vfio/11"],
     }
     assert json.loads(run("bind", "02:00.0", "--format", "json").stdout)["changed"] is False
 
