@@ -332,8 +332,8 @@ class Feature(Value):
         """Whether that libvirt supports it."""
         return libvirt >= self.since
 
-    def require(self, libvirt: Version, why: str) -> None:
-        """Make sure that libvirt supports the feature.
+    def require(self, libvirt: Version, why: str, otherwise: str = "omit it") -> None:
+        """Make sure that libvirt supports the feature; `otherwise` is the other remedy.
 
         Raises:
             Refusal: libvirt is too old; `why` says what needs the feature.
@@ -341,7 +341,7 @@ class Feature(Value):
         """
         if not self.is_in(libvirt):
             message = f"{why} needs {self.what} (libvirt {self.since} or later); this is {libvirt}"
-            remedy = f"install libvirt {self.since} or later, or omit it"
+            remedy = f"install libvirt {self.since} or later, or {otherwise}"
             refuse("libvirt-too-old", self.what, message, remedy)
 
 
@@ -367,6 +367,9 @@ ACPI_NODESET = Feature("<acpi nodeset>", Version(11, 8))
 SMMU_ACCEL = Feature("accel='on' of <iommu model='smmuv3'>", Version(12, 7))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))
 DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
+
+OTHER_KERNEL = "boot a kernel with CONFIG_VFIO_GROUP"
+"""The remedy on a kernel without VFIO groups for what only works with them."""
 
 QEMU_IOMMUFD = Version(9, 0)
 """The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""

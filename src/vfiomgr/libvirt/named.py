@@ -15,6 +15,7 @@ from vfiomgr.libvirt.backend import NO_BACKEND, choose
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
+from vfiomgr.libvirt.model import OTHER_KERNEL
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import IOMMU_NODE, HostPath
@@ -79,7 +80,7 @@ def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Vers
 _DEV = HostPath("/dev")
 
 
-def require_iommu(host: HostSource, told: str | None) -> None:
+def require_iommu(host: HostSource, told: str | None, *, has_groups: bool | None) -> None:
     """Check that the kernel of this host has /dev/iommu, unless the domain is for another one.
 
     libvirt 12.8 refuses the domain otherwise when it is defined, and older ones when it starts.
@@ -91,13 +92,15 @@ def require_iommu(host: HostSource, told: str | None) -> None:
     if told or host.snapshot is not None or not host.tree.children(_DEV):
         return
     if not host.tree.exists(IOMMU_NODE):
+        otherwise = "omit --iommufd: VFIO groups work without it"
+        if has_groups is False:
+            otherwise = OTHER_KERNEL
         refuse(
             "iommufd-missing",
             "",
             f"iommufd needs {IOMMU_NODE}, which this host does not have",
             "run modprobe iommufd, or boot a kernel with CONFIG_IOMMUFD and "
-            "CONFIG_VFIO_DEVICE_CDEV; or omit --iommufd: VFIO groups work without it. For "
-            "another host, pass --libvirt-version",
+            f"CONFIG_VFIO_DEVICE_CDEV; or {otherwise}. For another host, pass --libvirt-version",
         )
 
 
@@ -186,7 +189,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
         units = tuple(_with_iommufd(unit) for unit in units)
     check(units, libvirt_version(host, version), backend.or_else(qemu_version(host, version)))
     if given.has_iommufd:
-        require_iommu(host, version)
+        require_iommu(host, version, has_groups=seen.vfio.has_groups)
     for diagnostic in vf_token.diagnostics(seen, units):
         host.on_note(f"{diagnostic.summary}; {diagnostic.remedy}")
     for line in teaming.advice(units):
@@ -291,7 +294,7 @@ def planned_domain(
     qemu = backend.qemu or (qemu_version(host, version)() if depends else None)
     plan = build.plan_guest(seen, request, libvirt, qemu)
     if any(device.hostdev_options.has_iommufd for device in request.devices):
-        require_iommu(host, version)
+        require_iommu(host, version, has_groups=seen.vfio.has_groups)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:
         host.on_note(line)

@@ -79,6 +79,8 @@ class GuestDevice(Value):
     root_complex: str | None
     """`pci0000:40`; None if the parent is not a PCI function."""
     iommu_group: int | None
+    has_groups: bool = True
+    """Whether the kernel has a node for its IOMMU group (CONFIG_VFIO_GROUP)."""
 
     @property
     def is_seen(self) -> bool:
@@ -185,7 +187,8 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
     functions = (device,) if request.is_alone else host.slot(device)
     ordered = tuple(sorted(functions, key=lambda function: function.address))
     options = request.hostdev_options
-    if any(_has_only_cdev(host, function) for function in ordered) and not options.is_unassigned:
+    has_groups = not any(_has_only_cdev(host, function) for function in ordered)
+    if not has_groups and not options.is_unassigned:
         options = replace(options, has_iommufd=True)
     return GuestDevice(
         functions=ordered,
@@ -196,6 +199,7 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
         numa_node=device.numa_node,
         root_complex=root_complex(device),
         iommu_group=device.iommu_group,
+        has_groups=has_groups,
     )
 
 

@@ -172,3 +172,33 @@ def test_a_kernel_without_vfio_groups_has_iommufd(
     refused = run("libvirt", "hostdev", GPU, "--libvirt-version", "11.3")
     assert refused.status == (0 if has_groups else 4)
     assert has_groups or "<driver iommufd> (libvirt 12.1.0 or later)" in refused.stderr
+    assert "omit it" not in refused.stderr
+    kernel_remedy = "install libvirt 12.1.0 or later, or boot a kernel with CONFIG_VFIO_GROUP"
+    assert has_groups or kernel_remedy in refused.stderr
+
+
+@pytest.mark.parametrize("command", ["domain", "edit"])
+def test_what_lifts_an_old_libvirt_on_a_kernel_without_groups(
+    run: Run, kernel: FakeKernel, tmp_path: Path, command: str
+) -> None:
+    kernel.vfio.has_cdev, kernel.vfio.has_groups = True, False
+    assert run("bind", GPU).status == 0
+    file = tmp_path / "guest.xml"
+    file.write_text("<domain><name>g</name><devices/></domain>")
+    words = {
+        "domain": ("g", "--memory", "4G", "--vcpus", "2", "--device", GPU),
+        "edit": (str(file), "--add", GPU),
+    }
+    refused = run("libvirt", command, *words[command], "--libvirt-version", "11.3")
+    assert refused.status == 4
+    assert "or boot a kernel with CONFIG_VFIO_GROUP" in refused.stderr
+    assert "omit it" not in refused.stderr
+
+
+def test_iommufd_that_a_kernel_without_groups_needs_cannot_be_omitted(
+    run: Run, kernel: FakeKernel
+) -> None:
+    kernel.vfio.has_cdev, kernel.vfio.has_groups = True, False
+    assert run("bind", GPU).status == 0
+    refused = run("libvirt", "hostdev", GPU, "--iommufd", "--libvirt-version", "11.3")
+    assert "omit" not in refused.stderr

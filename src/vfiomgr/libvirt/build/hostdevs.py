@@ -15,6 +15,7 @@ from vfiomgr.libvirt.model import (
     DRIVER_MODEL,
     IOMMUFD,
     NO_ROM,
+    OTHER_KERNEL,
     OWN_ALIAS,
     PCI_DISPLAY,
     QEMU_IOMMUFD,
@@ -159,7 +160,8 @@ def check(
     for unit in known:
         _check_options(unit)
         for feature, why in _features(unit):
-            feature.require(libvirt(), why)
+            is_needed = feature == IOMMUFD and not unit.has_groups
+            feature.require(libvirt(), why, OTHER_KERNEL if is_needed else "omit it")
         if unit.hostdev_options.has_iommufd:
             _check_iommufd(unit, qemu())
 
@@ -293,14 +295,16 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
     if any(value is not None for value in own):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if hostdev_options.has_iommufd:
-        yield IOMMUFD, f"/dev/iommu for {unit.name}"
+        where = "" if unit.has_groups else ", whose kernel has no VFIO groups,"
+        yield IOMMUFD, f"/dev/iommu for {unit.name}{where}"
 
 
 def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
     if lacks_iommufd(qemu):
         needed = QEMU_IOMMUFD
         message = f"/dev/iommu for {unit.name} needs QEMU {needed} or later; this is {qemu}"
-        remedy = f"install QEMU {needed} or later, or omit --iommufd"
+        otherwise = "omit --iommufd" if unit.has_groups else OTHER_KERNEL
+        remedy = f"install QEMU {needed} or later, or {otherwise}"
         refuse("iommufd-missing", unit.name, message, remedy)
 
 

@@ -335,7 +335,8 @@ def edit(
     for line in teaming.advice(units):
         note(line)
     if given.has_iommufd and added:
-        require_iommu(session, libvirt_version)
+        has_groups = None if host is None else host.vfio.has_groups
+        require_iommu(session, libvirt_version, has_groups=has_groups)
     place = place_of(target, output, uri, is_change=not session.dry_run)
     _edit(session, place, host, units, removed, only=only)
 

@@ -23,6 +23,7 @@ from vfiomgr.libvirt.model import (
     IOMMUFD,
     MAXPHYSADDR,
     MAXPHYSADDR_LIMIT,
+    OTHER_KERNEL,
     PCI_DISPLAY,
     PORT_MEMORY,
     QEMU_IOMMUFD,
@@ -68,8 +69,14 @@ def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
             f"libvirt {version} does not support {feature.what}, and drops it",
             (f"{context.at(line)}: {what}", context.cite_libvirt()),
             "without validation the domain starts without it",
-            f"install libvirt {feature.since} or later, or remove it in line {line}",
+            f"install libvirt {feature.since} or later, or {_otherwise(context, feature, line)}",
         )
+
+
+def _otherwise(context: PreflightContext, feature: Feature, line: int) -> str:
+    if context.host.vfio.has_groups is False and feature in (IOMMUFD, DOMAIN_IOMMUFD):
+        return OTHER_KERNEL
+    return f"remove it in line {line}"
 
 
 def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
@@ -143,6 +150,9 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     lacking = tuple(_lacking_for_iommufd(context))
     if lacking:
+        otherwise = "remove iommufd: VFIO groups work without it"
+        if context.host.vfio.has_groups is False:
+            otherwise = OTHER_KERNEL
         yield finding(
             "iommufd-missing",
             "blocker",
@@ -150,7 +160,7 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
             (*(context.cite(hostdev, "iommufd='yes'") for hostdev in wanting), *lacking),
             "QEMU opens /dev/iommu and the cdev of each device",
             "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
-            f"{QEMU_IOMMUFD} or later; or remove iommufd: VFIO groups work without it",
+            f"{QEMU_IOMMUFD} or later; or {otherwise}",
         )
 
 

@@ -39,6 +39,7 @@ from tests.unit.libvirt.preflight.situations import (
 from vfiomgr.check.model import DeviceNode
 from vfiomgr.libvirt.preflight.plan import OF_LIBVIRT
 from vfiomgr.pci.drivers import DriverState, OriginalState
+from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.units import Version
@@ -505,6 +506,27 @@ def test_iommufd_is_advised_where_all_have_it(release: Version, remedy: str | No
     if found is not None:
         assert found.severity == "info"
         assert found.remedy.startswith(remedy or "?")
+
+
+NO_GROUPS = VfioState(has_groups=False, has_cdevs=True)
+IN_DEVICE = GROUPS.replace("'vfio'/>", "'vfio' iommufd='yes'/>")
+
+
+@pytest.mark.parametrize(
+    ("rule", "snapshot", "release"),
+    [
+        ("element-dropped", with_iommufd(vfio=NO_GROUPS), Version(11, 3)),
+        ("iommufd-missing", host(NIC, readiness=facts(has_dev=True), vfio=NO_GROUPS), None),
+    ],
+)
+def test_iommufd_is_not_to_be_removed_on_a_kernel_without_groups(
+    rule: str, snapshot: HostSnapshot, release: Version | None
+) -> None:
+    hypervisor = libvirt() if release is None else libvirt(libvirt=release)
+    found = good.found(judge(xml(IN_DEVICE), snapshot, hypervisor), rule)
+    assert found is not None
+    assert "remove" not in found.remedy
+    assert "boot a kernel with CONFIG_VFIO_GROUP" in found.remedy
 
 
 @pytest.mark.parametrize("config", [{}, {"VFIO_DEVICE_CDEV": "n"}])
