@@ -371,6 +371,10 @@ DOMAIN_IOMMUFD = Feature("<iommufd> of a domain", Version(12, 2))
 OTHER_KERNEL = "boot a kernel with CONFIG_VFIO_GROUP"
 """The remedy on a kernel without VFIO groups for what only works with them."""
 
+MDEV_NEEDS_GROUPS = "libvirt passes mediated devices to QEMU only by VFIO groups"
+"""libvirt 12.8: <driver> is only for PCI devices (hostdevsubsysmdev in domaincommon.rng), and
+<iommufd> of a domain does not change the command line of a mediated device."""
+
 QEMU_IOMMUFD = Version(9, 0)
 """The QEMU whose vfio-pci has the property iommufd (IOMMUFDProperties in qapi/qom.json)."""
 

@@ -231,6 +231,7 @@ def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
         numa_node=node,
         root_complex=None if parent is None else root_complex(parent),
         iommu_group=vgpu.iommu_group,
+        has_groups=host.vfio.has_groups is not False,
     )
 
 

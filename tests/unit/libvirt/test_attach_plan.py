@@ -23,6 +23,7 @@ from vfiomgr.libvirt.attach.plan import (
 )
 from vfiomgr.libvirt.model import DomainIommu, GuestAddress, PciController
 from vfiomgr.paths import SCRIPT
+from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
@@ -219,6 +220,12 @@ def test_a_vendors_function_needs_a_libvirt_that_knows_it() -> None:
 
 def test_libvirt_must_not_unbind_it() -> None:
     assert "omit --managed" in refused("41:00.5", managed=True)
+
+
+def test_a_mediated_device_needs_a_kernel_with_vfio_groups() -> None:
+    without = replace(host(), vfio=VfioState(has_groups=False))
+    assert "-> boot a kernel with CONFIG_VFIO_GROUP" in refused(UUID, on=without)
+    assert planned(UUID).items
 
 
 def test_and_it_must_be_a_vgpu() -> None:

@@ -14,6 +14,7 @@ from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.libvirt.model import NO_ROM
+from vfiomgr.pci.iommu import VfioState
 from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
@@ -110,6 +111,14 @@ def test_an_mdev_has_the_model_of_its_api() -> None:
         hostdevs(with_api("vfio-platform"), UUID)
     with pytest.raises(UnknownDevice, match="active vGPU not found"):
         hostdevs(host_of(), UUID)
+
+
+def test_an_mdev_needs_a_kernel_with_vfio_groups() -> None:
+    without = replace(with_api(None), vfio=VfioState(has_groups=False, has_cdevs=True))
+    with pytest.raises(Refusal, match="only by VFIO groups") as caught:
+        check(units_of(without, [DeviceRequest(UUID)]), lambda: Version(12, 8), lambda: None)
+    assert caught.value.hint == "boot a kernel with CONFIG_VFIO_GROUP"
+    check(units_of(with_api(None), [DeviceRequest(UUID)]), lambda: Version(9, 0), lambda: None)
 
 
 def test_options_are_attributes_and_elements_of_the_first_function() -> None:

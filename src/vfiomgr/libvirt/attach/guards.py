@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_express, is_given
+from vfiomgr.libvirt.build.hostdevs import without_groups
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
 from vfiomgr.passthrough.guards import held_by_pod, taking
@@ -131,6 +132,7 @@ def _disk_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnos
 
 
 def _vgpu_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:
+    yield from without_groups(item.unit)
     if item.scope.live and not item.is_active:
         yield blocker(
             "vgpu-inactive",

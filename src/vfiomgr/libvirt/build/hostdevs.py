@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refuse
+from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
     IOMMUFD,
+    MDEV_NEEDS_GROUPS,
     NO_ROM,
     OTHER_KERNEL,
     OWN_ALIAS,
@@ -158,12 +159,24 @@ def check(
         message = f"cannot use ramfb for {len(ramfbs)} devices: a domain can have one"
         raise UsageError(message, f"set it only for {ramfbs[0].name}")
     for unit in known:
+        refuse_if_any(without_groups(unit))
         _check_options(unit)
         for feature, why in _features(unit):
             is_needed = feature == IOMMUFD and not unit.has_groups
             feature.require(libvirt(), why, OTHER_KERNEL if is_needed else "omit it")
         if unit.hostdev_options.has_iommufd:
             _check_iommufd(unit, qemu())
+
+
+def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
+    """The reason why libvirt cannot assign a mediated device on a kernel without VFIO groups."""
+    if not unit.has_groups and not unit.functions:
+        yield blocker(
+            "vfio-groups-missing",
+            unit.name,
+            f"this kernel has no VFIO groups, which vGPU {unit.name} needs: {MDEV_NEEDS_GROUPS}",
+            OTHER_KERNEL,
+        )
 
 
 def _check_options(unit: GuestDevice) -> None:

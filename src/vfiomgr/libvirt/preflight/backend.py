@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from vfiomgr.check.platform_rules import cdev_evidence
 from vfiomgr.diagnostic import finding
 from vfiomgr.libvirt.backend import FEWEST_PEERS, is_peer
-from vfiomgr.libvirt.model import DOMAIN_IOMMUFD, IOMMUFD, lacks_iommufd
+from vfiomgr.libvirt.model import (
+    DOMAIN_IOMMUFD,
+    IOMMUFD,
+    MDEV_NEEDS_GROUPS,
+    OTHER_KERNEL,
+    lacks_iommufd,
+)
 from vfiomgr.paths import IOMMU_NODE
 
 if TYPE_CHECKING:
@@ -19,12 +25,40 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
+def missing_groups(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "failed to open /dev/vfio/N", on a kernel without CONFIG_VFIO_GROUP."""
+    if context.host.vfio.has_groups is not False:
+        return
+    libvirt = context.libvirt
+    for hostdev in (h for h in context.hostdevs if h.is_seen):
+        iommufd = context.domain.has_iommufd if hostdev.iommufd is None else hostdev.iommufd
+        has_it = libvirt is None or IOMMUFD.is_in(libvirt)
+        if hostdev.kind == "pci" and iommufd and has_it:
+            continue
+        why, fix = MDEV_NEEDS_GROUPS, OTHER_KERNEL
+        if hostdev.kind == "pci":
+            why = "without iommufd QEMU opens the node of the IOMMU group"
+            how = f"write <driver name='vfio' iommufd='yes'/> in line {hostdev.line}"
+            fix = f"{how}, which needs libvirt {IOMMUFD.since}; or {OTHER_KERNEL}"
+        yield finding(
+            "vfio-groups-missing",
+            "blocker",
+            f"{hostdev.name} uses VFIO groups, which this kernel does not have",
+            (context.cite(hostdev), "/sys/class/vfio does not exist"),
+            why,
+            fix,
+            subject=hostdev.name,
+        )
+
+
 def groups(context: PreflightContext) -> Iterator[Diagnostic]:
     """Advise iommufd, whose nodes are per device, where kernel, libvirt and QEMU have it.
 
     Several devices that may use P2P DMA stay with VFIO groups (vfiomgr/libvirt/backend.py).
     """
     facts, hypervisor = context.host.readiness, context.hypervisor
+    if context.host.vfio.has_groups is False:
+        return
     if facts is None or hypervisor is None or not IOMMUFD.is_in(hypervisor.libvirt):
         return
     if hypervisor.qemu is None or lacks_iommufd(hypervisor.qemu):

@@ -262,6 +262,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     unknown_iommu,
     old_backend,
     iommufd,
+    backend.missing_groups,
     backend.groups,
     vf_token.missing,
     driver_model,

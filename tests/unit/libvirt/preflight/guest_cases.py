@@ -21,6 +21,7 @@ from tests.unit.libvirt.preflight.situations import (
     pci_element,
     xml,
 )
+from vfiomgr.pci.iommu import VfioState
 from vfiomgr.units import Version
 
 EXPANDERS = """\
@@ -52,6 +53,8 @@ NEAR_EXPANDER = EXPANDERS.format(node=0, bus=160)
 VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
 
 BEFORE_EIM = libvirt(libvirt=Version(10, 9))
+
+NO_GROUPS = VfioState(has_groups=False, has_cdevs=True)
 
 CASES = [
     Case(
@@ -439,6 +442,25 @@ CASES = [
         "CONFIG_IOMMUFD",
         "/dev/iommu does not exist",
         Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio'/>"))),
+    ),
+    Case(
+        "vfio-groups-missing",
+        "blocker",
+        Side(xml(MDEV_ELEMENT), host(vfio=NO_GROUPS)),
+        "CONFIG_VFIO_GROUP",
+        "/sys/class/vfio does not exist",
+        Side(xml(MDEV_ELEMENT), host(vfio=VfioState(has_groups=True))),
+    ),
+    Case(
+        "vfio-groups-missing",
+        "blocker",
+        Side(xml(pci_element("0000:02:00.0")), host(vfio=NO_GROUPS)),
+        "<driver name='vfio' iommufd='yes'/>",
+        "/sys/class/vfio does not exist",
+        Side(
+            xml(pci_element("0000:02:00.0", rest="<driver name='vfio' iommufd='yes'/>")),
+            host(vfio=NO_GROUPS),
+        ),
     ),
     Case(
         "driver-model-missing",

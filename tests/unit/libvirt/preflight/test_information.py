@@ -529,6 +529,24 @@ def test_iommufd_is_not_to_be_removed_on_a_kernel_without_groups(
     assert "boot a kernel with CONFIG_VFIO_GROUP" in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("text", "release", "expected"),
+    [
+        (xml(IN_DEVICE), Version(11, 3), True),
+        (xml(IN_DEVICE), Version(12, 1), False),
+        (xml(GROUPS, before="<iommufd enabled='yes'/>"), Version(12, 2), False),
+        (xml(MDEV_ELEMENT, before="<iommufd enabled='yes'/>"), Version(12, 8), True),
+    ],
+)
+def test_without_vfio_groups_only_iommufd_of_pci_devices_starts(
+    text: str, release: Version, *, expected: bool
+) -> None:
+    snapshot = with_iommufd(vfio=NO_GROUPS)
+    report = judge(text, snapshot, libvirt(libvirt=release))
+    assert (good.found(report, "vfio-groups-missing") is not None) is expected
+    assert good.found(report, "iommufd-possible") is None
+
+
 @pytest.mark.parametrize("config", [{}, {"VFIO_DEVICE_CDEV": "n"}])
 def test_a_cdev_counts_before_the_kernels_configuration(config: dict[str, str]) -> None:
     snapshot = with_iommufd()
