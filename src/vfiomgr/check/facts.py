@@ -298,7 +298,8 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         nodes=tuple(_nodes(tree)),
         has_acpi_tables=tree.exists(_ACPI_TABLES),
         dmar_flags=_dmar_flags(tree),
-        iommu_ecaps=_ecaps(tree),
+        iommu_ecaps=_registers(tree, "ecap"),
+        iommu_caps=_registers(tree, "cap"),
         interrupt_chips=_interrupt_chips(tree),
         lockdown=_lockdown(tree),
         secure_boot=_secure_boot(tree),
@@ -329,9 +330,10 @@ def _dmar_flags(tree: HostTree) -> int | None:
     return table[_DMAR_FLAGS] if len(table) > _DMAR_FLAGS else None
 
 
-def _ecaps(tree: HostTree) -> dict[str, int]:
+def _registers(tree: HostTree, name: str) -> dict[str, int]:
+    """A register of each Intel IOMMU unit."""
     units = tree.children(paths.IOMMU_UNITS)
-    read = ((u, tree.read(paths.IOMMU_UNITS / u / "intel-iommu/ecap") or "") for u in units)
+    read = ((u, tree.read(paths.IOMMU_UNITS / u / "intel-iommu" / name) or "") for u in units)
     return {unit: int(text, 16) for unit, text in read if _HEXADECIMAL.fullmatch(text)}
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from msgspec import field
+
 from vfiomgr.diagnostic import Diagnostic, Severity
 from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
@@ -130,6 +132,8 @@ class Readiness(Value):
     distribution: Distribution | None
     has_driver_override: bool | None
     """Whether functions have driver_override; None if there are no functions, or it is unknown."""
+    iommu_caps: dict[str, int] = field(default_factory=dict)
+    """Capabilities of Intel IOMMU units, with the width of the addresses that they translate."""
     has_modprobe: bool | None = None
     """Whether modprobe is available; None for a recorded host."""
 

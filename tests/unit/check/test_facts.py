@@ -132,7 +132,8 @@ def test_nodes_are_told_with_mode_and_owner_and_copies_are_none(tmp_path: Path) 
 def test_firmware_tables_and_units(tmp_path: Path) -> None:
     tree_of(
         tmp_path,
-        "sys/class/iommu/dmar0/intel-iommu/ecap: f020df\nsys/class/iommu/dmar1/intel-iommu/ecap: ?",
+        "sys/class/iommu/dmar0/intel-iommu/ecap: f020df\nsys/class/iommu/dmar1/intel-iommu/ecap: ?"
+        "\nsys/class/iommu/dmar0/intel-iommu/cap: d2008c40660462",
     )
     table = tmp_path / "sys/firmware/acpi/tables/DMAR"
     table.parent.mkdir(parents=True)
@@ -140,6 +141,7 @@ def test_firmware_tables_and_units(tmp_path: Path) -> None:
     facts = read(tmp_path)
     assert (facts.has_acpi_tables, facts.dmar_flags) == (True, 5)
     assert facts.iommu_ecaps == {"dmar0": 0xF020DF}
+    assert facts.iommu_caps == {"dmar0": 0xD2008C40660462}
     table.write_bytes(b"DMAR")
     assert read(tmp_path).dmar_flags is None
 

@@ -47,6 +47,7 @@ def readiness() -> Readiness:
         has_acpi_tables=True,
         dmar_flags=1,
         iommu_ecaps={"dmar0": 0xF020DF},
+        iommu_caps={"dmar0": 0xD2008C40660462},
         interrupt_chips=("IR-PCI-MSI",),
         lockdown="none",
         secure_boot=False,

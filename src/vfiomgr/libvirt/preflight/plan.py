@@ -242,6 +242,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     platform.group_apart,
     platform.caching_mode,
     platform.maps_nothing,
+    platform.too_wide,
     mmio_window.space_too_small,
     mmio_window.bars_too_large,
     mmio_window.emulated_bits,
@@ -333,3 +334,5 @@ def _unseen_addresses(context: PreflightContext) -> Iterator[str]:
         yield "NUMA nodes and huge pages: not in the snapshot"
     if context.host.cpu_address_bits is None and mmio_window.has_host_bits(context):
         yield "whether the BARs fit: the address width of the host is unknown"
+    if platform.is_width_unknown(context):
+        yield "whether the guest's IOMMU is wider than the host's: no intel-iommu/cap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.check import platform_rules
@@ -14,7 +15,7 @@ from vfiomgr.libvirt.build.numa import MOST_WITHOUT_EIM, most_vcpus
 from vfiomgr.libvirt.model import ADDS_EIM, TO_PCI
 from vfiomgr.libvirt.preflight.presence import seen
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
-from vfiomgr.paths import IOMMU_GROUPS
+from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def _limit(machine: str | None) -> int | None:
 
 _ELEMENT = "devices/iommu"
 _INTEL_IOMMU, _AMD = "intel", "amd"
+_INTEL_CPU = "GenuineIntel"
 _AMD_DEVICE = "amd-iommu"
 _REMAPS = "dma-remap"
 _USUAL_ALIAS = "iommu0"
@@ -260,6 +262,85 @@ def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
         f"{line} (also works on AMD hosts); or, with QEMU 10.2, <qemu:commandline> with "
         "<qemu:arg value='-global'/> and <qemu:arg value='amd-iommu.dma-remap=on'/>",
     )
+
+
+_CHECKS_WIDTH, _IS_WIDE = Version(9, 1), Version(9, 2)
+"""vtd_check_hiod of hw/i386/intel_iommu.c is new in QEMU 9.1; pc_compat_9_1 of hw/i386/pc.c keeps
+the width of 39 bits for machines before 9.2."""
+_NARROW, _WIDE = 39, 48
+_WIDTHS = {1: 39, 2: 48, 3: 57}
+"""The address width of each bit of SAGAW (Intel VT-d specification, capability register)."""
+
+
+def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "aw-bits 48 > host aw-bits 39", for VFIO groups and iommufd, except vGPUs with UUIDs.
+
+    Also if the IOMMU only remaps interrupts.
+    """
+    width, asked = host_width(context), _asked_width(context)
+    taking = [h for h in context.hostdevs if h.is_seen and h.kind == "pci"]
+    if width is None or asked is None or asked <= width[1] or not taking:
+        return
+    line = context.domain.line(_ELEMENT)
+    iommu = context.domain.iommu
+    shown = f"aw_bits='{asked}'"
+    if iommu is not None and iommu.address_bits is None:
+        shown = f"no aw_bits, and {asked} bits is the default of machine '{context.domain.machine}'"
+    yield finding(
+        "viommu-too-wide",
+        "blocker",
+        f"the guest's IOMMU translates {asked} address bits, but that of the host only {width[1]}",
+        (
+            f"{context.at(line)}: <iommu model='intel'>, {shown}",
+            f"{IOMMU_UNITS}/{width[0]}/intel-iommu/cap: {width[1]} bits",
+            *(context.cite(hostdev) for hostdev in taking),
+        ),
+        f'QEMU exits with "aw-bits {asked} > host aw-bits {width[1]}"',
+        f"write aw_bits='{_NARROW}' in the <driver> of the <iommu> in line {line}"
+        if width[1] >= _NARROW
+        else f"remove <iommu> in line {line}",
+    )
+
+
+def _asked_width(context: PreflightContext) -> int | None:
+    """The width of the guest's VT-d; None if it has none, or QEMU does not compare it."""
+    iommu, qemu = context.domain.iommu, context.qemu
+    if iommu is None or iommu.model != _INTEL:
+        return None
+    machine = context.domain.machine or ""
+    found = _Q35.fullmatch(machine)
+    release = Version(int(found[1]), int(found[2])) if found else None
+    if machine == "q35":
+        release = qemu
+    if iommu.address_bits is not None:
+        own = qemu or release
+        return iommu.address_bits if own is not None and own >= _CHECKS_WIDTH else None
+    return _WIDE if release is not None and release >= _IS_WIDE else None
+
+
+def host_width(context: PreflightContext) -> tuple[str, int] | None:
+    """The widest VT-d unit of the host, and its width; None if unknown.
+
+    The smaller one of MGAW and SAGAW counts (prepare_domain_attach_device and paging_domain_alloc
+    in drivers/iommu/intel/iommu.c); which unit a device is behind is not read.
+    """
+    facts = context.host.readiness
+    units = {} if facts is None else facts.iommu_caps
+    widths = [(unit, _width_of(cap)) for unit, cap in units.items()]
+    return max(widths, key=itemgetter(1), default=None)
+
+
+def _width_of(cap: int) -> int:
+    """The address width of a unit: MGAW in bits 21 to 16, SAGAW in bits 12 to 8."""
+    most = (cap >> 16 & 0x3F) + 1
+    levels = [width for bit, width in _WIDTHS.items() if cap >> 8 & 1 << bit]
+    return min(most, max(levels, default=most))
+
+
+def is_width_unknown(context: PreflightContext) -> bool:
+    """Whether the width of an Intel host's IOMMU would matter, and is unknown."""
+    is_intel = context.host.cpu_vendor == _INTEL_CPU
+    return is_intel and _asked_width(context) == _WIDE and host_width(context) is None
 
 
 def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:

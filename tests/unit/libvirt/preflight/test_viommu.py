@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import quoteattr
 
 import pytest
 
+from tests.unit.check.test_rules import facts
 from tests.unit.libvirt.preflight.cases import Side
-from tests.unit.libvirt.preflight.situations import MDEV_ELEMENT, xml
+from tests.unit.libvirt.preflight.situations import (
+    MDEV_ELEMENT,
+    NIC_ELEMENT,
+    found,
+    host,
+    judge,
+    libvirt,
+    xml,
+)
+from vfiomgr.units import Version
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Diagnostic
 
 SCHEMA = "http://libvirt.org/schemas/domain/qemu/1.0"
 
@@ -74,3 +88,86 @@ def test_a_property_is_of_the_device_with_that_alias() -> None:
     assert troubles(override("ua-mmu"), named) == []
     for wrong in (override("video0"), override("ua-mmu"), override("iommu0", "false")):
         assert troubles(wrong) == ["viommu-without-mapping"]
+
+
+DESKTOP, SERVER = 0xD2008C40660462, 0x8D2078C106F0466
+"""The capability registers of a desktop (39 bits) and of a server (48 bits)."""
+NEW = Version(10, 0)
+WIDE = "aw-bits 48 > host aw-bits 39"
+
+
+def wide(
+    driver: str = "caching_mode='on'",
+    machine: str = "pc-q35-9.2",
+    qemu: Version | None = NEW,
+    *,
+    devices: str = NIC_ELEMENT,
+    caps: dict[str, int] | None = None,
+) -> Diagnostic | None:
+    """The finding about the width of a guest's VT-d on a host with these units."""
+    iommu = f"<iommu model='intel'><driver {driver}/></iommu>"
+    text = xml(devices + iommu).replace("pc-q35-7.2", machine)
+    known = facts(iommu_caps={"dmar0": DESKTOP} if caps is None else caps)
+    return found(judge(text, host(readiness=known), libvirt(qemu=qemu)), "viommu-too-wide")
+
+
+@pytest.mark.parametrize(
+    ("driver", "machine", "qemu"),
+    [
+        ("caching_mode='on'", "pc-q35-9.2", Version(9, 2)),
+        ("caching_mode='on'", "pc-q35-10.0", None),
+        ("caching_mode='on'", "q35", Version(10, 0)),
+        ("caching_mode='on' aw_bits='48'", "pc-q35-7.2", Version(9, 1)),
+        ("intremap='on' eim='on' dma_translation='off'", "pc-q35-9.2", Version(9, 2)),
+    ],
+)
+def test_a_guests_iommu_that_is_wider_than_the_hosts(
+    driver: str, machine: str, qemu: Version | None
+) -> None:
+    finding = wide(driver, machine, qemu)
+    assert finding is not None
+    assert finding.severity == "blocker"
+    assert WIDE in finding.why
+    assert "aw_bits='39'" in finding.remedy
+    assert "/sys/class/iommu/dmar0/intel-iommu/cap: 39 bits" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("driver", "machine", "qemu"),
+    [
+        ("caching_mode='on' aw_bits='39'", "pc-q35-9.2", Version(10, 0)),
+        ("caching_mode='on'", "pc-q35-9.1", Version(10, 0)),
+        ("caching_mode='on'", "q35", Version(9, 1)),
+        ("caching_mode='on'", "q35", None),
+        ("caching_mode='on'", "pc-q35-noble", Version(10, 0)),
+        ("caching_mode='on' aw_bits='48'", "pc-q35-7.2", Version(9, 0)),
+    ],
+)
+def test_a_guests_iommu_that_is_as_wide_as_the_hosts_or_not_compared(
+    driver: str, machine: str, qemu: Version | None
+) -> None:
+    assert wide(driver, machine, qemu) is None
+
+
+def test_the_widest_unit_of_the_host_counts() -> None:
+    assert wide(caps={"dmar0": DESKTOP, "dmar1": SERVER}) is None
+    four_levels = SERVER & ~0x1F00 | 0x200
+    assert wide(caps={"dmar0": four_levels}) is not None, "SAGAW: tables of three levels only"
+    assert wide(caps={}) is None
+
+
+def test_mediated_devices_are_not_compared() -> None:
+    assert wide(devices=MDEV_ELEMENT) is None
+
+
+def test_an_unknown_width_of_an_intel_host_is_not_checked() -> None:
+    text = xml(NIC_ELEMENT + "<iommu model='intel'><driver caching_mode='on'/></iommu>")
+    text = text.replace("pc-q35-7.2", "pc-q35-9.2")
+    line = "whether the guest's IOMMU is wider than the host's: no intel-iommu/cap"
+    for vendor, caps, expected in (
+        ("GenuineIntel", {}, True),
+        ("GenuineIntel", {"dmar0": SERVER}, False),
+        ("AuthenticAMD", {}, False),
+    ):
+        seen = host(cpu_vendor=vendor, readiness=facts(iommu_caps=caps))
+        assert (line in judge(text, seen).not_checked) is expected
