@@ -1,6 +1,9 @@
 """Layouts made from a host: its present state, or the configuration of other tools.
 
-An exported layout changes nothing when it is applied to the same host.
+An exported layout changes nothing when it is applied to the same host. It has no `vf_msix`: the
+MSI-X table of a virtual function shows its present number, but nothing shows whether it was set.
+sriov_vf_msix_count is write-only (drivers/pci/iov.c), and defaults depend on the driver, its
+firmware and the number of functions (mlx5_get_default_msix_vec_count in mlx5/core/pci_irq.c).
 
 driverctl and `vfio-pci.ids=` move single functions, and so do the rules made from them: `only` if a
 slot has others. mdevctl names the parent device of a vGPU; a rule names its GPU.

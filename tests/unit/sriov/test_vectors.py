@@ -16,7 +16,8 @@ from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, RolledBack
 from vfiomgr.layout.compare import compare
-from vfiomgr.layout.model import Layout
+from vfiomgr.layout.from_host import export
+from vfiomgr.layout.model import Layout, SriovRule
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import pci_device as directory
 from vfiomgr.pci.capabilities import MsixVectors, read_vectors
@@ -399,6 +400,15 @@ def test_a_layout_has_them_from_creation_to_reversion(kernel: FakeKernel) -> Non
         api.apply(requested(count=2, vf_msix=20), tree=kernel)
     api.revert(tree=kernel)
     assert kernel.state(modules=False) == before
+
+
+def test_an_exported_layout_has_no_vectors_since_they_may_be_the_default(
+    kernel: FakeKernel,
+) -> None:
+    api.apply(created(4, 12), tree=kernel)
+    (rule,) = export(api.scan(kernel)).devices
+    assert isinstance(rule, SriovRule)
+    assert (rule.count, rule.vf_msix) == (4, None)
 
 
 def test_a_layout_corrects_the_vectors_of_free_functions(kernel: FakeKernel) -> None:

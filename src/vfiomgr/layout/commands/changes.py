@@ -224,6 +224,9 @@ def export(session: Session, *, name: str) -> None:
 
     Applied on this host, the layout changes nothing.
 
+    MSI-X vectors of virtual functions (vf_msix) are not exported: the kernel does not show whether
+    their number was set or is the default of the driver. `show` prints the present numbers.
+
     \b
     Examples:
       vfiomgr layout export > host.yaml
