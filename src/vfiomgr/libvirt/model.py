@@ -74,6 +74,8 @@ class DomainHostdev(Value):
     partner: str | None = None
     """`<teaming type='transient' persistent>`: the alias of the virtio interface that replaces it
     during a migration, for which QEMU unplugs the device."""
+    mac: str | None = None
+    """`<mac address>` of an interface, which libvirt sets on the virtual function."""
 
     @property
     def name(self) -> str:
@@ -84,6 +86,14 @@ class DomainHostdev(Value):
     def is_seen(self) -> bool:
         """Whether the guest sees the device itself: not an NVMe disk, and not unassigned."""
         return not self.is_unassigned and self.element != "disk"
+
+
+class TeamedInterface(Value):
+    """An interface that stays during a migration, and replaces a device of the host."""
+
+    alias: str
+    mac: str | None
+    line: int
 
 
 class QemuProperty(Value):
@@ -233,8 +243,8 @@ class Domain(Value):
     """Several only if each serves one bus (smmuv3)."""
     launch: DomainLaunch | None = None
     """None for an ordinary guest."""
-    teamed: tuple[str, ...] = ()
-    """The aliases of virtio interfaces with `<teaming type='persistent'>`."""
+    teamed: tuple[TeamedInterface, ...] = ()
+    """Virtio interfaces with `<teaming type='persistent'>`."""
     has_graphics: bool = False
     has_os_boot: bool = False
     """Whether `<os>` has `<boot dev>`."""
@@ -257,6 +267,10 @@ class Domain(Value):
     def iommu(self) -> DomainIommu | None:
         """The first IOMMU."""
         return next(iter(self.iommus), None)
+
+    def interface_of(self, hostdev: DomainHostdev) -> TeamedInterface | None:
+        """The interface that replaces a device during a migration."""
+        return next((one for one in self.teamed if one.alias == hostdev.partner), None)
 
     def line(self, path: str) -> int:
         """The line of an element; for a missing one, that of the domain."""

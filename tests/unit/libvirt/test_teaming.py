@@ -63,7 +63,7 @@ def test_a_domain_has_both_halves_of_a_pair() -> None:
     )
     read = domain(text)
     assert [hostdev.partner for hostdev in read.hostdevs] == ["ua-net0"]
-    assert read.teamed == ("ua-net0",)
+    assert [(one.alias, one.mac) for one in read.teamed] == [("ua-net0", MAC)]
 
 
 def test_such_a_domain_can_migrate() -> None:

@@ -72,7 +72,7 @@ def notes(
         if network is not None:
             yield (
                 f"{unit.name} needs the MAC address of {partner} before the guest starts: "
-                f"{_command(host, unit.functions[0], network.mac or '')}"
+                f"{how_to_set(host, unit.functions[0], network.mac or '')}"
             )
 
 
@@ -80,7 +80,8 @@ def _network(request: DomainRequest, alias: str) -> GuestNetwork | None:
     return next((network for network in request.networks if network.alias == alias), None)
 
 
-def _command(host: HostSnapshot, function: PciDevice, mac: str) -> str:
+def how_to_set(host: HostSnapshot, function: PciDevice, mac: str) -> str:
+    """How a device gets a MAC address on its host."""
     physical = host.device_named(str(function.physical_function))
     if physical is None or function.address not in physical.virtual_functions:
         return f"set {mac} with the device's own tools"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, Severity, finding
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.libvirt.preflight.teaming import mac_addresses
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def nvme_disks(context: PreflightContext) -> Iterator[Diagnostic]:
 def teaming(context: PreflightContext) -> Iterator[Diagnostic]:
     """A device that is unplugged for a migration needs its partner, by the alias of that."""
     for hostdev in context.hostdevs:
-        if hostdev.partner is None or hostdev.partner in context.domain.teamed:
+        if hostdev.partner is None or context.domain.interface_of(hostdev) is not None:
             continue
         yield finding(
             "teaming-partner-missing",
@@ -205,4 +206,4 @@ def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic
     )
 
 
-RULES = (confidential, devices, several, nvme_disks, teaming, viommu, programs)
+RULES = (confidential, devices, several, nvme_disks, teaming, mac_addresses, viommu, programs)

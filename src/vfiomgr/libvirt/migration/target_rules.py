@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
+from vfiomgr.libvirt.build.teaming import how_to_set
 from vfiomgr.libvirt.migration.domain_rules import FIRST_QEMU, staying
 from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.units import Version
@@ -90,6 +91,30 @@ def addresses(pair: Comparison) -> Iterator[Diagnostic]:
             "libvirt there starts the domain with the devices that its XML names",
             "pass virsh migrate --xml (and --persistent-xml) a domain with these names",
         )
+
+
+def mac_addresses(pair: Comparison) -> Iterator[Diagnostic]:
+    """The MAC address that a plain device there needs: libvirt sets it only for interfaces."""
+    by_name = {hostdev.name: hostdev for hostdev in pair.context.hostdevs}
+    for place in pair.places:
+        hostdev = by_name[place.device]
+        interface = pair.context.domain.interface_of(hostdev)
+        device = pair.target.device_named(place.target or "")
+        if hostdev.element == "interface" or interface is None or device is None:
+            continue
+        if interface.mac is not None:
+            yield finding(
+                "migration-condition",
+                "info",
+                f"{device.address} of {pair.name} needs the MAC address of {interface.alias}: "
+                f"{interface.mac}",
+                (pair.context.cite(hostdev, f"persistent='{interface.alias}'"),),
+                "the guest pairs the two by their MAC address, and libvirt does not set that of a "
+                "<hostdev>",
+                f"on that host, before the migration: "
+                f"{how_to_set(pair.target, device, interface.mac)}",
+                subject=place.device,
+            )
 
 
 def cpu(pair: Comparison) -> Iterator[Diagnostic]:
@@ -209,4 +234,4 @@ def _families_apart(pair: Comparison, vgpu: Vgpu, other: Vgpu, libvirt: Version)
     )
 
 
-RULES = (same_host, devices, cpu, versions, families, drivers, addresses)
+RULES = (same_host, devices, cpu, versions, families, drivers, addresses, mac_addresses)

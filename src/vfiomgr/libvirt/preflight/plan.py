@@ -40,6 +40,7 @@ from vfiomgr.libvirt.preflight import (
     pci_addresses,
     platform,
     presence,
+    teaming,
     vf_token,
 )
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
@@ -266,6 +267,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     backend.missing_groups,
     backend.groups,
     vf_token.missing,
+    teaming.mac_addresses,
     driver_model,
     devices.boot_order,
     devices.rom_file,
@@ -325,6 +327,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
         )
     if context.takes_functions:
         yield from _unseen_addresses(context)
+    yield from teaming.unseen(context)
     if context.files is None and any(hostdev.rom_file for hostdev in context.hostdevs):
         yield "whether the ROM exists: the files are on another machine"
 

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController
+from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController, TeamedInterface
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
@@ -287,6 +287,7 @@ def _hostdev(element: Element) -> DomainHostdev:
         acpi_nodes=attribute_of(element, "acpi", "nodeset"),
         is_unassigned=attribute_of(element, "address", "type") == "unassigned",
         partner=_partner(element),
+        mac=_mac(element),
     )
 
 
@@ -297,13 +298,18 @@ def _partner(element: Element) -> str | None:
     return teaming.get("persistent") or None
 
 
-def read_teamed(root: Element) -> tuple[str, ...]:
-    """The aliases of the interfaces that stay during a migration."""
+def _mac(element: Element) -> str | None:
+    address = attribute_of(element, "mac", "address")
+    return None if address is None else address.lower()
+
+
+def read_teamed(root: Element) -> tuple[TeamedInterface, ...]:
+    """The interfaces that stay during a migration."""
     return tuple(
-        interface.find("alias").get("name")  # type: ignore[union-attr]
+        TeamedInterface(alias, _mac(interface), interface.line)
         for interface in root.each("devices/interface")
         if attribute_of(interface, "teaming", "type") == "persistent"
-        and attribute_of(interface, "alias", "name")
+        and (alias := attribute_of(interface, "alias", "name"))
     )
 
 

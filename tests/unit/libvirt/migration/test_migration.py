@@ -22,6 +22,7 @@ from tests.unit.libvirt.preflight.situations import (
     NODES,
     domain,
     host,
+    judge,
     libvirt,
     pci_element,
     xml,
@@ -171,7 +172,9 @@ def test_confidential_guests_stay() -> None:
 
 
 TEAM = "<teaming type='transient' persistent='ua-team'/>"
-PARTNER = """<interface type='network'><source network='default'/><model type='virtio'/>
+MAC = "52:54:00:12:34:56"
+PARTNER = f"""<interface type='network'><mac address='{MAC}'/><source network='default'/>
+<model type='virtio'/>
 <teaming type='persistent'/><alias name='ua-team'/></interface>"""
 
 
@@ -179,15 +182,57 @@ def test_teaming_lets_a_device_go_that_cannot_migrate() -> None:
     seen = network_host(network(VF, driver="vfio-pci"))
     team = xml(pci_element(VF, rest=TEAM) + PARTNER, ports="")
     assert domain(team).hostdevs[0].partner == "ua-team"
-    assert domain(team).teamed == ("ua-team",)
+    assert [(one.alias, one.mac) for one in domain(team).teamed] == [("ua-team", MAC)]
     assert rules(report(team, seen)) == []
     alone = xml(pci_element(VF, rest=TEAM), ports="")
     assert rules(report(alone, seen)) == ["teaming-partner-missing"]
-    interface = (
-        f"<interface type='hostdev'><source><address type='pci' bus='0x81' function='0x2'/>"
+    assert rules(report(xml(interface(MAC.upper()) + PARTNER, ports=""), seen)) == []
+
+
+def interface(mac: str | None) -> str:
+    """The device as an interface, whose MAC address libvirt sets."""
+    own = "" if mac is None else f"<mac address='{mac}'/>"
+    return (
+        f"<interface type='hostdev'>{own}<source><address type='pci' bus='0x81' function='0x2'/>"
         f"</source>{TEAM}</interface>"
     )
-    assert rules(report(xml(interface + PARTNER, ports=""), seen)) == []
+
+
+WITHOUT_MAC = PARTNER.replace(f"<mac address='{MAC}'/>", "")
+
+
+@pytest.mark.parametrize(
+    ("devices", "shown", "remedy"),
+    [
+        (interface("52:54:00:00:00:01") + PARTNER, f"{MAC} and 52:54:00:00:00:01", MAC),
+        (interface(None) + PARTNER, f"{MAC} and no <mac>", MAC),
+        (interface(MAC) + WITHOUT_MAC, f"no <mac> and {MAC}", MAC),
+        (pci_element(VF, rest=TEAM) + WITHOUT_MAC, "ua-team, no <mac>", "ADDRESS"),
+    ],
+)
+def test_both_halves_of_a_pair_need_one_mac_address(devices: str, shown: str, remedy: str) -> None:
+    seen = network_host(network(VF, driver="vfio-pci"))
+    text = xml(devices, ports="")
+    found = report(text, seen, b=network_host(network(VF, driver="vfio-pci"), boot_id="b"))
+    (one,) = found.report.findings
+    assert (one.rule, one.severity) == ("teaming-mac", "warning")
+    assert one.evidence[0].endswith(shown)
+    assert f"write <mac address='{remedy}'/> in line " in one.remedy
+    assert "teaming-mac" not in rules(found.targets[0]), "it is the domain's, and not the host's"
+    before = judge(text, seen)
+    assert [f for f in before.findings if f.rule == "teaming-mac"] == [one]
+
+
+def test_a_plain_device_needs_its_mac_address_set_on_both_hosts() -> None:
+    seen = network_host(network(VF, driver="vfio-pci"))
+    text = xml(pci_element(VF, rest=TEAM) + PARTNER, ports="")
+    there = target(text, seen, network_host(network(VF, driver="vfio-pci"), boot_id="b"))
+    (needed,) = [one for one in there.report.findings if one.rule == "migration-condition"]
+    assert needed.summary.endswith(f"needs the MAC address of ua-team: {MAC}")
+    assert needed.remedy.startswith(f"on that host, before the migration: set {MAC} with ")
+    assert f"whether {VF} has the MAC address of ua-team: {MAC}" in judge(text, seen).not_checked
+    there = target(xml(interface(MAC) + PARTNER, ports=""), seen, seen)
+    assert not [one for one in there.report.findings if one.rule == "migration-condition"]
 
 
 def test_an_old_qemu() -> None:
