@@ -174,11 +174,36 @@ def mmdebstrap(
         BuildError: the mirror has no such release, or mmdebstrap is not installed.
 
     """
-    command = ["env", *variables, "mmdebstrap", "--quiet", "--variant=minbase"]
-    command += [f"--include={','.join(packages)}", f"--keyring={KEYRING}"]
+    options = [_include(packages), "--variant=minbase", release, str(target), mirror]
+    run(["env", *variables, *_mmdebstrap(), *options])
+
+
+def extract_foreign(
+    release: str, packages: Iterable[str], target: Path, mirror: str, architecture: str
+) -> None:
+    """Unpack the essential packages and these, for a processor whose programs do not run here.
+
+    None is configured.
+
+    Raises:
+        BuildError: as above.
+
+    """
+    options = ["--variant=extract", f"--architectures={architecture}"]
+    options += ["--include=?essential", _include(packages)]
+    run([*_mmdebstrap(), *options, release, str(target), mirror])
+
+
+def _include(packages: Iterable[str]) -> str:
+    """Return the option that names packages."""
+    return f"--include={','.join(packages)}"
+
+
+def _mmdebstrap() -> list[str]:
+    """Return the program with the options of all roots."""
+    command = ["mmdebstrap", "--quiet", f"--keyring={KEYRING}"]
     command += [f"--dpkgopt=path-exclude=/{path}/*" for path in _UNUSED_IN_ROOTS]
-    command += [f"--aptopt={setting}" for setting in _settings_of_indices()]
-    run([*command, release, str(target), mirror])
+    return [*command, *(f"--aptopt={setting}" for setting in _settings_of_indices())]
 
 
 def _settings_of_indices() -> list[str]:

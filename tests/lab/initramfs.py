@@ -20,7 +20,7 @@ _DIRECTORIES = ("bin", "dev", "lower", "modules", "proc", "root", "sys", "upper"
 
 def provide(kernel: Kernel) -> Path:
     """Return a kernel's initial file system, built first where its sources changed."""
-    path = kernel.home / f"initramfs-{_stamp()}.cpio"
+    path = kernel.home / f"initramfs-{_stamp(_busybox(kernel))}.cpio"
     if not path.exists():
         with locked(kernel.home):
             if not path.exists():
@@ -28,10 +28,15 @@ def provide(kernel: Kernel) -> Path:
     return path
 
 
-def _stamp() -> str:
+def _busybox(kernel: Kernel) -> Path:
+    """Return the program of a root, which may be for another processor, or of the machine."""
+    return kernel.directory / "usr/bin/busybox" if kernel.is_root else _BUSYBOX
+
+
+def _stamp(busybox: Path) -> str:
     """Return a hash of all that the initial file system is made from."""
     digest = hashlib.sha256()
-    for source in (Path(__file__), _BUSYBOX, *sorted(_GUEST.iterdir())):
+    for source in (Path(__file__), busybox, *sorted(_GUEST.iterdir())):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -42,7 +47,7 @@ def _build(kernel: Kernel, path: Path) -> None:
         root = Path(name, "root")
         for directory in _DIRECTORIES:
             (root / directory).mkdir(parents=True)
-        shutil.copy(_BUSYBOX, root / "bin")
+        shutil.copy(_busybox(kernel), root / "bin")
         for script in _GUEST.iterdir():
             shutil.copy(script, root)
             (root / script.name).chmod(0o755)

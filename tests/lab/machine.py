@@ -42,20 +42,13 @@ if TYPE_CHECKING:
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUEST_RESULTS = Path("/run/lab/job/results")
 RESULTS_VARIABLE = "VFIOMGR_LAB_RESULTS"
-_EMULATOR = "qemu-system-x86_64"
-_PROCESSOR = "max,la57=off,-erms,-fsrm"
-"""Without the quick string instructions, which the emulator carries out byte by byte: the kernel
-clears and copies pages by words then, an eighth of a guest's time."""
 _MEMORY = 6144
 _LEAST_MEMORY = 2048
 _POLL = 0.1
 _KERNEL_ARGUMENTS = (
-    "console=ttyS0",
     "panic=-1",
     "mitigations=off",
     "nokaslr",
-    "no_timer_check",
-    "tsc=reliable",
     "random.trust_cpu=on",
     "init_on_alloc=0",
     "rcupdate.rcu_expedited=1",
@@ -281,21 +274,23 @@ def _command_line(topology: Topology, directory: Path, job: Job) -> list[str]:
     """Return the command that boots a guest and dies with this process."""
     current = job.platform.kernel()
     memory = _memory()
-    arguments = [*_KERNEL_ARGUMENTS, *topology.kernel_arguments]
+    architecture = job.platform.architecture
+    arguments = [*architecture.kernel_arguments, *_KERNEL_ARGUMENTS]
+    arguments += topology.kernel_arguments(architecture)
     # A port whose other end is closed, as a terminal's may be, blocks its writer for ever.
     port, sink = "virtserialport,name=lab", f"file,path={_escaped(directory / 'output.log')}"
     if job.interactive:
         port, sink = "virtconsole", "stdio,signal=off"
     return [
-        *("setpriv", "--pdeathsig", "KILL", "--", _EMULATOR),
+        *("setpriv", "--pdeathsig", "KILL", "--", *architecture.emulator),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-machine", "q35,kernel-irqchip=split"),
-        *("-accel", "tcg,thread=multi,tb-size=1024", "-cpu", _PROCESSOR),
+        *architecture.machine,
+        *("-accel", "tcg,thread=multi,tb-size=1024"),
         *("-m", f"{memory}M", "-smp", str(topology.processors)),
         *("-kernel", str(current.image), "-initrd", str(initramfs.provide(current))),
         *("-append", " ".join(arguments)),
         *("-serial", f"file:{directory / 'console.log'}"),
-        *topology.qemu_arguments(memory),
+        *topology.qemu_arguments(memory, architecture),
         *_share("root", job.platform.root, "readonly=on,multidevs=remap", slot=0x10),
         *_share("job", directory, "multidevs=remap", slot=0x11),
         *_share("machine", Path("/"), "readonly=on,multidevs=remap", slot=0x13),

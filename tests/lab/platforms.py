@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.lab import iommufd, kernel, roots
+from tests.lab.architectures import AMD64, ARM64, Architecture
 from tests.lab.kernel import Kernel, run_within
 from tests.lab.topology import CURRENT_VARIABLE
 
@@ -30,12 +31,13 @@ class Platform:
     """Whether its VFIO is built with IOMMUFD: /dev/iommu, and a node of its own for each device."""
     has_groups: bool = True
     """Whether VFIO has a node for each IOMMU group; only a VFIO with cdevs can be without."""
+    architecture: Architecture = AMD64
 
     def kernel(self) -> Kernel:
         """Return its kernel, built first if there is none."""
         if self.release is None:
             return kernel.provide()
-        own = roots.provide(self.release)
+        own = roots.provide(self.release, self.architecture)
         return iommufd.provide(own, has_groups=self.has_groups) if self.has_cdevs else own
 
     @property
@@ -88,6 +90,7 @@ PLATFORMS = {
         Platform("sid", "sid"),
         Platform("debian13-iommufd", "trixie", has_cdevs=True),
         Platform("debian13-no-groups", "trixie", has_cdevs=True, has_groups=False),
+        Platform("debian13-arm64", "trixie", architecture=ARM64),
     )
 }
 
@@ -101,14 +104,16 @@ def current() -> Platform:
 def compile_checkout(platform: Platform) -> None:
     """Compile the checkout for a platform's Python, tests as pytest does: a guest is slow at it.
 
-    For the machine's own, tools/setup and pytest did so.
+    For the machine's own, tools/setup and pytest did so. What Python compiles to is the same on all
+    processors, so that a release of another one needs that of the machine's.
     """
     if platform.release is None:
         return
-    name = roots.python(platform.root)
+    root = roots.provide(platform.release).directory
+    name = roots.python(root)
     path = f"PYTHONPATH={_CHECKOUT / 'src'}"
     compiling = [name, "-m", "compileall", "-q", "src", "tests", "benchmarks"]
-    run_within(platform.root, ["env", path, *compiling], _CHECKOUT)
+    run_within(root, ["env", path, *compiling], _CHECKOUT)
     collecting = [name, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     known = [path, f"{CURRENT_VARIABLE}=workstation", f"{PLATFORM_VARIABLE}={platform.name}"]
-    run_within(platform.root, ["env", *known, *collecting, "tests/lab"], _CHECKOUT)
+    run_within(root, ["env", *known, *collecting, "tests/lab"], _CHECKOUT)

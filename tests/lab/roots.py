@@ -2,7 +2,8 @@
 
 A root has that release's kernel, with the sample drivers built by that release's compiler, and its
 udev, libvirt, QEMU and Python, with vfiomgr's dependencies as wheels for that Python. It is made
-anew when the list of packages or the dependencies change.
+anew when the list of packages or the dependencies change. One for another processor is unpacked
+packages, of which none is configured, without the sample drivers.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from tests.debian import Apt, mirrors, mmdebstrap
+from tests.debian import Apt, extract_foreign, mirrors, mmdebstrap
 from tests.lab import iommufd
+from tests.lab.architectures import AMD64, Architecture
 from tests.lab.errors import BuildError
 from tests.lab.kernel import (
     SAMPLES,
@@ -31,25 +33,25 @@ from tests.lab.kernel import (
     uncompress_modules,
 )
 
-_PACKAGES = Path(__file__).with_name("packages-root.txt")
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _FORMAT = 2  # counts up when the content of a root changes
 _EXTRAS = ("node", "simulate")
 
 
-def provide(release: str) -> Kernel:
+def provide(release: str, architecture: Architecture = AMD64) -> Kernel:
     """Return the kernel of a release, whose directory is its root; built first if there is none.
 
     Raises:
         BuildError: no mirror has the release, or the user may not build a root.
 
     """
-    home = cache_root() / "roots" / f"{release}-{_stamp()}"
+    label = f"{release}-{architecture.name}" if architecture.foreign else release
+    home = cache_root() / "roots" / f"{label}-{_stamp(architecture)}"
     root = home / "root"
     if not root.is_dir():
         with locked(home):
             if not root.is_dir():
-                _build(release, root)
+                _build(release, architecture, root)
     return Kernel(root, _kernel_release(root), is_root=True)
 
 
@@ -58,7 +60,7 @@ def python(root: Path) -> str:
     return (root / "usr/bin/python3").readlink().name
 
 
-def _build(release: str, root: Path) -> None:
+def _build(release: str, architecture: Architecture, root: Path) -> None:
     """Build a root from the first mirror that has the release, then move it to its place."""
     if os.geteuid() != 0:
         reason = f"only root can make a root of Debian {release}"
@@ -68,30 +70,62 @@ def _build(release: str, root: Path) -> None:
         with tempfile.TemporaryDirectory(dir=root.parent, prefix="build-") as name:
             staging = Path(name, "root")
             try:
-                _install(release, mirror, staging)
+                _install(release, architecture, mirror, staging)
             except BuildError as error:
                 reasons.append(str(error))
                 continue
-            _add_wheels(staging)
-            _complete_kernel(release, mirror, staging)
+            if architecture.foreign:
+                _complete_foreign(release, architecture, staging)
+            else:
+                _add_wheels(staging)
+                _complete_kernel(release, mirror, staging)
             staging.rename(root)
             return
     raise BuildError("\n".join(reasons))
 
 
-def _install(release: str, mirror: str, root: Path) -> None:
+def _install(release: str, architecture: Architecture, mirror: str, root: Path) -> None:
     """Install the packages, without an initramfs: the laboratory boots with its own."""
-    mmdebstrap(release, _packages(), root, mirror, variables=("INITRD=No",))
+    packages = _packages(architecture)
+    if architecture.foreign:
+        extract_foreign(release, packages, root, mirror, architecture.name)
+    else:
+        mmdebstrap(release, packages, root, mirror, variables=("INITRD=No",))
 
 
 def _add_wheels(root: Path) -> None:
     """Install vfiomgr's dependencies where the root's Python finds them, and compile them."""
+    place = _fetch_wheels(root)
+    run_within(root, [python(root), "-m", "compileall", "-q", f"/{place}"])
+
+
+def _fetch_wheels(root: Path, *platforms: str) -> str:
+    """Install vfiomgr's dependencies in a root, and return where; the platforms are of wheels."""
     name = python(root)
     place = f"usr/local/lib/{name}/dist-packages"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pip += ["--python-version", name.removeprefix("python"), "--only-binary=:all:"]
+    pip += [f"--platform={platform}" for platform in platforms]
     run([*pip, "--no-compile", "--target", str(root / place), *_dependencies()])
-    run_within(root, [name, "-m", "compileall", "-q", f"/{place}"])
+    return place
+
+
+def _complete_foreign(release: str, architecture: Architecture, root: Path) -> None:
+    """Do what installation scripts would, which do not run here, without the sample drivers.
+
+    Python is compiled by the root of the same release for the machine's processor.
+    """
+    for name in ("passwd", "group"):
+        shutil.copy(root / f"usr/share/base-passwd/{name}.master", root / "etc" / name)
+    place = _fetch_wheels(root, *architecture.wheels)
+    compiler = provide(release).directory
+    sources = [str(root / name) for name in (place, f"usr/lib/{python(root)}", "usr/lib/python3")]
+    compiling = [python(root), "-m", "compileall", "-q", "-s", str(root), "-p", "/", *sources]
+    run_within(compiler, compiling, root)
+    kernel = Kernel(root, _kernel_release(root), is_root=True)
+    (root / "boot" / f"vmlinuz-{kernel.release}").rename(kernel.image)
+    uncompress_modules(kernel)
+    run(["depmod", "-b", str(root), kernel.release])
 
 
 def _complete_kernel(release: str, mirror: str, root: Path) -> None:
@@ -115,9 +149,10 @@ def _kernel_release(root: Path) -> str:
     return modules.name
 
 
-def _packages() -> list[str]:
-    """Return the names in the list."""
-    lines = (line.partition("#")[0].strip() for line in _PACKAGES.read_text().splitlines())
+def _packages(architecture: Architecture) -> list[str]:
+    """Return the names in the list of an architecture."""
+    text = architecture.packages.read_text()
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
@@ -129,7 +164,7 @@ def _dependencies() -> list[str]:
     return [*project["dependencies"], *(one for name in _EXTRAS for one in optional[name]), *pytest]
 
 
-def _stamp() -> str:
+def _stamp(architecture: Architecture) -> str:
     """Return a hash of all that a root is made from, but the releases of its packages."""
-    recipe = [str(_FORMAT), *_packages(), *_dependencies()]
+    recipe = [str(_FORMAT), *_packages(architecture), *_dependencies()]
     return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]

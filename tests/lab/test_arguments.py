@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.lab import packages
+from tests.lab.architectures import AMD64, ARM64
 from tests.lab.topology import NODE_MEMORY, TOPOLOGIES, Topology
 
 ALL = pytest.mark.parametrize("machine", TOPOLOGIES.values(), ids=TOPOLOGIES)
@@ -22,14 +23,22 @@ def test_every_driver_belongs_to_a_named_address(machine: Topology) -> None:
 
 @ALL
 def test_the_iommu_is_the_first_device_or_absent(machine: Topology) -> None:
-    arguments = machine.qemu_arguments(4096)
+    arguments = machine.qemu_arguments(4096, AMD64)
     first = arguments[arguments.index("-device") + 1]
     assert first.startswith("intel-iommu,") == machine.iommu
-    assert ("intel_iommu=on" in machine.kernel_arguments) == machine.iommu
+    assert ("intel_iommu=on" in machine.kernel_arguments(AMD64)) == machine.iommu
+
+
+@ALL
+def test_the_iommu_of_arm_is_one_of_the_machine(machine: Topology) -> None:
+    arguments = machine.qemu_arguments(4096, ARM64)
+    assert ("iommu=smmuv3" in arguments) == machine.iommu
+    told = [*arguments, *machine.kernel_arguments(ARM64)]
+    assert not [one for one in told if "intel-iommu" in one or "intel_iommu" in one]
 
 
 def test_nodes_share_the_memory() -> None:
-    arguments = " ".join(TOPOLOGIES["two-roots"].qemu_arguments(4096))
+    arguments = " ".join(TOPOLOGIES["two-roots"].qemu_arguments(4096, AMD64))
     assert arguments.count("size=2048M") == 2
     assert NODE_MEMORY not in arguments
 

@@ -1,7 +1,7 @@
 """Machines that the laboratory can boot: which PCI devices, and at which addresses.
 
 The firmware numbers buses depth first, in the order of the slots on the root bus, so every
-address below is known before the boot. Slots of q35's root bus: 00 host bridge, 01 the
+address below is known before the boot. Slots of the root bus: 00 host bridge, 01 the
 console's display, 02-07 what a topology adds, 10 and up what carries the laboratory itself,
 1f the chipset.
 """
@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tests.lab.architectures import Architecture
+
 CURRENT_VARIABLE = "VFIOMGR_LAB_TOPOLOGY"  # set in a guest
 EVERY_MOMENT_VARIABLE = "VFIOMGR_LAB_EVERY_MOMENT"  # set by `make lab-faults`
 NODE_MEMORY = "{memory}"  # stands for half of the guest's memory, in MiB
 _DISPLAY_DRIVERS = {"gpu": "bochs-drm", "gpu_audio": "snd_hda_intel"}
 _TWIN_DRIVERS = {"twin": "bochs-drm", "twin_audio": "snd_hda_intel"}
 _MDEV_MODULES = ("mtty", "mdpy", "mbochs")
-_IOMMU = "intel-iommu,intremap=on,caching-mode=on,aw-bits=48"
-"""As wide as the virtual IOMMU of a domain is by default from QEMU 9.2 on, which opens no device
-behind one that is wider than the host's (vtd_check_hiod in hw/i386/intel_iommu.c)."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,17 @@ class Topology:
     processors: int = 1
     """One emulates faster than two, which wait for each other."""
 
-    def qemu_arguments(self, memory: int) -> list[str]:
+    def qemu_arguments(self, memory: int, architecture: Architecture) -> list[str]:
         """Return the arguments that give QEMU these devices, with `memory` MiB in all."""
         nodes = [text.replace(NODE_MEMORY, str(memory // 2)) for text in self.numa]
-        iommu = [_IOMMU] if self.iommu else []
-        devices = [part for device in (*iommu, *self.devices) for part in ("-device", device)]
+        iommu = architecture.iommu if self.iommu else ()
+        devices = [part for device in self.devices for part in ("-device", device)]
         drives = [part for drive in self.drives for part in ("-drive", drive)]
-        return [*nodes, "-vga", "none", *drives, *devices]
+        return [*nodes, "-vga", "none", *drives, *iommu, *devices]
 
-    @property
-    def kernel_arguments(self) -> tuple[str, ...]:
-        """The kernel's arguments that belong to these devices."""
-        return ("intel_iommu=on", "iommu=pt") if self.iommu else ("intel_iommu=off",)
+    def kernel_arguments(self, architecture: Architecture) -> tuple[str, ...]:
+        """Return the kernel's arguments that belong to these devices."""
+        return architecture.iommu_on if self.iommu else architecture.iommu_off
 
     @property
     def expected_drivers(self) -> dict[str, str]:
@@ -237,8 +235,18 @@ ALL = Topology(
     has_gpusim=True,
 )
 
+PLAIN = Topology(
+    name="plain",
+    summary="the workstation without mdev parents, and a function without a driver of its own",
+    devices=(*_WORKSTATION_DEVICES, _root_port("sixth", 7), "edu,bus=sixth,addr=0"),
+    drives=(_EMPTY_DISK,),
+    addresses={**_WORKSTATION_ADDRESSES, "lone": "0000:07:00.0"},
+    drivers=_WORKSTATION_DRIVERS,
+)
+
 TOPOLOGIES: dict[str, Topology] = {
-    topology.name: topology for topology in (WORKSTATION, SRIOV, MIXED, ALL, TWO_ROOTS, NO_IOMMU)
+    topology.name: topology
+    for topology in (WORKSTATION, SRIOV, MIXED, ALL, TWO_ROOTS, NO_IOMMU, PLAIN)
 }
 DEFAULT = WORKSTATION
 
