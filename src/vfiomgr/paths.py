@@ -69,6 +69,13 @@ def vfio_group_node(group: int, *, noiommu: bool = False) -> HostPath:
     return VFIO_NODES / (f"noiommu-{group}" if noiommu else str(group))
 
 
+def vfio_group_node_text(group: int | None, address: PciAddress) -> str:
+    """The node of a function's IOMMU group in a shell command, also if its number is unknown."""
+    if group is not None:
+        return vfio_group_node(group)
+    return f"{VFIO_NODES}/$(basename $(readlink {pci_device(address)}/iommu_group))"
+
+
 SCRIPT = HostPath("/etc/libvirt/hooks/qemu.d/50-vfiomgr")
 
 

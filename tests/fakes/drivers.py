@@ -207,6 +207,7 @@ class Drivers:
         function = self._functions.known[address]
         if directory is None:
             reject(errno.ENODEV)
+        self._functions.configure_dma(address)
         # pci_dma_configure, before any probe: a guest owns the group's DMA.
         if not (driver.is_vfio or driver.manages_dma) and self._vfio.is_owned(directory):
             reject(errno.EBUSY)

@@ -72,6 +72,8 @@ class PciFunction:
     """MSI-X vectors that its driver can distribute: in total, and by default for each."""
     vectors: int = 0
     """The Table Size of its own MSI-X; 0 for none."""
+    late_group: int | None = None
+    """Its group from the first driver on, as on ARM before Linux 6.15."""
 
     @property
     def is_bridge(self) -> bool:
@@ -219,6 +221,12 @@ class Functions:
         if PciAddress.parse(function.bridge).domain != address.domain:
             return above / root / function.address
         return above / function.address
+
+    def configure_dma(self, address: str) -> None:
+        """pci_dma_configure: a first probe may add a function to its group, which it then keeps."""
+        directory, late = self.directory(address), self.known[address].late_group
+        if directory is not None and late is not None and self._groups.of(directory) is None:
+            self._groups.join(late, directory)
 
     def drop(self, address: str) -> None:
         """Take a function away; its driver has let go of it before."""

@@ -70,6 +70,40 @@ def network_adapter(tmp_path: Path) -> FakeKernel:
     return kernel
 
 
+def arm_server(tmp_path: Path) -> FakeKernel:
+    """A host with an SMMU and Linux 6.12, where the first driver brings a function into its group.
+
+    | group | what |
+    |---|---|
+    | 10 | 0000:01:00.0, a GPU without a driver, and its audio function on snd_hda_intel |
+    | 11 | 0000:02:00.0 on igb, and later 0000:03:00.0, which has no driver |
+    """
+    kernel = FakeKernel(tmp_path / "host")
+    kernel.sysfs.drop("/sys/firmware/acpi/tables/DMAR")
+    kernel.sysfs.put_bytes("/sys/firmware/acpi/tables/IORT", b"IORT", 0o400)
+    _add_drivers(kernel, vfio_loaded=True)
+    for bus in (1, 2, 3):
+        _add_root_port(kernel, f"0000:00:0{bus}.0", group=bus)
+    _add_gpu(kernel, 1, "0000:00:01.0", late_group=10)
+    kernel.add_pci(
+        "0000:02:00.0",
+        vendor="8086",
+        device="1521",
+        class_code="020000",
+        bridge="0000:00:02.0",
+        driver="igb",
+        group=11,
+    )
+    return kernel.add_pci(
+        "0000:03:00.0",
+        vendor="10de",
+        device="20b5",
+        class_code="030200",
+        bridge="0000:00:03.0",
+        late_group=11,
+    )
+
+
 def vector_adapter(tmp_path: Path) -> FakeKernel:
     """A network adapter with up to 4 VFs, whose driver distributes 64 MSI-X vectors among them."""
     kernel = FakeKernel(tmp_path / "host")
@@ -182,7 +216,14 @@ def _add_root_complex(kernel: FakeKernel) -> None:
     )
 
 
-def _add_gpu(kernel: FakeKernel, bus: int, bridge: str, *, group: int) -> None:
+def _add_gpu(
+    kernel: FakeKernel,
+    bus: int,
+    bridge: str,
+    *,
+    group: int | None = None,
+    late_group: int | None = None,
+) -> None:
     kernel.add_pci(
         f"0000:{bus:02x}:00.0",
         vendor="10de",
@@ -191,8 +232,9 @@ def _add_gpu(kernel: FakeKernel, bus: int, bridge: str, *, group: int) -> None:
         header_type=_MULTIFUNCTION,
         subsystem="10de:167c",
         group=group,
+        late_group=late_group,
         bridge=bridge,
-        driver="nvidia",
+        driver=None if late_group else "nvidia",
         boot_vga=False,
         gives=[("drm", f"drm/card{bus}"), ("drm", f"drm/renderD{128 + bus}")],
     )
@@ -203,7 +245,7 @@ def _add_gpu(kernel: FakeKernel, bus: int, bridge: str, *, group: int) -> None:
         class_code="040300",
         header_type=_MULTIFUNCTION,
         subsystem="10de:167c",
-        group=group,
+        group=group or late_group,
         bridge=bridge,
         driver="snd_hda_intel",
         reset_methods="bus",

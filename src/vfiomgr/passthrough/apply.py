@@ -39,6 +39,7 @@ from vfiomgr.pci import drivers
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.capabilities import kept_by_reset, read_config, slot_with_power
 from vfiomgr.pci.facts import read_identity
+from vfiomgr.pci.iommu import HARMLESS_DRIVERS, group_number, read_group
 from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
 
 if TYPE_CHECKING:
@@ -432,15 +433,53 @@ def _verify_driver(tree: HostTree, address: PciAddress, driver: str | None) -> N
 
 @performs(AwaitVfioNode)
 def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
-    """Wait for the device node of a group, or of the function's cdev."""
-    group = paths.vfio_group_node(step.group)
-    device = paths.pci_device(step.device.address)
+    """Wait for the device node of a group, or of the function's cdev.
+
+    Raises:
+        HostError: there is none, or a late group cannot be assigned.
+
+    """
+    address = step.device.address
+    device = paths.pci_device(address)
+    number = group_number(tree, device) if step.group is None else step.group
+    if number is None:
+        message = f"{address} has no IOMMU group on its VFIO driver"
+        raise HostError(message, "check dmesg; move it to a slot that an IOMMU covers")
+    group = paths.vfio_group_node(number)
     if not becomes_true(
         lambda: any(map(tree.exists, (group, *cdevs(tree, device)))), NODE_DEADLINE
     ):
         message = f"{step.node} did not appear within {NODE_DEADLINE:.0f} seconds"
         raise HostError(message, "check that udevd is running and that /dev is the host's own")
-    members = paths.IOMMU_GROUPS / str(step.group) / "devices"
+    if step.group is None:
+        _require_viable(tree, number, address)
+    members = paths.IOMMU_GROUPS / str(number) / "devices"
     owned = [node for name in tree.children(members) for node in cdevs(tree, members / name)]
     for node in (group, *owned):
         let_udev_finish(tree, node)
+
+
+def _require_viable(tree: HostTree, number: int, address: PciAddress) -> None:
+    """Refuse a group with members that stay on host drivers, which no plan could see before.
+
+    Other steps of the plan may move some of them at the same time, e.g. those of the slot.
+    """
+    if not becomes_true(lambda: not any(_staying(tree, number, address)), NODE_DEADLINE):
+        members = ", ".join(
+            f"{name} on {driver}" for name, driver in _staying(tree, number, address)
+        )
+        message = (
+            f"IOMMU group {number}, which the kernel assigned to {address}, also holds {members}"
+        )
+        raise HostError(message, "bind all of it: run the command again with --with-group")
+
+
+def _staying(tree: HostTree, number: int, address: PciAddress) -> Iterator[tuple[str, str]]:
+    """The members of a group that make it not viable, outside of a slot, with their drivers."""
+    for name in filter(is_address, read_group(tree, number).members):
+        member = PciAddress.parse(name)
+        driver = _driver(tree, member)
+        if driver is None or driver in HARMLESS_DRIVERS or is_vfio_driver(driver):
+            continue
+        if member.slot != address.slot and not cdevs(tree, pci_device(member)):
+            yield name, driver

@@ -23,6 +23,7 @@ from vfiomgr.passthrough.steps import (
     Unbind,
 )
 from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant
+from vfiomgr.pci.iommu import gets_group_late
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence import plan as persistence_plan
@@ -155,8 +156,12 @@ def _loading(host: HostSnapshot, moving: Iterable[PciDevice], wanted: Drivers) -
 def _awaiting(host: HostSnapshot, moving: Sequence[PciDevice]) -> Iterable[Step]:
     """Wait for the node of each group, with the first of its functions."""
     first = {d.iommu_group: d for d in reversed(moving) if d.iommu_group is not None}
+    later = [d for d in moving if gets_group_late(host, d)]
     has_groups = host.vfio.has_groups is not False
-    return [AwaitVfioNode(number, first[number].identity, has_groups) for number in sorted(first)]
+    return [
+        *(AwaitVfioNode(number, first[number].identity, has_groups) for number in sorted(first)),
+        *(AwaitVfioNode(None, device.identity, has_groups) for device in later),
+    ]
 
 
 def drivers_for(

@@ -275,7 +275,8 @@ class ReleaseDriver(_DriverStep):
 class AwaitVfioNode(Step, Value):
     """Wait until a guest can open the IOMMU group (or the function's cdev)."""
 
-    group: int
+    group: int | None
+    """None if the kernel assigns it when the driver is bound (gets_group_late)."""
     device: DeviceIdentity
     has_groups: bool = True
     """False on a kernel without nodes of groups, where each function has a cdev."""
@@ -286,11 +287,14 @@ class AwaitVfioNode(Step, Value):
     @property
     def node(self) -> str:
         """The node; that of a function has a number that nobody knows before."""
-        return paths.vfio_group_node(self.group) if self.has_groups else f"{paths.VFIO_CDEVS}/vfio*"
+        if not self.has_groups:
+            return f"{paths.VFIO_CDEVS}/vfio*"
+        return paths.vfio_group_node_text(self.group, self.device.address)
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        return f"{self.device.address}: wait for {self.node}"
+        is_known = self.group is not None or not self.has_groups
+        return f"{self.device.address}: wait for {self.node if is_known else 'its VFIO node'}"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""

@@ -13,6 +13,7 @@ from vfiomgr.errors import HostError
 from vfiomgr.host import udev
 from vfiomgr.paths import HostPath
 from vfiomgr.pci import drivers
+from vfiomgr.pci.iommu import group_number
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
 from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS
@@ -50,10 +51,11 @@ def set_node_access(tree: HostTree, step: SetNodeAccess) -> None:
 
 def _nodes(tree: HostTree, step: SetNodeAccess) -> Iterator[paths.HostPath]:
     """The VFIO nodes of a function; none if it is back on a host driver."""
-    cdevs = paths.pci_device(step.device.address) / "vfio-dev"
-    nodes = [paths.VFIO_CDEVS / name for name in tree.children(cdevs)]
-    if step.group is not None:
-        nodes.append(paths.vfio_group_node(step.group))
+    device = paths.pci_device(step.device.address)
+    nodes = [paths.VFIO_CDEVS / name for name in tree.children(device / "vfio-dev")]
+    group = group_number(tree, device) if step.group is None else step.group
+    if group is not None:
+        nodes.append(paths.vfio_group_node(group))
     return (node for node in nodes if tree.exists(node))
 
 

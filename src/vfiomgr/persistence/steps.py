@@ -112,6 +112,7 @@ class SetNodeAccess(Exchange, Value):
 
     device: DeviceIdentity
     group: int | None
+    """None if the function has none before its driver is bound."""
     before: NodeAccess
     after: NodeAccess
     has_groups: bool = True
@@ -126,10 +127,9 @@ class SetNodeAccess(Exchange, Value):
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
-        if self.group is None:
-            return ()
         access = self.after
-        nodes = [str(paths.vfio_group_node(self.group))] if self.has_groups else []
+        group = paths.vfio_group_node_text(self.group, self.device.address)
+        nodes = [group] if self.has_groups else []
         if self.has_cdevs or not self.has_groups:
             name = f"$(ls {paths.pci_device(self.device.address)}/vfio-dev)"
             nodes.append(f"{paths.VFIO_CDEVS}/{name}")

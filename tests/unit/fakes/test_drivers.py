@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import WouldBlockForEver
-from tests.fakes.hosts import workstation
+from tests.fakes.hosts import arm_server, workstation
 from tests.unit.fakes.deeds import GPU, TWIN, VFIO, attribute, errno_of, move
 from vfiomgr.errors import HostError
 from vfiomgr.paths import PCI_DRIVERS, PCI_DRIVERS_PROBE, HostPath
@@ -197,3 +197,13 @@ def test_a_loaded_module_does_not_count_in_the_state(tmp_path: Path) -> None:
 def test_an_unknown_module(kernel: FakeKernel) -> None:
     with pytest.raises(HostError, match="Module zfs not found"):
         kernel.load_module("zfs")
+
+
+def test_on_arm_the_first_driver_brings_a_function_into_its_group_for_good(tmp_path: Path) -> None:
+    kernel = arm_server(tmp_path)
+    group = HostPath("/sys/bus/pci/devices/0000:03:00.0/iommu_group")
+    assert not kernel.exists(group)
+    move(kernel, "0000:03:00.0", VFIO)
+    assert kernel.link_name(group) == "11"
+    kernel.write(PCI_DRIVERS / VFIO / "unbind", "0000:03:00.0")
+    assert kernel.link_name(group) == "11"
