@@ -43,11 +43,12 @@ lab-faults:  ## vfiomgr is killed at every step, in the laboratory, and recovers
 	@$(PYTHON) -m tests.lab deaths
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab -k killed_at_every_step
 
-test-platforms:  ## all laboratory tests on Debian 12, 13 and sid, and those of IOMMUFD; hours
+test-platforms:  ## all laboratory tests on Debian 12, 13 and sid, and those of IOMMUFD and ARM; hours
 	@tools/setup dev
 	@status=0; \
 	$(PYTHON) -m pytest tests/lab --platform debian12 --platform debian13 --platform sid || status=1; \
 	$(PYTHON) -m pytest tests/lab/test_cdev.py --platform debian13-iommufd --platform debian13-no-groups || status=1; \
+	$(PYTHON) -m pytest tests/lab/test_arm64.py --platform debian13-arm64 || status=1; \
 	exit $$status
 
 lab:  ## a root shell in the laboratory

@@ -10,7 +10,12 @@ LIST = Path(__file__).with_name("packages.txt")
 
 def required() -> list[str]:
     """Return the names in packages.txt."""
-    lines = (line.partition("#")[0].strip() for line in LIST.read_text().splitlines())
+    return names_in(LIST)
+
+
+def names_in(file: Path) -> list[str]:
+    """Return the names in a list of packages."""
+    lines = (line.partition("#")[0].strip() for line in file.read_text().splitlines())
     return [line for line in lines if line]
 
 

@@ -32,6 +32,7 @@ from tests.lab.kernel import (
     run_within,
     uncompress_modules,
 )
+from tests.lab.packages import names_in
 
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _FORMAT = 2  # counts up when the content of a root changes
@@ -86,11 +87,11 @@ def _build(release: str, architecture: Architecture, root: Path) -> None:
 
 def _install(release: str, architecture: Architecture, mirror: str, root: Path) -> None:
     """Install the packages, without an initramfs: the laboratory boots with its own."""
-    packages = _packages(architecture)
+    wanted = names_in(architecture.packages)
     if architecture.foreign:
-        extract_foreign(release, packages, root, mirror, architecture.name)
+        extract_foreign(release, wanted, root, mirror, architecture.name)
     else:
-        mmdebstrap(release, packages, root, mirror, variables=("INITRD=No",))
+        mmdebstrap(release, wanted, root, mirror, variables=("INITRD=No",))
 
 
 def _add_wheels(root: Path) -> None:
@@ -149,13 +150,6 @@ def _kernel_release(root: Path) -> str:
     return modules.name
 
 
-def _packages(architecture: Architecture) -> list[str]:
-    """Return the names in the list of an architecture."""
-    text = architecture.packages.read_text()
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
-
-
 def _dependencies() -> list[str]:
     """Return what tests in a guest import, but libvirt: Debian has it, and PyPI has no wheel."""
     project = tomllib.loads(_PROJECT.read_text())["project"]
@@ -166,5 +160,5 @@ def _dependencies() -> list[str]:
 
 def _stamp(architecture: Architecture) -> str:
     """Return a hash of all that a root is made from, but the releases of its packages."""
-    recipe = [str(_FORMAT), *_packages(architecture), *_dependencies()]
+    recipe = [str(_FORMAT), *names_in(architecture.packages), *_dependencies()]
     return hashlib.sha256("\n".join(recipe).encode()).hexdigest()[:16]

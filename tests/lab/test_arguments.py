@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.lab import packages
-from tests.lab.architectures import AMD64, ARM64
+from tests.lab.architectures import AMD64, ARM64, Architecture
 from tests.lab.topology import NODE_MEMORY, TOPOLOGIES, Topology
 
 ALL = pytest.mark.parametrize("machine", TOPOLOGIES.values(), ids=TOPOLOGIES)
@@ -41,6 +41,13 @@ def test_nodes_share_the_memory() -> None:
     arguments = " ".join(TOPOLOGIES["two-roots"].qemu_arguments(4096, AMD64))
     assert arguments.count("size=2048M") == 2
     assert NODE_MEMORY not in arguments
+
+
+@pytest.mark.parametrize("architecture", [AMD64, ARM64], ids=lambda one: one.name)
+def test_a_root_has_the_kernel_of_its_architecture(architecture: Architecture) -> None:
+    names = packages.names_in(architecture.packages)
+    assert f"linux-image-{architecture.name}" in names
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9.+-]+", name) for name in names)
 
 
 def test_the_list_of_packages_holds_names_only() -> None:

@@ -2,7 +2,7 @@
 
 The firmware numbers buses depth first, in the order of the slots on the root bus, so every
 address below is known before the boot. Slots of the root bus: 00 host bridge, 01 the
-console's display, 02-07 what a topology adds, 10 and up what carries the laboratory itself,
+console's display, 02-08 what a topology adds, 10 and up what carries the laboratory itself,
 1f the chipset.
 """
 
@@ -237,11 +237,25 @@ ALL = Topology(
 
 PLAIN = Topology(
     name="plain",
-    summary="the workstation without mdev parents, and a function without a driver of its own",
-    devices=(*_WORKSTATION_DEVICES, _root_port("sixth", 7), "edu,bus=sixth,addr=0"),
+    summary="the workstation without mdev parents, functions without a driver, and ports without "
+    "ACS",
+    devices=(
+        *_WORKSTATION_DEVICES,
+        _root_port("sixth", 7),
+        "edu,bus=sixth,addr=0",
+        _root_port("seventh", 8, multifunction="on", disable_acs="on"),
+        "e1000e,bus=seventh,addr=0,romfile=",
+        "pcie-root-port,id=eighth,bus=pcie.0,addr=0x8.1,chassis=9,slot=9,disable-acs=on",
+        "edu,bus=eighth,addr=0",
+    ),
     drives=(_EMPTY_DISK,),
-    addresses={**_WORKSTATION_ADDRESSES, "lone": "0000:07:00.0"},
-    drivers=_WORKSTATION_DRIVERS,
+    addresses={
+        **_WORKSTATION_ADDRESSES,
+        "lone": "0000:07:00.0",
+        "neighbour": "0000:08:00.0",
+        "joining": "0000:09:00.0",
+    },
+    drivers={**_WORKSTATION_DRIVERS, "neighbour": "e1000e"},
 )
 
 TOPOLOGIES: dict[str, Topology] = {
