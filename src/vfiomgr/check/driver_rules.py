@@ -329,7 +329,7 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         for d in taken
         for o in host.slot(d)
         if o not in meant and not o.is_on_vfio
-        if o.iommu_group == d.iommu_group or "/" in o.bridge_path
+        if o.iommu_group == d.iommu_group or not o.is_on_root_bus
     )
     if not rest:
         return

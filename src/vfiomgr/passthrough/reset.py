@@ -230,7 +230,7 @@ def _why(host: HostSnapshot, device: PciDevice, method: ResetMethod) -> str:
 
 def _why_no_bus(host: HostSnapshot, device: PciDevice) -> str:
     """Why pci_reset_bus_function refuses a bus reset."""
-    if "/" not in device.bridge_path:
+    if device.is_on_root_bus:
         return "a root bus cannot be reset"
     neighbours = _neighbours(host, device)
     if neighbours:

@@ -272,6 +272,6 @@ def _shows_all(device: PciDevice, bar: Bar) -> bool:
     """
     if not (bar.is_memory and bar.is_64bit and bar.is_prefetchable):
         return False
-    if device.vendor_id == _INTEL and "/" not in device.bridge_path:
+    if device.vendor_id == _INTEL and device.is_on_root_bus:
         return False
     return bar.size == bar.largest if bar.largest is not None else bar.size > _WINDOW

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _FULL = expression(r"([0-9a-f]{1,8}):([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _LIBVIRT = expression(r"pci_([0-9a-f]{4,8})_([0-9a-f]{2})_([0-9a-f]{2})_([0-7])")
+_ROOT_COMPLEX = expression(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _IDENTIFIERS = expression(r"([0-9a-f]{4}):([0-9a-f]{4})")
 _SHORT = expression(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _ALMOST = expression(r"(?:([0-9a-f]{4,8})[:.])?([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})(?:[:.]([0-7]))?")
@@ -272,7 +273,7 @@ class PciDevice(Value):
     revision: str
     header_type: int | None
     bridge_path: str
-    """The bridges from the root complex, e.g. `pci0000:00/0000:00:03.0`."""
+    """The directory above it in /sys/devices: its bridges, e.g. `pci0000:00/0000:00:03.0`."""
     driver: str | None
     driver_override: str | None
     driver_module: str | None
@@ -339,6 +340,22 @@ class PciDevice(Value):
             self.bridge_path,
             self.serial,
         )
+
+    @property
+    def bridges(self) -> tuple[str, ...]:
+        """The root complex and the bridges above it, `pci0000:00` and `0000:00:03.0`.
+
+        The device of a host bridge may be below another one, of a device tree or of Hyper-V
+        (devm_pci_alloc_host_bridge in drivers/pci/probe.c).
+        """
+        parts = tuple(self.bridge_path.split("/"))
+        roots = (number for number, part in enumerate(parts) if _ROOT_COMPLEX.fullmatch(part))
+        return parts[next(roots, 0) :]
+
+    @property
+    def is_on_root_bus(self) -> bool:
+        """Whether no bridge is above it."""
+        return not self.bridges[1:]
 
     @property
     def is_bridge(self) -> bool:

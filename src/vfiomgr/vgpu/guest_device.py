@@ -245,8 +245,8 @@ def device_api(host: HostSnapshot, vgpu: Vgpu) -> str:
 
 
 def root_complex(device: PciDevice) -> str | None:
-    """The root complex, `pci0000:40`: the first part of the bridge path."""
-    return device.bridge_path.partition("/")[0] or None
+    """The root complex, `pci0000:40`."""
+    return device.bridges[0] or None
 
 
 def _joined(one: GuestDevice, other: GuestDevice) -> GuestDevice:

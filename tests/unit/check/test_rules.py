@@ -588,6 +588,8 @@ def test_identifiers_that_lost_the_race(
 
 
 IDS = "10de:25b6"
+TREE = "platform/4010000000.pcie"
+"""The device of a host bridge in a device tree."""
 
 
 @pytest.mark.parametrize(
@@ -604,6 +606,7 @@ IDS = "10de:25b6"
         (IDS, [BOUND, replace(AUDIO, iommu_group=5)], ["0000:04:00.1"]),
         (IDS, [BOUND, replace(AUDIO, bridge_path="pci0000:00")], ["0000:04:00.1"]),
         (IDS, [BOUND, replace(AUDIO, iommu_group=5, bridge_path="pci0000:00")], []),
+        (IDS, [BOUND, replace(AUDIO, iommu_group=5, bridge_path=f"{TREE}/pci0000:00")], []),
     ],
 )
 def test_identifiers_that_leave_out_functions_of_the_slot(

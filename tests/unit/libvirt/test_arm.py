@@ -104,6 +104,17 @@ def test_each_root_complex_has_an_accelerated_smmu() -> None:
     assert [child.tag for child in bare] == []
 
 
+def test_root_complexes_of_a_device_tree_are_told_apart() -> None:
+    host = grace()
+    below = [
+        replace(device, bridge_path=f"platform/{number}.pcie/{device.bridge_path}")
+        for number, device in enumerate(host.devices)
+    ]
+    devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
+    root = written(devices=devices, viommu="smmuv3", host=replace(host, devices=tuple(below)))
+    assert len(root.findall("devices/iommu")) == 2
+
+
 @pytest.mark.parametrize(
     ("option", "changes"),
     [

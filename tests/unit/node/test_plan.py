@@ -53,6 +53,12 @@ def test_a_unit_is_an_entire_group_by_its_gpu() -> None:
     assert (unit.parent, unit.driver, unit.reasons) == (None, "vfio-pci", ())
 
 
+def test_a_path_begins_at_the_root_complex() -> None:
+    gpu = replace(A40, bridge_path=f"platform/4010000000.pcie/{A40.bridge_path}")
+    (resource,) = inventory(node_of(AUDIO, gpu), SETTINGS).resources
+    assert resource.units[0].pcie_path == ("pci0000:40", "0000:40:01.0")
+
+
 def test_devices_of_one_model_are_one_resource() -> None:
     other = replace(at(A40, 9), name="NVIDIA Corporation AD102GL [L40S]", device_id="26b9")
     assert offered(node_of(A40, at(A40, 7), other)) == {

@@ -123,8 +123,9 @@ def test_a_device_elsewhere_is_no_neighbour() -> None:
     assert "bus" not in unavailable(host_of(GPU, *elsewhere), GPU)
 
 
-def test_a_root_bus_cannot_be_reset() -> None:
-    device = replace(GPU, bridge_path="pci0000:00", reset_method=("flr",))
+@pytest.mark.parametrize("path", ["pci0000:00", "platform/4010000000.pcie/pci0000:00"])
+def test_a_root_bus_cannot_be_reset(path: str) -> None:
+    device = replace(GPU, bridge_path=path, reset_method=("flr",))
     assert unavailable(host_of(device), device)["bus"] == "a root bus cannot be reset"
 
 

@@ -43,6 +43,7 @@ def bar(size: int, **changes: Any) -> Bar:
         ({"bars": (bar(16 * GIB),), "class_code": "020000"}, None),
         ({"bars": (bar(64 * GIB),), "class_code": "120000"}, "<=64G"),
         ({"bars": (bar(GIB),), "vendor_id": "8086", "bridge_path": "pci0000:00"}, None),
+        ({"bars": (bar(GIB),), "vendor_id": "8086", "bridge_path": "platform/x/pci0000:00"}, None),
         ({"bars": (bar(16 * GIB),), "vendor_id": "8086"}, "<=16G"),
         ({"bars": (bar(GIB),), "physical_function": PciAddress(0, 4, 0, 0)}, None),
         ({"vram": 17163091968}, "16368M"),

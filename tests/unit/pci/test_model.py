@@ -127,3 +127,27 @@ def test_offset_and_stride_give_the_addresses_of_virtual_functions(
 ) -> None:
     device = replace(pci_device(), sriov_totalvfs=63, sriov_offset=offset, sriov_stride=stride)
     assert device.index_of_function(PciAddress.parse(address)) == index
+
+
+@pytest.mark.parametrize(
+    ("path", "bridges"),
+    [
+        ("pci0000:00/0000:00:03.0", ("pci0000:00", "0000:00:03.0")),
+        ("pci0000:00", ("pci0000:00",)),
+        ("platform/4010000000.pcie/pci0001:00/0001:00:01.0", ("pci0001:00", "0001:00:01.0")),
+        ("platform/4010000000.pcie/pci0000:00", ("pci0000:00",)),
+        (
+            "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/MSFT1000:00/8c8f8ac6-0001/pci0001:00",
+            ("pci0001:00",),
+        ),
+        (
+            "pci0000:00/0000:00:0e.0/pci10000:00/10000:00:06.0",
+            ("pci0000:00", "0000:00:0e.0", "pci10000:00", "10000:00:06.0"),
+        ),
+        ("", ("",)),
+    ],
+)
+def test_bridges_begin_at_the_root_complex(path: str, bridges: tuple[str, ...]) -> None:
+    device = replace(pci_device(), bridge_path=path)
+    assert device.bridges == bridges
+    assert device.is_on_root_bus == (len(bridges) == 1)

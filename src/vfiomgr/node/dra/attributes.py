@@ -70,7 +70,7 @@ def vgpu_attributes(host: HostSnapshot, gpu: Gpu, kind: VgpuType) -> dict[str, A
         "vgpuType": _short(kind),
     }
     if gpu.device is not None:
-        found[ROOT] = gpu.device.bridge_path.split("/")[0]
+        found[ROOT] = gpu.device.bridges[0]
     return _known({**_of_gpu(host, gpu.device), **found})
 
 

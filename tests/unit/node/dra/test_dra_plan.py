@@ -153,6 +153,15 @@ def test_a_vgpu_that_can_be_created_has_the_attributes_of_its_gpu() -> None:
     assert device.capacity == {"memory": 4 * GIB}
 
 
+def test_the_root_of_all_devices_is_the_one_of_kubernetes() -> None:
+    """`pci<domain>:<bus>`, whatever a device tree has above it."""
+    host = vgpu_node()
+    below = [replace(d, bridge_path=f"platform/1.pcie/{d.bridge_path}") for d in host.devices]
+    pool = published(replace(host, devices=tuple(below)))[GPU_POOL]
+    roots = {device.attributes["resource.kubernetes.io/pcieRoot"] for device in pool.devices}
+    assert (len(pool.devices), roots) == (2, {"pci0000:40"})
+
+
 @pytest.mark.parametrize("family", ["vendor", "mdev"])
 def test_real_drivers_offer_their_types(tmp_path: Path, family: str) -> None:
     kernel = l40s_host(tmp_path) if family == "vendor" else t4_host(tmp_path)
