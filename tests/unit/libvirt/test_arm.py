@@ -104,6 +104,15 @@ def test_each_root_complex_has_an_accelerated_smmu() -> None:
     assert [child.tag for child in bare] == []
 
 
+@pytest.mark.parametrize(("name", "size"), [("64K", 64), ("32M", 32768), ("512M", 524288)])
+def test_huge_pages_may_have_the_sizes_of_arm(name: str, size: int) -> None:
+    options: DomainOptions = {"memory": "16G", "vcpus": 4, "hugepages": name}
+    request = request_of("guest", options)
+    root = written(hugepage_bytes=request.hugepage_bytes)
+    page = the(root, "memoryBacking/hugepages/page")
+    assert (page.get("size"), page.get("unit")) == (str(size), "KiB")
+
+
 def test_root_complexes_of_a_device_tree_are_told_apart() -> None:
     host = grace()
     below = [

@@ -101,8 +101,10 @@ def test_huge_pages_are_those_of_the_node() -> None:
     with pytest.raises(Refusal, match="is not a multiple of the huge page size 1 GiB") as uneven:
         planned(memory_bytes=GIB * 5 // 2, hugepage_bytes=GIB)
     assert uneven.value.hint == "round the memory up to 3 GiB"
-    with pytest.raises(Refusal, match="in huge pages of 2 MiB"):
+    with pytest.raises(Refusal, match="in huge pages of 2 MiB") as other:
         planned(hugepage_bytes=2 << 20)
+    hint = "this kernel has other huge pages: pass --hugepages 1G, or omit --hugepages"
+    assert other.value.hint == hint
 
 
 def test_without_numa_or_without_a_known_node_the_guest_lies_anywhere() -> None:

@@ -20,6 +20,16 @@ System = Literal["linux", "windows"]
 """The guest's system: Windows lacks virtio drivers and needs a different clock."""
 DiskBus = Literal["virtio", "sata"]
 NetworkModel = Literal["virtio", "e1000e"]
+PAGES = {
+    "64K": 64 << 10,
+    "2M": 2 << 20,
+    "32M": 32 << 20,
+    "512M": 512 << 20,
+    "1G": 1 << 30,
+    "16G": 16 << 30,
+}
+"""Sizes of huge pages. x86 has 2M and 1G; on ARM the size of the kernel's own pages determines
+which exist (Documentation/arch/arm64/hugetlbpage.rst)."""
 
 
 class GuestDisk(Value):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Required, TypedDict, get_args
 from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.model import (
+    PAGES,
     DirectBoot,
     DiskBus,
     DomainKind,
@@ -65,8 +66,6 @@ _NETWORK_OPTIONS = {
     "mac": expression(r"[0-9a-fA-F][02468aceACE](:[0-9a-fA-F]{2}){5}"),
 }
 """A MAC address of one interface is even in its first byte."""
-PAGES = {"2M": 2 << 20, "1G": 1 << 30}
-"""The huge page sizes of an x86 CPU."""
 
 
 def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
@@ -205,7 +204,7 @@ class DomainOptions(TypedDict, total=False):
     no_pinning: bool
     """Let the CPUs run anywhere."""
     hugepages: str | None
-    """`2M` or `1G`: use huge pages of the host."""
+    """`2M`, `1G` or another of `PAGES`: use huge pages of the host."""
     viommu: IommuModel | None
     """A virtual IOMMU, for nested virtualization."""
     iommufd: bool | None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
-from vfiomgr.libvirt.build.model import GuestCell, Reason
+from vfiomgr.libvirt.build.model import PAGES, GuestCell, Reason
 from vfiomgr.libvirt.model import INTERRUPTS_ONLY, NumaCell
 from vfiomgr.pci.memory import NumaNode
 from vfiomgr.units import MIB, Version, format_cpulist, size
@@ -226,11 +226,15 @@ def _free(node: NumaNode, page_bytes: int | None) -> int:
 
 
 def _pages_remedy(node: NumaNode, wanted: int, request: DomainRequest) -> str:
-    """The command that reserves more huge pages on a node."""
+    """The command that reserves more huge pages on a node, or the sizes that its kernel has."""
     page = request.hugepage_bytes
     if page is None:
         return ""
     pool = node.pool(page)
+    if pool is None and node.hugepages:
+        sizes = {one.page_bytes for one in node.hugepages}
+        known = [name for name, number in PAGES.items() if number in sizes]
+        return f"this kernel has other huge pages: pass --hugepages {' or '.join(known)}, or "
     count = -(-wanted // page) + (pool.total - pool.free if pool else 0)
     place = f"/sys/devices/system/node/node{node.number}/hugepages/hugepages-{page >> 10}kB"
     return f"echo {count} > {place}/nr_hugepages, or "

@@ -11,11 +11,11 @@ from vfiomgr.cli.options import READING, WholeNumber, function_only_option, sess
 from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS
+from vfiomgr.libvirt.build.model import PAGES
 from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
     MOST_SPARE_PORTS,
     MOST_VCPUS,
-    PAGES,
     SPARE_PORTS,
 )
 from vfiomgr.libvirt.named import FIRST_BUS, planned_domain, planned_hostdevs
