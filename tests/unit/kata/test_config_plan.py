@@ -43,6 +43,7 @@ def plan(
     release: str = "go 4.1",
     base: str | None = None,
     setup: KataSetup | None = None,
+    architecture: str = "x86_64",
     **options: Any,
 ) -> KataPlan:
     runtime, version = release.split()
@@ -50,7 +51,7 @@ def plan(
     wanted = KataRequest(
         release=KataRelease(Version.parse(version), name), **{"functions": SMALL} | options
     )
-    host = replace(two_sockets(), cpu_address_bits=46)
+    host = replace(two_sockets(), cpu_address_bits=46, architecture=architecture)
     configured = None if base is None else read_settings(MAIN, base)
     return plan_config(host, wanted, TABLE, configured, setup)
 
@@ -210,6 +211,13 @@ def test_the_machine_stays_one_that_has_root_ports() -> None:
     assert virt.value("machine_type") == "virt"
     assert virt.value("cpu_features") is None, "host-phys-bits is for x86"
     assert plan(base="[hypervisor.qemu]\nmachine_type = 'pc'").value("machine_type") == "q35"
+
+
+@pytest.mark.parametrize("base", [None, "[hypervisor.qemu]\nmachine_type = ''"])
+def test_arm_has_another_machine(base: str | None) -> None:
+    virt = plan(base=base, functions=(*ONE, *SMALL), architecture="aarch64")
+    assert virt.value("machine_type") == "virt"
+    assert virt.value("cpu_features") is None, "host-phys-bits is for x86"
 
 
 def test_switch_ports_and_root_ports_are_not_both_in_runtime_rs() -> None:

@@ -188,9 +188,8 @@ class _Planner:
         return None
 
     def _write_ports(self, plug: Plug | None) -> None:
-        machine = self.base.machine_type if self.base is not None else ""
         if self.request.hypervisor == "qemu":
-            self._write("hypervisor", "machine_type", machine if machine in _MACHINES else "q35")
+            self._write("hypervisor", "machine_type", self._machine())
         if plug is not None:
             for key, is_this in (
                 ("hot_plug_vfio", plug == "hot"),
@@ -264,7 +263,11 @@ class _Planner:
         return self._gpus > 1 or self._needs_large_window
 
     def _machine(self) -> str:
-        return self.base.machine_type if self.base is not None else ""
+        """The configured machine if it has root ports, else the one of the host's architecture."""
+        configured = self.base.machine_type if self.base is not None else ""
+        if configured in _MACHINES:
+            return configured
+        return "virt" if self.host.architecture == "aarch64" else "q35"
 
     def _cpu_features(self) -> str:
         """The configured features, and addresses as wide as the host's if BARs need them."""
