@@ -85,6 +85,12 @@ def test_groups_are_those_of_the_kernel(topology: Topology, nic: str) -> None:
     assert f"IOMMU group      {group_of(nic)}\n" in vfiomgr("show", nic).stdout
 
 
+def test_a_root_bus_is_one_also_below_a_device_tree(topology: Topology) -> None:
+    place = (_DEVICES / topology.addresses["console"]).resolve()
+    assert place.parts[3] == "platform"
+    assert "bus: a root bus cannot be reset" in vfiomgr("show", place.name).stdout
+
+
 def test_a_device_goes_to_vfio_pci_with_its_node_and_back(nic: str) -> None:
     number = group_of(nic)
     assert number is not None
