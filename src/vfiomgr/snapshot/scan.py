@@ -190,10 +190,10 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests}
     of_guests.update(mdev.iommu_group for mdev in mdevs)
-    only = of_guests if for_table else None
+    numbers = of_guests if for_table else None
     if whole is not None and not any(cdi_facts.list_cdi_files(tree)):  # which may name any group
-        only = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
-    groups = iommu.read_groups(tree, only)
+        numbers = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
+    groups = iommu.read_groups(tree, numbers)
     if whole is not None and not iommu.has_device_groups(groups):
         groups = iommu.read_groups(tree)  # whether there are any tells whether an IOMMU is on
     return HostSnapshot(
