@@ -25,8 +25,10 @@ FIRST_QEMU = Version(8, 1)
 SEVERAL_QEMU = Version(8, 2)
 """The QEMU that migrates several VFIO devices, if all support P2P."""
 RELAXED_QEMU = Version(11, 0)
-"""The QEMU that migrates guests with an IOMMU, on iommufd."""
+"""The QEMU that migrates guests with an IOMMU, on iommufd; its tracking is in the host's IOMMU."""
 _BLOCKED = "QEMU refuses to migrate the guest"
+_TRACKS = "dirty-tracking"
+"""Devices that log the pages that they write (vfio_device_features_read of the kernel)."""
 
 
 def staying(context: PreflightContext) -> list[DomainHostdev]:
@@ -161,19 +163,29 @@ def teaming(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def viommu(context: PreflightContext) -> Iterator[Diagnostic]:
-    """QEMU: "Migration is currently not supported with vIOMMU enabled"."""
+    """QEMU: "Migration is currently not supported with vIOMMU enabled".
+
+    From 11.0 on only for devices that track the pages that they write; for others the IOMMU of the
+    host must do so, through iommufd (vfio_migration_realize).
+    """
     iommu = context.domain.iommu
     if iommu is None or not staying(context):
         return
     uses_iommufd = context.domain.has_iommufd or all(h.iommufd for h in staying(context))
     known = context.qemu
-    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU)
+    found = ((h, migratability(context, h)) for h in staying(context))
+    tracking = [h.name for h, one in found if one is not None and _TRACKS in (one.features or ())]
+    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU) and not tracking
+    why = f"it migrates only with iommufd, QEMU {RELAXED_QEMU} or later, and an IOMMU of the host "
+    why += "that tracks dirty pages"
+    if tracking:
+        why = f"{_BLOCKED}: {', '.join(tracking)} tracks dirty pages itself"
     yield finding(
         "migration-viommu",
         "warning" if is_new else "blocker",
         "the guest has a virtual IOMMU and host devices",
         (f"{context.at(context.domain.line('devices/iommu'))}: <iommu model='{iommu.model}'>",),
-        f"it migrates only with iommufd and QEMU {RELAXED_QEMU} or later" if is_new else _BLOCKED,
+        why,
         "remove the <iommu>",
     )
 

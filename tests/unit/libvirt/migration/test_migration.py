@@ -160,8 +160,19 @@ def test_a_virtual_iommu() -> None:
         "migration-viommu"
     ]
     modern = xml(pci_element(VF) + iommu, ports="", before="<iommufd enabled='yes'/>")
-    (found,) = report(modern, network_host()).report.findings
+    seen = network_host(guest_support=support(VF, features=("stop-copy", "p2p")))
+    (found,) = report(modern, seen).report.findings
     assert (found.rule, found.severity) == ("migration-viommu", "warning")
+    assert found.why.endswith("an IOMMU of the host that tracks dirty pages")
+
+
+def test_a_device_that_tracks_dirty_pages_does_not_migrate_behind_a_virtual_iommu() -> None:
+    seen = network_host(guest_support=support(VF, features=("stop-copy", "dirty-tracking")))
+    iommu = "<iommu model='intel'/>"
+    text = xml(pci_element(VF) + iommu, ports="", before="<iommufd enabled='yes'/>")
+    (found,) = report(text, seen).report.findings
+    assert (found.rule, found.severity) == ("migration-viommu", "blocker")
+    assert found.why.endswith(f"{VF} tracks dirty pages itself")
 
 
 def test_confidential_guests_stay() -> None:
