@@ -31,11 +31,11 @@ from vfiomgr.layout.model import (
 )
 from vfiomgr.layout.requests import ApplyLayout
 from vfiomgr.layout.vgpu_device_manager import layouts_of
-from vfiomgr.paths import vfio_group_node
 from vfiomgr.pci.capabilities import RESET_METHODS
 from vfiomgr.pci.drivers import PLAIN
 from vfiomgr.pci.model import PciAddress, is_vfio_driver
 from vfiomgr.persistence.model import DRIVERCTL
+from vfiomgr.persistence.plan import accesses
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import PARAMETERS, types_called
 
@@ -127,9 +127,8 @@ def _settings(host: HostSnapshot, device: PciDevice) -> _Rule:
     found: _Rule = {}
     if device.driver != PLAIN:
         found["driver"] = device.driver
-    group = device.iommu_group
-    access = None if group is None else host.access(vfio_group_node(group))
-    if access not in (None, ROOT_ONLY):
+    access = next(iter(accesses(host, device)), ROOT_ONLY)
+    if access != ROOT_ONLY:
         found["owner"] = f"{access.uid}:{access.gid}" if access.gid else str(access.uid)
     origin = host.origin(device)
     if origin is not None:

@@ -256,7 +256,7 @@ def _set_access(
 
 
 def accesses(host: HostSnapshot, device: PciDevice) -> list[NodeAccess]:
-    """The step that sets the owner of a function's existing nodes."""
+    """The owners of a function's existing nodes: that of its group, and its cdev."""
     group = device.iommu_group
     nodes = [] if group is None else [str(vfio_group_node(group))]
     nodes += [] if device.vfio_device is None else [VFIO_CDEVS / device.vfio_device]

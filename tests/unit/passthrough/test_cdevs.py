@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.passthrough import apply
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.iommu import read_vfio_state
 
 if TYPE_CHECKING:
@@ -75,6 +77,14 @@ def test_a_plan_names_no_node_of_a_group(run: Run) -> None:
     assert "/dev/vfio/1" not in planned
     assert f"{TWIN}: wait for {CDEVS}/vfio*\n       ls -l {CDEVS}/vfio*\n" in planned
     assert f"chown 0:36 {CDEVS}/$(ls /sys/bus/pci/devices/{TWIN}/vfio-dev)\n" in planned
+
+
+def test_an_exported_layout_has_the_owner_of_a_cdev(groupless: FakeKernel, run: Run) -> None:
+    owned = NodeAccess(0, 36, 0o660)
+    for name in groupless.sysfs.names(CDEVS):
+        groupless.change_access(HostPath(f"{CDEVS}/{name}"), owned)
+    exported = run("layout", "export").stdout
+    assert "owner: '0:36'" in exported.replace('"', "'")
 
 
 @pytest.mark.usefixtures("groupless")
