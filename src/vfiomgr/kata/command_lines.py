@@ -277,8 +277,8 @@ def run_command(  # noqa: PLR0913 - each is an option of the command
     oci_nodes.refuse_noiommu(host, units)
     node = node or oci_nodes.usual_form(host)
     waiting = oci_nodes.waiting(host, units)
-    if node == "cdev" and waiting:
-        oci_nodes.refuse_unready(source.scan(), units)
+    if (node == "cdev" and waiting) or any(d.iommu_group is None for d in waiting):
+        oci_nodes.refuse_unready(source.scan(), units)  # nobody knows the names of their nodes
     own = [path for unit in units for path in oci_nodes.device_nodes(unit, node)]
     found = command_for(
         RunRequest(

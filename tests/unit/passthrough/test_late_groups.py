@@ -67,3 +67,12 @@ def test_a_group_that_turns_out_not_to_be_viable_is_undone(kernel: FakeKernel, r
     assert "IOMMU group 11 also holds" in again.stderr
     assert run("bind", LONE, "--with-group").status == 0
     assert states(kernel)[LONE] == states(kernel)[NIC] == ("vfio-pci", 11)
+
+
+def test_a_command_line_needs_the_node_whose_name_nobody_knows_yet(run: Run) -> None:
+    command = ("kata", "run-command", GPU, "--kata-runtime", "go", "--kata-version", "3.20")
+    refused = run(*command)
+    assert (refused.status, refused.stdout) == (4, "")
+    assert f"remedy: vfiomgr bind {GPU}\n" in refused.stderr
+    assert run("bind", GPU).status == 0
+    assert "--device /dev/vfio/10 " in run(*command).stdout
