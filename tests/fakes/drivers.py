@@ -259,6 +259,8 @@ class Drivers:
         self._sysfs.drop(directory / "driver")
         why = None if surprise else self._obstacle(driver, address)
         if why:
+            if driver.is_vfio:
+                self._vfio.wait_for_guest(directory)
             self._stuck.forever(address, why, name)
         self._finish_detach(driver, address)
 

@@ -36,6 +36,8 @@ class Vfio:
         self._sysfs = sysfs
         self._groups = groups
         self._has_cdev = False
+        self.unlinks_first = False
+        """Linux 6.12: vfio-dev of a device goes before the kernel waits for its guest."""
         self._has_groups = True
         self.makes_nodes = True
         self.guests: dict[int, Guest] = {}
@@ -103,12 +105,21 @@ class Vfio:
 
     def unregister(self, device: HostPath) -> None:
         """A driver takes a device back; the last one of a group takes the node along."""
-        for name in self._sysfs.names(device / "vfio-dev"):
-            self._sysfs.drop(_CLASS / name)
-        self._sysfs.drop(device / "vfio-dev")
+        self._unlink(device)
         for guest in self.guests.values():
             guest.devices.discard(device)
         self.show_nodes()
+
+    def wait_for_guest(self, device: HostPath) -> None:
+        """A driver takes a device back that a guest has open (vfio_unregister_group_dev)."""
+        if self.unlinks_first:
+            self._unlink(device)
+            self.show_nodes()
+
+    def _unlink(self, device: HostPath) -> None:
+        for name in self._sysfs.names(device / "vfio-dev"):
+            self._sysfs.drop(_CLASS / name)
+        self._sysfs.drop(device / "vfio-dev")
 
     def show_nodes(self) -> None:
         """Bring /dev/vfio in step with what VFIO serves, as devtmpfs does."""
@@ -117,6 +128,7 @@ class Vfio:
         served = {_CLASS / name: name for name in self._sysfs.names(_CLASS)}
         places = [self._sysfs.target(link) for link in served]
         groups = {self._groups.of(place.parent.parent) for place in places if place}
+        groups |= {number for number, guest in self.guests.items() if guest.devices}
         numbers = {str(n) for n in groups if n is not None and self.has_groups}
         self._show(VFIO_NODES, numbers)
         self._show_class(numbers)

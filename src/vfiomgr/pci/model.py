@@ -382,6 +382,16 @@ class PciDevice(Value):
         return self.is_on_vfio or self.vfio_device is not None
 
     @property
+    def is_leaving_driver(self) -> bool:
+        """Whether the kernel is stuck in the removal of its driver, which may be VFIO's.
+
+        The link to the driver is gone by then (__device_release_driver in drivers/base/dd.c), and
+        so is vfio-dev in Linux 6.12, not in 6.1 (vfio_unregister_group_dev in
+        drivers/vfio/vfio_main.c); the node of the group remains.
+        """
+        return self.stuck is not None and self.driver is None
+
+    @property
     def is_graphics_or_accelerator(self) -> bool:
         """Display controllers, processing accelerators, NPUs and NVSwitches."""
         is_gpu = self.class_code.startswith((CLASS_DISPLAY, CLASS_ACCELERATOR)) or self.is_npu

@@ -401,7 +401,9 @@ class HostSnapshot(HostFacts):
         """The nodes through which a guest opens a function or a vGPU: its group, its cdev."""
         nodes: set[str] = set()
         group = self.group(holder.iommu_group)
-        if group is not None and (not isinstance(holder, PciDevice) or holder.is_for_guests):
+        if group is not None and (
+            not isinstance(holder, PciDevice) or holder.is_for_guests or holder.is_leaving_driver
+        ):
             nodes.add(group.node)
         if holder.vfio_device is not None:
             nodes.add(VFIO_CDEVS / holder.vfio_device)

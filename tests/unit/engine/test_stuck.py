@@ -106,7 +106,9 @@ def test_recover_finishes_it_once_the_holder_is_gone(kernel: FakeKernel) -> None
     assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
 
 
-def test_a_forced_unbind_names_the_guest_that_it_waits_for(kernel: FakeKernel) -> None:
+@pytest.mark.parametrize("linux", ["6.1", "6.12"])
+def test_a_forced_unbind_names_the_guest_that_it_waits_for(kernel: FakeKernel, linux: str) -> None:
+    kernel.vfio.unlinks_first = linux == "6.12"
     api.apply(Bind((GPU,)), tree=kernel)
     kernel.guest_opens(10)
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4252\)"):
