@@ -201,8 +201,12 @@ def build_modules(kernel: Kernel, source: Path, *more: str) -> None:
 
     The directory is below the kernel's home. `more` is for make.
     """
+    headers = kernel.headers
+    if headers.is_relative_to(kernel.directory) and kernel.is_root:
+        # Headers of Linux 7 know their place, and called by another they build in themselves.
+        headers = Path("/", headers.relative_to(kernel.directory))
     make = ["make", "-j2", f"M={source}", "CONFIG_DEBUG_INFO_BTF_MODULES=", *more, "modules"]
-    make += ["-C", str(kernel.headers)]
+    make += ["-C", str(headers)]
     if kernel.is_root:
         run_within(kernel.directory, make, kernel.home)
     else:
