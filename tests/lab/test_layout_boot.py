@@ -84,6 +84,20 @@ def command() -> list[str]:
     return shlex.split(line.removeprefix("ExecStart="))
 
 
+def overriding(function: str) -> str:
+    """What `udevadm test` says of a rule that overrides a driver; 257 and 262 do not write it."""
+    asked = subprocess.run(["udevadm", "--version"], capture_output=True, text=True, check=True)
+    skipping = "Running in test mode, skipping writing"
+    match int(asked.stdout):
+        case 252:
+            return "driver_override' writing 'vfio-pci'"
+        case 257:
+            attribute = (_DEVICES / function).resolve() / "driver_override"
+            return f'{skipping} ATTR{{{attribute}}}="vfio-pci"'
+        case _:
+            return f'{skipping} "vfio-pci" to sysfs attribute "driver_override"'
+
+
 def functions(topology: Topology) -> list[str]:
     physical = PciAddress.parse(topology.addresses["nvme"])
     return [str(address) for address in read_virtual_functions(_TREE, physical)]
@@ -114,7 +128,7 @@ def test_a_host_comes_to_its_layout_by_itself(topology: Topology, file: str) -> 
         check=True,
     )
     told = [line for line in tested.stderr.splitlines() if "05-vfiomgr-" in line]
-    assert any("driver_override' writing 'vfio-pci'" in line for line in told)
+    assert any(overriding(pair[0]) in line for line in told)
     assert [line for line in told if _COMPLAINT.search(line)] == []
 
     assert functions(topology) == []
