@@ -32,6 +32,8 @@ _DEVICES = Path("/sys/bus/pci/devices")
 _NEEDED = ("vfio-pci-core", "mdev", "vfio_iommu_type1")
 _DEADLINE = 30.0
 """Seconds for nvme to take its controller back: it probes in the background."""
+_SHOWN = 4000
+"""How much is shown of the kernel's messages where it does not."""
 
 
 def load(*, family: Literal["mdev", "vendor"], **parameters: str | int) -> None:
@@ -60,7 +62,7 @@ def unload() -> None:
     _run("modprobe", "nvme")
     deadline = time.monotonic() + _DEADLINE
     while driver(gpu()) != "nvme":
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, _run("dmesg")[-_SHOWN:]
         time.sleep(0.1)
 
 
@@ -150,7 +152,9 @@ def _set_functions(count: int) -> None:
     write(directory / "sriov_numvfs", str(count))
 
 
-def _run(*command: str) -> None:
-    """Run a program of the guest; AssertionError with what it said where it fails."""
+def _run(*command: str) -> str:
+    """Run a program of the guest, and return what it said; AssertionError where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, f"{' '.join(command)}: {said}"
+    return said

@@ -105,6 +105,12 @@ static const struct vfio_device_ops function_ops = {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 	.detach_ioas = vfio_iommufd_physical_detach_ioas,
 #endif
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 17, 0)
+	.match_token_uuid = vfio_pci_core_match_token_uuid,
+#endif
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+	.get_region_info_caps = vfio_pci_ioctl_get_region_info,
+#endif
 };
 
 static ssize_t creatable_vgpu_types_show(struct device *dev, struct device_attribute *attr,

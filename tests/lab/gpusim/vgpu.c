@@ -108,22 +108,37 @@ static long get_info(void __user *arg)
 	return copy_to_user(arg, &info, size) ? -EFAULT : 0;
 }
 
+static int describe_region(struct vfio_region_info *info)
+{
+	bool is_config = info->index == VFIO_PCI_CONFIG_REGION_INDEX;
+
+	if (info->index >= VFIO_PCI_NUM_REGIONS)
+		return -EINVAL;
+	info->offset = 0;
+	info->size = is_config ? PCI_CFG_SPACE_SIZE : 0;
+	info->flags = is_config ? VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE : 0;
+	return 0;
+}
+
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+static int get_region_info_caps(struct vfio_device *vdev, struct vfio_region_info *info,
+				struct vfio_info_cap *caps)
+{
+	return describe_region(info);
+}
+#else
 static long get_region_info(void __user *arg)
 {
 	const unsigned long size = offsetofend(struct vfio_region_info, offset);
 	struct vfio_region_info info;
-	bool is_config;
 
 	if (copy_from_user(&info, arg, size))
 		return -EFAULT;
-	if (info.argsz < size || info.index >= VFIO_PCI_NUM_REGIONS)
+	if (info.argsz < size || describe_region(&info))
 		return -EINVAL;
-	is_config = info.index == VFIO_PCI_CONFIG_REGION_INDEX;
-	info.offset = 0;
-	info.size = is_config ? PCI_CFG_SPACE_SIZE : 0;
-	info.flags = is_config ? VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE : 0;
 	return copy_to_user(arg, &info, size) ? -EFAULT : 0;
 }
+#endif
 
 static long get_irq_info(void __user *arg)
 {
@@ -144,8 +159,10 @@ static long vgpu_ioctl(struct vfio_device *vdev, unsigned int command, unsigned 
 	switch (command) {
 	case VFIO_DEVICE_GET_INFO:
 		return get_info((void __user *)arg);
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 19, 0)
 	case VFIO_DEVICE_GET_REGION_INFO:
 		return get_region_info((void __user *)arg);
+#endif
 	case VFIO_DEVICE_GET_IRQ_INFO:
 		return get_irq_info((void __user *)arg);
 	case VFIO_DEVICE_SET_IRQS:
@@ -174,6 +191,9 @@ static const struct vfio_device_ops vgpu_ops = {
 #endif
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 6, 0)
 	.detach_ioas = vfio_iommufd_emulated_detach_ioas,
+#endif
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+	.get_region_info_caps = get_region_info_caps,
 #endif
 };
 
