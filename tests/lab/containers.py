@@ -23,7 +23,14 @@ _BUSYBOX = Path("/usr/bin/busybox")
 _LIMIT = 300.0
 """Seconds that nothing takes, on however busy a machine."""
 _SHIM = "containerd-shim-runc-v2"
-_WITHOUT_CRI = 'version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+_WITHOUT_CRI = """\
+version = 2
+disabled_plugins = ["io.containerd.grpc.v1.cri"]
+# Since version 2, `ctr image import` has containerd itself unpack, which knows overlayfs only.
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux/amd64"
+  snapshotter = "native"
+"""
 _WITH_CDI = f"""\
 version = 2
 [plugins."io.containerd.grpc.v1.cri"]
