@@ -32,18 +32,24 @@ class Platform:
     has_groups: bool = True
     """Whether VFIO has a node for each IOMMU group; only a VFIO with cdevs can be without."""
     architecture: Architecture = AMD64
+    kernel_from: str | None = None
+    """The release of its kernel, where that is another one."""
 
     def kernel(self) -> Kernel:
         """Return its kernel, built first if there is none."""
         if self.release is None:
             return kernel.provide()
-        own = roots.provide(self.release, self.architecture)
+        own = roots.provide(self.kernel_from or self.release, self.architecture)
         return iommufd.provide(own, has_groups=self.has_groups) if self.has_cdevs else own
 
     @property
     def root(self) -> Path:
         """What its guests see as their own file system."""
-        return Path("/") if self.release is None else self.kernel().directory
+        return (
+            Path("/")
+            if self.release is None
+            else roots.provide(self.release, self.architecture).directory
+        )
 
     @property
     def python(self) -> str:
@@ -91,6 +97,7 @@ PLATFORMS = {
         Platform("debian13-iommufd", "trixie", has_cdevs=True),
         Platform("debian13-no-groups", "trixie", has_cdevs=True, has_groups=False),
         Platform("debian13-arm64", "trixie", architecture=ARM64),
+        Platform("sid-iommufd", "sid", has_cdevs=True, kernel_from="trixie"),
     )
 }
 

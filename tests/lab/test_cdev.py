@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lab import nested
 from tests.lab.command import document, vfiomgr
 from tests.lab.progress import Patience
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.topology("workstation"),
-    pytest.mark.platforms("debian13-iommufd", "debian13-no-groups", only=True),
+    pytest.mark.platforms("debian13-iommufd", "debian13-no-groups", "sid-iommufd", only=True),
 ]
 
 OWNER, GROUP = 1234, 4321
@@ -165,8 +166,9 @@ def test_a_guest_with_the_cdev_of_a_function_is_recognised(bound: str) -> None:
         assert listed["state"] == "in-use"
 
 
+@pytest.mark.platforms("debian13-iommufd", "debian13-no-groups", only=True)
 def test_a_guest_that_receives_open_nodes_is_recognised(bound: str) -> None:
-    """As libvirt starts it: QEMU itself has no access to the nodes."""
+    """QEMU itself has no access to the nodes; sid's 11.1.3 crashes with these arguments."""
     iommu, device = os.open(IOMMU, os.O_RDWR), os.open(cdev_of(bound), os.O_RDWR)
     received = ("-object", f"iommufd,id=i,fd={iommu}", "-device", f"vfio-pci,fd={device},iommufd=i")
     with guest(*received, descriptors=(iommu, device)) as process:
@@ -192,3 +194,20 @@ def test_a_function_that_is_not_bound_yet_gets_iommufd_there_too(
     subprocess.run(["modprobe", "vfio"], check=True)
     written = vfiomgr("libvirt", "hostdev", gpu, "--libvirt-version", "12.8").stdout
     assert written.count("iommufd='yes'") == (0 if platform.has_groups else 2)
+
+
+@pytest.mark.platforms("sid-iommufd", only=True)
+@pytest.mark.usefixtures("libvirtd")
+def test_a_guest_of_libvirt_with_iommufd_is_recognised(bound: str, topology: Topology) -> None:
+    written = vfiomgr("libvirt", "hostdev", bound, "--iommufd").stdout
+    assert written.count(" iommufd='yes'/>") == 2
+    created = nested.call("virsh", "create", str(nested.write_domain(written)), "--validate")
+    assert created.returncode == 0, created.stderr
+    try:
+        cdevs = {cdev_of(bound), cdev_of(topology.addresses["gpu_audio"])}
+        assert opened(nested.pid()) == {IOMMU, *cdevs}
+        user = f"guest {nested.NAME} (qemu-system-x86, PID {nested.pid()})"
+        assert user in vfiomgr("show", bound).stdout
+        assert user in vfiomgr("unbind", bound, status=4).stderr
+    finally:
+        nested.call("virsh", "destroy", nested.NAME)
