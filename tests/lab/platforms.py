@@ -45,11 +45,9 @@ class Platform:
     @property
     def root(self) -> Path:
         """What its guests see as their own file system."""
-        return (
-            Path("/")
-            if self.release is None
-            else roots.provide(self.release, self.architecture).directory
-        )
+        if self.release is None:
+            return Path("/")
+        return roots.provide(self.release, self.architecture).directory
 
     @property
     def python(self) -> str:

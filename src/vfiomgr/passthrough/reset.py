@@ -242,14 +242,7 @@ def _why_no_bus(host: HostSnapshot, device: PciDevice) -> str:
 
 def _neighbours(host: HostSnapshot, device: PciDevice) -> list[PciDevice]:
     """The other functions of its bus, for which the kernel refuses a bus reset (ENOTTY)."""
-    here = (device.address.domain, device.address.bus)
-    return [
-        other
-        for other in host.devices
-        if other is not device
-        and (other.address.domain, other.address.bus) == here
-        and other.physical_function != device.address
-    ]
+    return [one for one in host.beside(device) if one.physical_function != device.address]
 
 
 def _bridge_above(host: HostSnapshot, device: PciDevice) -> PciDevice | None:

@@ -131,6 +131,10 @@ class HostSnapshot(HostFacts):
         return _gathered((device.address.slot, device) for device in self.devices)
 
     @cached_property
+    def _by_bus(self) -> dict[tuple[int, int], tuple[PciDevice, ...]]:
+        return _gathered(((d.address.domain, d.address.bus), d) for d in self.devices)
+
+    @cached_property
     def _by_group(self) -> dict[int | None, tuple[PciDevice, ...]]:
         return _gathered((device.iommu_group, device) for device in self.devices)
 
@@ -270,6 +274,11 @@ class HostSnapshot(HostFacts):
             for other in self._by_slot.get(device.address.slot, ())
             if other.physical_function is None and (other is device or not other.is_bridge)
         )
+
+    def beside(self, device: PciDevice) -> tuple[PciDevice, ...]:
+        """The other functions of its bus."""
+        bus = self._by_bus.get((device.address.domain, device.address.bus), ())
+        return tuple(other for other in bus if other is not device)
 
     def group_members(self, number: int | None) -> tuple[PciDevice, ...]:
         """The PCI functions of an IOMMU group."""

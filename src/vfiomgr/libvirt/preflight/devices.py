@@ -375,11 +375,8 @@ def _on_its_bus(context: PreflightContext, device: PciDevice) -> list[PciDevice]
     """The other functions below the same port, which are reset together."""
     return [
         other
-        for other in context.host.devices
-        if other is not device
-        and other.address.bus == device.address.bus
-        and other.bridge_path == device.bridge_path
-        and not other.is_bridge
+        for other in context.host.beside(device)
+        if other.bridge_path == device.bridge_path and not other.is_bridge
     ]
 
 
