@@ -5,6 +5,7 @@ None means that this host, recording or snapshot does not show the fact; it neve
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
@@ -137,6 +138,17 @@ class Readiness(Value):
     has_modprobe: bool | None = None
     """Whether modprobe is available; None for a recorded host."""
 
+    @property
+    def widest_iommu(self) -> tuple[str, int] | None:
+        """The Intel IOMMU unit that translates the widest addresses, and their bits, if known.
+
+        The smaller one of MGAW and SAGAW counts (prepare_domain_attach_device and
+        paging_domain_alloc in drivers/iommu/intel/iommu.c); which unit a device is behind is not
+        read.
+        """
+        widths = ((unit, _width_of(cap)) for unit, cap in self.iommu_caps.items())
+        return max(widths, key=itemgetter(1), default=None)
+
     def module(self, name: str) -> KernelModule:
         """The state of a module, by its name with underscores."""
         found = (module for module in self.modules if module.name == name)
@@ -150,6 +162,17 @@ class Readiness(Value):
     def node(self, path: str) -> DeviceNode | None:
         """The device node at a path; None if it does not exist."""
         return next((node for node in self.nodes if node.path == path), None)
+
+
+_WIDTHS = {1: 39, 2: 48, 3: 57}
+"""The address width of each bit of SAGAW (Intel VT-d specification, capability register)."""
+
+
+def _width_of(cap: int) -> int:
+    """The address width of a unit: MGAW in bits 21 to 16, SAGAW in bits 12 to 8."""
+    most = (cap >> 16 & 0x3F) + 1
+    levels = [width for bit, width in _WIDTHS.items() if cap >> 8 & 1 << bit]
+    return min(most, max(levels, default=most))
 
 
 _GRUB = "edit GRUB_CMDLINE_LINUX in /etc/default/grub"

@@ -283,7 +283,8 @@ def planned_domain(
     """
     request = request_of(name, options)
     is_confidential = request.launch_security is not None
-    seen = host.scan(with_guests=is_confidential and not version)
+    has_vt_d = request.viommu == "intel" or request.vcpus > build.numa.MOST_WITHOUT_EIM
+    seen = host.scan(with_guests=is_confidential and not version, with_readiness=has_vt_d)
     libvirt = libvirt_version(host, version)()
     units = units_of(seen, request.devices)
     backend = _backend(host, version, units, asked=options.get("iommufd"))

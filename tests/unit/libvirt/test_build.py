@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests.unit.check.test_rules import facts
 from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
+from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress
@@ -165,6 +167,16 @@ def test_a_virtual_iommu_is_as_wide_as_what_it_maps() -> None:
     assert planned(GPU, viommu="virtio").iommu is not None
     with pytest.raises(Refusal, match=r"<iommu model='amd'> \(libvirt 11\.5\.0 or later\)"):
         planned(GPU, viommu="amd", libvirt=Version(11, 4))
+
+
+def test_a_virtual_iommu_is_not_wider_than_that_of_the_host() -> None:
+    for cap, bits in ((DESKTOP, 39), (SERVER, 48)):
+        seen = replace(two_sockets(), readiness=facts(iommu_caps={"dmar0": cap}))
+        plan = planned(GPU, viommu="intel", host=seen)
+        assert f"aw_bits='{bits}'" in render.domain(plan)
+        assert ("translates 39 bits, and QEMU refuses" in plan.why("iommu")) is (bits == 39)
+        many = render.domain(planned(GPU, vcpus=256, numa="off", host=seen, libvirt=NEW))
+        assert ("dma_translation='off' aw_bits='39'/>" in many) is (bits == 39)
 
 
 def test_behind_amds_iommu_vfio_is_told_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from tests.fakes.hosts import workstation
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
 from tests.unit.host_files import put_topology
+from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
@@ -22,8 +24,6 @@ from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Matches, Run
 
@@ -350,3 +350,14 @@ def test_a_recorded_host_answers_like_the_machine(run: Run, tmp_path: Path) -> N
             *("--root", other.root, "libvirt", "domain", *SMALL, "--device", "0000:01:00.0")
         ).stdout
     )
+
+
+def test_a_virtual_iommu_is_not_wider_than_that_of_the_host(run: Run, tmp_path: Path) -> None:
+    root = workstation(tmp_path / "host").root
+    unit = Path(root, "sys/class/iommu/dmar0/intel-iommu")
+    unit.mkdir(parents=True)
+    unit.joinpath("cap").write_text(f"{DESKTOP:x}\n")
+    wanted = ("--root", root, "libvirt", "domain", *SMALL, "--libvirt-version", "10.7")
+    assert "aw_bits='39'" in run(*wanted, "--viommu", "intel").stdout
+    unit.joinpath("cap").write_text(f"{SERVER:x}\n")
+    assert "aw_bits='48'" in run(*wanted, "--viommu", "intel").stdout

@@ -279,7 +279,13 @@ def _iommu(
         text = (
             f"more than {MOST_WITHOUT_EIM} CPUs need its interrupt remapping; it translates no DMA"
         )
-        iommu = DomainIommu("intel", has_eim=True, translates_dma=False)
+    known = None if host.readiness is None else host.readiness.widest_iommu
+    most = None
+    if known is not None and known[1] < _LONG_BITS:
+        bits = most = _SHORT_BITS
+        text += f"; the host's IOMMU translates {known[1]} bits, and QEMU refuses a wider one"
+    if not request.translates_dma:
+        iommu = DomainIommu("intel", address_bits=most, has_eim=True, translates_dma=False)
         return iommu, (Reason("iommu", text),)
     iommu = DomainIommu("intel", has_caching_mode=True, address_bits=bits, has_eim=has_eim)
     return iommu, (Reason("iommu", text),)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.check import platform_rules
@@ -268,8 +267,6 @@ _CHECKS_WIDTH, _IS_WIDE = Version(9, 1), Version(9, 2)
 """vtd_check_hiod of hw/i386/intel_iommu.c is new in QEMU 9.1; pc_compat_9_1 of hw/i386/pc.c keeps
 the width of 39 bits for machines before 9.2."""
 _NARROW, _WIDE = 39, 48
-_WIDTHS = {1: 39, 2: 48, 3: 57}
-"""The address width of each bit of SAGAW (Intel VT-d specification, capability register)."""
 
 
 def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -319,22 +316,9 @@ def _asked_width(context: PreflightContext) -> int | None:
 
 
 def host_width(context: PreflightContext) -> tuple[str, int] | None:
-    """The widest VT-d unit of the host, and its width; None if unknown.
-
-    The smaller one of MGAW and SAGAW counts (prepare_domain_attach_device and paging_domain_alloc
-    in drivers/iommu/intel/iommu.c); which unit a device is behind is not read.
-    """
+    """The widest VT-d unit of the host, and its width; None if unknown."""
     facts = context.host.readiness
-    units = {} if facts is None else facts.iommu_caps
-    widths = [(unit, _width_of(cap)) for unit, cap in units.items()]
-    return max(widths, key=itemgetter(1), default=None)
-
-
-def _width_of(cap: int) -> int:
-    """The address width of a unit: MGAW in bits 21 to 16, SAGAW in bits 12 to 8."""
-    most = (cap >> 16 & 0x3F) + 1
-    levels = [width for bit, width in _WIDTHS.items() if cap >> 8 & 1 << bit]
-    return min(most, max(levels, default=most))
+    return None if facts is None else facts.widest_iommu
 
 
 def is_width_unknown(context: PreflightContext) -> bool:
