@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -40,20 +41,46 @@ def in_parts(
 
     size = -(-len(items) // count)
     parts = [items[start : start + size] for start in range(0, len(items), size)]
-    children: list[tuple[int, int, Sequence[Item]]] = []
-    for part in parts[1:]:
-        source, sink = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _answer(work, part, sink)
-        os.close(sink)
-        children.append((pid, source, part))
-    found = work(parts[0])
-    for pid, source, part in children:
-        data = _receive(source, pid)
-        # Of this program's own child, through a pipe of its own.
-        found += work(part) if data is None else cast("list[Found]", pickle.loads(data))  # noqa: S301
+    children: deque[tuple[int, int]] = deque()
+    try:
+        with suppress(OSError):  # no more processes or files: a part without a child is done here
+            for part in parts[1:]:
+                children.append(_start(work, part))
+        found = work(parts[0])
+        for part in parts[1:]:
+            data = _receive(*children[0]) if children else None
+            if children:
+                children.popleft()
+            # Of this program's own child, through a pipe of its own.
+            found += work(part) if data is None else cast("list[Found]", pickle.loads(data))  # noqa: S301
+    finally:
+        for source, pid in children:
+            _end(source, pid)
     return found
+
+
+def _start(work: Callable[[Sequence[Item]], list[Found]], part: Sequence[Item]) -> tuple[int, int]:
+    """Start a child; the pipe from which its result comes, and its number."""
+    source, sink = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(source)
+        os.close(sink)
+        raise
+    if pid == 0:
+        _answer(work, part, sink)
+    os.close(sink)
+    return source, pid
+
+
+def _end(source: int, child: int) -> None:
+    """End a child whose result nobody waits for."""
+    with suppress(OSError):  # its pipe was closed
+        os.close(source)
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
 
 
 def _processors() -> int:
@@ -62,7 +89,10 @@ def _processors() -> int:
 
 def _has_threads() -> bool:
     """Whether a child could wait for a lock that a thread of this process holds."""
-    return len(os.listdir("/proc/self/task")) > 1
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return True  # nobody knows, in a root without /proc
 
 
 def _answer(work: Callable[[Sequence[Item]], list[Found]], part: Sequence[Item], sink: int) -> None:

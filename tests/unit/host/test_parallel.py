@@ -113,6 +113,44 @@ def test_children_keep_no_file_open_and_leave_nothing_behind(
             os.waitpid(pid, os.WNOHANG)
 
 
+def test_without_more_processes_all_is_done_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fork, started = os.fork, forks(monkeypatch)
+
+    def once() -> int:
+        if started:
+            raise BlockingIOError
+        started.append(pid := fork())
+        return pid
+
+    monkeypatch.setattr(os, "fork", once)
+    before = os.listdir("/proc/self/fd")
+    found = in_parts(HostTree(tmp_path), who, ITEMS)
+    assert [item for item, _ in found] == ITEMS
+    assert [pid == os.getpid() for _, pid in found].count(False) == -(-len(ITEMS) // 3)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_an_interrupt_ends_the_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, parent = forks(monkeypatch), os.getpid()
+
+    def work(part: Sequence[int]) -> list[int]:
+        if os.getpid() == parent:
+            raise KeyboardInterrupt
+        threading.Event().wait(60)
+        return list(part)
+
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(HostTree(tmp_path), work, ITEMS)
+    assert len(started) == 2
+    for pid in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def both(root: Path) -> tuple[HostSnapshot, HostSnapshot]:
     """The snapshots of a host that was read alone, and by several processes."""
     alone, together = HostTree(root), HostTree(root)
