@@ -443,7 +443,7 @@ def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
     device = paths.pci_device(address)
     number = group_number(tree, device) if step.group is None else step.group
     if number is None:
-        message = f"{address} has no IOMMU group on its VFIO driver"
+        message = f"{address} has no IOMMU group after it was bound to its VFIO driver"
         raise HostError(message, "check dmesg; move it to a slot that an IOMMU covers")
     group = paths.vfio_group_node(number)
     if not becomes_true(
@@ -462,24 +462,28 @@ def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
 def _require_viable(tree: HostTree, number: int, address: PciAddress) -> None:
     """Refuse a group with members that stay on host drivers, which no plan could see before.
 
-    Other steps of the plan may move some of them at the same time, e.g. those of the slot.
+    Other parts of a layout may move some of them at the same time.
     """
-    if not becomes_true(lambda: not any(_staying(tree, number, address)), NODE_DEADLINE):
-        members = ", ".join(
-            f"{name} on {driver}" for name, driver in _staying(tree, number, address)
-        )
+    staying: list[str] = []
+
+    def is_viable() -> bool:
+        staying[:] = _staying(tree, number)
+        return not staying
+
+    if not becomes_true(is_viable, NODE_DEADLINE):
         message = (
-            f"IOMMU group {number}, which the kernel assigned to {address}, also holds {members}"
+            f"IOMMU group {number}, which the kernel assigned to {address}, also holds "
+            f"{', '.join(staying)}"
         )
         raise HostError(message, "bind all of it: run the command again with --with-group")
 
 
-def _staying(tree: HostTree, number: int, address: PciAddress) -> Iterator[tuple[str, str]]:
-    """The members of a group that make it not viable, outside of a slot, with their drivers."""
+def _staying(tree: HostTree, number: int) -> Iterator[str]:
+    """The members of a group that make it not viable, with their drivers."""
     for name in filter(is_address, read_group(tree, number).members):
         member = PciAddress.parse(name)
         driver = _driver(tree, member)
         if driver is None or driver in HARMLESS_DRIVERS or is_vfio_driver(driver):
             continue
-        if member.slot != address.slot and not cdevs(tree, pci_device(member)):
-            yield name, driver
+        if not cdevs(tree, pci_device(member)):
+            yield f"{name} on {driver}"

@@ -292,7 +292,14 @@ def _wanted_driver(host: HostSnapshot, device: PciDevice, asked: str | None) -> 
 
 
 def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ...]:
-    """Assign a parallel group to each IOMMU group; modules come first, files last."""
+    """Assign a parallel group to each IOMMU group; modules come first, files last.
+
+    Functions whose IOMMU group is not known yet may share one with any other: with them, one
+    function is moved after the other, and their groups are examined when all are moved.
+    """
+    steps = tuple(steps)
+    moved = (host.device_named(step.subject or "") for step in steps)
+    is_in_order = any(device is not None and gets_group_late(host, device) for device in moved)
     numbers: dict[int | str, int] = {}
     found: list[int] = []
     for step in steps:
@@ -302,7 +309,8 @@ def _parallel_groups(host: HostSnapshot, steps: Iterable[Step]) -> tuple[int, ..
             continue
         device = host.device_named(name)
         group = None if device is None else device.iommu_group
-        found.append(numbers.setdefault(name if group is None else group, len(numbers) + 1))
+        key = "" if is_in_order else name if group is None else group
+        found.append(numbers.setdefault(key, len(numbers) + 1))
     return tuple(found)
 
 

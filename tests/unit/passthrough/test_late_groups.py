@@ -69,6 +69,24 @@ def test_a_group_that_turns_out_not_to_be_viable_is_undone(kernel: FakeKernel, r
     assert states(kernel)[LONE] == states(kernel)[NIC] == ("vfio-pci", 11)
 
 
+@pytest.mark.usefixtures("impatient")
+def test_of_its_own_slot_too_nothing_may_stay_on_a_host_driver(
+    kernel: FakeKernel, run: Run
+) -> None:
+    failed = run("bind", GPU, "--function-only")
+    assert failed.status == 1
+    assert f"the kernel assigned to {GPU}, also holds {AUDIO} on snd_hda_intel" in failed.stderr
+    assert states(kernel)[GPU] == (None, 10)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_functions_of_one_late_group_are_moved_before_it_is_examined(
+    kernel: FakeKernel, run: Run
+) -> None:
+    assert run("bind", LONE, NIC).status == 0
+    assert states(kernel)[LONE] == states(kernel)[NIC] == ("vfio-pci", 11)
+
+
 def test_a_command_line_needs_the_node_whose_name_nobody_knows_yet(run: Run) -> None:
     command = ("kata", "run-command", GPU, "--kata-runtime", "go", "--kata-version", "3.20")
     refused = run(*command)
