@@ -5,20 +5,9 @@
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, dataclass_transform
+from typing import dataclass_transform
 
-if TYPE_CHECKING:
-    import msgspec
-else:
-    _TYPING = "typing_extensions"
-    """msgspec takes type hints from it where it is installed; Python's own do, in 2 ms less."""
-    is_free = sys.modules.setdefault(_TYPING, None) is None
-    try:
-        import msgspec
-    finally:
-        if is_free:
-            del sys.modules[_TYPING]
+import msgspec
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))

@@ -5,7 +5,6 @@ None means that this host, recording or snapshot does not show the fact; it neve
 
 from __future__ import annotations
 
-from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
@@ -139,15 +138,14 @@ class Readiness(Value):
     """Whether modprobe is available; None for a recorded host."""
 
     @property
-    def widest_iommu(self) -> tuple[str, int] | None:
-        """The Intel IOMMU unit that translates the widest addresses, and their bits, if known.
+    def iommu_widths(self) -> dict[str, int]:
+        """The address bits that each Intel IOMMU unit translates.
 
         The smaller one of MGAW and SAGAW counts (prepare_domain_attach_device and
         paging_domain_alloc in drivers/iommu/intel/iommu.c); which unit a device is behind is not
         read.
         """
-        widths = ((unit, _width_of(cap)) for unit, cap in self.iommu_caps.items())
-        return max(widths, key=itemgetter(1), default=None)
+        return {unit: _width_of(cap) for unit, cap in self.iommu_caps.items()}
 
     def module(self, name: str) -> KernelModule:
         """The state of a module, by its name with underscores."""

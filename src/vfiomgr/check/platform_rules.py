@@ -302,7 +302,7 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     lacking = tuple(_lacking_iommufd(host, facts)) or tuple(_lacking_cdev(host, facts))
     if lacking:
         title = "iommufd with VFIO character devices is missing"
-        fix = "boot a kernel with both options"
+        fix = "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"
         if facts.node(IOMMU_NODE) is not None and _creates_cdevs(host):
             title = "a function on VFIO has no character device"
             fix = f"check what removes nodes below {VFIO_CDEVS}: this kernel creates them"
@@ -347,7 +347,7 @@ def _creates_cdevs(host: HostSnapshot) -> bool:
 
 
 def _lacking_cdev(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
-    """Functions on VFIO without a character device, or the kernel option that is not set."""
+    """What shows that VFIO has no character devices, or not for a function."""
     if not _creates_cdevs(host):
         if host.vfio.has_cdevs is False:
             yield "/proc/devices: no vfio-dev"

@@ -73,7 +73,7 @@ class Element(Value, eq=False):
 
     def all(self, name: str, namespace: str | None = None) -> tuple[Element, ...]:
         """The children with this name; libvirt's own are in no namespace."""
-        alike = (one for one in self.children if one.tag.endswith(name))
+        alike = (one for one in self.children if one.tag.endswith(name))  # fewer calls of `name`
         return tuple(one for one in alike if (one.name, one.namespace) == (name, namespace))
 
     def find(self, path: str) -> Element | None:

@@ -27,7 +27,7 @@ class HostTree(Programs):
     """
 
     reads_alone = False
-    """Whether no children may read parts of it: what runs for ever leaves the processors alone."""
+    """Whether one process reads all of it. Agents set this, to leave processors to guests."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.check.facts import read_config
 from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
+from vfiomgr.pci.iommu import read_vfio_state
 from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -90,6 +91,9 @@ def has_cdevs(host: HostSource) -> bool:
     """Whether the kernel has a device node of VFIO, or was built with them."""
     if host.tree.children(VFIO_CDEVS):
         return True
+    shown = read_vfio_state(host.tree).has_cdevs
+    if shown is not None:
+        return shown
     release = host.tree.read(HostPath("/proc/sys/kernel/osrelease"))
     _, config = read_config(host.tree, release)
     return config.get("VFIO_DEVICE_CDEV") == "y"

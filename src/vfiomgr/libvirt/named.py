@@ -80,7 +80,7 @@ def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Vers
 _DEV = HostPath("/dev")
 
 
-def require_iommu(host: HostSource, told: str | None, *, has_groups: bool | None) -> None:
+def require_iommu(host: HostSource, version: str | None, *, has_groups: bool | None) -> None:
     """Check that the kernel of this host has /dev/iommu, unless the domain is for another one.
 
     libvirt 12.8 refuses the domain otherwise when it is defined, and older ones when it starts.
@@ -89,7 +89,7 @@ def require_iommu(host: HostSource, told: str | None, *, has_groups: bool | None
         Refusal: the kernel does not have it.
 
     """
-    if told or host.snapshot is not None or not host.tree.children(_DEV):
+    if version or host.snapshot is not None or not host.tree.children(_DEV):
         return
     if not host.tree.exists(IOMMU_NODE):
         otherwise = "omit --iommufd: VFIO groups work without it"

@@ -84,7 +84,7 @@ class VfioState(Value):
     has_groups: bool | None = None
     """Whether VFIO creates a node for each IOMMU group (CONFIG_VFIO_GROUP); None until it loads."""
     has_cdevs: bool | None = None
-    """Whether it creates one for each device (CONFIG_VFIO_DEVICE_CDEV); None until it loads."""
+    """Whether it creates one for each device (CONFIG_VFIO_DEVICE_CDEV); None if unknown."""
 
 
 def is_blocking(device: PciDevice) -> bool:
@@ -177,7 +177,7 @@ def read_vfio_state(tree: HostTree) -> VfioState:
 
 
 def _has_vfio_cdevs(tree: HostTree) -> bool | None:
-    """By the region of device numbers (vfio_cdev_init in drivers/vfio/device_cdev.c)."""
+    """By the device numbers in /proc/devices (vfio_cdev_init in drivers/vfio/device_cdev.c)."""
     text = text_of(tree, "/proc/devices")
     return None if text is None else any(line.endswith(" vfio-dev") for line in text.splitlines())
 

@@ -354,8 +354,9 @@ class PciDevice(Value):
 
     @property
     def is_on_root_bus(self) -> bool:
-        """Whether no bridge is above it."""
-        return not self.bridges[1:]
+        """Whether no bridge is above it: the last part is a root complex, e.g. one of VMD."""
+        *above, last = self.bridges
+        return not above or _ROOT_COMPLEX.fullmatch(last) is not None
 
     @property
     def is_bridge(self) -> bool:
@@ -382,8 +383,8 @@ class PciDevice(Value):
         return self.is_on_vfio or self.vfio_device is not None
 
     @property
-    def is_leaving_driver(self) -> bool:
-        """Whether the kernel is stuck in the removal of its driver, which may be VFIO's.
+    def is_stuck_without_driver(self) -> bool:
+        """Whether the kernel is stuck in a call that may be the removal of a driver of VFIO.
 
         The link to the driver is gone by then (__device_release_driver in drivers/base/dd.c), and
         so is vfio-dev in Linux 6.12, not in 6.1 (vfio_unregister_group_dev in

@@ -411,7 +411,9 @@ class HostSnapshot(HostFacts):
         nodes: set[str] = set()
         group = self.group(holder.iommu_group)
         if group is not None and (
-            not isinstance(holder, PciDevice) or holder.is_for_guests or holder.is_leaving_driver
+            not isinstance(holder, PciDevice)
+            or holder.is_for_guests
+            or holder.is_stuck_without_driver
         ):
             nodes.add(group.node)
         if holder.vfio_device is not None:

@@ -188,14 +188,14 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     cpu = _cpu(tree)
     mdev_parents, mdevs = vgpu_facts.read_mdevs(tree, functions, devices, only_types)
     vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
-    of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_leaving_driver}
+    of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_stuck_without_driver}
     of_guests.update(mdev.iommu_group for mdev in mdevs)
     numbers = of_guests if for_table else None
     if whole is not None and not any(cdi_facts.list_cdi_files(tree)):  # which may name any group
         numbers = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
     groups = iommu.read_groups(tree, numbers)
     if whole is not None and not iommu.has_device_groups(groups):
-        groups = iommu.read_groups(tree)  # whether there are any tells whether an IOMMU is on
+        groups = iommu.read_groups(tree)  # has_groups shows whether an IOMMU is on: read all
     return HostSnapshot(
         kernel_release=tree.read(HostPath("/proc/sys/kernel/osrelease")),
         kernel_command_line=tree.read(HostPath("/proc/cmdline")),

@@ -402,7 +402,9 @@ def test_the_kernels_configuration_counts_where_no_function_shows_whether_there_
     lacking = found(host(readiness=known), "iommufd")
     assert lacking is not None
     assert lacking.evidence == ("/boot/config: CONFIG_VFIO_DEVICE_CDEV is not set",)
-    assert lacking.remedy.endswith("otherwise boot a kernel with both options")
+    assert lacking.remedy.endswith(
+        "otherwise boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"
+    )
 
 
 def test_a_cdev_that_only_some_functions_have_is_not_the_kernels_fault() -> None:

@@ -92,7 +92,11 @@ def test_a_function_on_vfio_without_a_node_shows_that_the_kernel_has_none(
 
 
 @pytest.mark.usefixtures("programs")
-def test_before_the_bind_the_kernels_configuration_counts(run: Run, kernel: FakeKernel) -> None:
+def test_before_the_bind_the_device_numbers_of_vfio_count_and_then_the_kernels_configuration(
+    run: Run, kernel: FakeKernel
+) -> None:
+    assert run("libvirt", "hostdev", GPU).stdout.count("iommufd='yes'") == 2
+    kernel.sysfs.drop("/proc/devices")
     assert "iommufd" not in run("libvirt", "hostdev", GPU).stdout
     configure(kernel)
     assert run("libvirt", "hostdev", GPU).stdout.count("iommufd='yes'") == 2
@@ -127,3 +131,14 @@ def test_groups_that_the_kernel_does_not_have_cannot_be_asked_for(
     refused = run("libvirt", "hostdev", GPU, "--no-iommufd")
     assert refused.status == 2
     assert "this kernel has none (CONFIG_VFIO_GROUP)" in refused.stderr
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_kernel_itself_counts_before_the_file_of_its_configuration(
+    kernel: FakeKernel, run: Run
+) -> None:
+    configure(kernel)
+    kernel.vfio.has_cdev = False
+    kernel.sysfs.put("/sys/class/vfio-dev/.keep", "")
+    kernel.sysfs.put("/proc/devices", "Character devices:\n 10 misc\n")
+    assert "iommufd" not in run("libvirt", "hostdev", GPU).stdout

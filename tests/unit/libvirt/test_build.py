@@ -177,6 +177,12 @@ def test_a_virtual_iommu_is_not_wider_than_that_of_the_host() -> None:
         assert ("translates 39 bits, and QEMU refuses" in plan.why("iommu")) is (bits == 39)
         many = render.domain(planned(GPU, vcpus=256, numa="off", host=seen, libvirt=NEW))
         assert ("dma_translation='off' aw_bits='39'/>" in many) is (bits == 39)
+    mixed = facts(iommu_caps={"dmar0": SERVER, "dmar1": DESKTOP})
+    plan = planned(GPU, viommu="intel", host=replace(two_sockets(), readiness=mixed))
+    assert "aw_bits='39'" in render.domain(plan), "which unit the device is behind is unknown"
+    small = facts(iommu_caps={"dmar0": DESKTOP & ~(0x3F << 16) | 35 << 16})
+    with pytest.raises(Refusal, match=r"translates 36 address bits, and QEMU's at least 39"):
+        planned(GPU, viommu="intel", host=replace(two_sockets(), readiness=small))
 
 
 def test_behind_amds_iommu_vfio_is_told_nothing() -> None:

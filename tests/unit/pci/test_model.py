@@ -151,3 +151,9 @@ def test_bridges_begin_at_the_root_complex(path: str, bridges: tuple[str, ...]) 
     device = replace(pci_device(), bridge_path=path)
     assert device.bridges == bridges
     assert device.is_on_root_bus == (len(bridges) == 1)
+
+
+def test_a_device_behind_vmd_is_on_a_root_bus() -> None:
+    """As the kernel has it: the bus of VMD's root complex has no bridge above it."""
+    path = "pci0000:00/0000:00:0e.0/pci10000:e0"
+    assert replace(pci_device(), bridge_path=path).is_on_root_bus

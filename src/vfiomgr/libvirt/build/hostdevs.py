@@ -308,7 +308,7 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
     if any(value is not None for value in own):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if hostdev_options.has_iommufd:
-        where = "" if unit.has_groups else ", whose kernel has no VFIO groups,"
+        where = "" if unit.has_groups else " on a kernel without VFIO groups"
         yield IOMMUFD, f"/dev/iommu for {unit.name}{where}"
 
 

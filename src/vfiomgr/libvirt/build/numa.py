@@ -231,9 +231,9 @@ def _pages_remedy(node: NumaNode, wanted: int, request: DomainRequest) -> str:
     if page is None:
         return ""
     pool = node.pool(page)
-    if pool is None and node.hugepages:
-        sizes = {one.page_bytes for one in node.hugepages}
-        known = [name for name, number in PAGES.items() if number in sizes]
+    sizes = {one.page_bytes for one in node.hugepages}
+    known = [name for name, number in PAGES.items() if number in sizes]
+    if pool is None and known:
         return f"this kernel has other huge pages: pass --hugepages {' or '.join(known)}, or "
     count = -(-wanted // page) + (pool.total - pool.free if pool else 0)
     place = f"/sys/devices/system/node/node{node.number}/hugepages/hugepages-{page >> 10}kB"

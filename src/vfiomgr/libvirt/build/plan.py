@@ -262,7 +262,11 @@ def _why_iommufd(has_iommufd: bool) -> tuple[Reason, ...]:  # noqa: FBT001 - the
 def _iommu(
     host: HostSnapshot, request: DomainRequest, libvirt: Version
 ) -> tuple[DomainIommu | None, tuple[Reason, ...]]:
-    """The virtual IOMMU; an emulated VT-d must be as wide as the addresses that it maps."""
+    """The virtual IOMMU; an emulated VT-d is as wide as the addresses that it maps.
+
+    QEMU refuses one that is wider than the unit of the host that a device is behind
+    (vtd_check_hiod in hw/i386/intel_iommu.c). That unit is unknown, so the narrowest counts.
+    """
     if request.viommu is None or request.viommu == "smmuv3":
         return None, ()
     if feature := _IOMMU_FEATURES.get(request.viommu):
@@ -279,11 +283,16 @@ def _iommu(
         text = (
             f"more than {MOST_WITHOUT_EIM} CPUs need its interrupt remapping; it translates no DMA"
         )
-    known = None if host.readiness is None else host.readiness.widest_iommu
-    most = None
-    if known is not None and known[1] < _LONG_BITS:
+    widths = {} if host.readiness is None else host.readiness.iommu_widths
+    own_width, most = min(widths.values(), default=_LONG_BITS), None
+    if own_width < _SHORT_BITS:
+        message = f"the host's IOMMU translates {own_width} address bits, and QEMU's at least "
+        message += f"{_SHORT_BITS}"
+        remedy = f"omit --viommu, and pass at most --vcpus {MOST_WITHOUT_EIM}"
+        refuse("viommu-too-wide", request.name, message, remedy)
+    if own_width < _LONG_BITS:
         bits = most = _SHORT_BITS
-        text += f"; the host's IOMMU translates {known[1]} bits, and QEMU refuses a wider one"
+        text += f"; the host's IOMMU translates {own_width} bits, and QEMU refuses a wider one"
     if not request.translates_dma:
         iommu = DomainIommu("intel", address_bits=most, has_eim=True, translates_dma=False)
         return iommu, (Reason("iommu", text),)

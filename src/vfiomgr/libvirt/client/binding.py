@@ -256,7 +256,7 @@ _LOCAL = frozenset({"name", "UUIDString"})
 
 
 class _Guarded:
-    """An object of libvirt whose methods are calls of a conversation."""
+    """An object of libvirt whose methods, except local ones, are calls of a conversation."""
 
     def __init__(self, target: Any, conversation: _Conversation) -> None:  # noqa: ANN401
         self.target = target

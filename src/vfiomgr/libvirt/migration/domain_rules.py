@@ -25,7 +25,7 @@ FIRST_QEMU = Version(8, 1)
 SEVERAL_QEMU = Version(8, 2)
 """The QEMU that migrates several VFIO devices, if all support P2P."""
 RELAXED_QEMU = Version(11, 0)
-"""The QEMU that migrates guests with an IOMMU, on iommufd; its tracking is in the host's IOMMU."""
+"""The QEMU that migrates guests with an IOMMU, if the host's IOMMU tracks dirty pages (iommufd)."""
 _BLOCKED = "QEMU refuses to migrate the guest"
 _TRACKS = "dirty-tracking"
 """Devices that log the pages that they write (vfio_device_features_read of the kernel)."""
@@ -175,14 +175,14 @@ def viommu(context: PreflightContext) -> Iterator[Diagnostic]:
     known = context.qemu
     found = ((h, migratability(context, h)) for h in staying(context))
     tracking = [h.name for h, one in found if one is not None and _TRACKS in (one.features or ())]
-    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU) and not tracking
+    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU)
     why = f"it migrates only with iommufd, QEMU {RELAXED_QEMU} or later, and an IOMMU of the host "
     why += "that tracks dirty pages"
-    if tracking:
-        why = f"{_BLOCKED}: {', '.join(tracking)} tracks dirty pages itself"
+    if is_new and tracking:
+        why = f"{_BLOCKED} with devices that track dirty pages themselves: {', '.join(tracking)}"
     yield finding(
         "migration-viommu",
-        "warning" if is_new else "blocker",
+        "warning" if is_new and not tracking else "blocker",
         "the guest has a virtual IOMMU and host devices",
         (f"{context.at(context.domain.line('devices/iommu'))}: <iommu model='{iommu.model}'>",),
         why,

@@ -30,13 +30,21 @@ def missing_groups(context: PreflightContext) -> Iterator[Diagnostic]:
     if context.host.vfio.has_groups is not False:
         return
     libvirt = context.libvirt
-    for hostdev in (h for h in context.hostdevs if h.is_seen):
-        iommufd = context.domain.has_iommufd if hostdev.iommufd is None else hostdev.iommufd
-        has_it = libvirt is None or IOMMUFD.is_in(libvirt)
-        if hostdev.kind == "pci" and iommufd and has_it:
-            continue
-        why, fix = MDEV_NEEDS_GROUPS, OTHER_KERNEL
-        if hostdev.kind == "pci":
+    for hostdev in (h for h in context.hostdevs if not h.is_unassigned):
+        is_own = hostdev.iommufd is not None
+        is_asked = hostdev.iommufd if is_own else context.domain.has_iommufd
+        feature = IOMMUFD if is_own else DOMAIN_IOMMUFD
+        fix = OTHER_KERNEL
+        if hostdev.element == "disk":
+            why = "QEMU opens the node of the IOMMU group for an NVMe disk (block/nvme.c)"
+        elif hostdev.kind != "pci":
+            why = MDEV_NEEDS_GROUPS
+        elif is_asked:
+            if libvirt is None or feature.is_in(libvirt):
+                continue
+            why = f"libvirt {libvirt} ignores {feature.what}"
+            fix = f"install libvirt {feature.since} or later, or {OTHER_KERNEL}"
+        else:
             why = "without iommufd QEMU opens the node of the IOMMU group"
             how = f"write <driver name='vfio' iommufd='yes'/> in line {hostdev.line}"
             fix = f"{how}, which needs libvirt {IOMMUFD.since}; or {OTHER_KERNEL}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from vfiomgr.check import platform_rules
@@ -272,9 +273,9 @@ _NARROW, _WIDE = 39, 48
 def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "aw-bits 48 > host aw-bits 39", for VFIO groups and iommufd, except vGPUs with UUIDs.
 
-    Also if the IOMMU only remaps interrupts.
+    QEMU compares the widths of an IOMMU that only remaps interrupts, too.
     """
-    width, asked = host_width(context), _asked_width(context)
+    width, asked = _host_width(context), _asked_width(context)
     taking = [h for h in context.hostdevs if h.is_seen and h.kind == "pci"]
     if width is None or asked is None or asked <= width[1] or not taking:
         return
@@ -315,16 +316,17 @@ def _asked_width(context: PreflightContext) -> int | None:
     return _WIDE if release is not None and release >= _IS_WIDE else None
 
 
-def host_width(context: PreflightContext) -> tuple[str, int] | None:
+def _host_width(context: PreflightContext) -> tuple[str, int] | None:
     """The widest VT-d unit of the host, and its width; None if unknown."""
     facts = context.host.readiness
-    return None if facts is None else facts.widest_iommu
+    widths = {} if facts is None else facts.iommu_widths
+    return max(widths.items(), key=itemgetter(1), default=None)
 
 
 def is_width_unknown(context: PreflightContext) -> bool:
     """Whether the width of an Intel host's IOMMU would matter, and is unknown."""
     is_intel = context.host.cpu_vendor == _INTEL_CPU
-    return is_intel and _asked_width(context) == _WIDE and host_width(context) is None
+    return is_intel and (_asked_width(context) or 0) > _NARROW and _host_width(context) is None
 
 
 def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:

@@ -32,17 +32,22 @@ def mac_addresses(context: PreflightContext) -> Iterator[Diagnostic]:
         lines += [hostdev.line] if is_set and own != wanted else []
         shown = interface.mac or "no <mac>"
         shown += f" and {own or 'no <mac>'}" if is_set else ""
+        summary = f"{interface.alias} and the device that it replaces have different MAC addresses"
+        fix = f"write <mac address='{wanted}'/> in line {' and '.join(map(str, lines))}"
+        if interface.mac is None and own is None:
+            summary = f"{interface.alias} has no <mac> that the device that it replaces could have"
+            fix = f"write <mac> with the address of {hostdev.name} in line {interface.line}"
         yield finding(
             "teaming-mac",
             "warning",
-            f"{interface.alias} and the device that it replaces do not have the same MAC address",
+            summary,
             (
                 f"{context.at(interface.line)}: {interface.alias}, {shown}",
                 context.cite(hostdev, f"persistent='{interface.alias}'"),
             ),
             "the guest pairs the two by their MAC address; otherwise it loses the connection "
             "during a migration",
-            f"write <mac address='{wanted}'/> in line {' and '.join(map(str, lines))}",
+            fix,
             subject=hostdev.name,
         )
 

@@ -172,7 +172,10 @@ def test_a_device_that_tracks_dirty_pages_does_not_migrate_behind_a_virtual_iomm
     text = xml(pci_element(VF) + iommu, ports="", before="<iommufd enabled='yes'/>")
     (found,) = report(text, seen).report.findings
     assert (found.rule, found.severity) == ("migration-viommu", "blocker")
-    assert found.why.endswith(f"{VF} tracks dirty pages itself")
+    assert found.why.endswith(f"with devices that track dirty pages themselves: {VF}")
+    (found,) = report(xml(pci_element(VF) + iommu, ports=""), seen).report.findings
+    assert found.severity == "blocker"
+    assert found.why.startswith("it migrates only with iommufd, QEMU 11.0")
 
 
 def test_confidential_guests_stay() -> None:
@@ -215,10 +218,22 @@ WITHOUT_MAC = PARTNER.replace(f"<mac address='{MAC}'/>", "")
 @pytest.mark.parametrize(
     ("devices", "shown", "remedy"),
     [
-        (interface("52:54:00:00:00:01") + PARTNER, f"{MAC} and 52:54:00:00:00:01", MAC),
-        (interface(None) + PARTNER, f"{MAC} and no <mac>", MAC),
-        (interface(MAC) + WITHOUT_MAC, f"no <mac> and {MAC}", MAC),
-        (pci_element(VF, rest=TEAM) + WITHOUT_MAC, "ua-team, no <mac>", "ADDRESS"),
+        (
+            interface("52:54:00:00:00:01") + PARTNER,
+            f"{MAC} and 52:54:00:00:00:01",
+            f"write <mac address='{MAC}'/> in line ",
+        ),
+        (
+            interface(None) + PARTNER,
+            f"{MAC} and no <mac>",
+            f"write <mac address='{MAC}'/> in line ",
+        ),
+        (interface(MAC) + WITHOUT_MAC, f"no <mac> and {MAC}", f"write <mac address='{MAC}'/> in "),
+        (
+            pci_element(VF, rest=TEAM) + WITHOUT_MAC,
+            "ua-team, no <mac>",
+            f"write <mac> with the address of {VF} in line ",
+        ),
     ],
 )
 def test_both_halves_of_a_pair_need_one_mac_address(devices: str, shown: str, remedy: str) -> None:
@@ -228,7 +243,8 @@ def test_both_halves_of_a_pair_need_one_mac_address(devices: str, shown: str, re
     (one,) = found.report.findings
     assert (one.rule, one.severity) == ("teaming-mac", "warning")
     assert one.evidence[0].endswith(shown)
-    assert f"write <mac address='{remedy}'/> in line " in one.remedy
+    assert remedy in one.remedy
+    assert ("different" in one.summary) is ("with the address of" not in remedy)
     assert "teaming-mac" not in rules(found.targets[0]), "it is the domain's, and not the host's"
     before = judge(text, seen)
     assert [f for f in before.findings if f.rule == "teaming-mac"] == [one]

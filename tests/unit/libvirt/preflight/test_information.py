@@ -529,13 +529,23 @@ def test_iommufd_is_not_to_be_removed_on_a_kernel_without_groups(
     assert "boot a kernel with CONFIG_VFIO_GROUP" in found.remedy
 
 
+NVME = (
+    "<disk type='nvme' device='disk'><driver name='qemu' type='raw'/>"
+    "<source type='pci' managed='no' namespace='1'>"
+    "<address domain='0x0000' bus='0x02' slot='0x00' function='0x0'/></source>"
+    "<target dev='vda' bus='virtio'/></disk>"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "release", "expected"),
     [
         (xml(IN_DEVICE), Version(11, 3), True),
         (xml(IN_DEVICE), Version(12, 1), False),
         (xml(GROUPS, before="<iommufd enabled='yes'/>"), Version(12, 2), False),
+        (xml(GROUPS, before="<iommufd enabled='yes'/>"), Version(12, 1), True),
         (xml(MDEV_ELEMENT, before="<iommufd enabled='yes'/>"), Version(12, 8), True),
+        (xml(NVME, before="<iommufd enabled='yes'/>"), Version(12, 8), True),
     ],
 )
 def test_without_vfio_groups_only_iommufd_of_pci_devices_starts(

@@ -171,3 +171,6 @@ def test_an_unknown_width_of_an_intel_host_is_not_checked() -> None:
     ):
         seen = host(cpu_vendor=vendor, readiness=facts(iommu_caps=caps))
         assert (line in judge(text, seen).not_checked) is expected
+    widest = text.replace("caching_mode='on'", "caching_mode='on' aw_bits='57'")
+    seen = host(cpu_vendor="GenuineIntel", readiness=facts(iommu_caps={}))
+    assert line in judge(widest, seen, libvirt(qemu=NEW)).not_checked
