@@ -257,6 +257,26 @@ def imported_by(*arguments: str) -> set[str]:
     return set(result.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("program", "has_it"),
+    [
+        ("from vfiomgr.__main__ import start; sys.argv[1:] = ['--version']; start()", False),
+        ("import vfiomgr.value", True),
+    ],
+)
+def test_the_command_imports_msgspec_without_typing_extensions_a_program_with_it(
+    program: str, *, has_it: bool
+) -> None:
+    told = "import atexit, sys; atexit.register(lambda: print('typing_extensions' in sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", f"{told}\n{program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines()[-1] == str(has_it), result.stderr
+
+
 def test_every_command_has_help_with_examples(run: Run) -> None:
     commands = ["list", "show", "check", "bind", "unbind", "snapshot", "libvirt hostdev"]
     commands += [f"vgpu {verb}" for verb in ("list", "create", "remove")]
