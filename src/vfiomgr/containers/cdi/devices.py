@@ -168,7 +168,7 @@ def nothing_ready(host: HostSnapshot) -> Refusal:
         "no device is available, and container runtimes reject a specification without devices"
     )
     remedy = (
-        f"bind a device ({_bind_of_some(host)}) or create a vGPU on a virtual function; then run "
+        f"bind a device, {_bind_of_some(host)}, or create a vGPU on a virtual function; then run "
         "the command again"
     )
     return refusal([blocker("nothing-ready", "", message, remedy)])
@@ -180,7 +180,7 @@ def _bind_of_some(host: HostSnapshot) -> str:
     for gpu in gpus[:_MOST_TRIED]:
         if not diagnostics_to_bind(host, [gpu]):
             return f"vfiomgr bind {gpu.address}"
-    return "vfiomgr bind ADDRESS (vfiomgr list shows them)"
+    return "vfiomgr bind ADDRESS (vfiomgr list shows the addresses)"
 
 
 def _chosen(
