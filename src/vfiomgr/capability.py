@@ -51,7 +51,10 @@ def added_commands() -> dict[str, tuple[str, str]]:
 register(
     Capability("vfiomgr.vgpu", values=("steps", "mig.steps"), plans=("plan",), applies=("apply",)),
     Capability(
-        "vfiomgr.passthrough", values=("steps",), plans=("plan", "reset"), applies=("apply",)
+        "vfiomgr.passthrough",
+        values=("steps",),
+        plans=("plan", "reset"),
+        applies=("apply", "apply_reset", "vfio_nodes"),
     ),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(

@@ -30,7 +30,7 @@ from vfiomgr.errors import (
     UsageError,
     VfiomgrError,
 )
-from vfiomgr.passthrough import apply as passthrough_apply
+from vfiomgr.passthrough import vfio_nodes
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, PCI_DRIVERS, HostPath, pci_device
 from vfiomgr.pci.drivers import DriverState
@@ -254,7 +254,7 @@ def test_a_module_that_is_not_there_is_named(kernel: FakeKernel) -> None:
 def test_a_driver_that_makes_no_node_is_no_vfio_driver(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passthrough_apply, "NODE_DEADLINE", 0.1)
+    monkeypatch.setattr(vfio_nodes, "NODE_DEADLINE", 0.1)
     kernel.add_driver("idle-vfio", ids=[("10de", "*")])
     with pytest.raises(RolledBack, match="/dev/vfio/10 did not appear"):
         api.apply(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.hosts import arm_server
 from vfiomgr.host.owners import NodeAccess
-from vfiomgr.passthrough import apply
+from vfiomgr.passthrough import vfio_nodes
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.snapshot.scan import scan
 
@@ -28,7 +28,7 @@ def kernel(tmp_path: Path) -> FakeKernel:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply, "NODE_DEADLINE", 0.05)
+    monkeypatch.setattr(vfio_nodes, "NODE_DEADLINE", 0.05)
 
 
 def states(kernel: FakeKernel) -> dict[str, tuple[str | None, int | None]]:

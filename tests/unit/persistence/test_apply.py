@@ -167,7 +167,9 @@ def deaf(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Deaf:
     put(kernel, "/run/udev/control", "")
     kernel.sysfs.make("/run/systemd/system")
     monkeypatch.setattr(type(kernel), "is_machine", True)
-    monkeypatch.setattr("vfiomgr.passthrough.apply.UDEV_DEADLINE", 0.0)  # it makes no record either
+    monkeypatch.setattr(
+        "vfiomgr.passthrough.vfio_nodes.UDEV_DEADLINE", 0.0
+    )  # it makes no record either
     programs = Deaf()
     monkeypatch.setattr(kernel, "call", programs)
     return programs

@@ -1,0 +1,98 @@
+"""The device nodes of VFIO after a bind: wait for them, and check a group that came late."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr import paths
+from vfiomgr.engine.registry import performs
+from vfiomgr.engine.verified_write import becomes_true
+from vfiomgr.errors import HostError
+from vfiomgr.host import udev
+from vfiomgr.passthrough.steps import AwaitVfioNode
+from vfiomgr.paths import pci_device
+from vfiomgr.pci.iommu import HARMLESS_DRIVERS, group_number, read_group
+from vfiomgr.pci.model import PciAddress, is_address, is_vfio_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.paths import HostPath
+
+
+NODE_DEADLINE = 10.0
+"""Seconds. devtmpfs creates the node immediately; udev may take longer."""
+UDEV_DEADLINE = 5.0
+"""Seconds for udevd to apply its rules to a new node."""
+
+
+def cdevs(tree: HostTree, device: HostPath) -> list[HostPath]:
+    """The nodes of a device itself, as VFIO names them; a kernel may not create them."""
+    return [paths.VFIO_CDEVS / name for name in tree.children(device / "vfio-dev")]
+
+
+def let_udev_finish(tree: HostTree, node: HostPath) -> None:
+    """Wait for the owner and mode of a node; guests that run as root do not need them."""
+    if not tree.exists(node) or udev.is_settled(tree, node):
+        return
+    if udev.rules_give_access(tree):
+        becomes_true(lambda: udev.is_settled(tree, node), UDEV_DEADLINE)
+
+
+@performs(AwaitVfioNode)
+def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
+    """Wait for the device node of a group, or of the function's cdev.
+
+    Raises:
+        HostError: there is none, or a late group cannot be assigned.
+
+    """
+    address = step.device.address
+    device = paths.pci_device(address)
+    number = group_number(tree, device) if step.group is None else step.group
+    if number is None:
+        message = f"{address} has no IOMMU group after it was bound to its VFIO driver"
+        raise HostError(message, "check dmesg; move it to a slot that an IOMMU covers")
+    group = paths.vfio_group_node(number)
+    if not becomes_true(
+        lambda: any(map(tree.exists, (group, *cdevs(tree, device)))), NODE_DEADLINE
+    ):
+        message = f"{step.node} did not appear within {NODE_DEADLINE:.0f} seconds"
+        raise HostError(message, "check that udevd is running and that /dev is the host's own")
+    if step.group is None:
+        _require_viable(tree, number, address)
+    members = paths.IOMMU_GROUPS / str(number) / "devices"
+    owned = [node for name in tree.children(members) for node in cdevs(tree, members / name)]
+    for node in (group, *owned):
+        let_udev_finish(tree, node)
+
+
+def _require_viable(tree: HostTree, number: int, address: PciAddress) -> None:
+    """Refuse a group with members that stay on host drivers, which no plan could see before.
+
+    Other parts of a layout may move some of them at the same time.
+    """
+    staying: list[str] = []
+
+    def is_viable() -> bool:
+        staying[:] = _staying(tree, number)
+        return not staying
+
+    if not becomes_true(is_viable, NODE_DEADLINE):
+        message = (
+            f"IOMMU group {number}, which the kernel assigned to {address}, also holds "
+            f"{', '.join(staying)}"
+        )
+        raise HostError(message, "bind all of it: run the command again with --with-group")
+
+
+def _staying(tree: HostTree, number: int) -> Iterator[str]:
+    """The members of a group that make it not viable, with their drivers."""
+    for name in filter(is_address, read_group(tree, number).members):
+        member = PciAddress.parse(name)
+        driver = tree.link_name(pci_device(member) / "driver")
+        if driver is None or driver in HARMLESS_DRIVERS or is_vfio_driver(driver):
+            continue
+        if not cdevs(tree, pci_device(member)):
+            yield f"{name} on {driver}"
