@@ -62,8 +62,8 @@ class _LiveTree(HostTree):
         """The path below the root."""
         return f"{self.root}{path}"
 
-    def _open(self, path: HostPath) -> int:
-        return os.open(f"{self.root}{path}", self._reading)
+    def _open_in(self, above: str, name: str) -> int:
+        return os.open(f"{self.root}{above}/{name}", self._reading)
 
     def link(self, path: HostPath) -> str | None:
         """The target of a link."""
@@ -72,10 +72,10 @@ class _LiveTree(HostTree):
         except OSError:
             return None
 
-    def children(self, path: HostPath) -> list[str]:
+    def entries(self, path: HostPath) -> list[str]:
         """The names in a directory."""
         try:
-            return sorted(os.listdir(f"{self.root}{path}"))
+            return os.listdir(f"{self.root}{path}")
         except OSError:
             return []
 

@@ -30,7 +30,7 @@ def read_health(tree: HostTree, addresses: Iterable[PciAddress]) -> HealthFacts:
 
 def with_present_fatal(tree: HostTree, health: FunctionHealth) -> FunctionHealth:
     """The errors of a function with the present number of fatal ones: one file of three."""
-    fatal = _total(tree.read(pci_device(health.address) / "aer_dev_fatal"))
+    fatal = _total(tree.read_in(pci_device(health.address), "aer_dev_fatal"))
     return health if fatal == health.fatal else replace(health, fatal=fatal)
 
 
@@ -51,7 +51,7 @@ def forgiven(before: HealthFacts, now: HealthFacts, released: Container[PciAddre
 
 def _read_function(tree: HostTree, address: PciAddress) -> FunctionHealth | None:
     fatal, nonfatal, correctable = (
-        _total(tree.read(pci_device(address) / f"aer_dev_{kind}"))
+        _total(tree.read_in(pci_device(address), f"aer_dev_{kind}"))
         for kind in ("fatal", "nonfatal", "correctable")
     )
     if fatal is None and nonfatal is None and correctable is None:

@@ -300,7 +300,7 @@ def is_as_before(tree: HostTree, device: PciDevice) -> bool:
     Reading this wakes no function. One that answers has power, so its power state is not read.
     """
     directory = pci_device(device.address)
-    runtime_status = tree.read(directory / "power/runtime_status") or None
+    runtime_status = tree.read_in(f"{directory}/power", "runtime_status") or None
     driver = tree.link_name(directory / "driver")
     if (driver, runtime_status) != (device.driver, device.runtime_status):
         return False
@@ -308,7 +308,7 @@ def is_as_before(tree: HostTree, device: PciDevice) -> bool:
         return False  # it may have come back, or have another power state
     if device.stuck is not None or runtime_status == _ASLEEP:
         return True
-    config = tree.read_bytes(directory / "config", CONFIG_BYTES) or b""
+    config = tree.read_bytes_in(directory, "config", CONFIG_BYTES) or b""
     return is_alive(config) and header_type(config) == device.header_type
 
 

@@ -180,7 +180,7 @@ def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
         names = os.listdir(tree.locate(directory / ""))
     except (FileNotFoundError, ProcessLookupError):
         return None  # it ended meanwhile
-    targets = ((name, tree.link(directory / name)) for name in names)
+    targets = ((name, tree.link(HostPath(f"{directory}/{name}"))) for name in names)
     return {n: target for n, target in targets if target and target[0] == "/"} if names else None
 
 
