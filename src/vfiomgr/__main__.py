@@ -6,12 +6,15 @@ import atexit
 import os
 import sys
 from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 from vfiomgr.cli.garbage import collect_seldom
 
 _VARIABLES = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONPLATLIBDIR", "PYTHONINSPECT")
 """Variables by which the caller can change which code runs."""
 _TYPING = "typing_extensions"
+_METADATA = "importlib.metadata"
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 """Otherwise pydantic looks for them in each installed package, and runs their code."""
 
@@ -29,6 +32,7 @@ def start() -> None:
         atexit.register(_end_at_once, statuses)
     collect_seldom()
     os.environ.setdefault(*_NO_PLUGINS)
+    _import_metadata_when_used()
     _import_msgspec()
     try:
         import_module("vfiomgr.cli.main").main()  # click is not imported before it is isolated
@@ -36,6 +40,27 @@ def start() -> None:
         statuses += [end.code or 0] if isinstance(end.code, int | None) else []
         raise
     statuses.append(0)
+
+
+def _import_metadata_when_used() -> None:
+    """Let pydantic import importlib.metadata for its plugins without its costs: no plugin is used.
+
+    It imports the package email, which takes 10 ms. Whoever uses something of it has all of it.
+    """
+    if _METADATA in sys.modules:
+        return
+    stand_in = ModuleType(_METADATA)
+
+    def found(attribute: str) -> Any:  # noqa: ANN401 - as the module has it
+        if sys.modules.get(_METADATA) is stand_in:
+            del sys.modules[_METADATA]
+        return getattr(import_module(_METADATA), attribute)
+
+    def entry_points(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401 - as the module's
+        return found("entry_points")(*arguments, **named)
+
+    vars(stand_in).update(__getattr__=found, __path__=[], entry_points=entry_points)
+    sys.modules[_METADATA] = sys.modules["importlib"].metadata = stand_in  # type: ignore[attr-defined]
 
 
 def _import_msgspec() -> None:

@@ -27,7 +27,7 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
 
     The console's display, functions with VFs or vGPUs, and NVSwitches are excluded.
     """
-    parents = {parent.name for parent in host.vgpu_parents}
+    parents = host.parent_names
     return [
         d
         for d in host.devices

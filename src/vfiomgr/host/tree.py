@@ -236,8 +236,12 @@ class HostTree(Programs):
 
     def children(self, path: HostPath) -> list[str]:
         """The names in a directory, sorted; empty if it is absent or not readable."""
+        return sorted(self.entries(path))
+
+    def entries(self, path: HostPath) -> list[str]:
+        """The names in a directory in any order, as `children` returns them."""
         try:
-            return sorted(self._inside.names(path) if self._prefix else os.listdir(path))
+            return self._inside.names(path) if self._prefix else os.listdir(path)
         except (OSError, ValueError):
             return []
 

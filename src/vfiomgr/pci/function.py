@@ -49,7 +49,7 @@ class Function:
     ) -> None:
         self.tree = tree
         self.directory = directory
-        self.entries = frozenset(tree.children(directory)) if entries is None else entries
+        self.entries = frozenset(tree.entries(directory)) if entries is None else entries
 
     def read(self, attribute: str) -> str | None:
         """The text of an attribute; None if it is absent or empty."""

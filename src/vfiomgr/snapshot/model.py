@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -31,7 +31,7 @@ from vfiomgr.vgpu.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from vfiomgr.definitions.model import VgpuDefinition
     from vfiomgr.host.owners import NodeAccess
@@ -49,6 +49,17 @@ _Value = TypeVar("_Value")
 
 class HostSnapshot(HostFacts):
     """The facts of a host at one moment, and what follows from them."""
+
+    @cached_property
+    def _made(self) -> dict[object, Any]:
+        return {}
+
+    def once(self, make: Callable[[HostSnapshot], _Value]) -> _Value:
+        """What another module makes of these facts, made once."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        found: _Value = self._made[make]
+        return found
 
     @cached_property
     def _by_address(self) -> dict[PciAddress, PciDevice]:
@@ -149,6 +160,11 @@ class HostSnapshot(HostFacts):
     @cached_property
     def _vendor_functions(self) -> frozenset[str]:
         return frozenset(p.name for p in self.vgpu_parents if p.family == "vendor-vfio")
+
+    @cached_property
+    def parent_names(self) -> frozenset[str]:
+        """The names of the devices on which vGPUs can be created."""
+        return frozenset(parent.name for parent in self.vgpu_parents)
 
     @cached_property
     def _types_by_gpu(self) -> dict[str, tuple[VgpuType, ...]]:

@@ -173,6 +173,10 @@ class Gpu(Value, dict=True):
 
 def gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
     """All GPUs of a host that have parents, by name."""
+    return host.once(_gpus)
+
+
+def _gpus(host: HostSnapshot) -> tuple[Gpu, ...]:
     by_gpu: dict[str, list[VgpuParent]] = {}
     for parent in host.vgpu_parents:
         by_gpu.setdefault(parent.gpu, []).append(parent)

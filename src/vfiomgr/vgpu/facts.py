@@ -103,7 +103,8 @@ def read_mdevs(
     types = _Types(tree, only_types)
     holders = {mdev.parent for mdev in active.values()}
     parents = _read_parents(tree, functions, devices, holders, types)
-    names = {(p.path, kind.id): kind.name for p in parents for kind in p.types}
+    carrying = (parent for parent in parents if parent.path in holders)
+    names = {(p.path, kind.id): kind.name for p in carrying for kind in p.types}
     found = (_read_mdev(tree, uuid, place, names) for uuid, place in active.items())
     return parents, tuple(found)
 
@@ -119,15 +120,16 @@ def _read_parents(
     by_name = {str(device.address): device for device in devices}
     names = set(tree.children(paths.MDEV_PARENTS))
     names.update(name for name in by_name if TYPES in functions.of(name).entries)
-    places = (  # the links of the class resolve slower
-        (paths.PCI_DEVICES if name in by_name else paths.MDEV_PARENTS) / name for name in names
-    )
-    resolved = {real for place in places if (real := tree.resolve(place))}
+    places = {  # the links of the class resolve slower
+        name: (paths.PCI_DEVICES if name in by_name else paths.MDEV_PARENTS) / name
+        for name in names
+    }
+    places.update((directory.name, directory) for directory in active)
 
-    def read(part: Iterable[HostPath]) -> list[VgpuParent]:
-        return [_read_parent(tree, real, by_name.get(real.name), types) for real in part]
+    def read(part: Iterable[str]) -> list[VgpuParent | None]:
+        return [_read_parent(tree, places[name], by_name.get(name), types) for name in part]
 
-    found = in_parts(tree, read, sorted({*resolved, *active}, key=lambda p: p.name))
+    found = list(filter(None, in_parts(tree, read, sorted(places))))
     siblings = {(p.gpu, p.driver) for p in found if p.is_virtual_function}
     silent = (d for d in by_name.values() if (str(d.physical_function), d.driver) in siblings)
     found += _unlisted(tree, silent, tuple(found), "mdev")
@@ -149,10 +151,14 @@ def _unlisted(
 
 def _read_parent(
     tree: HostTree,
-    directory: HostPath,
+    place: HostPath,
     function: PciDevice | None,
     types: _Types,
-) -> VgpuParent:
+) -> VgpuParent | None:
+    """A parent at a place that may be a link; None if it is gone."""
+    directory = tree.resolve(place)
+    if directory is None:
+        return None
     physical = function.physical_function if function else None
     gpu = str(physical or directory.name)
     place = directory / TYPES

@@ -273,8 +273,8 @@ def test_what_has_no_identifiers_is_no_function(
 
 def test_a_function_that_vanishes_meanwhile_is_not_told(host_root: Path) -> None:
     class Vanishing(HostTree):
-        def children(self, path: HostPath) -> list[str]:
-            found = super().children(path)
+        def entries(self, path: HostPath) -> list[str]:
+            found = super().entries(path)
             return [*found, "0000:77:00.0"] if path == PCI_DEVICES else found
 
     host = api.scan(Vanishing(host_root))

@@ -54,10 +54,10 @@ class Counting(HostTree):
         self._count("resolve", path)
         return super().resolve(path)
 
-    def children(self, path: HostPath) -> list[str]:
+    def entries(self, path: HostPath) -> list[str]:
         """Count a directory."""
         self._count("directory", path)
-        return super().children(path)
+        return super().entries(path)
 
     def exists(self, path: HostPath) -> bool:
         """Count a question."""

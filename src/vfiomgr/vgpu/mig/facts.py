@@ -255,8 +255,10 @@ def with_memory(modes: tuple[GpuMode, ...], parents: Sequence[VgpuParent]) -> tu
 
     nvidia-smi's own total is smaller, because the driver reserves some memory.
     """
+    if not modes:
+        return modes
     known: dict[str, int] = {}
-    for parent in parents:
+    for parent in {(p.gpu, id(p.types)): p for p in parents}.values():
         sizes = (
             (kind.framebuffer or 0) * (kind.max_instances or 0)
             for kind in parent.types

@@ -268,8 +268,8 @@ def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
         return False
     names = set(map(str, device.virtual_functions))
     functions = filter(None, map(host.device_named, names))
-    is_parent = any(parent.name in names for parent in host.vgpu_parents)
-    return not is_parent and all(function.driver != DRIVER for function in functions)
+    is_free = host.parent_names.isdisjoint(names)
+    return is_free and all(function.driver != DRIVER for function in functions)
 
 
 def without_functions(host: HostSnapshot) -> tuple[PciDevice, ...]:
