@@ -161,35 +161,37 @@ def has_answer(poll: select.poll, child: int) -> bool:
 
     end = time.monotonic() + PATIENCE
     while not poll.poll(DEADLINE * 1000):
-        if time.monotonic() > end or not _comes_forward(child):
+        if time.monotonic() > end or not comes_forward([f"/proc/{child}/status"]):
             return bool(poll.poll(0))
     return True
 
 
-def _comes_forward(child: int) -> bool:
-    """Whether a process runs or waits for a CPU, and not for the kernel."""
+def comes_forward(status_files: Iterable[str]) -> bool:
+    """Whether one of these processes runs, waits for a CPU or has ended: it is not stuck."""
     import time  # noqa: PLC0415 - slow to import
 
-    before = _activity(child)
+    before = [_activity(file) for file in status_files]
     for _ in range(_LOOKS):
-        if "R (running)" in before:
+        if any(not found or "R (running)" in found for found in before):
             return True
         time.sleep(_LOOK)
-        now = _activity(child)
-        if now != before:
+        if [_activity(file) for file in status_files] != before:
             return True
     return False
 
 
-def _activity(child: int) -> tuple[str, ...]:
+def _activity(status_file: str) -> tuple[str, ...]:
     """The state of a process and its number of context switches (proc_pid_status(5))."""
-    with open(f"/proc/{child}/status", encoding="utf-8", errors="replace") as file:
-        lines = (line.partition(":") for line in file)
-        return tuple(
-            value.strip()
-            for key, _, value in lines
-            if key in ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
-        )
+    try:
+        with open(status_file, encoding="utf-8", errors="replace") as file:
+            lines = [line.partition(":") for line in file]
+    except (FileNotFoundError, ProcessLookupError):
+        return ()  # it has ended
+    return tuple(
+        value.strip()
+        for key, _, value in lines
+        if key in ("State", "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches")
+    )
 
 
 _MARKS = RUNTIME / "stuck"

@@ -84,6 +84,8 @@ _CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg")
 _PLACES = {"bsg": "/dev/bsg/"}
 """The place of udev's nodes of a class, if not /dev itself (bsg_devnode in block/bsg.c)."""
 _NODES = "/dev/"
+_MORE_TIMES = 5
+"""How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
 
 
@@ -232,13 +234,20 @@ def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | 
 
     The kernel locks the maps of a process while it changes its memory, possibly forever
     (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child reads them. A process without an
-    answer is asked again after all others: on a busy machine it may be forking.
+    answer is asked again after all others, and for a while as long as it is not stuck itself: on a
+    busy machine it may be forking.
     """
     questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
     found = bounded.ask_each(tree, questions)
-    silent = {pid: question for pid, question in questions.items() if pid not in found}
-    found |= bounded.ask_each(tree, silent)
-    for pid in silent.keys() - found.keys():
+    for _ in range(_MORE_TIMES):
+        silent = {pid: question for pid, question in questions.items() if pid not in found}
+        if not silent:
+            return found
+        found |= bounded.ask_each(tree, silent)
+        status = [tree.locate(_PROC / pid / "status") for pid in silent if pid not in found]
+        if not status or not bounded.comes_forward(status):
+            break
+    for pid in questions.keys() - found.keys():
         text = f"cannot read the mappings of process {pid}, which may include a device"
         warnings.warn(f"{text}; it is assumed not to map one", stacklevel=2)
     return found

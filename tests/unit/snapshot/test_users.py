@@ -103,6 +103,7 @@ def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
             f"""
             proc/{pid}/comm: p{pid}
             proc/{pid}/fd/0 -> /dev/null
+            proc/{pid}/status: State:	D (disk sleep)
             proc/{pid}/maps: 7f00-7f01 rw-s 00000000 00:05 600    /dev/nvidia0
             """,
         )
@@ -112,8 +113,9 @@ def test_a_process_whose_mappings_are_locked_for_ever_keeps_nobody_waiting(
     assert [user.pid for user in users or ()] == [11, 13]
 
 
-def test_a_process_that_is_late_once_is_asked_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("state", "times"), [("D (disk sleep)", 1), ("R (running)", 3)])
+def test_a_process_that_is_late_is_asked_again_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, times: int
 ) -> None:
     root = tmp_path / "root"
 
@@ -121,10 +123,11 @@ def test_a_process_that_is_late_once_is_asked_again(
         can_hang = True
 
         def read_whole(self, path: HostPath) -> bytes | None:
-            """As the real tree; the first reader of the second process waits."""
+            """As the real tree; the first readers of the second process wait."""
             asked = tmp_path / "asked"
-            if path == "/proc/12/maps" and not asked.exists():
-                asked.touch()
+            if path == "/proc/12/maps" and (not asked.exists() or asked.stat().st_size < times):
+                with asked.open("a") as file:
+                    file.write("x")
                 time.sleep(3600)
             return super().read_whole(path)
 
@@ -134,6 +137,7 @@ def test_a_process_that_is_late_once_is_asked_again(
             f"""
             proc/{pid}/comm: p{pid}
             proc/{pid}/fd/0 -> /dev/null
+            proc/{pid}/status: State:	{state}
             proc/{pid}/maps: 7f00-7f01 rw-s 00000000 00:05 600    /dev/nvidia0
             """,
         )
