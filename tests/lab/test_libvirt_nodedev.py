@@ -43,8 +43,14 @@ def nodedev(*arguments: str, status: int = 0) -> str:
     return answer.stdout + answer.stderr
 
 
+def known_to_libvirt() -> set[str]:
+    """Mediated devices; libvirt 12.8 still lists some of earlier tests, whose driver is gone."""
+    return set(call("virsh", "nodedev-list", "--cap", "mdev", "--all").stdout.split())
+
+
 @pytest.mark.usefixtures("libvirtd")
 def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None:
+    before = known_to_libvirt()
     kinds = document("vgpu", "list", "--types", "--parent", parent)["items"]
     assert kinds, "gpusim offers types"
     found = json.dumps(kinds)
@@ -76,5 +82,5 @@ def test_libvirt_owns_a_vgpu_from_its_definition_to_its_end(parent: str) -> None
     assert not ACTIVE.exists()
     assert f"undefined: {UUID}" in nodedev("undefine", UUID)
     assert not Path("/etc/mdevctl.d", parent, UUID).exists()
-    assert call("virsh", "nodedev-list", "--cap", "mdev", "--all").stdout.strip() == ""
+    assert known_to_libvirt() <= before
     assert "no such mediated device in libvirt:" in nodedev("stop", UUID, status=2)
