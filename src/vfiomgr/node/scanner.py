@@ -67,7 +67,7 @@ STORM = 3.0
 """Seconds of continuous events after which the host is scanned anyway."""
 _SHARE = 0.01
 """The part of a processor that complete scans may take, on hosts that announce no events."""
-_SHARE_OF_LOOKS = 0.0005
+_SHARE_OF_LOOKS = 0.0003
 """The part of a processor that looks may take where events are announced."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"

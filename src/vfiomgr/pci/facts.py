@@ -294,15 +294,28 @@ def read_virtual_functions(tree: HostTree, address: PciAddress) -> tuple[PciAddr
     return virtual_functions_of(Function(tree, pci_device(address)))
 
 
-def is_as_before(tree: HostTree, device: PciDevice) -> bool:
-    """Whether a function has the same driver, is as awake as before, and still answers.
+def changed(tree: HostTree, devices: Iterable[PciDevice]) -> Iterator[PciAddress]:
+    """The functions with another driver, that are not as awake as before, or do not answer now.
 
     Reading this wakes no function. One that answers has power, so its power state is not read.
     """
+    bound: dict[str, frozenset[str]] = {}
+    for device in devices:
+        if device.driver is None:
+            has_same = tree.link_name(pci_device(device.address) / "driver") is None
+        else:
+            if device.driver not in bound:
+                listed = tree.entries(paths.PCI_DRIVERS / device.driver)
+                bound[device.driver] = frozenset(listed)
+            has_same = str(device.address) in bound[device.driver]
+        if not has_same or not _is_as_before(tree, device):
+            yield device.address
+
+
+def _is_as_before(tree: HostTree, device: PciDevice) -> bool:
     directory = pci_device(device.address)
     runtime_status = tree.read_in(f"{directory}/power", "runtime_status") or None
-    driver = tree.link_name(directory / "driver")
-    if (driver, runtime_status) != (device.driver, device.runtime_status):
+    if runtime_status != device.runtime_status:
         return False
     if not device.is_responsive:
         return False  # it may have come back, or have another power state

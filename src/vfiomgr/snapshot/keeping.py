@@ -130,7 +130,7 @@ class KeptSnapshot:
         host, self._host = self._host, None
         if host is None or not self._is_listed_as_before(host):
             return self.read()
-        changed = {d.address for d in watched if not pci_facts.is_as_before(self._tree, d)}
+        changed = set(pci_facts.changed(self._tree, watched))
         changed.update(self._with_other_links(host, watched))
         parents = _parents(host)
         named = _Named(frozenset(changed | parents), has_vgpus=bool(parents))

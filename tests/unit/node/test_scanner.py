@@ -615,7 +615,7 @@ def test_everything_is_read_from_time_to_time(
     assert next(found(scanner.look()).units).numa_nodes == (1,)
 
 
-@pytest.mark.parametrize(("cost", "pause"), [(0.001, 10.0), (0.0075, 15.0), (9.0, 20.0)])
+@pytest.mark.parametrize(("cost", "pause"), [(0.001, 10.0), (0.0045, 15.0), (9.0, 20.0)])
 def test_looks_take_less_than_a_thousandth_of_a_processor(
     cost: float, pause: float, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
