@@ -21,6 +21,8 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import msgspec
+
 from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
 from vfiomgr.host.tree import sync_directory
@@ -122,12 +124,24 @@ class _NotJsonError(ValueError):
     """A record is not JSON, perhaps because its line was torn."""
 
 
+def _text(value: object) -> str:
+    """A path as text, which is a `str` of its own."""
+    if isinstance(value, str):
+        return str(value)
+    message = f"no record contains {value!r}"
+    raise TypeError(message)
+
+
 def encode(record: Mapping[str, object]) -> bytes:
     """One record as a line."""
-    import json  # noqa: PLC0415 - a host without journals needs none
     import zlib  # noqa: PLC0415 - a host without journals needs none
 
-    text = json.dumps(record).encode()
+    try:
+        text = msgspec.json.encode(record, enc_hook=_text)
+    except UnicodeEncodeError:  # a name with bytes that are not UTF-8
+        import json  # noqa: PLC0415 - as above
+
+        text = json.dumps(record).encode()
     return b'%b, "crc32": "%08x"}\n' % (text[:-1], zlib.crc32(text))
 
 

@@ -374,22 +374,22 @@ class Schedule:
 
     def ready(self) -> list[int]:
         """The steps that may begin now."""
-        under_way = {group for group, steps in self._left.items() if steps} | self._busy
-        between = under_way - {FIRST, LAST}
-        groups = (
-            [FIRST] if FIRST in under_way else [group for group in self._left if group in between]
-        )
-        groups = groups or [LAST]
-        return [
-            self._left[group][0]
-            for group in groups
-            if group not in self._busy and self._left.get(group)
-        ]
+        if FIRST in self._busy:
+            return []
+        if FIRST in self._left:
+            return [self._left[FIRST][0]]
+        left = [group for group in self._left if group != LAST]
+        if not left and LAST in self._left and not self._busy:
+            left = [LAST]
+        return [self._left[group][0] for group in left if group not in self._busy]
 
     def begin(self, step: int) -> None:
         """Mark a step as running."""
         group = self._group_of[step]
-        self._left[group].popleft()
+        steps = self._left[group]
+        steps.popleft()
+        if not steps:
+            del self._left[group]
         self._busy.add(group)
 
     def finish(self, step: int) -> None:

@@ -338,10 +338,12 @@ class HostTree(Programs):
         target = self.locate(path)
         directory = os.path.dirname(target)
         temporary = f"{directory}/.{path.name}.{os.getpid()}"
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)  # of a process of this number that was killed
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o600)
+        try:
+            descriptor = os.open(temporary, flags, 0o600)
+        except FileExistsError:
+            os.unlink(temporary)  # of a process of this number that was killed
+            descriptor = os.open(temporary, flags, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)

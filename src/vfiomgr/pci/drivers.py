@@ -6,6 +6,8 @@ import warnings
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import VfiomgrError
@@ -214,11 +216,11 @@ def _read(tree: HostTree, name: str) -> OriginalState | None:
 
 def write_origin(tree: HostTree, origin: OriginalState) -> None:
     """Record an original state; it is only valid for this boot, so a power cut cannot lose it."""
-    import json  # noqa: PLC0415 - slow to import, and lists need none
-
-    tree.make_directory(ORIGINS)
-    data = json.dumps({"api_version": API_VERSION, **to_jsonable(origin)}, indent=2) + "\n"
-    tree.replace(origin_file(origin.device.address), data.encode(), durable=False)
+    document = {"api_version": API_VERSION, **to_jsonable(origin)}
+    data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
+    if not tree.exists(ORIGINS):
+        tree.make_directory(ORIGINS)
+    tree.replace(origin_file(origin.device.address), data, durable=False)
 
 
 def remove_origin(tree: HostTree, origin: OriginalState) -> None:

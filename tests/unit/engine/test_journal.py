@@ -19,6 +19,7 @@ from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, survey
 from vfiomgr.engine.journal_files import DIRECTORY, LAST, decode, encode, names
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.paths import HostPath
 from vfiomgr.pci.drivers import origin_file
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
@@ -227,9 +228,18 @@ def test_a_journal_is_resumed_behind_its_last_whole_record(kernel: FakeKernel, t
     file.write_bytes(before + torn)
     assert len(cut_off_runs(kernel, api.scan(kernel).boot_id)) == 1
     assert len(api.recover(tree=kernel)) == 1
-    assert file.read_bytes().startswith(before + b'{"event": "undo-begin"')
+    assert file.read_bytes().startswith(before + b'{"event":"undo-begin"')
     assert read_journal(kernel, name)[-1]["event"] == "end"
     assert read_driver_state(kernel, GPU).driver == "nvidia"
+
+
+def test_a_record_holds_paths_and_names_that_are_not_text() -> None:
+    for value in (HostPath("/dev/vfio/7"), "\udcff", "ü"):
+        data = encode(PLAN | {"summary": value})
+        assert decode(data).records[0]["summary"] == value
+        assert decode(data).damage == ""
+    with pytest.raises(TypeError):
+        encode(PLAN | {"summary": object()})
 
 
 # ---- checksums
@@ -243,7 +253,7 @@ def test_a_record_that_was_changed_is_told_from_one_that_is_torn() -> None:
     assert [record["event"] for record in decode(whole[:-1]).records] == ["plan", "begin"]
     assert decode(whole[:-1]).length == len(whole) - len(lines[-1])
     for number, line in enumerate(lines):
-        changed = line.replace(b'"event": "', b'"event": "x')
+        changed = line.replace(b'"event":"', b'"event":"x')
         damaged = decode(b"".join([*lines[:number], changed, *lines[number + 1 :]]))
         assert damaged.damage == f"record {number + 1} does not match its checksum"
 
@@ -387,7 +397,7 @@ def damage(kernel: FakeKernel, name: str) -> None:
     """Change one byte of the second record."""
     file = Path(kernel.locate(DIRECTORY / name))
     lines = file.read_bytes().split(b"\n")
-    lines[1] = re.sub(rb'"step": 0', b'"step": 1', lines[1])
+    lines[1] = re.sub(rb'"step":0', b'"step":1', lines[1])
     file.write_bytes(b"\n".join(lines))
 
 
