@@ -245,6 +245,17 @@ def test_a_look_finds_a_device_that_fell_off_the_bus_and_lost_events(kernel: Fak
     assert differences(kept.look(()), read(kernel)) == {}
 
 
+def test_a_look_finds_another_driver_without_an_event(kernel: FakeKernel) -> None:
+    kept, address = kept_of(kernel), "0000:02:00.0"
+    host = kept.follow(DeviceEvents())
+    assert kernel.driver_of(address)
+    for path in (PCI_DEVICES / address / "driver/unbind", HostPath("/sys/bus/pci/drivers_probe")):
+        store(kernel, path, address)
+        before, host = host, kept.look(host.devices)
+        assert host is not before
+        assert differences(host, read(kernel)) == {}
+
+
 def test_after_an_error_everything_is_read(
     kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
