@@ -33,8 +33,8 @@ from vfiomgr.engine.journal_files import (
 )
 from vfiomgr.engine.registry import step_kinds
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.host.durable import sync_directory
 from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own, read_own
-from vfiomgr.host.tree import sync_directory
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

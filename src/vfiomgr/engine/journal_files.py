@@ -25,7 +25,7 @@ import msgspec
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
-from vfiomgr.host.tree import sync_directory
+from vfiomgr.host.durable import sync_directory
 from vfiomgr.paths import STATE
 from vfiomgr.pci import drivers
 from vfiomgr.value import Value

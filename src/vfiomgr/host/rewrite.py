@@ -13,7 +13,7 @@ from errno import EISDIR, ELOOP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
-from vfiomgr.host.tree import take_over
+from vfiomgr.host.durable import take_over
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import suppress
-from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR, ENOTSUP
+from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
 
 from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.host.durable import replace_file, sync_directory
 from vfiomgr.host.inside import MOST_LINKS, Inside
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.programs import Programs
@@ -335,29 +336,7 @@ class HostTree(Programs):
         Owner and label of an existing file are kept. A file that is useless after a reboot need not
         be `durable`, which avoids the fsync.
         """
-        target = self.locate(path)
-        directory = os.path.dirname(target)
-        temporary = f"{directory}/.{path.name}.{os.getpid()}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            descriptor = os.open(temporary, flags, 0o600)
-        except FileExistsError:
-            os.unlink(temporary)  # of a process of this number that was killed
-            descriptor = os.open(temporary, flags, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                take_over(target, file.fileno())
-                os.fchmod(file.fileno(), mode)
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except OSError:
-            os.unlink(temporary)
-            raise
-        if durable:
-            sync_directory(directory)
+        replace_file(self.locate(path), data, mode, durable=durable)
 
     def remove(self, path: HostPath) -> None:
         """Remove a file durably; no error if it does not exist."""
@@ -378,6 +357,9 @@ class HostTree(Programs):
 
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
         """Create a directory of vfiomgr, with its parents; only root may write to it."""
+        found = self.status(path)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            return
         missing: list[str] = []
         directory = self._real(path)
         while not os.path.isdir(directory):
@@ -430,40 +412,3 @@ def write_failed(path: HostPath, text: str, number: int) -> WriteFailed:
     return WriteFailed(
         path, text, number, f"cannot write {shown!r} to {path}: {os.strerror(number)}"
     )
-
-
-def take_over(target: str | int, descriptor: int) -> None:
-    """Copy owner and extended attributes (SELinux's label, access lists) of a replaced file."""
-    try:
-        found = os.lstat(target) if isinstance(target, str) else os.fstat(target)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISREG(found.st_mode):
-        return
-    own = os.fstat(descriptor)
-    if (own.st_uid, own.st_gid) != (found.st_uid, found.st_gid):
-        os.fchown(descriptor, found.st_uid, found.st_gid)
-    there = _attributes(descriptor)
-    for name in _attributes(target):
-        value = os.getxattr(target, name)
-        if name not in there or os.getxattr(descriptor, name) != value:
-            os.setxattr(descriptor, name, value)
-
-
-def _attributes(file: str | int) -> list[str]:
-    """The names of a file's extended attributes; empty if the file system has none."""
-    try:
-        return os.listxattr(file)
-    except OSError as error:
-        if error.errno == ENOTSUP:
-            return []
-        raise
-
-
-def sync_directory(directory: str) -> None:
-    """Make a rename or removal in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,13 +1,7 @@
-"""The scanning process: it reads and changes the host, next to the agent that serves gRPC.
-
-A fork beside the threads of gRPC can deadlock (https://github.com/grpc/grpc/issues/17093), and
-resets fork. Questions come from the standard input, and reports go to the standard output.
-"""
+"""What the scanning process reports of its host: the inventory of a node, and what is wrong."""
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from functools import partial
 from importlib import import_module
@@ -17,7 +11,6 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import diagnostics_of, finding
 from vfiomgr.errors import Refusal, VfiomgrError
-from vfiomgr.host.udev import DeviceChanges
 from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.facts import forgiven, kata_handlers
 from vfiomgr.node.health import users_of
@@ -28,7 +21,6 @@ from vfiomgr.node.messages import (
     Report,
     Settings,
     read,
-    write,
 )
 from vfiomgr.node.model import HealthFacts
 from vfiomgr.node.names import labels, qualified
@@ -61,10 +53,6 @@ if TYPE_CHECKING:
     ]
     """The metrics of a scan as text; their library is only needed by the agent."""
 
-QUIET = 0.25
-"""Seconds without an event before a scan."""
-STORM = 3.0
-"""Seconds of continuous events after which the host is scanned anyway."""
 _SHARE = 0.01
 """The part of a processor that complete scans may take, on hosts that announce no events."""
 _SHARE_OF_LOOKS = 0.0003
@@ -74,7 +62,6 @@ _LABELS = "vfiomgr"
 _MODES_INTERVAL = 600.0
 """Seconds until nvidia-smi is asked again, although the vGPUs are the same."""
 _OF_MODES = ("gpu_modes", "gpu_partitions", "vgpu_parents", "vgpus")
-_BYTES = 1 << 16
 
 
 class _KnownModes(NamedTuple):
@@ -440,54 +427,3 @@ def write_labels(tree: HostTree, found: Inventory, seen: HostSnapshot) -> None:
     text = "".join(f"{line}\n" for line in labels(found, seen, kata_handlers(tree)))
     if tree.read_text(FEATURES / _LABELS) != text:
         tree.replace(FEATURES / _LABELS, text.encode(), durable=False)
-
-
-def serve(host: Host, source: int, sink: int, measured: Measured | None = None) -> None:
-    """Answer questions, and report after events and from time to time, until `source` ends."""
-    scanner = Scanner(host, measured)
-    try:
-        _serve(scanner, host, source, sink)
-    finally:
-        scanner.close()
-
-
-def _serve(scanner: Scanner, host: Host, source: int, sink: int) -> None:
-    changes = DeviceChanges(host.tree) if host.tree.is_machine else None
-    watched = [source, *(() if changes is None else (changes.fileno(),))]
-    rest = b""
-    due = 0.0
-    while True:
-        ready, _, _ = select.select(watched, [], [], max(0.0, due - time.monotonic()))
-        if source in ready:
-            data = os.read(source, _BYTES)
-            if not data:
-                return
-            *lines, rest = (rest + data).split(b"\n")
-            reports = list(scanner.answers(lines))
-        else:
-            reports = [_observe(scanner, changes, has_event=bool(ready))]
-        for report in reports:
-            _write_all(sink, write(report))
-            due = time.monotonic() + scanner.pause(has_events=changes is not None)
-
-
-def _observe(scanner: Scanner, changes: DeviceChanges | None, *, has_event: bool) -> Report:
-    """The report after an event, or after a pause; without a source of events, of all."""
-    if changes is None:
-        return scanner.scan()
-    if not has_event:
-        return scanner.look()
-    _await_quiet(changes)
-    return scanner.follow(changes.take())
-
-
-def _await_quiet(changes: DeviceChanges) -> None:
-    """Wait for the end of a burst of events."""
-    end = time.monotonic() + STORM
-    while changes.wait(QUIET) and time.monotonic() < end:
-        pass
-
-
-def _write_all(sink: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(sink, data) :]

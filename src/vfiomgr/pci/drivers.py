@@ -218,8 +218,7 @@ def write_origin(tree: HostTree, origin: OriginalState) -> None:
     """Record an original state; it is only valid for this boot, so a power cut cannot lose it."""
     document = {"api_version": API_VERSION, **to_jsonable(origin)}
     data = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
-    if not tree.exists(ORIGINS):
-        tree.make_directory(ORIGINS)
+    tree.make_directory(ORIGINS)
     tree.replace(origin_file(origin.device.address), data, durable=False)
 
 

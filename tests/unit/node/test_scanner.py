@@ -22,7 +22,8 @@ from vfiomgr.library import Host
 from vfiomgr.node.messages import ClaimFacts, Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import render
 from vfiomgr.node.model import Inventory, NodeSettings
-from vfiomgr.node.scanner import FEATURES, Scanner, serve
+from vfiomgr.node.scan_process import serve
+from vfiomgr.node.scanner import FEATURES, Scanner
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
@@ -395,7 +396,7 @@ def test_without_access_to_sys_a_reset_is_skipped_and_noted(
     resets = Resets()
     with_resets(scanner, resets, monkeypatch)
     assert found(scanner.scan()).notes == ()
-    monkeypatch.setattr("vfiomgr.node.scanner.os.access", lambda *_: False)
+    monkeypatch.setattr("os.access", lambda *_: False)
     report = scanner.answer(asking(GPUS[0]))
     assert (report.problems, resets.addresses) == ((), [])
     assert [(note.rule, note.subject) for note in found(report).notes] == [("reset-skipped", NAME)]

@@ -328,7 +328,7 @@ def scan(session: Session) -> None:
     host = host_of(session, on_step=None)
     collect_as_usual()
     try:
-        import_module("vfiomgr.node.scanner").serve(
+        import_module("vfiomgr.node.scan_process").serve(
             host, sys.stdin.fileno(), sys.stdout.fileno(), render
         )
     except (KeyboardInterrupt, BrokenPipeError):
