@@ -161,23 +161,23 @@ def has_answer(poll: select.poll, child: int) -> bool:
 
     end = time.monotonic() + PATIENCE
     while not poll.poll(DEADLINE * 1000):
-        if time.monotonic() > end or not comes_forward([f"/proc/{child}/status"]):
+        if time.monotonic() > end or not coming_forward([f"/proc/{child}/status"]):
             return bool(poll.poll(0))
     return True
 
 
-def comes_forward(status_files: Iterable[str]) -> bool:
-    """Whether one of these processes runs, waits for a CPU or has ended: it is not stuck."""
+def coming_forward(status_files: Iterable[str]) -> set[str]:
+    """Which of these processes run, wait for a CPU or have ended: they are not stuck."""
     import time  # noqa: PLC0415 - slow to import
 
-    before = [_activity(file) for file in status_files]
+    before = {file: _activity(file) for file in status_files}
+    found = {file for file, now in before.items() if not now or "R (running)" in now}
     for _ in range(_LOOKS):
-        if any(not found or "R (running)" in found for found in before):
-            return True
+        if found:
+            break
         time.sleep(_LOOK)
-        if [_activity(file) for file in status_files] != before:
-            return True
-    return False
+        found = {file for file, activity in before.items() if _activity(file) != activity}
+    return found
 
 
 def _activity(status_file: str) -> tuple[str, ...]:

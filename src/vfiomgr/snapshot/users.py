@@ -239,14 +239,13 @@ def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | 
     """
     questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
     found = bounded.ask_each(tree, questions)
+    asked = questions.keys() - found.keys()
     for _ in range(_MORE_TIMES):
-        silent = {pid: question for pid, question in questions.items() if pid not in found}
-        if not silent:
-            return found
-        found |= bounded.ask_each(tree, silent)
-        status = [tree.locate(_PROC / pid / "status") for pid in silent if pid not in found]
-        if not status or not bounded.comes_forward(status):
+        found |= bounded.ask_each(tree, {pid: questions[pid] for pid in asked})
+        status = {tree.locate(_PROC / pid / "status"): pid for pid in asked - found.keys()}
+        if not status:
             break
+        asked = {status[file] for file in bounded.coming_forward(status)}
     for pid in questions.keys() - found.keys():
         text = f"cannot read the mappings of process {pid}, which may include a device"
         warnings.warn(f"{text}; it is assumed not to map one", stacklevel=2)
