@@ -22,6 +22,8 @@ _IDENTIFIERS = expression(r"([0-9a-f]{4}):([0-9a-f]{4})")
 _SHORT = expression(r"([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])")
 _ALMOST = expression(r"(?:([0-9a-f]{4,8})[:.])?([0-9a-f]{1,2})[:.]([0-9a-f]{1,2})(?:[:.]([0-7]))?")
 """An address without its function, or with other separators."""
+_BEYOND = expression(r"(?:[0-9a-f]{1,8}:)?[0-9a-f]{1,2}:[0-9a-f]{1,2}\.[89a-f]")
+"""An address whose function there cannot be."""
 _MAX_DEVICE = 0x1F
 _WRITTEN = r"^\s*([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:(0?[0-9a-fA-F]|1[0-9a-fA-F])\.[0-7]\s*$"
 """The same as a regular expression of JSON Schema."""
@@ -108,6 +110,8 @@ class PciAddress(tuple[int, int, int, int]):
                 raise UsageError(message, "write the address with its domain")
             return cls._checked(text, domains[0] if domains else 0, bus, device, function)
         message = f"{text!r} is not a PCI address"
+        if _BEYOND.fullmatch(lowered):
+            message += ": a function number is at most 7"
         raise UsageError(
             message,
             _correction(lowered, known)

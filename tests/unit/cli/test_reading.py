@@ -133,6 +133,7 @@ def test_the_address_that_was_meant_is_told(run: Run, typed: str) -> None:
     [
         (["show", "04:00"], 2, "is not a PCI address"),
         (["bind", "0000:zz:00.0"], 2, "is not a PCI address"),
+        (["bind", "0000:01:00.9"], 2, "is not a PCI address: a function number is at most 7"),
         (["bind", "0000:99:00.0"], 2, "no such PCI device: 0000:99:00.0"),
         (["bind", "0000:99:00.0", "--dry-run"], 2, "no such PCI device: 0000:99:00.0"),
         (["--root", "/nonexistent", "list"], 2, "not a host root: '/nonexistent'"),

@@ -311,7 +311,8 @@ BAD = (
     Bad(
         "a bad address",
         rules("select: {address: [0000:41:00.0, 0000:41:00.9]}\n        state: host"),
-        f"5:42: {_RULE}: '0000:41:00.9' is not a PCI address; {_ADDRESS}",
+        f"5:42: {_RULE}: '0000:41:00.9' is not a PCI address: a function number is at most 7; "
+        f"{_ADDRESS}",
     ),
     Bad(
         "a device number too high",
