@@ -322,6 +322,15 @@ def test_a_text_keeps_the_ends_of_its_lines(tmp_path: Path) -> None:
     assert HostTree(tmp_path).read_text(HostPath("/two")) == "a\r\nb\r"
 
 
+def test_a_file_that_a_killed_process_of_this_number_left_is_in_nobodys_way(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / f".file.{os.getpid()}").write_text("half")
+    HostTree(tmp_path).replace(HostPath("/file"), b"whole\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "whole\n"
+
+
 def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +345,7 @@ def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
         found[4], found[5] = 12345, 54321
         return os.stat_result(found)
 
-    module = "vfiomgr.host.tree.os"
+    module = "vfiomgr.host.durable.os"
     monkeypatch.setattr(f"{module}.listxattr", lambda of: list(label if of != 0 else ()))
     monkeypatch.setattr(
         f"{module}.getxattr", lambda of, name: label[name] if isinstance(of, str) else b""

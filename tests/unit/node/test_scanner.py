@@ -29,7 +29,7 @@ from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.installed_layout import FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
@@ -467,6 +467,49 @@ def test_allocations_do_not_delay_the_next_scan(kernel: FakeKernel) -> None:
     for descriptor in (source, answers, sink):
         os.close(descriptor)
     assert text.count(b"\n") >= 4
+
+
+def test_between_events_the_host_is_looked_at_and_an_event_is_followed(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    answers, sink = os.pipe()
+    source, questions = os.pipe()
+    waiting, event = os.pipe()
+
+    class Changes:
+        def __init__(self, _: object) -> None:
+            os.write(event, b"x")
+
+        def fileno(self) -> int:
+            return waiting
+
+        def wait(self, _: float) -> bool:
+            return False
+
+        def take(self) -> DeviceEvents:
+            os.read(waiting, 1)
+            return DeviceEvents()
+
+    def noted(name: str) -> Callable[..., Report]:
+        def note(*_: object) -> Report:
+            done.append(name)
+            if len(done) == len(ways):
+                os.close(questions)
+            return Report()
+
+        return note
+
+    ways = ["follow", "look", "look"]
+    for name in ("scan", "follow", "look"):
+        monkeypatch.setattr(Scanner, name, noted(name))
+    monkeypatch.setattr(Scanner, "pause", lambda *_, **__: 0.0)
+    monkeypatch.setattr(type(kernel), "is_machine", True)
+    monkeypatch.setattr("vfiomgr.node.scan_process.DeviceChanges", Changes)
+    serve(Host(kernel), source, sink)
+    for descriptor in (source, answers, sink, waiting, event):
+        os.close(descriptor)
+    assert done[: len(ways)] == ways
 
 
 @pytest.mark.parametrize("is_writable", [True, False])

@@ -145,6 +145,39 @@ def test_a_process_that_is_late_is_asked_again_while_it_runs(
     assert [user.pid for user in read_users(Late(root)) or ()] == [11, 12]
 
 
+def test_a_process_that_is_stuck_is_not_asked_again_because_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, asked = tmp_path / "root", tmp_path / "asked"
+
+    class Silent(HostTree):
+        can_hang = True
+
+        def read_whole(self, path: HostPath) -> bytes | None:
+            """As the real tree; mappings have no answer, and the questions are counted."""
+            if path.endswith("/maps"):
+                with asked.open("a") as file:
+                    print(path, file=file)
+                time.sleep(3600)
+            return super().read_whole(path)
+
+    for pid, state in ((11, "R (running)"), (12, "D (disk sleep)")):
+        tree_of(
+            root,
+            f"""
+            proc/{pid}/comm: p{pid}
+            proc/{pid}/fd/0 -> /dev/null
+            proc/{pid}/status: State:\t{state}
+            """,
+        )
+    monkeypatch.setattr(bounded, "DEADLINE", 0.1)
+    monkeypatch.setattr(bounded, "_LOOK", 0.05)
+    with pytest.warns(UserWarning, match="cannot read the mappings of process 1"):
+        assert read_users(Silent(root)) == ()
+    questions = asked.read_text().split()
+    assert (questions.count("/proc/11/maps"), questions.count("/proc/12/maps")) == (6, 2)
+
+
 QEMU = "/usr/bin/qemu-system-x86_64"
 
 
