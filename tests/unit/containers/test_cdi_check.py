@@ -9,13 +9,17 @@ from tests.unit.containers.cdi_cases import ALL, CASES, GOOD, KATA, RUST, Case, 
 from tests.unit.containers.test_cdi_generate import AUDIO, GPU, at, with_nodes
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.check import check, other_nodes
+from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import CONSUMERS, consumers_named
 from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.errors import UsageError
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.containers.cdi.check import CdiReport
+    from vfiomgr.containers.cdi.grammar import Family
+    from vfiomgr.containers.cdi.rules import Known
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -44,6 +48,18 @@ def test_each_consumer_takes_or_refuses_a_file(case: Case) -> None:
     assert report.is_broken == bool(case.broken)
     if case.line is not None:
         assert min(finding.found.line for finding in errors) == case.line
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("family", ["go", "rust"])
+def test_what_was_found_for_another_consumer_is_found_for_this_one(
+    case: Case, family: Family
+) -> None:
+    specification = read_file(etc(case.text, case.file), family)
+    known: Known = {}
+    for consumer in CONSUMERS:
+        if consumer.family == family:
+            assert faults(specification, consumer, known) == faults(specification, consumer)
 
 
 def test_there_are_forty_cases_and_each_rule_of_a_file_is_in_one() -> None:

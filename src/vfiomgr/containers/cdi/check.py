@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from vfiomgr.containers.cdi.grammar import Consumer, Family
     from vfiomgr.containers.cdi.model import CdiDevice, CdiSpecification
+    from vfiomgr.containers.cdi.rules import Known
     from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.units import Version
 
     _Pair = tuple[CdiFile, CdiSpecification]
 
@@ -220,7 +220,7 @@ class _Findings:
         self._consumers = consumers
         self._found: dict[Diagnostic, list[Consumer]] = defaultdict(list)
         self._verdicts: dict[tuple[str, str], Verdict] = {}
-        self._faults: dict[tuple[str, Family, Version], tuple[Diagnostic, ...]] = {}
+        self._known: dict[tuple[str, Family], Known] = defaultdict(dict)
 
     def _add(
         self, file: str, found: Diagnostic, consumers: Iterable[Consumer], severity: Severity
@@ -234,9 +234,7 @@ class _Findings:
             if not reads(consumer, file):
                 self._verdicts[file.path, consumer.name] = "not read"
                 continue
-            reading = (file.path, consumer.family, consumer.library)  # several have one library
-            if (wrong := self._faults.get(reading)) is None:
-                wrong = self._faults[reading] = faults(specification, consumer)
+            wrong = faults(specification, consumer, self._known[file.path, consumer.family])
             for found in wrong:
                 self._add(file.path, found, [consumer], "blocker")
             if wrong:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from vfiomgr.documents.text import Path
 
     Rule = Callable[[CdiSpecification, Consumer], Iterator[Diagnostic]]
+    Distinction = Callable[[Consumer], tuple[object, ...]]
+    """What a rule asks of a consumer: those for which it is equal are alike."""
+    Known = dict[tuple[Rule, tuple[object, ...]], tuple[Diagnostic, ...]]
 
 _V_0_6, _V_0_7, _V_1_0, _V_1_1 = (Version(0, 6), Version(0, 7), Version(1, 0), Version(1, 1))
 _CHECKS_NEEDS = Version(0, 5, 4)
@@ -54,11 +57,21 @@ _OF_SOME_VERSIONS = frozenset(
 _LETTERS = "letters, digits, and . - _ between them"
 
 
-def faults(specification: CdiSpecification, consumer: Consumer) -> tuple[Diagnostic, ...]:
-    """All reasons for which a consumer refuses a file; it stops at the first."""
-    rules = (_text,) if _is_no_mapping(specification) else _RULES
-    found = (one for rule in rules for one in rule(specification, consumer))
-    return tuple(dict.fromkeys(found))
+def faults(
+    specification: CdiSpecification, consumer: Consumer, known: Known | None = None
+) -> tuple[Diagnostic, ...]:
+    """All reasons for which a consumer refuses a file; it stops at the first.
+
+    `known` keeps what was found in this specification for consumers that are alike.
+    """
+    known = {} if known is None else known
+    found: dict[Diagnostic, None] = {}
+    for rule, distinction in _RULES[:1] if _is_no_mapping(specification) else _RULES:
+        asked = (rule, distinction(consumer))
+        if asked not in known:
+            known[asked] = tuple(rule(specification, consumer))
+        found.update(dict.fromkeys(known[asked]))
+    return tuple(found)
 
 
 def _is_no_mapping(spec: CdiSpecification) -> bool:
@@ -322,13 +335,27 @@ def _short(version: Version) -> str:
     return f"{version.major}.{version.minor}"
 
 
-_RULES: tuple[Rule, ...] = (
-    _text,
-    _known_keys,
-    _version,
-    _declared,
-    _kind,
-    _annotations,
-    _devices,
-    _edits,
+def _library(consumer: Consumer) -> tuple[object, ...]:
+    return consumer.family, consumer.library
+
+
+def _checks(consumer: Consumer) -> tuple[object, ...]:
+    return consumer.checks_edits, _refuses_none(consumer)
+
+
+def _forms(consumer: Consumer) -> tuple[object, ...]:
+    """What `_edits` asks of a consumer."""
+    since = [consumer.library >= version for version in (_V_0_7, _V_1_1)]
+    return consumer.is_rust, consumer.refuses_node_types, *since
+
+
+_RULES: tuple[tuple[Rule, Distinction], ...] = (
+    (_text, _library),
+    (_known_keys, _library),
+    (_version, _library),
+    (_declared, _library),
+    (_kind, _library),
+    (_annotations, _library),
+    (_devices, _checks),
+    (_edits, _forms),
 )
