@@ -162,7 +162,7 @@ class Host(HostSource):
             UnknownDevice: there is no such function.
 
         """
-        host = self.scan(with_users=True, with_links=True)
+        host = self.scan(with_users=True, with_links=True, purpose="picture")
         return topology.tree_of(host, self.addresses(devices))
 
     def check(self) -> Report:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.expressions import expression
 from vfiomgr.paths import PCI_DEVICES, HostPath
@@ -97,21 +97,33 @@ _IN_TABLES = _FOR_GUESTS.union(
     ("mem_info_vram_total", "resource"),
 )
 """What the table of `list` shows besides."""
+_IN_PICTURES = _IN_TABLES.union(("sriov_totalvfs", "sriov_numvfs", COMPUTE_PARTITION)).difference(
+    ("mem_info_vram_total",)
+)
+"""What the pictures of `topology` show; `resource` shows the firmware's display."""
+Purpose = Literal["table", "picture"]
+_SHOWN: dict[Purpose, frozenset[str]] = {"table": _IN_TABLES, "picture": _IN_PICTURES}
+_OF_VIRTUAL = _IN_PICTURES.difference(("resource",))
+"""A virtual function is no display of the firmware."""
 
 
 class Functions:
     """The directories of functions, listed once for everything that a scan reads.
 
-    `for_table` limits a function to what a table shows, in which a virtual function is only
-    counted: of thousands, everything takes three times as long. With `whole`, other virtual
-    functions are only counted, too.
+    A `purpose` limits functions to what a table or a picture shows: of thousands, everything takes
+    up to three times as long. In a table, a virtual function is only counted. With `whole`, other
+    virtual functions are only counted, too.
     """
 
     def __init__(
-        self, tree: HostTree, *, for_table: bool = False, whole: Container[str] | None = None
+        self,
+        tree: HostTree,
+        *,
+        purpose: Purpose | None = None,
+        whole: Container[str] | None = None,
     ) -> None:
         self._tree = tree
-        self._for_table = for_table
+        self._purpose = purpose
         self._whole = whole
         self._known: dict[str, Function] = {}
         self._nvidia: frozenset[str] | None = None
@@ -124,9 +136,10 @@ class Functions:
             known = self._known[name] = Function(self._tree, PCI_DEVICES / name)
             if self.is_counted(name):
                 known.entries &= _FOR_GUESTS
-            elif self._for_table:
+            elif self._purpose is not None:
+                shown = _OF_VIRTUAL if "physfn" in known.entries else _SHOWN[self._purpose]
                 virtual = (entry for entry in known.entries if entry.startswith("virtfn"))
-                known.entries = (known.entries & _IN_TABLES).union(virtual)
+                known.entries = (known.entries & shown).union(virtual)
         return known
 
     def adopt(self, name: str, entries: frozenset[str]) -> None:
@@ -156,7 +169,7 @@ class Functions:
 
     def is_counted(self, name: str) -> bool:
         """Whether only that a function is there, and for whom, is asked."""
-        is_asked = not self._for_table and (self._whole is None or name in self._whole)
+        is_asked = self._purpose != "table" and (self._whole is None or name in self._whole)
         return not is_asked and "physfn" in self.of(name).entries
 
     def virtual(self, name: str) -> tuple[PciAddress, ...]:

@@ -26,6 +26,7 @@ from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.values import HostUse
 
@@ -43,6 +44,8 @@ class FurtherFacts(TypedDict, total=False):
     """The vGPU modes, from nvidia-smi."""
     with_links: bool
     """The links of PCI Express."""
+    purpose: Purpose | None
+    """Nothing about functions but what a picture of the topology shows."""
     only_types: frozenset[str] | None
     """The vGPU types, as people name them, of which virtual functions report how many are left;
     without it, all. Types of active vGPUs are always included."""
@@ -75,6 +78,7 @@ def scan(
         serials_of,
         only_types=further.get("only_types"),
         about=further.get("about"),
+        purpose=further.get("purpose"),
     )
     if further.get("with_gpu_modes"):
         host = with_gpu_modes(host, tree)
@@ -169,18 +173,18 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
     *,
-    for_table: bool = False,
+    purpose: Purpose | None = None,
     only_types: frozenset[str] | None = None,
     about: frozenset[PciAddress] | None = None,
 ) -> HostSnapshot:
     """Read the facts for lists: functions, groups and vGPUs, without their users.
 
-    With `only`, the result contains no other functions than those in these slots; `for_table`
-    leaves out what the table of `list` does not show, also the groups of the host's drivers.
+    With `only`, the result contains no other functions than those in these slots; a `purpose`
+    leaves out what is not shown, a table also the groups of the host's drivers.
     `only_types` and `about` are described in `FurtherFacts`.
     """
     whole = None if about is None else touched_by(tree, map(str, about))
-    functions, names = Functions(tree, for_table=for_table, whole=whole), Names(tree, machine)
+    functions, names = Functions(tree, purpose=purpose, whole=whole), Names(tree, machine)
     found, unidentified = pci_facts.read_devices(tree, names, functions, serials_of, only)
     devices = pci_facts.mark_displays(pci_facts.read_console(tree), functions, found)
     if unidentified:
@@ -190,7 +194,7 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
     vendor_parents, vendor_vgpus = vgpu_facts.read_vendor_vgpus(tree, functions, devices)
     of_guests = {d.iommu_group for d in devices if d.is_for_guests or d.is_stuck_without_driver}
     of_guests.update(mdev.iommu_group for mdev in mdevs)
-    numbers = of_guests if for_table else None
+    numbers = of_guests if purpose == "table" else None
     if whole is not None and not any(cdi_facts.list_cdi_files(tree)):  # which may name any group
         numbers = of_guests.union(d.iommu_group for d in devices if str(d.address) in whole)
     groups = iommu.read_groups(tree, numbers)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
+    from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.vgpu.model import Vgpu
 
@@ -159,14 +160,14 @@ class HostSource:
         is_image = self.snapshot is None and self.root != MACHINE and not self._has_sys
         return scan(self.files, self.machine) if is_image else self.scan()
 
-    def scan_devices(self, *, for_table: bool = False) -> HostSnapshot:
+    def scan_devices(self, purpose: Purpose | None = None) -> HostSnapshot:
         """Like `scan`, but a tree is only scanned for devices, which is much faster.
 
-        `for_table` leaves out what the table of `list` does not show.
+        A `purpose` leaves out what is not shown.
         """
         if self.snapshot is not None:
             return self._loaded
-        return self._required(scan_devices(self.tree, self.machine, for_table=for_table))
+        return self._required(scan_devices(self.tree, self.machine, purpose=purpose))
 
     def slots_of(self, names: Iterable[str]) -> HostSnapshot:
         """Like `scan_devices`, but if possible only for the functions in these slots.

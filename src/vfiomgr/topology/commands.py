@@ -78,7 +78,7 @@ def topology(
       vfiomgr topology --format dot > host.dot
     """
     form = form or _usual_form(session, output)
-    host = session.scan(with_users=True, with_links=True)
+    host = session.scan(with_users=True, with_links=True, purpose="picture")
     found = tree_of(host, session.addresses(addresses))
     if not host.devices:
         note_no_devices(host)

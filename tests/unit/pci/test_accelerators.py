@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from tests import api
 from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.pci.accelerators import CxlDevice, cxl_device, partition_nodes
@@ -54,6 +55,22 @@ def test_show_prints_the_partitions_of_a_gpu_and_its_nodes(run: Run, kernel: Fak
     assert "partitions       compute CPX, memory NPS4\n" in shown.stdout
     without = run("show", "0000:04:00.0").stdout
     assert "partitions" not in without
+
+
+def test_the_nodes_of_partitions_are_those_of_a_gpu_in_a_picture_too(tmp_path: Path) -> None:
+    tree = tree_of(
+        tmp_path,
+        f"""
+        {SYSFS[1:]}/modalias: pci:v00001002d000074A1sv00000000sd00000000bc12sc00i00
+        {SYSFS[1:]}/driver -> ../../drivers/amdgpu
+        {SYSFS[1:]}/drm/renderD128/dev: 226:128
+        {SYSFS[1:]}/current_compute_partition: CPX
+        sys/class/kfd/kfd/topology/nodes/1/properties: {node(128, 0x0100)}
+        sys/class/kfd/kfd/topology/nodes/2/properties: {node(129, 0x0101)}
+        """,
+    )
+    whole, shown = (api.scan(tree, purpose=purpose).device(GPU) for purpose in (None, "picture"))
+    assert shown.nodes == whole.nodes == ("/dev/dri/renderD128", "/dev/dri/renderD129")
 
 
 def config(*capabilities: tuple[int, int, int, int]) -> bytes:

@@ -9,19 +9,24 @@ import pytest
 from msgspec.structs import replace
 
 from tests import api
-from tests.fakes.hosts import without_iommu, workstation
+from tests.fakes.hosts import dual_adapter, mixed, network_adapter, without_iommu, workstation
+from tests.fakes.servers import dgx as dgx_tree
+from tests.fakes.servers import vgpu_server as vgpu_server_tree
 from tests.fakes.vgpu_hosts import samples_host
 from tests.unit.devices import host_of, pci_device
 from tests.unit.topology.hosts import by_id, dgx, made, nodes, path_to, vgpu_server
 from vfiomgr.errors import UnknownDevice
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.topology.build import tree_of
 from vfiomgr.vgpu.steps import CreateVgpu
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from tests.fakes.kernel import FakeKernel
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.topology.model import TopologyNode
 
@@ -41,6 +46,26 @@ def link(address: str, *numbers: float | None) -> PciLink:
         max_speed,
         None if max_width is None else int(max_width),
     )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [workstation, mixed, network_adapter, dual_adapter, vgpu_server_tree, dgx_tree],
+)
+def test_a_scan_for_a_picture_reads_all_that_it_shows(
+    tmp_path: Path, make: Callable[[Path], FakeKernel]
+) -> None:
+    kernel = make(tmp_path)
+    physical = next((d for d in api.scan(kernel).devices if d.sriov_totalvfs), None)
+    if physical is not None and not physical.virtual_functions:
+        api.apply(SetVirtualFunctions(physical.address, 2), tree=kernel)
+    whole, shown = (
+        api.scan(kernel, with_users=True, with_links=True, purpose=purpose)
+        for purpose in (None, "picture")
+    )
+    assert tree_of(shown) == tree_of(whole)
+    assert any(d.reset_method for d in whole.devices)
+    assert not any(d.reset_method or d.power_state for d in shown.devices)
 
 
 def test_a_vgpu_is_below_its_function_its_gpu_the_port_and_the_node() -> None:

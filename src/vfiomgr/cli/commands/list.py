@@ -96,7 +96,7 @@ def list_devices(
 def _list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, view: View) -> None:
     is_table = session.format == "table"
     are_counted = is_table and not (vfs or view.names_only or any(wanted))
-    host = session.scan_devices(for_table=are_counted)
+    host = session.scan_devices("table" if are_counted else None)
     devices = _selected(session, host, wanted, every=every)
     if are_counted and any(device.physical_function for device in _folded(devices)):
         host = session.scan_devices()
