@@ -409,6 +409,7 @@ class Host(HostSource):
             with_gpu_modes=request.needs_gpu_modes,
             only_types=request.named_types,
             about=request.only_functions,
+            purpose=request.purpose,
             serials_of=slots,
         )
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.diagnostic import Option
+    from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import DeviceIdentity, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
@@ -96,6 +97,11 @@ class Request:
     @property
     def named_types(self) -> frozenset[str] | None:
         """The vGPU types that it names, if no others matter; None if all do."""
+        return None
+
+    @property
+    def purpose(self) -> Purpose | None:
+        """Which attributes of functions are sufficient for its plans; None means all."""
         return None
 
     def not_checked(self, _host: HostSnapshot) -> Iterable[str]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vfiomgr.layout.model import Layout  # noqa: TC004 - slow to import: deferred_types
+    from vfiomgr.pci.function import Purpose
 
 _DEFERRED = {"Layout": "vfiomgr.layout.model"}
 
@@ -74,6 +75,11 @@ class ApplyLayout(Request, Value):
     def named_types(self) -> frozenset[str] | None:
         """The vGPU types of its rules."""
         return self.layout.named_types
+
+    @property
+    def purpose(self) -> Purpose | None:
+        """Not what is only shown of virtual functions."""
+        return "layout"
 
 
 class RevertLayout(Request, Value):

@@ -101,18 +101,29 @@ _IN_PICTURES = _IN_TABLES.union(("sriov_totalvfs", "sriov_numvfs", COMPUTE_PARTI
     ("mem_info_vram_total",)
 )
 """What the pictures of `topology` show; `resource` shows the firmware's display."""
-Purpose = Literal["table", "picture"]
-_SHOWN: dict[Purpose, frozenset[str]] = {"table": _IN_TABLES, "picture": _IN_PICTURES}
 _OF_VIRTUAL = _IN_PICTURES.difference(("resource",))
 """A virtual function is no display of the firmware."""
+_NOT_IN_LAYOUTS = frozenset({"revision", "resource", "power_state", "tsm"})
+"""What neither the rules of layouts nor their plans ask of a virtual function."""
+Purpose = Literal["table", "picture", "layout"]
+
+
+def _needed(entries: frozenset[str], purpose: Purpose) -> frozenset[str]:
+    """The entries of a function's directory that are read for a purpose."""
+    is_virtual = "physfn" in entries
+    if purpose == "layout":
+        return entries.difference(_NOT_IN_LAYOUTS) if is_virtual else entries
+    shown = _OF_VIRTUAL if is_virtual else _IN_TABLES if purpose == "table" else _IN_PICTURES
+    virtual = (entry for entry in entries if entry.startswith("virtfn"))
+    return (entries & shown).union(virtual)
 
 
 class Functions:
     """The directories of functions, listed once for everything that a scan reads.
 
-    A `purpose` limits functions to what a table or a picture shows: of thousands, everything takes
-    up to three times as long. In a table, a virtual function is only counted. With `whole`, other
-    virtual functions are only counted, too.
+    A `purpose` limits functions to what a table or a picture shows, or a layout needs: of
+    thousands, everything takes up to three times as long. In a table, a virtual function is only
+    counted. With `whole`, other virtual functions are only counted, too.
     """
 
     def __init__(
@@ -137,9 +148,7 @@ class Functions:
             if self.is_counted(name):
                 known.entries &= _FOR_GUESTS
             elif self._purpose is not None:
-                shown = _OF_VIRTUAL if "physfn" in known.entries else _SHOWN[self._purpose]
-                virtual = (entry for entry in known.entries if entry.startswith("virtfn"))
-                known.entries = (known.entries & shown).union(virtual)
+                known.entries = _needed(known.entries, self._purpose)
         return known
 
     def adopt(self, name: str, entries: frozenset[str]) -> None:

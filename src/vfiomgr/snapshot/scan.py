@@ -45,7 +45,7 @@ class FurtherFacts(TypedDict, total=False):
     with_links: bool
     """The links of PCI Express."""
     purpose: Purpose | None
-    """Nothing about functions but what a picture of the topology shows."""
+    """Nothing about functions but what is shown or needed for it."""
     only_types: frozenset[str] | None
     """The vGPU types, as people name them, of which virtual functions report how many are left;
     without it, all. Types of active vGPUs are always included."""

@@ -163,7 +163,7 @@ def _read_parent(
     gpu = str(physical or directory.name)
     place = directory / TYPES
     ids = tree.children(place)
-    kinds, named = types.of(gpu, place, ids)
+    kinds, named = types.of(gpu, _model(function), place, ids)
     available: dict[str, int | None] = dict.fromkeys(ids)
     for type_id in named.intersection(ids) if physical else ids:
         available[type_id] = tree.read_number(place / type_id / "available_instances")
@@ -178,25 +178,44 @@ def _read_parent(
     )
 
 
+def _model(function: PciDevice | None) -> tuple[str, ...]:
+    """What a driver decides by which types a function offers; nothing if it is not known."""
+    if function is None or function.driver is None:
+        return ()
+    return function.driver, function.vendor_id, function.device_id, function.subsystem_id
+
+
 class _Types:
-    """Types of parents, read once for all virtual functions of a GPU, as one driver serves them."""
+    """Types of parents, read once for all virtual functions of a GPU, as one driver serves them.
+
+    Those that a request is not about are read once for all GPUs of one model.
+    """
 
     def __init__(self, tree: HostTree, only: frozenset[str] | None) -> None:
         self._tree = tree
         self._only = only
         self._known: dict[tuple[str, ...], tuple[tuple[VgpuType, ...], frozenset[str]]] = {}
+        self._of_models: dict[tuple[str, ...], tuple[VgpuType, ...]] = {}
 
     def of(
-        self, gpu: str, place: HostPath, ids: Sequence[str]
+        self, gpu: str, model: tuple[str, ...], place: HostPath, ids: Sequence[str]
     ) -> tuple[tuple[VgpuType, ...], frozenset[str]]:
         """The types listed in `place`, and the identifiers of those that a request is about."""
         key = (gpu, *ids)
         if key not in self._known:
-            kinds = tuple(_read_type(self._tree, place / type_id) for type_id in ids)
-            only = self._only
-            named = kinds if only is None else [k for n in only for k in types_called(kinds, n)]
-            self._known[key] = kinds, frozenset(kind.id for kind in named)
+            known = self._of_models.get((*model, *ids), ())
+            asked = self._asked(known)
+            unasked = {kind.id: kind for kind in known if kind.id not in asked}
+            kinds = tuple(unasked.get(i) or _read_type(self._tree, place / i) for i in ids)
+            if model:
+                self._of_models[*model, *ids] = kinds
+            self._known[key] = kinds, self._asked(kinds)
         return self._known[key]
+
+    def _asked(self, kinds: tuple[VgpuType, ...]) -> frozenset[str]:
+        only = self._only
+        named = kinds if only is None else [k for n in only for k in types_called(kinds, n)]
+        return frozenset(kind.id for kind in named)
 
 
 def _read_type(tree: HostTree, directory: HostPath) -> VgpuType:

@@ -44,7 +44,11 @@ def scanned(kernel: FakeKernel) -> HostSnapshot:
 
 
 def planned(kernel: FakeKernel, *rules: dict[str, Any]) -> Plan:
-    return plan_layout(scanned(kernel), layout(*rules))
+    request = layout(*rules)
+    every = scanned(kernel)
+    needed = api.scan(kernel, with_users=True, with_gpu_modes=True, purpose=request.purpose)
+    assert _result(needed, request) == _result(every, request)
+    return plan_layout(every, request)
 
 
 def refused(kernel: FakeKernel, *rules: dict[str, Any]) -> str:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import pytest
 
 from benchmarks.trees import BLOCK, make_tree
-from tests.api import scan
+from tests.api import layout_request, scan
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from vfiomgr.host.tree import HostTree
+from vfiomgr.layout.model import Layout
+from vfiomgr.library import Host
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_VGPUS = {"select": "all", "state": "vgpu", "vgpus": [{"type": "A40-4Q", "per_gpu": 4}]}
 
 
 class Counting(HostTree):
@@ -120,6 +124,55 @@ def test_a_request_about_one_type_asks_functions_for_no_other(tmp_path: Path) ->
         for kind in parent.types:
             known = kind.id in wanted | active
             assert parent.offers(kind.id) == (whole.offers(kind.id) if known else None)
+
+
+def _replace(file: Path, text: str) -> None:
+    """Write a file that may be a link to that of another device."""
+    file.unlink()
+    file.write_text(text)
+
+
+def test_types_of_one_model_are_read_once_except_those_asked_about(tmp_path: Path) -> None:
+    make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20)
+    kinds = scan(HostTree(tmp_path), HostTree(tmp_path)).vgpu_parents[0].types
+    first, *_, last = kinds
+    assert last.short_name is not None
+    second = tmp_path / "sys/bus/pci/devices/0000:21:00.4/mdev_supported_types"
+    for kind in (first, last):
+        _replace(second / kind.id / "description", "framebuffer=512M\n")
+    tree = Counting(tmp_path)
+    host = scan(tree, HostTree(tmp_path), only_types=frozenset({last.short_name}))
+    read = Counter(
+        HostPath(place).parent.name for _, place in tree.places if place.endswith("/description")
+    )
+    assert read == {kind.id: 2 if kind == last else 1 for kind in kinds}
+    of_second = next(parent for parent in host.vgpu_parents if parent.name == "0000:21:00.4")
+    assert of_second.types[0] == first
+    assert of_second.types[-1] != last
+    every = scan(HostTree(tmp_path), HostTree(tmp_path))
+    assert next(p for p in every.vgpu_parents if p.name == "0000:21:00.4").types[0] != first
+
+
+def test_types_of_another_model_are_read(tmp_path: Path) -> None:
+    make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20)
+    for function in (tmp_path / "sys/bus/pci/devices").glob("0000:21:00.*"):
+        modalias = (function / "modalias").read_text()
+        _replace(function / "modalias", modalias.replace("d00002235", "d00002236"))
+        for description in function.glob("mdev_supported_types/*/description"):
+            _replace(description, "framebuffer=512M\n")
+    host = scan(HostTree(tmp_path), HostTree(tmp_path), only_types=frozenset({"A40-4Q"}))
+    first, second = host.vgpu_parents[0], host.vgpu_parents[-1]
+    assert not set(first.types) & set(second.types)
+
+
+def test_a_layout_reads_less_of_virtual_functions_than_of_others(tmp_path: Path) -> None:
+    make_vgpu_tree(tmp_path, gpus=2, vfs=4, types=20)
+    tree = Counting(tmp_path)
+    request = layout_request(None, "test", Layout.model_validate({"devices": [_VGPUS]}))
+    Host(tree).facts_for(request)
+    for attribute in ("resource", "revision", "power_state"):
+        read = {place.split("/")[-2] for _, place in tree.places if place.endswith(f"/{attribute}")}
+        assert read == {"0000:11:00.0", "0000:21:00.0"}
 
 
 def test_a_tree_is_made_of_whole_blocks(tmp_path: Path) -> None:
