@@ -73,14 +73,17 @@ class Element(Value, eq=False):
 
     def all(self, name: str, namespace: str | None = None) -> tuple[Element, ...]:
         """The children with this name; libvirt's own are in no namespace."""
-        alike = (one for one in self.children if one.tag.endswith(name))  # fewer calls of `name`
-        return tuple(one for one in alike if (one.name, one.namespace) == (name, namespace))
+        found = [one for one in self.children if one.tag.endswith(name)]  # fewer calls of `name`
+        return tuple([one for one in found if one.name == name and one.namespace == namespace])
 
     def find(self, path: str) -> Element | None:
         """The first element on a path of child names: `os/type`."""
-        found: Element | None = self
+        found = self
         for name in path.split("/"):
-            found = next(iter(found.all(name)), None) if found is not None else None
+            children = found.all(name)
+            if not children:
+                return None
+            found = children[0]
         return found
 
     def each(self, path: str) -> tuple[Element, ...]:

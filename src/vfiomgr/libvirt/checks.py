@@ -63,7 +63,8 @@ def check_domains(
     """Check several domains that have been read, like `check_domain`."""
     if not domains:
         return ()
-    seen = host.scan(with_users=True, with_readiness=True, with_guests=True)
+    named = frozenset(h.address for domain in domains for h in domain.hostdevs if h.address)
+    seen = host.scan(with_users=True, with_readiness=True, with_guests=True, about=named)
     return preflight(seen, domains, hypervisor, _roms(host, domains))
 
 
