@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
     FieldDescriptorProto,
@@ -24,14 +23,13 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from vfiomgr.errors import HostError
+from vfiomgr.node.rpc import CallError, Message, call
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     Stamp = tuple[int, int]
 
-Message = Any
-"""A message, or its class: built at run time, so that a type checker does not know its fields."""
 _SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "int32": FieldDescriptorProto.TYPE_INT32,
@@ -45,8 +43,6 @@ _ENTRY = "Entry"
 VERSION = "v1beta1"
 """The version of the device plugin API."""
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
-MOST_BYTES = 16 << 20
-"""The largest message of the pod resources API (the kubelet's own clients have this limit)."""
 
 REGISTER = "/v1beta1.Registration/Register"
 LIST_POD_RESOURCES = "/v1.PodResourcesLister/List"
@@ -207,10 +203,6 @@ _GLANCE = 0.1
 _REGISTRATION_DEADLINE = 20.0
 """Seconds; the kubelet itself gives up after 10 if it cannot connect to the plugin."""
 _LIST_DEADLINE = 10.0
-_NO_PROXY = ("grpc.enable_http_proxy", 0)
-_OWN_CONNECTION = ("grpc.use_local_subchannel_pool", 1)
-"""Otherwise the next channel to a path waits as long as gRPC does after failures of the last one,
-although a new kubelet may listen there."""
 
 
 class NoAnswer(HostError):  # noqa: N818 - it says what the kubelet did
@@ -244,15 +236,15 @@ async def register(directory: str, endpoint: str, resource: str) -> None:
     socket = os.path.join(directory, SOCKET)
     stamp = stamp_of(socket)
     work = _call(socket, REGISTER, request, DEVICES.Empty, _REGISTRATION_DEADLINE)
-    call = asyncio.create_task(work)
+    task = asyncio.create_task(work)
     try:
-        while not (await asyncio.wait({call}, timeout=_GLANCE))[0]:
+        while not (await asyncio.wait({task}, timeout=_GLANCE))[0]:
             if stamp_of(socket) != stamp:
                 message = "the kubelet restarted before it answered"
                 raise NoAnswer(message)
-        await call
+        await task
     finally:
-        call.cancel()
+        task.cancel()
 
 
 async def pods_by_device(socket: str) -> dict[tuple[str, str], str]:
@@ -279,18 +271,11 @@ async def _call(
     socket: str, method: str, request: Message, response: Message, seconds: float
 ) -> Message:
     """One call on a connection of its own: the socket is another one after each restart."""
-    options = (_NO_PROXY, _OWN_CONNECTION, ("grpc.max_receive_message_length", MOST_BYTES))
-    async with grpc.aio.insecure_channel(f"unix:{socket}", options=options) as channel:
-        call = channel.unary_unary(
-            method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
-        )
-        try:
-            return await call(request, timeout=seconds)
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.UNAVAILABLE:
-                message = f"no kubelet answers on {socket}"
-            else:
-                message = f"the kubelet did not accept {method}: {error.details()}"
-            raise NoAnswer(message) from error
+    try:
+        return await call(socket, method, request, response, seconds)
+    except ConnectionError as error:
+        message = f"no kubelet answers on {socket}"
+        raise NoAnswer(message) from error
+    except CallError as error:
+        message = f"the kubelet did not accept {method}: {error.text}"
+        raise NoAnswer(message) from error

@@ -1,7 +1,7 @@
 """The scanning process: it reads and changes the host, next to the agent that serves gRPC.
 
-A fork beside the threads of gRPC can deadlock (https://github.com/grpc/grpc/issues/17093), and
-resets fork. Questions come from the standard input, and reports go to the standard output.
+A read that the kernel does not return from holds up this process, and the agent still answers.
+Questions come from the standard input, and reports go to the standard output.
 """
 
 from __future__ import annotations

@@ -8,9 +8,7 @@ import os
 import secrets
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-import grpc
+from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import UsageError, VfiomgrError
 from vfiomgr.node.answers import answer, preferred
@@ -25,21 +23,19 @@ from vfiomgr.node.kubelet import (
     register,
     stamp_of,
 )
+from vfiomgr.node.rpc import Server, failed_precondition, invalid_argument, service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from vfiomgr.node.kubelet import Message, Stamp
+    from vfiomgr.node.kubelet import Stamp
     from vfiomgr.node.model import Answer, NodeResource, NodeUnit
+    from vfiomgr.node.rpc import Message, Methods
 
     Verify = Callable[[str, tuple[str, ...]], Awaitable[None]]
     """Verify the devices of a resource; raises VfiomgrError if a container must not start."""
     Observe = Callable[[str, tuple[str, ...], float], None]
     """Receives the devices of an allocation, and the seconds that it took."""
-
-
-_STREAMS = frozenset({"ListAndWatch", "NodeWatchResources"})
-"""The methods whose responses are streams, of which each message is already bytes."""
 
 
 class Latest:
@@ -87,17 +83,17 @@ class DevicePlugin:
         self._resource = resource
         self._listed.set(listed(resource))
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+    def methods(self) -> Methods:
         """The methods, for a server."""
         return service(DEVICE_PLUGIN, DEVICES, METHODS, self)
 
-    async def get_device_plugin_options(self, _request: object, _context: object) -> Message:
+    async def get_device_plugin_options(self, _request: object) -> Message:
         """Answer that containers are verified before they start, and devices are preferred."""
         return DEVICES.DevicePluginOptions(
             pre_start_required=True, get_preferred_allocation_available=True
         )
 
-    async def list_and_watch(self, _request: object, _context: object) -> AsyncIterator[bytes]:
+    async def list_and_watch(self, _request: object) -> AsyncIterator[bytes]:
         """Send the complete list, and again after each change."""
         self.streams += 1
         self.opened += 1
@@ -107,7 +103,7 @@ class DevicePlugin:
         finally:
             self.streams -= 1
 
-    async def get_preferred_allocation(self, request: Message, _context: object) -> Message:
+    async def get_preferred_allocation(self, request: Message) -> Message:
         """Prefer close devices; an error would reject the pod, so any mistake is an empty hint."""
         response = DEVICES.PreferredAllocationResponse()
         for container in request.container_requests:
@@ -126,9 +122,7 @@ class DevicePlugin:
         except VfiomgrError:
             return ()
 
-    async def allocate(
-        self, request: Message, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> Message:
+    async def allocate(self, request: Message) -> Message:
         """Name the devices for the container runtime; reads nothing of the host.
 
         The same devices can be allocated again: by init containers, and after the kubelet forgot.
@@ -140,19 +134,17 @@ class DevicePlugin:
                 made = answer(self._resource, tuple(container.devices_ids))
                 response.container_responses.append(_written(made))
         except VfiomgrError as error:
-            await _fail(context, error)
+            _fail(error)
         given = tuple(d for each in request.container_requests for d in each.devices_ids)
         self._observe(self._resource.name, given, time.perf_counter() - begun)
         return response
 
-    async def pre_start_container(
-        self, request: Message, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> Message:
+    async def pre_start_container(self, request: Message) -> Message:
         """Verify the devices of a container, also before each of its restarts."""
         try:
             await self._verify(self._resource.name, tuple(request.devices_ids))
         except VfiomgrError as error:
-            await _fail(context, error)
+            _fail(error)
         return DEVICES.PreStartContainerResponse()
 
 
@@ -183,43 +175,16 @@ def _written(made: Answer) -> Message:
     )
 
 
-async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: VfiomgrError) -> None:
+def _fail(error: VfiomgrError) -> NoReturn:
     """End a call with an error; users read its text in the events of the pod."""
-    is_wrong = isinstance(error, UsageError)
-    code = grpc.StatusCode.INVALID_ARGUMENT if is_wrong else grpc.StatusCode.FAILED_PRECONDITION
-    await context.abort(code, text_of(error))
+    if isinstance(error, UsageError):
+        invalid_argument(text_of(error))
+    failed_precondition(text_of(error))
 
 
 def text_of(error: VfiomgrError) -> str:
     """The text of an error in the events of a pod."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
-def service(
-    name: str, messages: Message, methods: Mapping[str, tuple[str, str]], answers: object
-) -> grpc.GenericRpcHandler[Any, Any]:
-    """The methods of a service, for a server; the object has a function for each."""
-    handlers = {
-        method: _method(method, messages, pair, getattr(answers, _named(method)))
-        for method, pair in methods.items()
-    }
-    return grpc.method_handlers_generic_handler(name, handlers)
-
-
-def _named(method: str) -> str:
-    """`ListAndWatch` is the method `list_and_watch`."""
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in method).lstrip("_")
-
-
-def _method(
-    name: str, messages: Message, pair: tuple[str, str], function: Callable[..., object]
-) -> grpc.RpcMethodHandler[Any, Any]:
-    request, response = pair
-    read = getattr(messages, request).FromString
-    if name in _STREAMS:
-        return grpc.unary_stream_rpc_method_handler(function, read, bytes)
-    write = getattr(messages, response).SerializeToString
-    return grpc.unary_unary_rpc_method_handler(function, read, write)
 
 
 PREFIX = "vfiomgr-"
@@ -236,9 +201,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 def socket_name(resource: str) -> str:
     """The name of the socket; no two resources or processes share one.
 
-    The end of a server removes its path even if another server has replaced the socket
-    (https://github.com/grpc/grpc/issues/17122), and a kubelet that finds the same name again
-    confuses the two processes (https://github.com/kubernetes/kubernetes/issues/127803).
+    A kubelet that finds the same name again confuses the two processes
+    (https://github.com/kubernetes/kubernetes/issues/127803).
     """
     return f"{PREFIX}{hashlib.sha256(resource.encode()).hexdigest()[:8]}-{_PROCESS}.sock"
 
@@ -272,7 +236,7 @@ class ServedResource:
         self._path = os.path.join(directory, socket_name(resource.name))
         require_short(self._path, "--plugin-directory")
         self._tell = tell
-        self._server: grpc.aio.Server | None = None
+        self._server: Server | None = None
         self._served: Stamp | None = None
         self._kubelet: Stamp | None = None
         """The kubelet's socket when it accepted the registration."""
@@ -320,10 +284,10 @@ class ServedResource:
 
     async def _serve(self) -> None:
         await self._stop()
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        server.add_generic_rpc_handlers((self.plugin.handler(),))
-        server.add_insecure_port(f"unix:{self._path}")
-        await server.start()
+        server = Server(self.plugin.methods())
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        await server.serve(self._path)
         self._server, self._served = server, stamp_of(self._path)
         self._kubelet = None
 
@@ -354,6 +318,6 @@ class ServedResource:
         if self._server is None:
             return
         server, self._server = self._server, None
-        await server.stop(None)
+        await server.stop()
         with suppress(FileNotFoundError):
             os.unlink(self._path)

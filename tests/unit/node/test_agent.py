@@ -836,7 +836,8 @@ def test_commands_that_ask_the_agent_import_none_of_its_libraries(place: Path) -
                 "import sys; from vfiomgr.library import Host; "
                 f"host = Host({node.kernel.root!r}).scan(with_users=True); "
                 "assert len(host.agent.resources[0].devices) == 3; "
-                "names = {'grpc', 'google.protobuf', 'prometheus_client', 'http.client', 'ssl'}; "
+                "names = {'grpclib', 'google.protobuf', 'prometheus_client'}; "
+                "names |= {'http.client', 'ssl'}; "
                 "print(sorted(names & set(sys.modules)))"
             )
             made = await asyncio.create_subprocess_exec(
@@ -1032,7 +1033,7 @@ def test_the_boot_of_a_node_needs_no_package_of_the_extra(place: Path) -> None:
     root = gpu_node(place).root
     code = (
         "import sys\n"
-        "sys.modules.update(dict.fromkeys(('google', 'grpc', 'prometheus_client')))\n"
+        "sys.modules.update(dict.fromkeys(('google', 'grpclib', 'prometheus_client')))\n"
         f"sys.argv = ['vfiomgr', '--root', {root!r}, 'node', 'run', '--once']\n"
         "from vfiomgr.cli.main import main\n"
         "main()"

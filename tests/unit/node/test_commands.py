@@ -81,13 +81,13 @@ def test_without_its_libraries_the_agent_names_the_extra(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(_name: str) -> None:
-        text = "No module named 'grpc'"
-        raise ModuleNotFoundError(text, name="grpc")
+        text = "No module named 'grpclib'"
+        raise ModuleNotFoundError(text, name="grpclib")
 
     monkeypatch.setattr(run_module, "import_module", missing)
     answer = run("node", "run")
     assert answer.status == 2
-    assert "the Python package grpc is not installed" in answer.stderr
+    assert "the Python package grpclib is not installed" in answer.stderr
     assert "pip install 'vfiomgr[node]'" in answer.stderr
 
 
@@ -95,7 +95,7 @@ def test_other_commands_do_not_import_the_libraries_of_the_agent() -> None:
     code = (
         "import sys; from vfiomgr.cli.main import cli; import click; c = click.Context(cli); "
         "cli.get_command(c, 'list'); cli.get_command(c, 'node').get_command(c, 'run'); "
-        "print(sorted({'grpc', 'google.protobuf', 'prometheus_client'} & set(sys.modules)))"
+        "print(sorted({'grpclib', 'google.protobuf', 'prometheus_client'} & set(sys.modules)))"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"

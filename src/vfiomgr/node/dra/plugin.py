@@ -25,14 +25,15 @@ from vfiomgr.node.kubelet import (
     PLUGIN_METHODS,
     PLUGINS,
 )
-from vfiomgr.node.serving import Latest, service, text_of
+from vfiomgr.node.rpc import service
+from vfiomgr.node.serving import Latest, text_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from vfiomgr.node.dra.model import PreparedClaim, PreparedDevice
-    from vfiomgr.node.kubelet import Message
+    from vfiomgr.node.rpc import Message
 
     Prepare = Callable[[str, str, str], Awaitable[PreparedClaim]]
     """Prepare a claim by its namespace, name and UID; raises VfiomgrError."""
@@ -74,7 +75,7 @@ class Answers:
         self.work: set[asyncio.Task[str]] = set()
         """What is being prepared or unprepared."""
 
-    async def node_prepare_resources(self, request: Message, _context: object) -> Message:
+    async def node_prepare_resources(self, request: Message) -> Message:
         """Prepare claims; each has an entry in the response, with an error or its devices."""
         response = CLAIMS.NodePrepareResourcesResponse()
         await asyncio.gather(
@@ -89,7 +90,7 @@ class Answers:
         prepared = await self._prepare(claim.namespace, claim.name, claim.uid)
         response.claims[claim.uid].devices.extend(map(_written, prepared.devices))
 
-    async def node_unprepare_resources(self, request: Message, _context: object) -> Message:
+    async def node_unprepare_resources(self, request: Message) -> Message:
         """Unprepare claims; each has an entry in the response."""
         response = CLAIMS.NodeUnprepareResourcesResponse()
         await asyncio.gather(
@@ -100,9 +101,7 @@ class Answers:
         )
         return response
 
-    async def node_watch_resources(
-        self, _request: object, _context: object
-    ) -> AsyncIterator[bytes]:
+    async def node_watch_resources(self, _request: object) -> AsyncIterator[bytes]:
         """Send the health of all devices, and again after each change."""
         async for data in self._health.follow():
             yield data
@@ -160,13 +159,13 @@ class Registration:
         self._tell = tell
         self.is_registered = False
 
-    async def get_info(self, _request: object, _context: object) -> Message:
+    async def get_info(self, _request: object) -> Message:
         """The name of the driver, its socket, and its services; the kubelet waits for 1 s."""
         return PLUGINS.PluginInfo(
             type=_TYPE, name=DRIVER, endpoint=self._endpoint, supported_versions=VERSIONS
         )
 
-    async def notify_registration_status(self, request: Message, _context: object) -> Message:
+    async def notify_registration_status(self, request: Message) -> Message:
         """Note whether the kubelet accepts the plugin; it asks again if it does not."""
         self.is_registered = request.plugin_registered
         if self.is_registered:

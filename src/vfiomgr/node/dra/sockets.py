@@ -6,13 +6,15 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from typing import Any
-
-import grpc
+from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.node.kubelet import stamp_of
+from vfiomgr.node.rpc import Server
 from vfiomgr.node.serving import PREFIX, require_short
+
+if TYPE_CHECKING:
+    from vfiomgr.node.rpc import Methods
 
 _HIDDEN = f".{PREFIX}"
 _OWNER_ONLY = 0o600
@@ -21,14 +23,13 @@ _OWNER_ONLY = 0o600
 class Socket:
     """A server on a path.
 
-    At its end, gRPC removes the path that it was given even if another server has replaced the
-    socket (https://github.com/grpc/grpc/issues/17122). Therefore it is given a hidden path, and the
-    socket is renamed. The kubelet ignores hidden files, so that each socket that it finds answers.
+    It is made at a hidden path, which the kubelet ignores, and renamed when it answers: the kubelet
+    finds no socket that does not, and one of a process that has ended is replaced at once.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._server: grpc.aio.Server | None = None
+        self._server: Server | None = None
         self._inode = 0
 
     @property
@@ -37,7 +38,7 @@ class Socket:
         stamp = stamp_of(self.path)
         return stamp is not None and stamp[0] == self._inode
 
-    async def start(self, *handlers: grpc.GenericRpcHandler[Any, Any]) -> None:
+    async def start(self, *methods: Methods) -> None:
         """Serve; a socket of a process that has ended is replaced.
 
         Raises:
@@ -51,15 +52,15 @@ class Socket:
         if is_served(self.path):
             message = f"another process serves {self.path}"
             raise Refusal(message, "stop it first; fuser on the path names it")
-        server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        server.add_generic_rpc_handlers(handlers)
+        server = Server(*methods)
         try:
-            server.add_insecure_port(f"unix:{hidden}")
-            await server.start()
+            await server.serve(hidden)
             os.chmod(hidden, _OWNER_ONLY)
             os.rename(hidden, self.path)
-        except (OSError, RuntimeError) as error:
-            await server.stop(None)
+        except OSError as error:
+            await server.stop()
+            with suppress(OSError):
+                os.unlink(hidden)
             message = f"cannot serve {self.path}: {error}"
             raise UsageError(message, "check that the directory exists and is writable") from None
         stamp = stamp_of(self.path)
@@ -70,7 +71,7 @@ class Socket:
         self.remove()
         server, self._server = self._server, None
         if server is not None:
-            await server.stop(None)
+            await server.stop()
 
     def remove(self) -> None:
         """Remove the socket if it is the one of this server; connections stay."""

@@ -1,0 +1,218 @@
+"""gRPC over Unix sockets: what the agent needs of grpclib."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from google.protobuf.message import DecodeError
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Cardinality, Handler, Status
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server as BaseServer
+from h2.exceptions import ProtocolError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Mapping
+
+    from grpclib.server import Stream
+
+Message = Any
+"""A message, or its class: built at run time, so that a type checker does not know its fields."""
+Methods = dict[str, Handler]
+"""The methods of services, by path."""
+_NOT_READ = (DecodeError, NotImplementedError, AssertionError, struct.error)
+"""What reading a request raises: it is no such message, is compressed, or was cut short."""
+_BACKLOG = 128
+
+
+class CallError(Exception):
+    """A call had no answer; the text is that of the other side, or empty if there is none."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+def invalid_argument(text: str) -> NoReturn:
+    """End a call: its request is wrong."""
+    raise GRPCError(Status.INVALID_ARGUMENT, text)
+
+
+def failed_precondition(text: str) -> NoReturn:
+    """End a call: what it asks for cannot be done now."""
+    raise GRPCError(Status.FAILED_PRECONDITION, text)
+
+
+class _Codec(CodecBase):
+    """Messages of protobuf; bytes are sent as they are."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Message, message_type: Message) -> bytes:  # noqa: ARG002
+        data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+        return data
+
+    def decode(self, data: bytes, message_type: Message) -> Message:
+        return message_type.FromString(data)
+
+
+def service(
+    name: str, messages: Message, methods: Mapping[str, tuple[str, str]], answers: object
+) -> Methods:
+    """The methods of a service, for a server; the object has a function for each.
+
+    A function either returns the response, or yields the responses of a stream, as bytes.
+    """
+    return {
+        f"/{name}/{method}": _method(
+            getattr(answers, _named(method)),
+            getattr(messages, request),
+            getattr(messages, response),
+            is_stream=method in _STREAMS,
+        )
+        for method, (request, response) in methods.items()
+    }
+
+
+_STREAMS = frozenset({"ListAndWatch", "NodeWatchResources"})
+"""The methods whose responses are streams, of which each message is already bytes."""
+
+
+def _named(method: str) -> str:
+    """`ListAndWatch` is the method `list_and_watch`."""
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in method).lstrip("_")
+
+
+def _method(
+    function: Callable[[Message], Any], request: Message, response: Message, *, is_stream: bool
+) -> Handler:
+    async def send_one(stream: Stream[Message, Message]) -> None:
+        await stream.send_message(await function(await _request(stream)))
+
+    async def send_all(stream: Stream[Message, Message]) -> None:
+        asked = await _request(stream)
+        async with aclosing(function(asked)) as responses:
+            async for each in responses:
+                await stream.send_message(each)
+
+    if is_stream:
+        return Handler(send_all, Cardinality.UNARY_STREAM, request, response)
+    return Handler(send_one, Cardinality.UNARY_UNARY, request, response)
+
+
+async def _request(stream: Stream[Message, Message]) -> Message:
+    try:
+        request = await stream.recv_message()
+    except _NOT_READ as error:
+        text = f"the request cannot be read: {error}"
+        raise GRPCError(Status.INTERNAL, text) from None
+    if request is None:
+        raise GRPCError(Status.INTERNAL, "the call has no request")
+    return request
+
+
+async def _unknown(_stream: Stream[Message, Message]) -> None:
+    raise GRPCError(Status.UNIMPLEMENTED, "Method not found")
+
+
+_UNKNOWN = Handler(_unknown, Cardinality.UNARY_UNARY, bytes, bytes)
+
+
+class _Methods(Methods):
+    """The methods of a server, with an answer to all others.
+
+    That of grpclib has no content-type, and gRPC for Go then reads UNKNOWN, not UNIMPLEMENTED.
+    """
+
+    def get(self, key: str, _default: object = None) -> Handler:
+        return super().get(key, _UNKNOWN)
+
+
+class _Connection(H2Protocol):
+    """A connection of a client, which its server can end."""
+
+    transports: set[asyncio.WriteTransport]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._made = cast("asyncio.WriteTransport", transport)
+        self.transports.add(self._made)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.transports.discard(self._made)
+        super().connection_lost(exc)
+
+
+class Server(BaseServer):
+    """Serves methods on a new socket, which stays when the server ends."""
+
+    def __init__(self, *methods: Methods) -> None:
+        super().__init__((), codec=_Codec())
+        self._mapping = _Methods({path: m for each in methods for path, m in each.items()})
+        self._transports: set[asyncio.WriteTransport] = set()
+
+    def _protocol_factory(self) -> H2Protocol:
+        made = super()._protocol_factory()
+        connection = _Connection(made.handler, made.config, made.h2_config)
+        connection.transports = self._transports
+        return connection
+
+    async def serve(self, path: str) -> None:
+        """Serve; asyncio, given a path, would remove what is there, now and at the end.
+
+        Raises:
+            OSError: there is something at the path, or it cannot be used.
+
+        """
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(path)
+            await self.start(sock=listener, backlog=_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def stop(self) -> None:
+        """End all calls and connections, also those of clients that do not read."""
+        if self._server is None:
+            return
+        self.close()
+        for transport in tuple(self._transports):
+            transport.abort()
+        await self.wait_closed()
+
+
+async def call(
+    path: str, method: str, request: Message, response: Message, seconds: float
+) -> Message:
+    """One call on a connection of its own.
+
+    Raises:
+        ConnectionError: nothing answers on the socket.
+        CallError: the call failed.
+
+    """
+    channel = Channel(path=path, codec=_Codec())
+    try:
+        made = UnaryUnaryMethod[Message, Message](channel, method, type(request), response)
+        return await made(request, timeout=seconds)
+    except GRPCError as error:
+        if error.status is Status.UNAVAILABLE:
+            raise ConnectionError from error
+        raise CallError(error.message or error.status.name) from error
+    except TimeoutError as error:
+        text = "Deadline Exceeded"
+        raise CallError(text) from error
+    except (OSError, StreamTerminatedError, ProtocolError) as error:
+        raise ConnectionError from error
+    except _NOT_READ as error:
+        text = f"its answer cannot be read: {error}"
+        raise CallError(text) from error
+    finally:
+        channel.close()

@@ -1,0 +1,193 @@
+"""gRPC over Unix sockets, with gRPC's own library and bare HTTP/2 on the other side."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from h2.connection import H2Connection
+from h2.events import ResponseReceived
+
+from vfiomgr.node.kubelet import DEVICE_PLUGIN, DEVICES, METHODS
+from vfiomgr.node.rpc import CallError, Server, call, failed_precondition, service
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+TEXT = "Gerät 50 %\nist weg"
+LIST, ALLOCATE = f"/{DEVICE_PLUGIN}/ListAndWatch", f"/{DEVICE_PLUGIN}/Allocate"
+LARGE = bytes(1 << 20)
+
+
+class Plugin:
+    """A device plugin that sends as much as is read, and allocates nothing."""
+
+    def __init__(self) -> None:
+        self.streams = self.sent = 0
+
+    async def list_and_watch(self, _request: Any) -> AsyncIterator[bytes]:
+        """Lists without an end."""
+        self.streams += 1
+        try:
+            while True:
+                yield LARGE
+                self.sent += 1
+                await asyncio.sleep(0)
+        finally:
+            self.streams -= 1
+
+    async def get_device_plugin_options(self, _request: Any) -> Any:
+        """Take longer than any test."""
+        await asyncio.sleep(600)
+
+    async def allocate(self, _request: Any) -> Any:
+        """Refuse."""
+        failed_precondition(TEXT)
+
+    pre_start_container = get_preferred_allocation = allocate
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - a test
+            await asyncio.sleep(0.01)
+
+
+async def _served(path: Path) -> tuple[Server, Plugin]:
+    plugin = Plugin()
+    server = Server(service(DEVICE_PLUGIN, DEVICES, METHODS, plugin))
+    await server.serve(str(path))
+    return server, plugin
+
+
+def _stream(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(
+        LIST, request_serializer=DEVICES.Empty.SerializeToString, response_deserializer=bytes
+    )(DEVICES.Empty())
+
+
+def test_texts_and_codes_arrive(tmp_path: Path) -> None:
+    """Texts are UTF-8 with lines; unknown methods and deadlines have their codes."""
+
+    async def story() -> None:
+        server, _ = await _served(tmp_path / "s")
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 's'}") as channel:
+            for path, data, code, text in (
+                (ALLOCATE, b"", grpc.StatusCode.FAILED_PRECONDITION, TEXT),
+                (ALLOCATE, b"\xff", grpc.StatusCode.INTERNAL, None),
+                ("/v9.Other/Method", b"", grpc.StatusCode.UNIMPLEMENTED, None),
+                (
+                    f"/{DEVICE_PLUGIN}/GetDevicePluginOptions",
+                    b"",
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    None,
+                ),
+            ):
+                asked = channel.unary_unary(
+                    path, request_serializer=bytes, response_deserializer=bytes
+                )
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await asked(data, timeout=1)
+                assert caught.value.code() == code
+                assert text in {None, caught.value.details()}
+        with pytest.raises(CallError) as failed:
+            await call(str(tmp_path / "s"), ALLOCATE, DEVICES.Empty(), DEVICES.Empty, 5)
+        assert failed.value.text == TEXT
+        await server.stop()
+        with pytest.raises(ConnectionError):
+            await call(str(tmp_path / "s"), ALLOCATE, DEVICES.Empty(), DEVICES.Empty, 5)
+
+    asyncio.run(story())
+
+
+def test_an_unknown_method_is_answered_as_clients_in_go_require(tmp_path: Path) -> None:
+    """Without a content-type they read UNKNOWN."""
+
+    def headers() -> dict[str, str]:
+        connection = H2Connection()
+        found: dict[str, str] = {}
+        connection.initiate_connection()
+        sent = {":method": "POST", ":scheme": "http", ":authority": "%2Frun%2Fs", ":path": "/a/b"}
+        sent |= {"content-type": "application/grpc", "te": "trailers"}
+        connection.send_headers(1, list(sent.items()), end_stream=True)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(10)
+            client.connect(str(tmp_path / "s"))
+            client.sendall(connection.data_to_send())
+            while not found:
+                for event in connection.receive_data(client.recv(65536)):
+                    if isinstance(event, ResponseReceived):
+                        found = {_text(k): _text(v) for k, v in event.headers}
+        return found
+
+    async def story() -> dict[str, str]:
+        server, _ = await _served(tmp_path / "s")
+        found = await asyncio.to_thread(headers)
+        await server.stop()
+        return found
+
+    found = asyncio.run(story())
+    assert found["content-type"].startswith("application/grpc")
+    assert found["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def test_a_client_that_does_not_read_holds_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its stream stops, others go on, and the server ends at once."""
+
+    async def story() -> None:
+        server, plugin = await _served(tmp_path / "s")
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 's'}") as channel:
+            stalled = _stream(channel)
+            await stalled.read()
+            before = -1
+            while before != plugin.sent:
+                before = plugin.sent
+                await asyncio.sleep(0.3)
+            other = _stream(channel)
+            assert await other.read() == LARGE
+            assert plugin.streams == 2
+            stalled.cancel()
+            await _until(lambda: plugin.streams == 1)
+            async with asyncio.timeout(5):
+                await server.stop()
+            assert plugin.streams == 0
+            async with asyncio.timeout(10):
+                assert await other.code() == grpc.StatusCode.UNAVAILABLE
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(story())
+    assert not caplog.records
+
+
+def test_what_is_not_http_ends_its_own_connection_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other clients are answered, and nothing is logged."""
+
+    async def story() -> None:
+        server, plugin = await _served(tmp_path / "s")
+        reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 10)
+        async with asyncio.timeout(5):
+            await reader.read()
+        writer.close()
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 's'}") as channel:
+            assert await _stream(channel).read() == LARGE
+        await _until(lambda: plugin.streams == 0)
+        await server.stop()
+        assert (tmp_path / "s").exists()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(story())
+    assert not caplog.records
