@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from google.protobuf.message import DecodeError
@@ -17,7 +18,6 @@ from grpclib.server import Server as BaseServer
 from h2.exceptions import ProtocolError
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Mapping
 
     from grpclib.server import Stream
@@ -29,6 +29,8 @@ Methods = dict[str, Handler]
 _NOT_READ = (DecodeError, NotImplementedError, AssertionError, struct.error)
 """What reading a request raises: it is no such message, is compressed, or was cut short."""
 _BACKLOG = 128
+_FAREWELL = 5.0
+"""Seconds in which calls end after their connections."""
 
 
 class CallError(Exception):
@@ -147,6 +149,7 @@ class _Connection(H2Protocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         self.transports.discard(self._made)
         super().connection_lost(exc)
+        self.resume_writing()  # a call that waits to send its end would wait for ever
 
 
 class Server(BaseServer):
@@ -185,7 +188,9 @@ class Server(BaseServer):
         self.close()
         for transport in tuple(self._transports):
             transport.abort()
-        await self.wait_closed()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL):
+                await self.wait_closed()
 
 
 async def call(

@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from vfiomgr.errors import UsageError, VfiomgrError
+from vfiomgr.errors import HostError, UsageError, VfiomgrError
 from vfiomgr.node.answers import answer, preferred
 from vfiomgr.node.kubelet import (
     DEVICE_PLUGIN,
@@ -285,9 +285,13 @@ class ServedResource:
     async def _serve(self) -> None:
         await self._stop()
         server = Server(self.plugin.methods())
-        with suppress(FileNotFoundError):
-            os.unlink(self._path)
-        await server.serve(self._path)
+        try:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+            await server.serve(self._path)
+        except OSError as error:
+            message = f"cannot serve {self._path}: {error.strerror}"
+            raise HostError(message, "check that the directory exists and is writable") from None
         self._server, self._served = server, stamp_of(self._path)
         self._kubelet = None
 

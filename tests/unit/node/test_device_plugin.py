@@ -461,6 +461,17 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(place: Path) -> None:
         Agent(directory.with_name(f"{directory.name}x")).offer(resource(1))
 
 
+def test_a_directory_without_room_for_a_socket_is_named(place: Path) -> None:
+    async def story() -> None:
+        agent = Agent(place / "absent")
+        agent.offer(resource(1))
+        (served,) = agent.served.values()
+        with pytest.raises(HostError, match=r"cannot serve .*/absent/.*: No such file or directory"):
+            await served.tend()
+
+    tell(story())
+
+
 def test_a_kubelet_that_sends_the_path_as_authority_is_served(place: Path) -> None:
     async def story() -> None:
         authority = str(place / "device-plugins" / "x.sock")
