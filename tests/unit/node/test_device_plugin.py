@@ -466,7 +466,7 @@ def test_a_directory_without_room_for_a_socket_is_named(place: Path) -> None:
         agent = Agent(place / "absent")
         agent.offer(resource(1))
         (served,) = agent.served.values()
-        with pytest.raises(HostError, match="cannot serve .*/absent/.*: No such file"):
+        with pytest.raises(HostError, match=r"cannot serve .*/absent/.*: No such file"):
             await served.tend()
 
     tell(story())
