@@ -23,10 +23,15 @@ _FIRST_PID = 4242
 
 @dataclass
 class Guest:
-    """A process that holds a group and has opened those members which VFIO served then."""
+    """A process that holds a group and has opened those members which VFIO served then.
+
+    On a kernel without groups, it has opened the cdevs of the members instead.
+    """
 
     pid: int
     devices: set[HostPath] = field(default_factory=set)
+    cdevs: dict[str, str] = field(default_factory=dict)
+    """The descriptor of each cdev that it has open, without groups."""
 
 
 class Vfio:
@@ -119,6 +124,10 @@ class Vfio:
     def _unlink(self, device: HostPath) -> None:
         for name in self._sysfs.names(device / "vfio-dev"):
             self._sysfs.drop(_CLASS / name)
+            for guest in self.guests.values():
+                if name in guest.cdevs:
+                    self._sysfs.drop(guest.cdevs[name])
+                    self._sysfs.link_absolute(guest.cdevs[name], f"{VFIO_CDEVS / name} (deleted)")
         self._sysfs.drop(device / "vfio-dev")
 
     def show_nodes(self) -> None:
@@ -153,14 +162,14 @@ class Vfio:
             self._sysfs.drop(directory)  # devtmpfs leaves no empty directory of its own
 
     def open(self, number: int) -> None:
-        """A guest takes a group and the devices in it.
+        """A guest takes a group and the devices in it; without groups, the devices alone.
 
         Raises:
             OSError: ENOENT without node; EBUSY while another guest has it, or a member's native
                 driver may do DMA (iommu_group_claim_dma_owner); what a driver refuses itself.
 
         """
-        if not self._sysfs.exists(VFIO_NODES / str(number)):
+        if self.has_groups and not self._sysfs.exists(VFIO_NODES / str(number)):
             reject(errno.ENOENT)
         members = self._groups.members(number)
         if number in self.guests or any(self._is_native(member) for member in members):
@@ -172,7 +181,13 @@ class Vfio:
         self.guests[number] = guest
         process = f"/proc/{guest.pid}"
         self._sysfs.put(f"{process}/comm", "qemu-system-x86")
-        self._sysfs.link_absolute(f"{process}/fd/12", VFIO_NODES / str(number))
+        if self.has_groups:
+            self._sysfs.link_absolute(f"{process}/fd/12", VFIO_NODES / str(number))
+        else:
+            names = [name for one in sorted(served) for name in self._sysfs.names(one / "vfio-dev")]
+            guest.cdevs = {name: f"{process}/fd/{n}" for n, name in enumerate(names, 12)}
+            for name, descriptor in guest.cdevs.items():
+                self._sysfs.link_absolute(descriptor, VFIO_CDEVS / name)
         self._settle_group(number)
 
     def _ask(self, device: HostPath) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.engine.plan import Checkpoint, Request
+    from vfiomgr.snapshot.values import DeviceUser
 
 
 def scan_for(
@@ -179,7 +180,7 @@ def carry_out(request: Request, work: ApplyContext) -> Outcome:
 
 @contextmanager
 def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
-    """Require that changes can be made and recorded, and report who keeps stuck devices busy.
+    """Require that changes can be made and recorded.
 
     After the change, the files for container runtimes follow the devices. If no devices are
     involved, the tree does not have to be a running host.
@@ -189,8 +190,6 @@ def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
         yield
         if not only_files:
             follow_change(work)
-    except StuckInKernel as stuck:
-        raise _with_holders(stuck, work) from stuck
     except OSError as error:
         message = f"cannot write vfiomgr's records: {error}"
         raise HostError(
@@ -198,13 +197,19 @@ def prepared(work: ApplyContext, *, only_files: bool = False) -> Iterator[None]:
         ) from error
 
 
-def _with_holders(stuck: StuckInKernel, work: ApplyContext) -> StuckInKernel:
-    """The error, extended by the processes that keep the kernel waiting."""
-    host = work.scan()
-    devices = [device for device in host.devices if str(device.address) in stuck.devices]
-    vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
-    held = [user for device in devices for user in host.holders(device)]
-    held += [user for vgpu in vgpus for user in host.holders(vgpu)]
+def _with_holders(stuck: StuckInKernel, before: HostSnapshot, work: ApplyContext) -> StuckInKernel:
+    """The error, extended by the processes that keep the kernel waiting.
+
+    The kernel may have removed the names of a device's nodes by then, so they are also taken from
+    the host as it was `before` the change.
+    """
+    now = work.scan()
+    held: list[DeviceUser] = []
+    for host in (before, now):
+        devices = [device for device in host.devices if str(device.address) in stuck.devices]
+        vgpus = [vgpu for vgpu in host.vgpus if vgpu.name in stuck.devices]
+        held += [user for device in devices for user in now.holders(device)]
+        held += [user for vgpu in vgpus for user in now.holders(vgpu)]
     names = [str(user) for user in held]
     by = f", in use by {', '.join(dict.fromkeys(names))}" if names else ", with no visible user"
     return StuckInKernel(
@@ -236,13 +241,16 @@ def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = 
     refuse_lost_state(first, left, work.tree)
     outcome = Outcome(first, is_changed=False)
     if not first.is_empty:
-        with hold(work.tree, first.locks, work.on_note):
-            if runs_so_far(work.tree) != seen:
-                host = work.scan(request)  # another vfiomgr was at work meanwhile
-                refuse_obsolete(request, work.tree)
-            elif not request.only_paths is not None:
-                host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
-            outcome = _apply_locked(request, host, first, work, checkpoint)
+        try:
+            with hold(work.tree, first.locks, work.on_note):
+                if runs_so_far(work.tree) != seen:
+                    host = work.scan(request)  # another vfiomgr was at work meanwhile
+                    refuse_obsolete(request, work.tree)
+                elif not request.only_paths is not None:
+                    host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
+                outcome = _apply_locked(request, host, first, work, checkpoint)
+        except StuckInKernel as stuck:
+            raise _with_holders(stuck, host, work) from stuck
     for run in left.cut_off:
         if run.is_resolved_by(outcome.plan):
             supersede(work.tree, run)

@@ -183,7 +183,12 @@ def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None  # it ended meanwhile
     targets = ((name, tree.link(HostPath(f"{directory}/{name}"))) for name in names)
-    return {n: target for n, target in targets if target and target[0] == "/"} if names else None
+    return {n: _node(file) for n, file in targets if file and file[0] == "/"} if names else None
+
+
+def _node(target: str) -> str:
+    """The name of an open node, which the kernel may have removed while it waits for the user."""
+    return target.removesuffix(_GONE) if target.startswith(_WATCHED) else target
 
 
 def _renamed(

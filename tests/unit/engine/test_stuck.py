@@ -106,9 +106,12 @@ def test_recover_finishes_it_once_the_holder_is_gone(kernel: FakeKernel) -> None
     assert read_driver_state(kernel, GPU) == DriverState("nvidia", None, "on")
 
 
-@pytest.mark.parametrize("linux", ["6.1", "6.12"])
-def test_a_forced_unbind_names_the_guest_that_it_waits_for(kernel: FakeKernel, linux: str) -> None:
+@pytest.mark.parametrize(("linux", "has_groups"), [("6.1", True), ("6.12", True), ("6.12", False)])
+def test_a_forced_unbind_names_the_guest_that_it_waits_for(
+    kernel: FakeKernel, linux: str, *, has_groups: bool
+) -> None:
     kernel.vfio.unlinks_first = linux == "6.12"
+    kernel.vfio.has_cdev, kernel.vfio.has_groups = not has_groups, has_groups
     api.apply(Bind((GPU,)), tree=kernel)
     kernel.guest_opens(10)
     with pytest.raises(Refusal, match=r"in use by: qemu-system-x86 \(PID 4252\)"):

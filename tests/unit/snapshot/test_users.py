@@ -74,6 +74,21 @@ def test_a_mapping_holds_a_node_without_a_descriptor(tmp_path: Path) -> None:
     ]
 
 
+def test_a_node_whose_name_the_kernel_removed_is_still_held(tmp_path: Path) -> None:
+    """Linux 6.12 removes the cdev of a device before it waits for the device's user."""
+    tree = tree_of(
+        tmp_path,
+        """
+        proc/7/comm: qemu
+        proc/7/fd/0 -> /dev/vfio/devices/vfio3 (deleted)
+        proc/7/fd/1 -> /home/a (deleted)
+        """,
+    )
+    node = "/dev/vfio/devices/vfio3"
+    for users in (read_users(tree), read_holders(tree, {node})):
+        assert [(user.pid, user.node) for user in users or ()] == [(7, node)]
+
+
 def test_nodes_of_infiniband_are_watched(tmp_path: Path) -> None:
     tree = tree_of(
         tmp_path,
