@@ -337,5 +337,4 @@ def _unseen_addresses(context: PreflightContext) -> Iterator[str]:
         yield "NUMA nodes and huge pages: not in the snapshot"
     if context.host.cpu_address_bits is None and mmio_window.has_host_bits(context):
         yield "whether the BARs fit: the address width of the host is unknown"
-    if platform.is_width_unknown(context):
-        yield "whether the guest's IOMMU is wider than the host's: no intel-iommu/cap"
+    yield from platform.unseen_widths(context)

@@ -316,17 +316,27 @@ def _asked_width(context: PreflightContext) -> int | None:
     return _WIDE if release is not None and release >= _IS_WIDE else None
 
 
+def _host_widths(context: PreflightContext) -> dict[str, int]:
+    facts = context.host.readiness
+    return {} if facts is None else facts.iommu_widths
+
+
 def _host_width(context: PreflightContext) -> tuple[str, int] | None:
     """The widest VT-d unit of the host, and its width; None if unknown."""
-    facts = context.host.readiness
-    widths = {} if facts is None else facts.iommu_widths
-    return max(widths.items(), key=itemgetter(1), default=None)
+    return max(_host_widths(context).items(), key=itemgetter(1), default=None)
 
 
-def is_width_unknown(context: PreflightContext) -> bool:
-    """Whether the width of an Intel host's IOMMU would matter, and is unknown."""
+def unseen_widths(context: PreflightContext) -> Iterator[str]:
+    """What is not compared: an unknown width, or units of which a device may be behind any."""
+    asked, widths = _asked_width(context) or 0, _host_widths(context).values()
     is_intel = context.host.cpu_vendor == _INTEL_CPU
-    return is_intel and (_asked_width(context) or 0) > _NARROW and _host_width(context) is None
+    if is_intel and asked > _NARROW and not widths:
+        yield "whether the guest's IOMMU is wider than the host's: no intel-iommu/cap"
+    if widths and min(widths) < asked <= max(widths):
+        yield (
+            "whether the guest's IOMMU is wider than that of a device: the IOMMUs of the host "
+            f"translate {min(widths)} to {max(widths)} address bits, and the guest's {asked}"
+        )
 
 
 def _remaps(option: str, argument: str, aliases: Container[str]) -> bool:

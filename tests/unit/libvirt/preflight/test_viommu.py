@@ -174,3 +174,22 @@ def test_an_unknown_width_of_an_intel_host_is_not_checked() -> None:
     widest = text.replace("caching_mode='on'", "caching_mode='on' aw_bits='57'")
     seen = host(cpu_vendor="GenuineIntel", readiness=facts(iommu_caps={}))
     assert line in judge(widest, seen, libvirt(qemu=NEW)).not_checked
+
+
+def test_units_of_several_widths_are_not_compared_with_a_guest_between_them() -> None:
+    text = xml(
+        NIC_ELEMENT + "<iommu model='intel'><driver caching_mode='on' aw_bits='48'/></iommu>"
+    )
+    start = "whether the guest's IOMMU is wider than that of a device"
+    for caps, expected in (
+        (
+            {"dmar0": DESKTOP, "dmar1": SERVER},
+            [f"{start}: the IOMMUs of the host translate 39 to 48"],
+        ),
+        ({"dmar0": SERVER, "dmar1": SERVER}, []),
+        ({"dmar0": DESKTOP}, []),
+    ):
+        seen = host(readiness=facts(iommu_caps=caps))
+        told = judge(text, seen, libvirt(qemu=NEW)).not_checked
+        lines = [line for line in told if line.startswith(start)]
+        assert [line.partition(" address bits")[0] for line in lines] == expected
