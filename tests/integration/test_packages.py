@@ -39,6 +39,7 @@ def root(
     (place / "dev/null").touch()  # a file will do: the roots may lie where no device may
     kernel = workstation(tmp_path_factory.mktemp("host"), vfio_loaded=True)
     shutil.copytree(kernel.root, place / "tmp/host", symlinks=True)
+    (place / "tmp/host/run/systemd/system").mkdir(parents=True, exist_ok=True)
     yield Root(place)
     shutil.rmtree(place)
 
@@ -57,7 +58,6 @@ def check_installed(root: Root, completions: Mapping[str, str]) -> None:
 
 
 def test_the_deb(root: Root, built: Built, request: pytest.FixtureRequest) -> None:
-    (root.place / "tmp/host/run/systemd/system").mkdir(parents=True, exist_ok=True)
     before = root.files()
     shutil.copy(built.deb, root.place / "tmp/vfiomgr.deb")
     root.run("dpkg", "-i", "/tmp/vfiomgr.deb")
