@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker
-from vfiomgr.engine.plan import FIRST, Plan
+from vfiomgr.engine.plan import FIRST, LAST, Plan
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.layout.parts import RuleMatch
 from vfiomgr.passthrough.plan import components
+from vfiomgr.passthrough.steps import AwaitVfioNode
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.persistence.steps import LoadModule
@@ -268,16 +269,28 @@ _PROGRAMS = "NVIDIA's programs"
 
 
 def in_parallel_groups(parts: Iterable[Change]) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-    """All steps with a number for each; modules are loaded once, before everything else."""
+    """All steps with a number for each; modules are loaded once, before everything else.
+
+    A group that the kernel assigns late may have members in any part, so it is examined at the end.
+    """
     moving = [part for part in parts if part.plan.steps]
     all_steps = [step for part in moving for step in part.plan.steps]
     steps: list[Step] = list(dict.fromkeys(s for s in all_steps if isinstance(s, LoadModule)))
     numbers = [FIRST] * len(steps)
+    last: list[Step] = []
     for number, together in enumerate(components(moving, _bonds), start=1):
-        rest = [s for part in together for s in part.plan.steps if not isinstance(s, LoadModule)]
-        steps += rest
-        numbers += [number] * len(rest)
-    return tuple(steps), tuple(numbers)
+        for part in together:
+            rest = [step for step in part.plan.steps if not isinstance(step, LoadModule)]
+            waits = (at for at, step in enumerate(rest) if _examines_late_group(step))
+            end = next(waits, len(rest))
+            steps += rest[:end]
+            numbers += [number] * end
+            last += rest[end:]
+    return (*steps, *last), (*numbers, *[LAST] * len(last))
+
+
+def _examines_late_group(step: Step) -> bool:
+    return isinstance(step, AwaitVfioNode) and step.group is None
 
 
 def _bonds(part: Change) -> frozenset[str]:

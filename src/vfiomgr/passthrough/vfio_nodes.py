@@ -69,21 +69,11 @@ def await_vfio_node(tree: HostTree, step: AwaitVfioNode) -> None:
 
 
 def _require_viable(tree: HostTree, number: int, address: PciAddress) -> None:
-    """Refuse a group with members that stay on host drivers, which no plan could see before.
-
-    Other parts of a layout may move some of them at the same time.
-    """
-    staying: list[str] = []
-
-    def is_viable() -> bool:
-        staying[:] = _staying(tree, number)
-        return not staying
-
-    if not becomes_true(is_viable, NODE_DEADLINE):
-        message = (
-            f"IOMMU group {number}, which the kernel assigned to {address}, also holds "
-            f"{', '.join(staying)}"
-        )
+    """Refuse a group with members that stay on host drivers, which no plan could see before."""
+    staying = ", ".join(_staying(tree, number))
+    if staying:
+        message = f"IOMMU group {number}, which the kernel assigned to {address}, also holds "
+        message += staying
         raise HostError(message, "bind all of it: run the command again with --with-group")
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests import api
-from tests.fakes.hosts import dual_adapter, mixed, workstation
+from tests.fakes.hosts import arm_server, dual_adapter, mixed, workstation
 from tests.fakes.vgpu_hosts import GPUS, a40_host, l40s_host, samples_host, t4_host
 from tests.unit.engine.faults import Course, EveryFault, changes, kept, named
 from vfiomgr.engine import transaction
@@ -24,7 +24,7 @@ from vfiomgr.host.owners import NodeAccess
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import Layout
-from vfiomgr.passthrough.steps import Bind, Unbind
+from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, Unbind
 from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
@@ -563,3 +563,33 @@ class TestFaults(EveryFault):
     """A failure, and a death, at each operation."""
 
     courses = named(course, COURSES) | named(gpu_course, GPU_COURSES)
+
+
+def test_groups_that_the_kernel_assigns_late_are_examined_when_all_parts_are_moved(
+    tmp_path: Path,
+) -> None:
+    """More parts than workers may have members of one late group: none waits for another."""
+    kernel, nic = arm_server(tmp_path), PciAddress.parse("0000:02:00.0")
+    late = [PciAddress.parse(f"0000:01:{number:02x}.0") for number in range(2, 12)]
+    for one in late:
+        kernel.add_pci(
+            str(one),
+            vendor="10de",
+            device="20b5",
+            class_code="030200",
+            bridge="0000:00:01.0",
+            late_group=11,
+        )
+    rules = [
+        {"select": {"address": str(one)}, "state": "passthrough", "owner": "12:34"}
+        for one in (*late, nic)
+    ]
+    wanted = layout(*rules)
+    outcome = apply(kernel, wanted)
+    assert drivers(kernel, *late, nic) == ["vfio-pci"] * 11
+    assert kernel.access(HostPath("/dev/vfio/11")) == NodeAccess(12, 34, 0o660)
+    moves = [at for at, step in enumerate(outcome.plan.steps) if isinstance(step, ChangeDriver)]
+    waits = [at for at, step in enumerate(outcome.plan.steps) if isinstance(step, AwaitVfioNode)]
+    assert len(moves) == len(waits) == 11
+    assert max(moves) < sorted(waits)[1], "that of the NIC, whose group is known, is among them"
+    assert differences(kernel, wanted) == []

@@ -8,7 +8,6 @@ import pytest
 
 from tests.fakes.hosts import arm_server
 from vfiomgr.host.owners import NodeAccess
-from vfiomgr.passthrough import vfio_nodes
 from vfiomgr.paths import vfio_group_node
 from vfiomgr.snapshot.scan import scan
 
@@ -24,11 +23,6 @@ GPU, AUDIO, NIC, LONE = "0000:01:00.0", "0000:01:00.1", "0000:02:00.0", "0000:03
 @pytest.fixture
 def kernel(tmp_path: Path) -> FakeKernel:
     return arm_server(tmp_path)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vfio_nodes, "NODE_DEADLINE", 0.05)
 
 
 def states(kernel: FakeKernel) -> dict[str, tuple[str | None, int | None]]:
@@ -54,7 +48,6 @@ def test_the_node_gets_its_owner_and_loses_it_again(kernel: FakeKernel, run: Run
     assert states(kernel)[GPU] == (None, 10), "the kernel keeps the group"
 
 
-@pytest.mark.usefixtures("impatient")
 def test_a_group_that_turns_out_not_to_be_viable_is_undone(kernel: FakeKernel, run: Run) -> None:
     failed = run("bind", LONE)
     assert failed.status == 1
@@ -69,7 +62,6 @@ def test_a_group_that_turns_out_not_to_be_viable_is_undone(kernel: FakeKernel, r
     assert states(kernel)[LONE] == states(kernel)[NIC] == ("vfio-pci", 11)
 
 
-@pytest.mark.usefixtures("impatient")
 def test_of_its_own_slot_too_nothing_may_stay_on_a_host_driver(
     kernel: FakeKernel, run: Run
 ) -> None:
@@ -79,7 +71,6 @@ def test_of_its_own_slot_too_nothing_may_stay_on_a_host_driver(
     assert states(kernel)[GPU] == (None, 10)
 
 
-@pytest.mark.usefixtures("impatient")
 def test_functions_of_one_late_group_are_moved_before_it_is_examined(
     kernel: FakeKernel, run: Run
 ) -> None:
