@@ -22,6 +22,7 @@ from vfiomgr.paths import RUNTIME, HostPath
 if TYPE_CHECKING:
     import select
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from io import FileIO
 
     from vfiomgr.host.tree import HostTree
 
@@ -59,10 +60,40 @@ def become_silent(closed: Iterable[int] = ()) -> None:
         os.close(descriptor)
 
 
-def keep_only(sink: int) -> None:
-    """In a child that only answers: close all else, which must not keep anybody's lock."""
-    os.closerange(3, sink)
-    os.closerange(sink + 1, os.sysconf("SC_OPEN_MAX"))
+def start_child(answer: Callable[[FileIO], object]) -> tuple[int, int]:
+    """Start a child that only answers; the pipe from which its answer comes, and its PID."""
+    source, sink = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(source)
+        os.close(sink)
+        raise
+    if pid == 0:
+        _answer(answer, sink)
+    os.close(sink)
+    return source, pid
+
+
+def _answer(answer: Callable[[FileIO], object], sink: int) -> None:
+    """In the child: close all else, which must not keep anybody's lock, and answer."""
+    status = 1
+    try:
+        become_silent()
+        os.closerange(3, sink)
+        os.closerange(sink + 1, os.sysconf("SC_OPEN_MAX"))
+        with open(sink, "wb", buffering=0) as out:
+            answer(out)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def status_of(child: int) -> int | None:
+    """The status of a child that has ended; None if SIGCHLD is ignored, as nobody has it then."""
+    with suppress(ChildProcessError):
+        return os.waitpid(child, 0)[1]
+    return None
 
 
 def read_attributes(
@@ -86,18 +117,13 @@ def ask(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None, ...
     """The answers up to the first question without one; it and later ones are omitted."""
     if not tree.can_hang:
         return {name: tuple(question()) for name, question in questions.items()}
-    source, sink = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _answer(questions, sink, source)
-    os.close(sink)
+    source, pid = start_child(partial(_write, questions))
     try:
         lines, has_ended = _receive(source, pid)
     finally:
         os.close(source)
     if has_ended:
-        with suppress(ChildProcessError):  # whoever ignores SIGCHLD has no children to wait for
-            os.waitpid(pid, 0)
+        status_of(pid)
     else:
         os.kill(pid, _KILL)  # it dies as soon as the kernel lets go of it
     return dict(zip(questions, map(values_of, lines), strict=False))
@@ -115,17 +141,9 @@ def ask_each(tree: HostTree, questions: Questions) -> dict[str, tuple[str | None
     return found
 
 
-def _answer(questions: Questions, sink: int, source: int) -> None:
-    """In the child: write one line for each question."""
-    status = 1
-    try:
-        become_silent([source])
-        keep_only(sink)
-        with open(sink, "wb", buffering=0) as out:
-            out.writelines(_line(question()) for question in questions.values())
-        status = 0
-    finally:
-        os._exit(status)
+def _write(questions: Questions, out: FileIO) -> None:
+    """Write one line for each question, as soon as it is answered."""
+    out.writelines(_line(question()) for question in questions.values())
 
 
 def _line(values: Iterable[str | None]) -> bytes:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from vfiomgr.host.bounded import become_silent, keep_only
+from vfiomgr.host.bounded import start_child, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from io import FileIO
 
     from vfiomgr.host.tree import HostTree
 
@@ -45,7 +47,7 @@ def in_parts(
     try:
         with suppress(OSError):  # no more processes or files: a part without a child is done here
             for part in parts[1:]:
-                children.append(_start(work, part))
+                children.append(start_child(partial(_answer, work, part)))
         found = work(parts[0])
         for part in parts[1:]:
             data = _receive(*children[0]) if children else None
@@ -59,28 +61,13 @@ def in_parts(
     return found
 
 
-def _start(work: Callable[[Sequence[Item]], list[Found]], part: Sequence[Item]) -> tuple[int, int]:
-    """Start a child; the pipe from which its result comes, and its number."""
-    source, sink = os.pipe()
-    try:
-        pid = os.fork()
-    except OSError:
-        os.close(source)
-        os.close(sink)
-        raise
-    if pid == 0:
-        _answer(work, part, sink)
-    os.close(sink)
-    return source, pid
-
-
 def _end(source: int, child: int) -> None:
     """End a child whose result nobody waits for."""
     with suppress(OSError):  # its pipe was closed
         os.close(source)
-    with suppress(ProcessLookupError, ChildProcessError):
+    with suppress(ProcessLookupError):
         os.kill(child, 9)
-        os.waitpid(child, 0)
+        status_of(child)
 
 
 def _processors() -> int:
@@ -95,21 +82,15 @@ def _has_threads() -> bool:
         return True  # nobody knows, in a root without /proc
 
 
-def _answer(work: Callable[[Sequence[Item]], list[Found]], part: Sequence[Item], sink: int) -> None:
-    """In the child: write the result, or end with a status."""
+def _answer(
+    work: Callable[[Sequence[Item]], list[Found]], part: Sequence[Item], out: FileIO
+) -> None:
+    """In the child: write the result."""
     import pickle  # noqa: PLC0415 - as above
 
-    status = 1
-    try:
-        become_silent()
-        keep_only(sink)
-        with open(sink, "wb", buffering=0) as out:
-            data = memoryview(pickle.dumps(work(part), pickle.HIGHEST_PROTOCOL))
-            while data:
-                data = data[out.write(data) or 0 :]
-        status = 0
-    finally:
-        os._exit(status)
+    data = memoryview(pickle.dumps(work(part), pickle.HIGHEST_PROTOCOL))
+    while data:
+        data = data[out.write(data) or 0 :]
 
 
 def _receive(source: int, child: int) -> bytes | None:
@@ -118,7 +99,4 @@ def _receive(source: int, child: int) -> bytes | None:
     with open(source, "rb", buffering=0) as pipe:
         while chunk := pipe.read(_CHUNK):
             chunks.append(chunk)
-    status = 1
-    with suppress(ChildProcessError):  # whoever ignores SIGCHLD has no children to wait for
-        status = os.waitpid(child, 0)[1]
-    return b"".join(chunks) if status == 0 else None
+    return b"".join(chunks) if status_of(child) == 0 else None
