@@ -166,6 +166,16 @@ def test_a_guest_with_the_cdev_of_a_function_is_recognised(bound: str) -> None:
         assert listed["state"] == "in-use"
 
 
+def test_a_forced_unbind_names_the_guest_whose_cdev_lost_its_name(bound: str) -> None:
+    node = cdev_of(bound)
+    with guest("-object", "iommufd,id=i", "-device", f"vfio-pci,host={bound},iommufd=i") as process:
+        await_opened(process, {IOMMU, node})
+        forced = vfiomgr("unbind", bound, "--allow", "in-use", "--yes", "--timeout", "3", status=5)
+        assert f"in use by guest inner (qemu-system-x86, PID {process.pid})" in forced.stderr
+        assert opened(process.pid) == {IOMMU, f"{node} (deleted)"}
+    assert "undone: unbind" in vfiomgr("recover").stdout
+
+
 @pytest.mark.platforms("debian13-iommufd", "debian13-no-groups", only=True)
 def test_a_guest_that_receives_open_nodes_is_recognised(bound: str) -> None:
     """QEMU itself has no access to the nodes; sid's 11.1.3 crashes with these arguments."""
