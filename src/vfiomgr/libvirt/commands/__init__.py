@@ -7,7 +7,7 @@ import click
 from vfiomgr.cli.options import FormerTable, LazyGroup
 
 _COMMANDS = {
-    "hostdev": ("vfiomgr.libvirt.commands.domain", "hostdev"),
+    "hostdev": ("vfiomgr.libvirt.commands.hostdev", "hostdev"),
     "domain": ("vfiomgr.libvirt.commands.domain", "domain"),
     "edit": ("vfiomgr.libvirt.commands.edit", "edit"),
     "attach": ("vfiomgr.libvirt.commands.attach", "attach"),

@@ -35,7 +35,7 @@ from vfiomgr.libvirt.commands.connection import (
     connected,
     require_running_host,
 )
-from vfiomgr.libvirt.commands.domain import of_device, version_option
+from vfiomgr.libvirt.commands.hostdev import of_device, version_option
 from vfiomgr.libvirt.named import libvirt_version as version_of_libvirt
 from vfiomgr.libvirt.named import (
     qemu_version,

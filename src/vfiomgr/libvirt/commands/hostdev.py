@@ -1,0 +1,136 @@
+"""`vfiomgr libvirt hostdev`: elements for the devices of this host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Unpack
+
+import click
+
+from vfiomgr.cli.completion import complete_device, complete_host_file, complete_vfio_driver
+from vfiomgr.cli.options import READING, WholeNumber, function_only_option, session_options
+from vfiomgr.cli.output import print_document, print_text
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.libvirt.build.hostdevs import LAST_BUS
+from vfiomgr.libvirt.named import FIRST_BUS, planned_hostdevs
+from vfiomgr.libvirt.xml import render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from vfiomgr.libvirt.build.named import DeviceOptions
+
+
+iommufd_option = click.option(
+    "--iommufd/--no-iommufd",
+    default=None,
+    help="Use /dev/iommu (libvirt 12.1), or VFIO groups.",
+)
+
+_HOSTDEV = (
+    click.option(
+        "--teaming",
+        metavar="ALIAS",
+        help="Replace it by this virtio interface for migrations (libvirt 7.1).",
+    ),
+    click.option(
+        "--acpi-nodes",
+        metavar="CELLS",
+        help="Add memoryless guest cells, e.g. 1-8 (libvirt 11.8; GB200).",
+    ),
+    click.option(
+        "--unassigned", is_flag=True, help="Only detach it from the host, for its IOMMU group."
+    ),
+    iommufd_option,
+    click.option(
+        "--driver-model",
+        metavar="DRIVER",
+        shell_complete=complete_vfio_driver,
+        help="Let libvirt bind it to this VFIO driver (libvirt 10.0).",
+    ),
+    click.option("--boot-order", type=WholeNumber(1), metavar="N", help="Set its boot order."),
+    click.option(
+        "--rom",
+        metavar="FILE|off",
+        shell_complete=complete_host_file,
+        help="Set its option ROM; off disables it.",
+    ),
+    click.option(
+        "--ramfb", is_flag=True, help="Show a framebuffer until the guest loads its driver."
+    ),
+    click.option("--display", is_flag=True, help="Show the vGPU's display in <graphics>."),
+    click.option(
+        "--managed", is_flag=True, help="Let libvirt bind and unbind, instead of vfiomgr."
+    ),
+)
+
+
+def with_each(options: Iterable[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options for a command; --help lists the last ones first."""
+    for decorate in options:
+        function = decorate(function)
+    return function
+
+
+def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a device for a guest."""
+    return with_each(_HOSTDEV, function)
+
+
+def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+    """The option that sets the version of libvirt."""
+    return click.option(
+        "--libvirt-version",
+        metavar="VERSION",
+        help="Write for this libvirt, e.g. 10.0.  [default: the installed one]",
+    )(function)
+
+
+@click.command("hostdev")
+@click.argument(
+    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
+)
+@click.option(
+    "--guest-bus",
+    type=WholeNumber(1, LAST_BUS),
+    default=FIRST_BUS,
+    show_default=True,
+    help="Set the root port index of the first multifunction device.",
+)
+@of_device
+@function_only_option("Leave the other functions of the slot out.")
+@version_option
+@session_options(*READING)
+@pass_session
+def hostdev(
+    session: Session,
+    *,
+    devices: tuple[str, ...],
+    guest_bus: int,
+    only: bool,
+    libvirt_version: str | None,
+    **options: Unpack[DeviceOptions],
+) -> None:
+    """Print <hostdev> elements for PCI devices and vGPUs.
+
+    Add them to the <devices> of a domain. The functions of a slot become one multifunction guest
+    device. If the libvirt of this machine (or --libvirt-version) does not support an element, the
+    command fails and names the release that does. Where kernel, libvirt and QEMU of this host have
+    iommufd, the devices use it.
+
+    \b
+    Examples:
+      vfiomgr libvirt hostdev 0000:04:00.0
+      vfiomgr libvirt hostdev f715f63c-0d00-4007-9c5a-b07b0c6c05de --display --ramfb
+      vfiomgr libvirt hostdev 04:00.0 --rom /var/lib/libvirt/gpu.rom --boot-order 1
+      vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --function-only
+      vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # for its IOMMU group
+      vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
+      vfiomgr libvirt hostdev 05:10.0 --teaming ua-net0           # to migrate the guest
+      vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
+    """
+    hostdevs = planned_hostdevs(session, devices, guest_bus, libvirt_version, only, options)
+    elements = [render.hostdev(planned) for planned in hostdevs]
+    if session.format == "table":
+        print_text("".join(elements))
+    else:
+        print_document("HostdevList", {"items": elements}, session.format)
