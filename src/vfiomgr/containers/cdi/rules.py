@@ -15,6 +15,7 @@ from vfiomgr.containers.cdi.grammar import (
     version_of,
 )
 from vfiomgr.containers.cdi.model import fault
+from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.documents.text import shown_path
 from vfiomgr.units import Version
 
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
         CdiOddity,
         CdiSpecification,
     )
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.documents.text import Path
 
     Rule = Callable[[CdiSpecification, Consumer], Iterator[Diagnostic]]
     Distinction = Callable[[Consumer], tuple[object, ...]]
     """What a rule asks of a consumer: those for which it is equal are alike."""
-    Known = dict[tuple[Rule, tuple[object, ...]], tuple[Diagnostic, ...]]
 
+Known = dict[tuple[object, tuple[object, ...]], tuple[Diagnostic, ...]]
+"""What was found in a specification, by the rule and what it asks of a consumer."""
 _V_0_6, _V_0_7, _V_1_0, _V_1_1 = (Version(0, 6), Version(0, 7), Version(1, 0), Version(1, 1))
 _CHECKS_NEEDS = Version(0, 5, 4)
 """Older libraries do not check whether the stated version supports all used features."""
