@@ -264,9 +264,12 @@ def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
-_CHECKS_WIDTH, _IS_WIDE = Version(9, 1), Version(9, 2)
-"""vtd_check_hiod of hw/i386/intel_iommu.c is new in QEMU 9.1; pc_compat_9_1 of hw/i386/pc.c keeps
-the width of 39 bits for machines before 9.2."""
+_CHECKS_WIDTH = Version(9, 1)
+"""vtd_check_hiod of hw/i386/intel_iommu.c is new in QEMU 9.1. It also compares a VT-d whose guest
+tables the host's IOMMU walks (first stage), which has 48 bits in every release."""
+_WIDE_QEMU, _WIDE_MACHINE = Version(10, 0), Version(9, 2)
+"""QEMU 9.2 still has 39 bits by default. Later releases have 48, but keep 39 for machines before
+9.2 (pc_compat_9_1 of hw/i386/pc.c)."""
 _NARROW, _WIDE = 39, 48
 
 
@@ -310,10 +313,12 @@ def _asked_width(context: PreflightContext) -> int | None:
     release = Version(int(found[1]), int(found[2])) if found else None
     if machine == "q35":
         release = qemu
+    own = qemu or release
     if iommu.address_bits is not None:
-        own = qemu or release
         return iommu.address_bits if own is not None and own >= _CHECKS_WIDTH else None
-    return _WIDE if release is not None and release >= _IS_WIDE else None
+    if release is None or own is None or own < _WIDE_QEMU or release < _WIDE_MACHINE:
+        return None
+    return _WIDE
 
 
 def _host_widths(context: PreflightContext) -> dict[str, int]:

@@ -114,11 +114,11 @@ def wide(
 @pytest.mark.parametrize(
     ("driver", "machine", "qemu"),
     [
-        ("caching_mode='on'", "pc-q35-9.2", Version(9, 2)),
+        ("caching_mode='on'", "pc-q35-9.2", Version(10, 0)),
         ("caching_mode='on'", "pc-q35-10.0", None),
         ("caching_mode='on'", "q35", Version(10, 0)),
         ("caching_mode='on' aw_bits='48'", "pc-q35-7.2", Version(9, 1)),
-        ("intremap='on' eim='on' dma_translation='off'", "pc-q35-9.2", Version(9, 2)),
+        ("intremap='on' eim='on' dma_translation='off'", "pc-q35-9.2", Version(10, 0)),
     ],
 )
 def test_a_guests_iommu_that_is_wider_than_the_hosts(
@@ -137,7 +137,9 @@ def test_a_guests_iommu_that_is_wider_than_the_hosts(
     [
         ("caching_mode='on' aw_bits='39'", "pc-q35-9.2", Version(10, 0)),
         ("caching_mode='on'", "pc-q35-9.1", Version(10, 0)),
-        ("caching_mode='on'", "q35", Version(9, 1)),
+        ("caching_mode='on'", "q35", Version(9, 2)),
+        ("caching_mode='on'", "pc-q35-9.2", Version(9, 2)),
+        ("caching_mode='on'", "pc-q35-9.2", None),
         ("caching_mode='on'", "q35", None),
         ("caching_mode='on'", "pc-q35-noble", Version(10, 0)),
         ("caching_mode='on' aw_bits='48'", "pc-q35-7.2", Version(9, 0)),
