@@ -134,6 +134,7 @@ def test_notes() -> None:
 
 def test_a_domain_that_fits_has_no_finding() -> None:
     assert troubles(judge(TDX)) == []
+    assert troubles(judge(TDX.replace(FEATURES, "<features><acpi/></features>"))) == []
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_a_domain_that_fits_has_no_finding() -> None:
     [
         ("<smm state='off'/>", "<smm state='on'/>", "confidential-features"),
         ("<pmu state='off'/>", "<pmu state='on'/>", "confidential-features"),
-        ("<ioapic driver='qemu'/>", "", "confidential-features"),
+        ("<ioapic driver='qemu'/>", "<ioapic driver='kvm'/>", "confidential-features"),
         (" firmware='efi'", "", "confidential-firmware"),
         ("hvm</type>", "hvm</type><loader type='pflash'>/c.fd</loader>", "confidential-firmware"),
         ("mode='host-passthrough'", "mode='host-model'", "confidential-cpu"),

@@ -1,7 +1,7 @@
 """Confidential guests, whose memory the host cannot read: TDX and SEV-SNP; what they exclude.
 
-libvirt (qemuValidateDomainDef in src/qemu/qemu_validate.c, 12.8) accepts TDX only with a split
-interrupt controller, without PMU and SMM, and with firmware that is no flash. QEMU 11.1
+libvirt (qemuValidateDomainDef in src/qemu/qemu_validate.c, 12.8) refuses TDX with an interrupt
+controller that is KVM's, with PMU or SMM, and with firmware in flash. QEMU 11.1
 (target/i386/kvm/tdx.c, target/i386/sev.c) starts TDX only with the host's CPU and its address
 width, and neither with SMM. Private memory comes from guest_memfd; VFIO maps only what the guest
 shares, from QEMU 10.1 on (system/ram-block-attributes.c).
