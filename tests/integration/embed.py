@@ -84,6 +84,8 @@ class Embed:
 
     directory: Path
     host: str
+    variables: dict[str, str] = field(default_factory=dict)
+    """More environment variables of what runs there."""
     _server: subprocess.Popen[str] | None = field(default=None, init=False)
 
     @property
@@ -131,6 +133,7 @@ class Embed:
         """End what was begun to ask it."""
         if self._server is not None:
             self._server.communicate()
+            self._server = None
 
     def _ask(self, what: str, xml: str) -> str:
         if self._server is None:
@@ -172,7 +175,7 @@ class Embed:
             "XDG_RUNTIME_DIR": str(self.directory / "run"),
             "XDG_CONFIG_HOME": str(self.directory / "config"),
         }
-        return {**os.environ, **own}
+        return {**os.environ, **own, **self.variables}
 
 
 def _answer(server: subprocess.Popen[str]) -> dict[str, str]:

@@ -1,4 +1,5 @@
-# Runs a command as a user of a user namespace, on a machine that seems to have VFIO, but not KVM:
+# Runs a command as a user of a user namespace, on a machine that seems to have VFIO, but not KVM;
+# with SEEMS_TO_HAVE_KVM, also /dev/kvm, which libvirt finds usable, and nothing can open as KVM:
 #   unshare --user --map-root-user --mount sh with_vfio.sh COMMAND…
 # libvirt looks for an IOMMU group and /dev/vfio/vfio, and opens neither before a guest starts. A
 # libvirtd asks a hook script, which refuses every guest.
@@ -20,6 +21,7 @@ for place in /dev/*; do
         mount --bind "$place" "$name"
     fi
 done
+[ -z "${SEEMS_TO_HAVE_KVM-}" ] || : > "$new/dev/kvm"
 : > "$new/dev/vfio/vfio"
 mount --bind "$new/groups" /sys/kernel/iommu_groups
 mkdir -p "$new/libvirt/hooks"
