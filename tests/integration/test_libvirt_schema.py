@@ -54,6 +54,7 @@ def pc_with_teaming() -> GuestPlan:
 GUESTS = {
     "arm": lambda: arm_guest(GRACE, cdroms=("/iso",), disks=(GuestDisk("/a", "raw"),)),
     "arm-smmu": lambda: arm_guest(GRACE, OTHER, viommu="smmuv3"),
+    "arm-pasid": lambda: arm_guest(GRACE, viommu="smmuv3", has_ats=True, pasid_bits=20),
     "arm-bare": lambda: arm_guest(viommu="smmuv3", has_tpm=True),
     "many-cpus": lambda: planned(GPU, vcpus=300, numa="off", libvirt=NEWEST),
     "iommufd": lambda: planned(

@@ -49,6 +49,8 @@ class HostdevOptions(Value):
     """The alias of the virtio interface that replaces it during a migration."""
     vf_token: str | None = None
     """The UUID that users of a physical function on VFIO and of its virtual functions share."""
+    ats: str | None = None
+    """Whether the guest sees its ATS: `on` or `off`; None if the kernel decides."""
 
 
 class DeviceRequest(Value):

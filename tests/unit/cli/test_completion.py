@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FREE_TEXT = {
     "--acpi-nodes": "numbers of the guest's cells",
     "--address-bits": "a number",
+    "--pasid-bits": "a number",
     "--alias": "devices and a name",
     "--annotations": "patterns of names",
     "--attribute": "a name and what is written to it",

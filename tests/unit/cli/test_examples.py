@@ -53,7 +53,7 @@ _ABSENT = re.compile(
     r"|\S+ \(Device \S+\) does not support vGPUs in its current state"
     r"|\S+ is not one of the boards that share an ID|\S+ has no vGPU type |cannot look up "
     r"|missing options: --parent and --type|vGPU definition not found|active vGPU not found"
-    r"|--jsonfile \S+: No such file|no agent answers on )"
+    r"|--jsonfile \S+: No such file|no agent answers on |cannot use --viommu smmuv3 on a PC: )"
 )
 """The made host lacks what the example is about: its words are understood."""
 _SHELL = ("", "sh", "bash", "console")

@@ -104,6 +104,24 @@ def test_each_root_complex_has_an_accelerated_smmu() -> None:
     assert [child.tag for child in bare] == []
 
 
+def test_what_its_smmu_offers_is_left_to_qemu_unless_a_user_says_it() -> None:
+    devices = (parse_device(GRACE, has_iommufd=True),)
+    driver = "devices/iommu/driver"
+    plain = the(written(devices=devices, viommu="smmuv3"), driver)
+    assert set(plain.attrib) == {"pciBus", "accel"}
+    told = the(written(devices=devices, viommu="smmuv3", has_ats=True, pasid_bits=16), driver)
+    assert (told.get("ats"), told.get("ssidsize")) == ("on", "16")
+    off = the(written(devices=devices, viommu="smmuv3", has_ats=False, pasid_bits=0), driver)
+    assert (off.get("ats"), off.get("ssidsize")) == ("off", "0")
+    for changes in ({"has_ats": True}, {"pasid_bits": 16}):
+        with pytest.raises(UsageError, match=r"smmuv3 (with|and) devices"):
+            written(viommu="smmuv3", **changes)
+    options: DomainOptions = {"memory": "4G", "vcpus": 2, "viommu": "smmuv3", "ats": False}
+    assert request_of("guest", options).has_ats is False
+    with pytest.raises(UsageError, match="--pasid-bits: '21' is not a whole number from 0 to 20"):
+        request_of("guest", {**options, "pasid_bits": 21})
+
+
 @pytest.mark.parametrize(("name", "size"), [("64K", 64), ("32M", 32768), ("512M", 524288)])
 def test_huge_pages_may_have_the_sizes_of_arm(name: str, size: int) -> None:
     options: DomainOptions = {"memory": "16G", "vcpus": 4, "hugepages": name}

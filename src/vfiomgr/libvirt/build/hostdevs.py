@@ -31,6 +31,7 @@ from vfiomgr.libvirt.model import (
     lacks_iommufd,
 )
 from vfiomgr.pci.model import CLASS_DISPLAY, PciDevice
+from vfiomgr.units import Version
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import HostdevOptions
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Feature
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.units import Version
     from vfiomgr.vgpu.guest_device import GuestDevice
 
 
@@ -49,6 +49,9 @@ _SUBSYSTEM = expression(r"[0-9a-fA-F]{4}:[0-9a-fA-F]{4}")
 _NODESET = expression(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 _MODULE = expression(r"[A-Za-z0-9_+-]+")
 """genericName of libvirt's schema (basictypes.rng)."""
+_ATS = ("on", "off")
+_QEMU_ATS = Version(11, 1)
+"""The QEMU whose vfio-pci has the property `ats`."""
 _ETHERNET = "0200"
 _VGA = "0300"
 """The class of VGA controllers."""
@@ -92,6 +95,8 @@ def _properties(hostdev_options: HostdevOptions) -> Iterator[QemuProperty]:
         yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
     if hostdev_options.vf_token is not None:
         yield QemuProperty("vf-token", "string", hostdev_options.vf_token.lower())
+    if hostdev_options.ats is not None:
+        yield QemuProperty("ats", "string", hostdev_options.ats)
 
 
 def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
@@ -166,6 +171,8 @@ def check(
             feature.require(libvirt(), why, OTHER_KERNEL if is_needed else "omit it")
         if unit.hostdev_options.has_iommufd:
             _check_iommufd(unit, qemu())
+        if unit.hostdev_options.ats is not None:
+            _check_ats(unit, qemu())
 
 
 def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
@@ -217,6 +224,7 @@ def _check_options(unit: GuestDevice) -> None:
         "another subsystem ID": hostdev_options.subsystem is not None,
         "a VF token": hostdev_options.vf_token is not None,
         "teaming": hostdev_options.partner is not None,
+        "ATS": hostdev_options.ats is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"cannot set {what} for {unit.name}: libvirt supports this only for PCI functions"
@@ -234,6 +242,9 @@ def _check_form(hostdev_options: HostdevOptions) -> None:
     ):
         message = f"invalid set of guest NUMA cells: {hostdev_options.acpi_nodes}"
         raise UsageError(message, "write numbers and ranges, e.g. 1-8 or 1,3")
+    if hostdev_options.ats not in (None, *_ATS):
+        message = f"invalid value of ats: {hostdev_options.ats!r}"
+        raise UsageError(message, f"write one of {', '.join(_ATS)}")
 
 
 def _check_model(unit: GuestDevice) -> None:
@@ -304,8 +315,7 @@ def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
         yield TEAMING, f"teaming of {unit.name}"
     if hostdev_options.acpi_nodes is not None:
         yield ACPI_NODESET, f"NUMA cells for {unit.name}"
-    own = (hostdev_options.has_vga or None, hostdev_options.subsystem, hostdev_options.vf_token)
-    if any(value is not None for value in own):
+    if any(_properties(hostdev_options)):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
     if hostdev_options.has_iommufd:
         where = "" if unit.has_groups else " on a kernel without VFIO groups"
@@ -319,6 +329,13 @@ def _check_iommufd(unit: GuestDevice, qemu: Version | None) -> None:
         otherwise = "omit --iommufd" if unit.has_groups else OTHER_KERNEL
         remedy = f"install QEMU {needed} or later, or {otherwise}"
         refuse("iommufd-missing", unit.name, message, remedy)
+
+
+def _check_ats(unit: GuestDevice, qemu: Version | None) -> None:
+    if qemu is not None and qemu < _QEMU_ATS:
+        message = f"ats of {unit.name} needs QEMU {_QEMU_ATS} or later; this is {qemu}"
+        remedy = f"install QEMU {_QEMU_ATS} or later, or omit ats"
+        refuse("qemu-too-old", unit.name, message, remedy)
 
 
 def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostdev]:

@@ -86,6 +86,10 @@ class DomainRequest(Value):
     has_pinning: bool = True
     hugepage_bytes: int | None = None
     viommu: IommuModel | None = None
+    has_ats: bool | None = None
+    """Whether the virtual IOMMU offers ATS; None if QEMU decides (SMMUv3), else it does (VT-d)."""
+    pasid_bits: int | None = None
+    """The width of PASIDs of the virtual IOMMU, 0 for none; None if QEMU decides."""
     translates_dma: bool = True
     """Whether the virtual IOMMU translates DMA; false if it is only for interrupts."""
     graphics: Graphics = "vnc"

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _DEVICE_KEYS = (
     "managed, unassigned, display, ramfb, vga, only, rom=FILE|off, model=DRIVER, "
-    "subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS"
+    "subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS, ats=on|off"
 )
 _FLAGS = {
     "managed": "is_managed",
@@ -51,6 +51,7 @@ _VALUES = {
     "subsystem": "subsystem",
     "vf-token": "vf_token",
     "teaming": "partner",
+    "ats": "ats",
 }
 _SUFFIXES = {".qcow2": "qcow2", ".raw": "raw", ".img": "raw", ".vmdk": "vmdk", ".vdi": "vdi"}
 FORMATS = ("qcow2", "raw", "qcow", "qed", "vdi", "vmdk", "vpc")
@@ -154,6 +155,7 @@ def parse_network(text: str) -> GuestNetwork:
 SPARE_PORTS, MOST_SPARE_PORTS = 4, 64
 MOST_VCPUS = 4096
 ADDRESS_BITS = (32, 52)
+PASID_BITS = (0, 20)
 
 
 class DomainOptions(TypedDict, total=False):
@@ -207,6 +209,10 @@ class DomainOptions(TypedDict, total=False):
     """`2M`, `1G` or another of `PAGES`: use huge pages of the host."""
     viommu: IommuModel | None
     """A virtual IOMMU, for nested virtualization."""
+    ats: bool | None
+    """Whether that of Intel or the SMMUv3 offers ATS."""
+    pasid_bits: int | None
+    """The width of PASIDs of an SMMUv3: 0 to 20; 0 for none."""
     iommufd: bool | None
     """Use /dev/iommu for the devices (libvirt 12.1); None to use it where the host has it."""
     address_bits: int | None
@@ -249,6 +255,8 @@ def request_of(name: str, said: DomainOptions) -> DomainRequest:
         has_pinning=not said.get("no_pinning", False),
         hugepage_bytes=None if pages is None else PAGES[pages],
         viommu=said.get("viommu"),
+        has_ats=said.get("ats"),
+        pasid_bits=said.get("pasid_bits"),
         graphics=said.get("graphics", "vnc"),
         spare_ports=said.get("spare_ports", SPARE_PORTS),
         hard_limit_bytes=None if limit is None else _bytes("--hard-limit", limit),
@@ -283,6 +291,7 @@ def _require_known(said: DomainOptions) -> None:
     require_whole("--vcpus", said["vcpus"], 1, MOST_VCPUS)
     require_whole("--spare-ports", said.get("spare_ports"), 0, MOST_SPARE_PORTS)
     require_whole("--address-bits", said.get("address_bits"), *ADDRESS_BITS)
+    require_whole("--pasid-bits", said.get("pasid_bits"), *PASID_BITS)
     require_choice("--hugepages", said.get("hugepages"), tuple(PAGES))
     require_choice("--firmware", said.get("firmware"), get_args(Firmware))
     require_choice("--virt-type", said.get("virt_type"), get_args(DomainKind))

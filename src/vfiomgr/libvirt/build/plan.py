@@ -180,10 +180,28 @@ def _check_request(request: DomainRequest) -> None:
     if request.has_secure_boot and request.firmware == "bios":
         message = "cannot use Secure Boot with SeaBIOS: it requires EFI firmware"
         raise UsageError(message, "omit --firmware bios, or omit --secure-boot")
+    _check_translation(request)
     displayed = [device.name for device in request.devices if device.hostdev_options.display]
     if displayed and request.graphics == "none":
         message = f"cannot show the display of {displayed[0]}: the guest has no graphics"
         raise UsageError(message, "pass --graphics vnc, or omit display")
+
+
+def _check_translation(request: DomainRequest) -> None:
+    """Refuse ATS and PASIDs where libvirt 12.8 or QEMU 11.1 cannot set them.
+
+    QEMU offers PASIDs with an emulated VT-d only if the host walks the guest's tables, for which
+    libvirt has no attribute, and neither with an SMMUv3 that is emulated.
+    """
+    given = [d for d in request.devices if not d.hostdev_options.is_unassigned]
+    of_smmu = request.viommu == "smmuv3" and bool(given)
+    if request.has_ats is not None and not of_smmu and request.viommu != "intel":
+        option = "--ats" if request.has_ats else "--no-ats"
+        message = f"cannot use {option} without --viommu intel, or smmuv3 with devices"
+        raise UsageError(message, f"omit {option}: only these IOMMUs of libvirt can offer ATS")
+    if request.pasid_bits is not None and not of_smmu:
+        message = "cannot use --pasid-bits without --viommu smmuv3 and devices"
+        raise UsageError(message, "omit it: only this IOMMU of libvirt can offer PASIDs")
 
 
 def _with_boot_orders(

@@ -15,6 +15,7 @@ from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
     MOST_SPARE_PORTS,
     MOST_VCPUS,
+    PASID_BITS,
     SPARE_PORTS,
 )
 from vfiomgr.libvirt.commands.hostdev import iommufd_option, version_option, with_each
@@ -159,7 +160,8 @@ _DEVICES = (
         metavar="ADDRESS|UUID[,…]",
         shell_complete=complete_device,
         help="Add a host device; options: managed, unassigned, display, ramfb, vga, only, "
-        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS.",
+        "rom=FILE, model=DRIVER, subsystem=VENDOR:DEVICE, vf-token=UUID, teaming=ALIAS, "
+        "ats=on|off.",
     ),
 )
 """The host devices of the guest."""
@@ -185,6 +187,17 @@ _HOST = (
         "--viommu",
         type=click.Choice(["intel", "virtio", "amd", "smmuv3"]),
         help="Add a virtual IOMMU, for nested virtualization.",
+    ),
+    click.option(
+        "--ats/--no-ats",
+        default=None,
+        help="Let devices cache translations of the virtual IOMMU, or not (intel, smmuv3).",
+    ),
+    click.option(
+        "--pasid-bits",
+        type=WholeNumber(*PASID_BITS),
+        metavar="N",
+        help="Set the width of PASIDs of the virtual IOMMU; 0 disables them (smmuv3).",
     ),
     click.option("--hugepages", type=click.Choice(list(PAGES)), help="Use huge pages of the host."),
     click.option("--no-pinning", is_flag=True, help="Let the CPUs run anywhere."),
@@ -245,6 +258,8 @@ def domain(
       vfiomgr libvirt domain any --memory 8G --vcpus 4 --device 04:00.0 --numa off --spare-ports 8
       vfiomgr libvirt domain pin --memory 8G --vcpus 4 --device 04:00.0 --no-pinning --locked
       vfiomgr libvirt domain nest --memory 8G --vcpus 4 --device 04:00.0,only --viommu intel
+      vfiomgr libvirt domain grace --memory 64G --vcpus 16 --device 0009:01:00.0 --viommu smmuv3 \\
+        --ats --pasid-bits 16 --libvirt-version 12.8
       vfiomgr libvirt domain tight --memory 8G --vcpus 4 --device 04:00.0 --hard-limit 12G
       vfiomgr libvirt domain big --memory 64G --vcpus 8 --device 04:00.0 --fixed-aperture
       vfiomgr libvirt domain narrow --memory 8G --vcpus 4 --device 04:00.0 --address-bits 42

@@ -132,7 +132,7 @@ def _iommus(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if plan.iommu is not None:
         yield _render("iommu", plan=plan), ("iommu",)
     for smmu in plan.smmus:
-        yield _render("smmuv3", smmu=smmu), ("iommu",)
+        yield _render("smmuv3", smmu=smmu, request=plan.request), ("iommu",)
 
 
 def _last(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
