@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import libvirt
 import pytest
 from lxml import etree
 
@@ -23,17 +22,13 @@ from tests.unit.guest_hosts import FAR, GPU, planned
 from tests.unit.libvirt.test_confidential import AMD, INTEL, NEWEST
 from vfiomgr.libvirt.build.confidential import FEATURES
 from vfiomgr.libvirt.xml import render
-from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 KINDS = {"tdx": INTEL, "sev-snp": AMD}
 RELAY = Path(__file__).with_name("qemu_relay.py")
-needs_tdx = pytest.mark.skipif(
-    not FEATURES["tdx"].is_in(Version.from_number(libvirt.getVersion())),
-    reason=f"needs libvirt {FEATURES['tdx'].since}, as that of Debian sid",
-)
+needs_tdx = pytest.mark.libvirt(FEATURES["tdx"].since)
 
 
 @pytest.fixture(scope="module")
