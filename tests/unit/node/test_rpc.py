@@ -11,6 +11,7 @@ import grpc
 import pytest
 from h2.connection import H2Connection
 from h2.events import ResponseReceived
+from h2.settings import SettingCodes
 
 from vfiomgr.node.kubelet import DEVICE_PLUGIN, DEVICES, METHODS
 from vfiomgr.node.rpc import CallError, Server, call, failed_precondition, service
@@ -112,9 +113,7 @@ def test_an_unknown_method_is_answered_as_clients_in_go_require(tmp_path: Path) 
         connection = H2Connection()
         found: dict[str, str] = {}
         connection.initiate_connection()
-        sent = {":method": "POST", ":scheme": "http", ":authority": "%2Frun%2Fs", ":path": "/a/b"}
-        sent |= {"content-type": "application/grpc", "te": "trailers"}
-        connection.send_headers(1, list(sent.items()), end_stream=True)
+        connection.send_headers(1, _headers("/a/b"), end_stream=True)
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(10)
             client.connect(str(tmp_path / "s"))
@@ -168,6 +167,37 @@ def test_a_client_that_does_not_read_holds_up_nothing(
     with caplog.at_level(logging.WARNING):
         asyncio.run(story())
     assert not caplog.records
+
+
+def test_a_call_that_waits_to_send_its_end_ends_with_its_connection(tmp_path: Path) -> None:
+    """The client resets its stream while it reads nothing, and goes."""
+
+    async def story() -> None:
+        server, plugin = await _served(tmp_path / "s")
+        connection = H2Connection()
+        connection.initiate_connection()
+        connection.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 1 << 30})
+        connection.increment_flow_control_window(1 << 30)
+        connection.send_headers(1, _headers(LIST))
+        connection.send_data(1, bytes(5), end_stream=True)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "s"))
+            client.sendall(connection.data_to_send())
+            await _until(lambda: plugin.streams == 1)
+            await asyncio.sleep(0.3)  # until no more can be written
+            connection.reset_stream(1)
+            client.sendall(connection.data_to_send())
+            await _until(lambda: plugin.streams == 0)
+            assert len(asyncio.all_tasks()) == 2
+        await _until(lambda: len(asyncio.all_tasks()) == 1)
+        await server.stop()
+
+    asyncio.run(story())
+
+
+def _headers(path: str) -> list[tuple[str, str]]:
+    sent = {":method": "POST", ":scheme": "http", ":authority": "%2Frun%2Fs", ":path": path}
+    return [*sent.items(), ("content-type", "application/grpc"), ("te", "trailers")]
 
 
 def test_what_is_not_http_ends_its_own_connection_only(
