@@ -37,6 +37,8 @@ from tests.lab.packages import names_in
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _FORMAT = 2  # counts up when the content of a root changes
 _EXTRAS = ("node", "simulate")
+_TOOLS = ("pytest>", "grpcio>")
+"""Of the development dependencies, what tests in a guest import."""
 
 
 def provide(release: str, architecture: Architecture = AMD64) -> Kernel:
@@ -154,8 +156,8 @@ def _dependencies() -> list[str]:
     """Return what tests in a guest import, but libvirt: Debian has it, and PyPI has no wheel."""
     project = tomllib.loads(_PROJECT.read_text())["project"]
     optional = project["optional-dependencies"]
-    pytest = [name for name in optional["dev"] if name.startswith("pytest>")]
-    return [*project["dependencies"], *(one for name in _EXTRAS for one in optional[name]), *pytest]
+    tools = [name for name in optional["dev"] if name.startswith(_TOOLS)]
+    return [*project["dependencies"], *(one for name in _EXTRAS for one in optional[name]), *tools]
 
 
 def _stamp(architecture: Architecture) -> str:

@@ -216,6 +216,10 @@ async def call(
         raise CallError(text) from error
     except (OSError, StreamTerminatedError, ProtocolError) as error:
         raise ConnectionError from error
+    except AttributeError as error:
+        if error.name != "_transport":  # which grpclib has deleted if the connection has ended
+            raise
+        raise ConnectionError from error
     except _NOT_READ as error:
         text = f"its answer cannot be read: {error}"
         raise CallError(text) from error
