@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
+from grpclib.client import Channel
 from h2.connection import H2Connection
 from h2.events import ResponseReceived
 from h2.settings import SettingCodes
@@ -19,6 +20,8 @@ from vfiomgr.node.rpc import CallError, Server, call, failed_precondition, servi
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from grpclib.protocol import H2Protocol
 
 TEXT = "Gerät 50 %\nist weg"
 LIST, ALLOCATE = f"/{DEVICE_PLUGIN}/ListAndWatch", f"/{DEVICE_PLUGIN}/Allocate"
@@ -190,6 +193,26 @@ def test_a_call_that_waits_to_send_its_end_ends_with_its_connection(tmp_path: Pa
             await _until(lambda: plugin.streams == 0)
             assert len(asyncio.all_tasks()) == 2
         await _until(lambda: len(asyncio.all_tasks()) == 1)
+        await server.stop()
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_ends_before_the_call_is_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = Channel.__connect__
+
+    async def ended(channel: Channel) -> H2Protocol:
+        protocol = await connect(channel)
+        protocol.connection.close()
+        return protocol
+
+    async def story() -> None:
+        server, _ = await _served(tmp_path / "s")
+        monkeypatch.setattr(Channel, "__connect__", ended)
+        with pytest.raises(ConnectionError):
+            await call(str(tmp_path / "s"), ALLOCATE, DEVICES.Empty(), DEVICES.Empty, 5)
         await server.stop()
 
     asyncio.run(story())
