@@ -27,7 +27,7 @@ Message = Any
 Methods = dict[str, Handler]
 """The methods of services, by path."""
 _NOT_READ = (DecodeError, NotImplementedError, AssertionError, struct.error)
-"""What reading a request raises: it is no such message, is compressed, or was cut short."""
+"""Errors while reading a message: another type, compressed, or cut short (grpclib, protobuf)."""
 _BACKLOG = 128
 _FAREWELL = 5.0
 """Seconds in which calls end after their connections."""

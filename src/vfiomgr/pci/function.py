@@ -102,7 +102,7 @@ _IN_PICTURES = _IN_TABLES.union(("sriov_totalvfs", "sriov_numvfs", COMPUTE_PARTI
 )
 """What the pictures of `topology` show; `resource` shows the firmware's display."""
 _OF_VIRTUAL = _IN_PICTURES.difference(("resource",))
-"""A virtual function is no display of the firmware."""
+"""Firmware cannot use a virtual function as its display, which `resource` would show."""
 _NOT_IN_LAYOUTS = frozenset({"revision", "resource", "power_state", "tsm"})
 """What neither the rules of layouts nor their plans ask of a virtual function."""
 Purpose = Literal["table", "picture", "layout"]
