@@ -213,6 +213,7 @@ def test_a_connection_that_ends_before_the_call_is_no_answer(
         monkeypatch.setattr(Channel, "__connect__", ended)
         with pytest.raises(ConnectionError):
             await call(str(tmp_path / "s"), ALLOCATE, DEVICES.Empty(), DEVICES.Empty, 5)
+        await asyncio.sleep(0.2)  # until the server has accepted and lost the connection
         await server.stop()
 
     asyncio.run(story())
