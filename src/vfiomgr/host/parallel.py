@@ -27,13 +27,18 @@ _CHUNK = 1 << 20
 
 
 def in_parts(
-    tree: HostTree, work: Callable[[Sequence[Item]], list[Found]], items: Sequence[Item]
+    tree: HostTree, read: Callable[[Sequence[Item]], list[Found]], items: Sequence[Item]
 ) -> list[Found]:
-    """The results of `work` for all items, in order; children do it for parts of them.
+    """The results of `read` for all items, in order; children do it for parts of them.
 
-    What `work` returns is copied from the children; what else it changes there is lost. The part of
+    What `read` returns is copied from the children; what else it changes there is lost. The part of
     a child that fails is done here.
     """
+
+    def work(part: Sequence[Item]) -> list[Found]:
+        with tree.closing_together():
+            return read(part)
+
     count = min(_MOST, len(items) // _LEAST)
     if count > 1:
         count = 1 if tree.reads_alone or _has_threads() else min(count, _processors())

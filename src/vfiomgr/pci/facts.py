@@ -38,6 +38,7 @@ from vfiomgr.pci.function import (
     is_alive,
     number_in,
     override,
+    revision_in,
     security_of,
     virtual_functions_of,
 )
@@ -222,7 +223,7 @@ def read_device(
         name=own_name,
         **asdict(known),
         class_name=class_name,
-        revision=hexadecimal(found.read("revision")) or "00",
+        revision=revision_in(config) or hexadecimal(found.read("revision")) or "00",
         modalias=modalias,
         bridge_path=bridge_path(tree, directory),
         iommu_group=number_in(found.link_name("iommu_group")),

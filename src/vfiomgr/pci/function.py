@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG_BYTES = 16
 """Up to the header type; each further dword is another access to the device."""
-_HEADER_TYPE_OFFSET = 0x0E
+_REVISION_OFFSET, _HEADER_TYPE_OFFSET = 0x08, 0x0E
 _HEADER_TYPE_MASK = 0x7F
 _BARS = 6
 _IO, _MEM, _PREFETCH, _MEM_64 = 0x100, 0x200, 0x2000, 0x100000
@@ -267,6 +267,13 @@ def config_header(function: Function) -> bytes:
 def is_alive(config: bytes) -> bool:
     """A dead function reads as all ones; a virtual function does so only in vendor and device."""
     return not config or config.count(0xFF) < len(config)
+
+
+def revision_in(config: bytes) -> str | None:
+    """The revision, which the attribute repeats; None if unknown."""
+    if len(config) <= _REVISION_OFFSET or not is_alive(config):
+        return None
+    return f"{config[_REVISION_OFFSET]:02x}"
 
 
 def header_type(config: bytes) -> int | None:

@@ -181,7 +181,7 @@ WITHOUT: dict[str, Callable[[PciDevice], bool]] = {
     "power_state": lambda d: d.power_state is None,
     "reset_method": lambda d: d.reset_method == (),
     "resource": lambda d: d.bars == (),
-    "revision": lambda d: d.revision == "00",
+    "revision": lambda d: d.revision == "a1",  # the configuration space has it, too
     "sriov_drivers_autoprobe": lambda d: d.sriov_drivers_autoprobe is None,
     "sriov_numvfs": lambda d: d.sriov_numvfs is None,
     "sriov_totalvfs": lambda d: d.sriov_totalvfs is None,
@@ -223,7 +223,8 @@ def host_root(pristine: Path, tmp_path: Path) -> Path:
 
 def test_all_attributes_are_there_before_one_is_taken_away(host_root: Path) -> None:
     gpu = scan(host_root).devices[0]
-    expected_anyway = {"class", "device", "vendor", "subsystem_device", "subsystem_vendor"}
+    expected_anyway = {"class", "device", "vendor", "revision"}
+    expected_anyway |= {"subsystem_device", "subsystem_vendor"}
     for name, is_without in WITHOUT.items():
         assert (host_root / "sys/bus/pci/devices" / GPU / name).exists(), name
         assert is_without(gpu) == (name in {*expected_anyway, "uevent"}), name
@@ -240,6 +241,19 @@ def test_one_attribute_that_says_nothing_hides_no_other(
     assert WITHOUT[attribute](gpu)
     assert other == whole.devices[1]
     assert gpu.identity == whole.devices[0].identity
+
+
+@pytest.mark.parametrize("damage", [remove, empty, unreadable])
+def test_without_configuration_space_the_revision_is_that_of_the_attribute(
+    host_root: Path, damage: Callable[[Path], None]
+) -> None:
+    directory = host_root / "sys/bus/pci/devices" / GPU
+    (directory / "revision").write_text("0xa2\n")
+    assert scan(host_root).devices[0].revision == "a1"
+    damage(directory / "config")
+    assert scan(host_root).devices[0].revision == "a2"
+    remove(directory / "revision")
+    assert scan(host_root).devices[0].revision == "00"
 
 
 @pytest.mark.parametrize("damage", [unset, garbage])
