@@ -1,10 +1,13 @@
-"""The journal: what a run is about to do, written and fsynced before it is done.
+"""The journal: what a run is about to do, written before it is done.
 
 One file per run in /var/lib/vfiomgr/journal, numbered in the order of their start, one record per
 line (journal_records.py): `plan` with the request, its checkpoint and all steps, then `begin`,
 `done`, `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with steps that
 could only be planned then, and `end`. A run holds a lock on its file: one without `end` and without
 a lock was interrupted. An incomplete last line was never written.
+
+The plan is on disk before anything is done. So is the beginning of each step whose effect outlasts
+a reboot, and of the first steps of any run; later ones are synced together (run.py).
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 _ABOUT_LAYOUTS = frozenset({"apply-layout", "revert-layout"})
 _KEPT = 100
 """Number of runs to keep; older ones are removed."""
+FIRST_STEPS = 16
+"""Steps whose beginnings are synced one by one; later ones are synced together, as many at once."""
 _TAIL = 4096
 """Bytes that are sure to contain the last record of a finished run."""
 
@@ -131,11 +136,11 @@ class Journal:
         """Record durably the steps that follow the previous ones."""
         self.record("more", _contents(plan))
 
-    def begin(self, steps: Iterable[int]) -> None:
-        """Record durably that steps are about to begin."""
+    def begin(self, steps: Iterable[int], *, durable: bool = True) -> None:
+        """Record that steps are about to begin."""
         now = time.time()
         records = [{"event": "begin", "time": now, "step": step} for step in steps]
-        self._append(records, durable=True)
+        self._append(records, durable=durable)
 
     def _append(self, records: Iterable[dict[str, object]], *, durable: bool) -> None:
         lines = b"".join(map(encode, records))
@@ -291,12 +296,15 @@ def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> C
     plan = records[0]
     begun = [record["step"] for record in records if "step" in record]
     planned = all_of(records, "steps")
+    descriptions = all_of(records, "descriptions")
+    last = begun[-1] if begun else 0
     is_of_this_boot = plan["boot_id"] == boot_id
+    may_have_gone_on = not is_of_this_boot and FIRST_STEPS <= len(begun) < len(descriptions)
     has_settings = any(_is_restored_later(planned, number) for number in begun)
     return CutOff(
         name,
         plan["summary"],
-        all_of(records, "descriptions")[begun[-1] if begun else 0],
+        descriptions[last] + (", or a later one" if may_have_gone_on else ""),
         *_touched(records),
         is_of_this_boot,
         plan["boot_id"],

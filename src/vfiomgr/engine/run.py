@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
+from vfiomgr.engine.journal import FIRST_STEPS
 from vfiomgr.engine.plan import DEADLINE, Plan, Schedule, Step
 from vfiomgr.engine.registry import perform, verify
 from vfiomgr.engine.worker import Result, WorkerPool
@@ -211,6 +212,7 @@ class _Run:
         self._tree = tree
         self._journal = journal
         self._crew = crew
+        self._outlasts_reboot = any(step.outlasts_reboot for step in steps)
         self.begun = begun
 
     def advance(
@@ -220,7 +222,7 @@ class _Run:
         while (ready := schedule.ready()) or self._crew.is_busy:
             starting = ready[: self._crew.room]
             if starting:
-                journal.begin(starting)
+                journal.begin(starting, durable=self._are_durable(len(starting)))
             for number in starting:
                 self.begun.append(number)
                 schedule.begin(number)
@@ -234,6 +236,16 @@ class _Run:
             journal.record("done", {"step": result.task}, durable=False)
             schedule.finish(result.task)
         return None
+
+    def _are_durable(self, starting: int) -> bool:
+        """Whether it is recorded durably that so many more steps begin.
+
+        A reboot ends the effects of most steps, and with them the need to undo them: a power cut
+        may then lose the last beginnings. An fsync takes longer than most steps.
+        """
+        begun = len(self.begun)
+        is_due = begun // FIRST_STEPS != (begun + starting) // FIRST_STEPS
+        return self._outlasts_reboot or begun < FIRST_STEPS or is_due
 
     def end_failed(self, failure: Result) -> None:
         """Wait for the running steps, then undo all begun steps."""

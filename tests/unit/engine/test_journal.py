@@ -15,7 +15,7 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
 from vfiomgr.engine import journal as journal_module
 from vfiomgr.engine import journal_files
-from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, survey
+from vfiomgr.engine.journal import FIRST_STEPS, Journal, cut_off_runs, read_journal, survey
 from vfiomgr.engine.journal_files import DIRECTORY, LAST, decode, encode, names
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -148,30 +148,108 @@ def old_lines(*records: Mapping[str, object]) -> str:
 # ---- durable, and whole
 
 
-def test_what_is_begun_is_on_disk_before_anything_is_written(
-    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: dict[int, int] = {}
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The files that were made durable, by inode, and how long they were then."""
+    found: list[tuple[int, int]] = []
     fsync = os.fsync
 
     def recorded(descriptor: int) -> None:
         fsync(descriptor)
         status = os.fstat(descriptor)
-        synced[status.st_ino] = status.st_size
+        found.append((status.st_ino, status.st_size))
 
+    monkeypatch.setattr(os, "fsync", recorded)
+    return found
+
+
+def sizes_at_writes(
+    kernel: FakeKernel, request: Bind, synced: list[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """How much of the journal was on disk, and how much written, at each write to the kernel."""
     sizes: list[tuple[int, int]] = []
 
     def look(_path: str, _text: str) -> None:
         (name,) = names(kernel)
         status = os.stat(kernel.locate(DIRECTORY / name))
         assert read_journal(kernel, name)[-1]["event"] == "begin"
-        sizes.append((synced[status.st_ino], status.st_size))
+        sizes.append((dict(synced)[status.st_ino], status.st_size))
 
-    monkeypatch.setattr(os, "fsync", recorded)
     kernel.before_write = look
-    api.apply(Bind((GPU,)), tree=kernel)
+    api.apply(request, tree=kernel)
+    return sizes
+
+
+def many(kernel: FakeKernel) -> tuple[PciAddress, ...]:
+    """Twenty adapters, which a bind moves in sixty steps."""
+    kernel.add_driver("iavf", ids=[("8086", "1889", "02")])
+    addresses = [f"0000:40:{number:02x}.0" for number in range(20)]
+    for number, address in enumerate(addresses, start=100):
+        kernel.add_pci(
+            address,
+            vendor="8086",
+            device="1889",
+            class_code="020000",
+            group=100 + number,
+            driver="iavf",
+        )
+    return tuple(map(PciAddress.parse, addresses))
+
+
+def test_what_is_begun_is_on_disk_before_anything_is_written(
+    kernel: FakeKernel, synced: list[tuple[int, int]]
+) -> None:
+    sizes = sizes_at_writes(kernel, Bind((GPU,)), synced)
     assert sizes
     assert all(on_disk == written for on_disk, written in sizes)
+
+
+def test_of_many_steps_the_later_ones_are_made_durable_together(
+    kernel: FakeKernel, synced: list[tuple[int, int]]
+) -> None:
+    sizes = sizes_at_writes(kernel, Bind(many(kernel)), synced)
+    (name,) = names(kernel)
+    begun = [r["step"] for r in read_journal(kernel, name) if r["event"] == "begin"]
+    inode = os.stat(kernel.locate(DIRECTORY / name)).st_ino
+    syncs = sum(file == inode for file, _ in synced)
+    assert len(begun) >= 40
+    assert syncs == 1 + (FIRST_STEPS - 1) + len(begun) // FIRST_STEPS + 1  # the plan and the end
+    assert sizes[0][0] == sizes[0][1]
+    assert any(on_disk < written for on_disk, written in sizes)
+
+
+def test_of_many_steps_all_are_durable_if_one_outlasts_a_reboot(
+    kernel: FakeKernel, synced: list[tuple[int, int]]
+) -> None:
+    sizes = sizes_at_writes(kernel, Bind(many(kernel), persist=True), synced)
+    assert len(sizes) >= 40
+    assert all(on_disk == written for on_disk, written in sizes)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_power_cut_among_many_steps_leaves_nothing_to_undo(
+    kernel: FakeKernel, synced: list[tuple[int, int]], *, lost: bool
+) -> None:
+    addresses = many(kernel)
+    before = [read_driver_state(kernel, address) for address in addresses]
+    kernel.kill(at=50)
+    with pytest.raises(PowerCut):
+        api.apply(Bind(addresses), tree=kernel)
+    kernel.revive()
+    (name,) = names(kernel)
+    file = Path(kernel.locate(DIRECTORY / name))
+    on_disk, written = dict(synced)[file.stat().st_ino], file.stat().st_size
+    assert on_disk < written
+    if lost:
+        os.truncate(file, on_disk)
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    assert "later" not in run.step
+    kernel.reboot()
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    assert run.step.endswith(", or a later one")
+    assert len(api.recover(tree=kernel)) == 1
+    assert [read_driver_state(kernel, address) for address in addresses] == before
+    assert cut_off_runs(kernel, api.scan(kernel).boot_id) == []
 
 
 def test_a_journal_that_cannot_be_begun_leaves_neither_file_nor_descriptor(
