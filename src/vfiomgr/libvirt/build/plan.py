@@ -13,7 +13,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build import arm, teaming, vf_token
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
-from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of, nvlink_notes
+from vfiomgr.libvirt.build.hostdevs import check, hostdevs_of
 from vfiomgr.libvirt.build.limits import MmioWindow, guest_bits, plan_lock, plan_mmio_window
 from vfiomgr.libvirt.build.model import GuestCpus, GuestMemory, GuestPlan, Reason
 from vfiomgr.libvirt.build.numa import (
@@ -22,6 +22,7 @@ from vfiomgr.libvirt.build.numa import (
     lay_nodes,
     with_interrupt_remapping,
 )
+from vfiomgr.libvirt.build.nvlink import nvlink_notes
 from vfiomgr.libvirt.build.pci_topology import lay_buses, slots_of, space_notes, without_hotplug
 from vfiomgr.libvirt.build.port_memory import free_port_bytes, with_port_memory
 from vfiomgr.libvirt.model import DomainIommu
