@@ -155,6 +155,8 @@ class _Connection(H2Protocol):
 class Server(BaseServer):
     """Serves methods on a new socket, which stays when the server ends."""
 
+    _listener: socket.socket
+
     def __init__(self, *methods: Methods) -> None:
         super().__init__((), codec=_Codec())
         self._mapping = _Methods({path: m for each in methods for path, m in each.items()})
@@ -180,17 +182,31 @@ class Server(BaseServer):
         except BaseException:
             listener.close()
             raise
+        self._listener = listener
 
     async def stop(self) -> None:
         """End all calls and connections, also those of clients that do not read."""
-        if self._server is None:
+        if self._server is None or not self._server.is_serving():
             return
-        self.close()
-        for transport in tuple(self._transports):
-            transport.abort()
+        try:
+            await self._accept_no_more()
+        finally:
+            self.close()
+            for transport in tuple(self._transports):
+                transport.abort()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 await self.wait_closed()
+
+    async def _accept_no_more(self) -> None:
+        """Accept no more clients, and wait for the connections of those that are accepted.
+
+        asyncio makes a transport in one round of its event loop and calls `connection_made` in the
+        next. If the server is closed before, the connection stays open.
+        """
+        self._loop.remove_reader(self._listener)
+        for _ in range(2):
+            await asyncio.sleep(0)
 
 
 async def call(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -213,7 +214,45 @@ def test_a_connection_that_ends_before_the_call_is_no_answer(
         monkeypatch.setattr(Channel, "__connect__", ended)
         with pytest.raises(ConnectionError):
             await call(str(tmp_path / "s"), ALLOCATE, DEVICES.Empty(), DEVICES.Empty, 5)
-        await asyncio.sleep(0.2)  # until the server has accepted and lost the connection
+        await server.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_client_that_is_accepted_during_the_stop_is_disconnected(
+    tmp_path: Path, rounds: int
+) -> None:
+    """The event loop accepts it, makes its transport and its connection in rounds of its own."""
+
+    async def story() -> None:
+        server, _ = await _served(tmp_path / "s")
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "s"))
+            client.settimeout(0)
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(2):
+                await server.stop()
+            with suppress(ConnectionResetError):
+                while client.recv(65536):
+                    pass
+
+    asyncio.run(story())
+
+
+def test_a_stop_that_is_cancelled_ends_the_server(tmp_path: Path) -> None:
+    """A second stop has nothing to do."""
+
+    async def story() -> None:
+        server, _ = await _served(tmp_path / "s")
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+            client.connect(str(tmp_path / "s"))
         await server.stop()
 
     asyncio.run(story())
