@@ -299,17 +299,25 @@ def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> C
     descriptions = all_of(records, "descriptions")
     last = begun[-1] if begun else 0
     is_of_this_boot = plan["boot_id"] == boot_id
-    may_have_gone_on = not is_of_this_boot and FIRST_STEPS <= len(begun) < len(descriptions)
+    has_lost_some = not is_of_this_boot and _may_have_lost_some(planned, begun)
     has_settings = any(_is_restored_later(planned, number) for number in begun)
     return CutOff(
         name,
         plan["summary"],
-        descriptions[last] + (", or a later one" if may_have_gone_on else ""),
+        descriptions[last] + (", or a later one" if has_lost_some else ""),
         *_touched(records),
         is_of_this_boot,
         plan["boot_id"],
         has_settings=is_of_this_boot and has_settings,
     )
+
+
+def _may_have_lost_some(steps: Sequence[dict[str, Any]], begun: Iterable[int]) -> bool:
+    """Whether further steps may have begun, whose beginnings a power cut has lost."""
+    if not FIRST_STEPS <= len(set(begun)) < len(steps):
+        return False
+    kinds = [step_kinds().get(step["kind"]) for step in steps]
+    return not any(kind is not None and kind.outlasts_reboot for kind in kinds)
 
 
 def _is_restored_later(steps: Sequence[dict[str, Any]], number: int) -> bool:

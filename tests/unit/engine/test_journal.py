@@ -226,6 +226,16 @@ def test_of_many_steps_all_are_durable_if_one_outlasts_a_reboot(
     assert all(on_disk == written for on_disk, written in sizes)
 
 
+def test_a_power_cut_loses_no_step_of_a_run_that_outlasts_a_reboot(kernel: FakeKernel) -> None:
+    kernel.kill(at=50)
+    with pytest.raises(PowerCut):
+        api.apply(Bind(many(kernel), persist=True), tree=kernel)
+    kernel.revive()
+    kernel.reboot()
+    (run,) = cut_off_runs(kernel, api.scan(kernel).boot_id)
+    assert run.step.endswith("-> vfio-pci (driver_override vfio-pci)")
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_power_cut_among_many_steps_leaves_nothing_to_undo(
     kernel: FakeKernel, synced: list[tuple[int, int]], *, lost: bool
