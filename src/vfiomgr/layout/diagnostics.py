@@ -316,13 +316,13 @@ def _home(key: str, model: type[BaseModel] | None) -> str | None:
     for other, place in (
         (Selector, "write it in select"),
         (VgpuRequest, "write it in an entry of vgpus"),
-        (Layout, "write it beside devices"),
+        (Layout, "write it in a layout" if model is LayoutFile else "write it beside devices"),
         (LayoutFile, "write it at the top of the file"),
     ):
         if other is not model and key in keys_of(other):
             return place
     if states:
-        return "write it in a rule, beside select"
+        return "write it in a rule" if key == "select" else "write it in a rule, beside select"
     return None
 
 

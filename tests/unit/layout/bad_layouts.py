@@ -187,7 +187,12 @@ BAD = (
     Bad(
         "a rule's key on top",
         "version: vfiomgr/v1\nselect: all\nlayouts: {gpus: {devices: []}}\n",
-        "2:1: unknown key 'select' here; write it in a rule, beside select",
+        "2:1: unknown key 'select' here; write it in a rule",
+    ),
+    Bad(
+        "a layout's key on top",
+        "version: vfiomgr/v1\ndevices: []\nlayouts: {gpus: {devices: []}}\n",
+        "2:1: unknown key 'devices' here; write it in a layout",
     ),
     # rules
     Bad(
