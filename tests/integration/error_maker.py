@@ -1,7 +1,7 @@
-"""Errors of this machine's libvirt, made by mistakes: a line of JSON for each, [name, code, text].
+"""Errors of this machine's libvirt, made by mistakes: a line of JSON for each.
 
-It imports nothing of vfiomgr. Its arguments are an empty directory, which a user without rights may
-write to, and the names of the errors to make.
+It has name, code, text, domain and errno. This program imports nothing of vfiomgr. Its arguments
+are an empty directory, which a user without rights may write to, and the names of the errors.
 """
 
 from __future__ import annotations
@@ -418,9 +418,10 @@ def main(directory: Path, names: list[str]) -> None:
         try:
             MAKERS[name](made)
         except libvirt.libvirtError as error:
-            _say(name, error.get_error_code(), error.get_error_message())
+            code, text = error.get_error_code(), error.get_error_message()
+            _say(name, code, text, error.get_error_domain(), error.get_int1())
         else:
-            _say(name, 0, "")
+            _say(name, 0, "", 0, -1)
         made.clear()
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.integration import error_maker
 from tests.integration.embed import AS_USER, WITH_VFIO
 from tests.unit.libvirt import errors_seen
+from vfiomgr.libvirt.client.errors import ReportedError
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ NAMES = tuple(error_maker.MAKERS)
 _DEADLINE = 300
 
 
-def make(names: list[str], user: tuple[str, ...]) -> Iterator[tuple[str, errors_seen.Seen]]:
+def make(names: list[str], user: tuple[str, ...]) -> Iterator[tuple[str, ReportedError]]:
     """Have errors made in a directory of their own, whose path is short for the sake of sockets."""
     with tempfile.TemporaryDirectory(prefix="mistakes-") as directory:
         places = {"HOME": directory, "XDG_RUNTIME_DIR": directory, "XDG_CONFIG_HOME": directory}
@@ -42,34 +43,32 @@ def make(names: list[str], user: tuple[str, ...]) -> Iterator[tuple[str, errors_
             check=True,
             timeout=_DEADLINE,
         )
-        for name, code, text in map(json.loads, answer.stdout.splitlines()):
+        for name, code, text, domain, errno in map(json.loads, answer.stdout.splitlines()):
             plain = re.sub(r"process \d+", "process 4711", text.replace(directory, "/run/user"))
             without = re.sub(r"Child process \(.*? (?=/etc/)", "Child process (", plain)
-            yield name, errors_seen.Seen(code, without)
+            yield name, ReportedError(code, without, domain, errno)
 
 
-def make_all() -> dict[str, errors_seen.Seen]:
+def make_all() -> dict[str, ReportedError]:
     """All errors of this libvirt."""
     others = [name for name in NAMES if name not in NEEDS_VFIO]
     return {**dict(make(others, AS_USER)), **dict(make([*NEEDS_VFIO], WITH_VFIO))}
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, errors_seen.Seen]:
+def made() -> dict[str, ReportedError]:
     return make_all()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_mistake_has_the_cause_that_it_had(
-    made: dict[str, errors_seen.Seen], name: str
-) -> None:
+def test_each_mistake_has_the_cause_that_it_had(made: dict[str, ReportedError], name: str) -> None:
     row = errors_seen.row_of(made[name])
     assert row is not None, made[name]
     assert row in {errors_seen.row_of(seen) for seen in errors_seen.of(name)}
 
 
 def test_the_texts_are_those_that_were_recorded_of_this_release(
-    made: dict[str, errors_seen.Seen],
+    made: dict[str, ReportedError],
 ) -> None:
     """`python -m tests.integration.test_libvirt_errors` records those of another."""
     recorded = errors_seen.SEEN.get(INSTALLED)

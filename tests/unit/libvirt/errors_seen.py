@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import NamedTuple
+
+from msgspec import structs
 
 from vfiomgr.libvirt.client import errors as client_errors
+from vfiomgr.libvirt.client.errors import ReportedError
 
 _FILE = Path(__file__).with_suffix(".json")
 VARY = frozenset(
@@ -25,35 +26,31 @@ _SAME = {"no_iommufd": "memory_not_locked"}
 """libvirt before 12.1 does not read `iommufd`."""
 
 
-class Seen(NamedTuple):
-    """An error as libvirt made it."""
-
-    code: int
-    text: str
-
-
-SEEN: dict[str, dict[str, Seen]] = {
-    release: {name: Seen(*seen) for name, seen in errors.items()}
+SEEN: dict[str, dict[str, ReportedError]] = {
+    release: {name: ReportedError(**seen) for name, seen in errors.items()}
     for release, errors in json.loads(_FILE.read_text()).items()
 }
 """By release, and by the function of error_maker.py."""
 
 
-def of(name: str) -> list[Seen]:
+def of(name: str) -> list[ReportedError]:
     """What each release said of a mistake."""
     names = {name, _SAME.get(name, name)}
     return [errors[known] for errors in SEEN.values() for known in names]
 
 
-def row_of(seen: Seen) -> int | None:
+def row_of(seen: ReportedError) -> int | None:
     """The number of the first row that matches."""
     rows = enumerate(client_errors._ROWS)
-    found = (n for n, row in rows if seen.code in row.codes and re.search(row.pattern, seen.text))
-    return next(found, None)
+    return next((number for number, row in rows if row.match(seen)), None)
 
 
-def record(release: str, errors: dict[str, Seen]) -> None:
+def record(release: str, errors: dict[str, ReportedError]) -> None:
     """Keep the errors of a release."""
     kept = {**SEEN, release: errors}
     ordered = sorted(kept.items(), key=lambda item: [int(n) for n in item[0].split(".")])
-    _FILE.write_text(json.dumps(dict(ordered), indent=1, ensure_ascii=False) + "\n")
+    document = {
+        release: {name: structs.asdict(seen) for name, seen in errors.items()}
+        for release, errors in ordered
+    }
+    _FILE.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")

@@ -164,7 +164,7 @@ def test_a_definition_of_which_a_part_was_dropped_goes_without_its_nvram(
             called.append((call, *flags))
             if answers[call]:
                 error = library().libvirtError("no")
-                error.err = (answers[call], 0, "no")
+                error.err = (answers[call], 0, "no", 2, None, None, None, -1, -1)
                 raise error
             return 0
 
@@ -215,7 +215,7 @@ class Device(OldDevice):
         self.calls.append(f"autostart {value}")
         if self.fails:
             error = library().libvirtError("no")
-            error.err = (55, 0, "mdevctl said no")
+            error.err = (55, 0, "mdevctl said no", 2, None, None, None, -1, -1)
             raise error
 
 

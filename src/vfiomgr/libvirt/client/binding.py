@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from vfiomgr.errors import HostError, LibvirtFailed, LibvirtSilent, UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.client.errors import Code, explain
+from vfiomgr.libvirt.client.errors import LOGS, Code, ReportedError, explain
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -102,8 +102,9 @@ def explained(error: Any, subject: str) -> Exception:  # noqa: ANN401
     """An error of libvirt as an error of vfiomgr."""
     code = error.get_error_code()
     if code is None:
-        return LibvirtFailed(f"libvirt failed: {error}", "see its log: journalctl -u libvirtd")
-    return explain(code, error.get_error_message() or "", subject)
+        return LibvirtFailed(f"libvirt failed: {error}", f"see its log: {LOGS}")
+    text, domain = error.get_error_message() or "", error.get_error_domain()
+    return explain(ReportedError(code, text, domain, error.get_int1()), subject)
 
 
 _DRIVERS = expression(
@@ -277,7 +278,7 @@ class _Guarded:
 def _unanswered(uri: str, seconds: float) -> LibvirtSilent:
     """The error for a libvirt that does not answer."""
     host = split_uri(uri).hostname
-    look = "systemctl status libvirtd virtqemud; journalctl -u libvirtd -u virtqemud"
+    look = f"systemctl status libvirtd virtqemud; {LOGS}"
     where = (
         f"check that {host} is up and see its logs: ssh {host} '{look}'"
         if host
@@ -334,5 +335,5 @@ class Caller:
     def _lookup(self, name: str) -> Any:  # noqa: ANN401
         handle = self._find(name)
         if handle is None:
-            raise explain(Code.NO_DOMAIN, "", name)
+            raise explain(ReportedError(Code.NO_DOMAIN, ""), name)
         return handle

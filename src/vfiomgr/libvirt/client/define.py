@@ -21,7 +21,7 @@ from vfiomgr.errors import InvalidDocument, VfiomgrError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.client.binding import explaining, library
 from vfiomgr.libvirt.client.domains import DomainCalls
-from vfiomgr.libvirt.client.errors import Code, explain
+from vfiomgr.libvirt.client.errors import Code, ReportedError, explain
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.value import Value
 
@@ -309,7 +309,7 @@ class DefinitionCalls(DomainCalls):
             state = self.state(handle.UUIDString())
             if state.name != wanted.name or wanted.uuid not in {None, state.uuid}:
                 text = f"domain '{state.name}' {taken} with uuid {state.uuid}"
-                raise explain(Code.OPERATION_FAILED, text, source)
+                raise explain(ReportedError(Code.OPERATION_FAILED, text), source)
             if not state.is_persistent:
                 continue
             printed = self.domain_xml(state.uuid)

@@ -1,13 +1,19 @@
-"""Translate libvirt's errors: a code and a text become a cause and a remedy.
+"""Translate libvirt's errors: code, domain and errno, then the text, become a cause and a remedy.
 
-Codes are those of include/libvirt/virterror.h. Texts are those that libvirt 9.0, 11.3 and 12.8 made
+Codes and domains are those of include/libvirt/virterror.h; virReportSystemErrorFull of
+src/util/virerror.c keeps the errno. All errors are those that libvirt 9.0, 11.3 and 12.8 made
 (tests/unit/libvirt/errors_seen.json), or their sources are named beside the tests of the table
-(test_client_errors.py). Errors that match no row, or come from a daemon in another language, keep
-libvirt's own words.
+(test_client_errors.py).
+
+A daemon translates its texts (LANG in its environment), this process does not: Python leaves
+LC_MESSAGES at C. So rows without a pattern, and those whose pattern has only words of QEMU, names
+and numbers, also match translated texts. Others need libvirt's words: most codes have many causes
+in one domain. Errors that match no row keep libvirt's own words.
 """
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from enum import IntEnum
@@ -46,6 +52,19 @@ class Code(IntEnum):
     DEVICE_MISSING = 99
 
 
+class ErrorDomain(IntEnum):
+    """virErrorDomain, the part of libvirt that reports an error, as far as it tells the cause."""
+
+    NONE = 0
+    RPC = 7
+    QEMU = 10
+    NODEDEV = 22
+
+
+_RPC = frozenset({ErrorDomain.RPC})
+_OF_QEMU = frozenset({ErrorDomain.QEMU})
+LOGS = "journalctl -u libvirtd -u virtqemud"
+"""The log of the daemon for QEMU, the single one or that of its own; unknown units are ignored."""
 _ANY = frozenset(Code)
 _DOCUMENT = frozenset({Code.XML_ERROR, Code.NO_NAME})
 _UNREACHED = frozenset({Code.SYSTEM_ERROR, Code.RPC, Code.INTERNAL_ERROR})
@@ -66,14 +85,34 @@ _NAMES = frozenset({"subject", "name", "domain"})
 """Names that people choose: quoted where a hint names a command."""
 
 
+class ReportedError(Value):
+    """An error as libvirt reports it; `errno` is -1 if no system call failed."""
+
+    code: int
+    text: str
+    domain: int = ErrorDomain.NONE
+    errno: int = -1
+
+
 class _Row(Value):
-    """One cause: codes and a pattern; message and hint use the groups of the pattern by name."""
+    """One cause; message and hint use the groups of the pattern by name."""
 
     codes: frozenset[Code]
     pattern: str
     message: str
     hint: str
     error: type[VfiomgrError] = LibvirtFailed
+    domains: frozenset[ErrorDomain] = frozenset()
+    """Empty if any part of libvirt reports it."""
+    errnos: frozenset[int] = frozenset()
+    """Empty if the cause does not depend on it."""
+
+    def match(self, seen: ReportedError) -> re.Match[str] | None:
+        """Match code, domain and errno first, the text second."""
+        is_of = seen.code in self.codes and (not self.domains or seen.domain in self.domains)
+        if not is_of or (self.errnos and seen.errno not in self.errnos):
+            return None
+        return re.search(self.pattern, seen.text)
 
 
 _ROWS: tuple[_Row, ...] = (
@@ -84,24 +123,28 @@ _ROWS: tuple[_Row, ...] = (
         r"(No such file|Connection refused)",
         "no libvirt daemon listens on {socket}",
         "systemctl start {daemon}.socket, or pass another --connect URI",
+        domains=_RPC,
     ),
     _Row(
         _UNREACHED,
         r"Failed to connect socket to '(?P<socket>[^']+)': (No such file|Connection refused)",
         "no libvirt daemon listens on {socket}",
         "systemctl start libvirtd (or virtqemud), or pass another --connect URI",
+        domains=_RPC,
     ),
     _Row(
         _UNREACHED,
         r"Failed to connect socket to '(?P<socket>[^']+)': Permission denied",
         "no permission to use the libvirt daemon on {socket}",
         "run as root, or as a member of the group libvirt",
+        domains=_RPC,
     ),
     _Row(
         _UNREACHED,
         r"unable to connect to server at '(?P<server>[^']+)': (?P<why>.+)",
         "cannot connect to libvirt at {server}: {why}",
         "check that it runs and listens there: virsh --connect URI version",
+        domains=_RPC,
     ),
     _Row(
         _UNREACHED,
@@ -109,18 +152,44 @@ _ROWS: tuple[_Row, ...] = (
         r"|[Uu]nable to resolve address '(?P<name>[^']+)'",
         "cannot resolve host {host}{name} of {subject}",
         "check the name: getent hosts {host}{name}",
+        domains=_RPC,
     ),
     _Row(
         _UNREACHED,
         r"Cannot recv data: (?P<why>(?:ssh: |Host key verification|.*Permission denied)(?s:.+))",
         "cannot connect to {subject} with ssh: {why}",
         "make sure that ssh connects to that host as this user without a password",
+        domains=_RPC,
     ),
     _Row(
         _UNREACHED,
         r"Cannot (recv|write) data|client socket is closed|End of file while reading data",
         "the libvirt daemon closed the connection: {text}",
-        "see its log (journalctl -u libvirtd, or virtqemud), then run the command again",
+        f"see its log ({LOGS}), then run the command again",
+        domains=_RPC,
+    ),
+    _Row(
+        frozenset({Code.SYSTEM_ERROR}),
+        r"",
+        "no libvirt daemon listens at {subject}: {text}",
+        "systemctl start libvirtd (or virtqemud), or pass another --connect URI",
+        domains=_RPC,
+        errnos=frozenset({errno.ENOENT, errno.ECONNREFUSED}),
+    ),
+    _Row(
+        frozenset({Code.SYSTEM_ERROR}),
+        r"",
+        "no permission to use the libvirt daemon at {subject}: {text}",
+        "run as root, or as a member of the group libvirt",
+        domains=_RPC,
+        errnos=frozenset({errno.EACCES}),
+    ),
+    _Row(
+        _UNREACHED,
+        r"",
+        "the connection to libvirt failed: {text}",
+        f"see the log of the daemon ({LOGS}), then run the command again",
+        domains=_RPC,
     ),
     _Row(
         frozenset({Code.NO_CONNECT, Code.INVALID_ARG}),
@@ -280,16 +349,24 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         frozenset({Code.DEVICE_MISSING}),
-        r"mediated device '?(?P<uuid>[-0-9a-fA-F]{36})'? not found",
+        r"(?P<uuid>[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})",
         "vGPU {uuid} is not active",
         "start it if it is defined: vfiomgr vgpu start {uuid}; list active vGPUs: vfiomgr vgpu "
         "list",
+        domains=frozenset({ErrorDomain.NONE}),
     ),
     _Row(
         frozenset({Code.DEVICE_MISSING, Code.OPERATION_FAILED}),
         r"device not found|not found|not present in domain configuration",
         "{subject} does not have the device: {text}",
         "vfiomgr libvirt list --domain NAME shows what it has",
+    ),
+    _Row(
+        frozenset({Code.DEVICE_MISSING}),
+        r"",
+        "{subject} does not have the device: {text}",
+        "vfiomgr libvirt list --domain NAME shows what it has",
+        domains=_OF_QEMU,
     ),
     _Row(
         _CONFIG | {Code.ARGUMENT_UNSUPPORTED, Code.INTERNAL_ERROR},
@@ -352,6 +429,7 @@ _ROWS: tuple[_Row, ...] = (
         r"group (?P<group>\d+) is not viable",
         "IOMMU group {group} is not viable: another function in it is on a host driver",
         "vfiomgr groups shows it; vfiomgr bind ADDRESS --with-group binds all of them",
+        domains=_OF_QEMU,
     ),
     _Row(
         _QEMU,
@@ -367,15 +445,18 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _QEMU,
-        r"(?:VFIO_MAP_DMA|vfio_dma_map|vfio_container_dma_map).*(?:Cannot allocate memory|-12)",
+        r"(?:VFIO_MAP_DMA|IOMMU_IOAS_MAP|vfio_dma_map|vfio_container_dma_map)"
+        r".*(?:Cannot allocate memory|-12)",
         "the guest may not lock as much memory as its devices need: {text}",
         "remove <hard_limit> from its <memtune>, or raise it above the guest's memory plus 1 GiB",
+        domains=_OF_QEMU,
     ),
     _Row(
         _QEMU,
         r"[Dd]evice or resource busy",
         "the device is in use: {text}",
         "vfiomgr show ADDRESS shows what uses it",
+        domains=_OF_QEMU,
     ),
     _Row(
         frozenset({Code.HOOK_SCRIPT_FAILED}),
@@ -393,16 +474,33 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row(
         _QEMU,
-        r"Process exited prior to exec",
+        r"Process exited prior to exec|\blibvirt: [^:]+: ",
         "libvirt could not prepare the process of QEMU: {text}",
         "see /var/log/libvirt/qemu/NAME.log; for devices: vfiomgr check domain DOMAIN",
+        domains=_OF_QEMU,
+    ),
+    _Row(
+        _QEMU,
+        r"(?:(?:qemu|QEMU) unexpectedly closed the monitor|process exited while connecting to "
+        r"monitor)(?: \(vm='[^']*'\))?[:\s]*$",
+        "QEMU exited immediately, without a message",
+        "vfiomgr check domain DOMAIN looks for causes; see /var/log/libvirt/qemu/NAME.log",
+        domains=_OF_QEMU,
     ),
     _Row(
         _QEMU,
         r"(?:(?:qemu|QEMU) unexpectedly closed the monitor(?: \(vm='[^']*'\))?"
-        r"|process exited while connecting to monitor):?\s*(?P<why>(?s:.*))",
+        r"|process exited while connecting to monitor):?\s*(?P<why>(?s:.+))",
         "QEMU exited immediately: {why}",
         "vfiomgr check domain DOMAIN looks for causes; see /var/log/libvirt/qemu/NAME.log",
+        domains=_OF_QEMU,
+    ),
+    _Row(
+        _QEMU,
+        r"(?P<why>(?:\d{4}-\d\d-\d\dT[\d:.]+Z )?\bqemu(?:-[-\w]+)?: (?s:.+))",
+        "QEMU exited immediately: {why}",
+        "vfiomgr check domain DOMAIN looks for causes; see /var/log/libvirt/qemu/NAME.log",
+        domains=_OF_QEMU,
     ),
     _Row(
         frozenset({Code.NO_SUPPORT, Code.ARGUMENT_UNSUPPORTED}),
@@ -413,18 +511,27 @@ _ROWS: tuple[_Row, ...] = (
 )
 
 
-def explain(code: int, text: str, subject: str) -> VfiomgrError:
+def explain(seen: ReportedError, subject: str) -> VfiomgrError:
     """The error for an error of libvirt; `subject` is the domain or file that it is about."""
-    words = _shortened(text)
+    words = _shortened(seen.text)
     for row in _ROWS:
-        found = re.search(row.pattern, text) if code in row.codes else None
+        found = row.match(seen)
         if found is not None:
             parts = {name: _shortened(part or "") for name, part in found.groupdict().items()}
             known = {"text": words, "subject": subject, **parts}
             told = {**known, **{name: shlex.quote(known[name]) for name in _NAMES & known.keys()}}
-            return _error(row.error, code, row.message.format(**known), row.hint.format(**told))
-    message = f"libvirt: {words or 'unknown error'} (error {code}, {subject})"
-    return LibvirtFailed(message, "see its log: journalctl -u libvirtd", code=code)
+            message, hint = row.message.format(**known), row.hint.format(**told)
+            return _error(row.error, seen.code, message, hint)
+    message = f"libvirt: {words or 'unknown error'} (error {seen.code}, {subject})"
+    return LibvirtFailed(message, _where_to_look(seen.domain), code=seen.code)
+
+
+def _where_to_look(domain: int) -> str:
+    if domain == ErrorDomain.QEMU:
+        return f"see /var/log/libvirt/qemu/NAME.log of the guest, and libvirt's log: {LOGS}"
+    if domain == ErrorDomain.NODEDEV:
+        return "see its log: journalctl -u libvirtd -u virtnodedevd"
+    return f"see its log: {LOGS}"
 
 
 def _error(kind: type[VfiomgrError], code: int, message: str, hint: str) -> VfiomgrError:
