@@ -214,6 +214,14 @@ class DomainLaunch(Value):
     """`<loader type>`: `rom` or `pflash`."""
     has_kernel: bool = False
     """Whether QEMU starts a kernel without a boot loader."""
+    memory_devices: tuple[tuple[int, str], ...] = ()
+    """Lines and models of `<memory>` below `<devices>`: `dimm`, `virtio-mem`."""
+    memory_slots: int = 0
+    """`<maxMemory slots>`: how many memory devices can be added while it runs."""
+    shares_memory: bool = False
+    """Whether other processes may map its memory: `<access mode='shared'>` or `memAccess`."""
+    is_preallocated: bool = False
+    """`<allocation mode='immediate'>`."""
 
 
 class Domain(Value):

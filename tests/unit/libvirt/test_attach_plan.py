@@ -21,11 +21,12 @@ from vfiomgr.libvirt.attach.plan import (
     plan_detach,
     usual_scope,
 )
-from vfiomgr.libvirt.model import DomainIommu, GuestAddress, PciController
+from vfiomgr.libvirt.model import DomainIommu, DomainLaunch, GuestAddress, PciController
 from vfiomgr.paths import SCRIPT
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.values import DeviceUser
+from vfiomgr.units import Version
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
@@ -109,6 +110,28 @@ def test_a_guest_with_an_iommu_gets_one_function_of_a_group() -> None:
     assert planned("41:00.4", domain=known(has_one), scope=LIVE).items, "of another group"
     of_a_bus = replace(RUNNING, iommus=(DomainIommu("smmuv3", bus=1),))
     assert planned("04:00.0", domain=known(None, of_a_bus), scope=CONFIG).items
+
+
+@pytest.mark.parametrize("scope", [LIVE, CONFIG, BOTH])
+def test_a_confidential_guest_gets_devices_from_qemu_10_1_on(scope: Scope) -> None:
+    launch = DomainLaunch(1, "sev-snp")
+    guest = known(replace(RUNNING, launch=launch), replace(RUNNING, launch=launch))
+    old = replace(hypervisor(guest), qemu=Version(10, 0))
+    told = refused("41:00.4", domain=guest, scope=scope, libvirt=old)
+    assert "QEMU 10.0.0 does not support host devices in win, a guest with sev-snp -> " in told
+    assert "install QEMU 10.1.0 or later" in told
+    new = replace(old, qemu=Version(10, 1))
+    plan = planned("41:00.4", domain=guest, scope=scope, libvirt=new)
+    assert any(note.startswith("devices reach only memory that") for note in plan.notes)
+
+
+def test_only_the_side_that_gets_a_device_has_to_be_confidential() -> None:
+    old = replace(hypervisor(known(RUNNING, RUNNING)), qemu=Version(10, 0))
+    guest = known(RUNNING, replace(RUNNING, launch=DomainLaunch(1, "tdx")))
+    assert planned("41:00.4", domain=guest, scope=LIVE, libvirt=old).notes == ()
+    assert "a guest with tdx" in refused("41:00.4", domain=guest, scope=CONFIG, libvirt=old)
+    other = known(None, replace(RUNNING, launch=DomainLaunch(1, "sev")))
+    assert planned("41:00.4", domain=other, scope=CONFIG, libvirt=old).items
 
 
 def test_without_a_free_port_a_definition_gets_a_new_one() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.guest_hosts import GPU, planned, two_sockets
-from tests.unit.libvirt.preflight.situations import host, judge, libvirt, troubles, xml
+from tests.unit.libvirt.preflight.situations import found, host, judge, libvirt, troubles, xml
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
@@ -19,11 +19,18 @@ NEWEST = Version(12, 8)
 INTEL = replace(two_sockets(), guest_support=GuestSupport(tdx=True))
 AMD = replace(two_sockets(), guest_support=GuestSupport(sev_snp=True))
 LAUNCH = "<launchSecurity type='tdx'/>"
+SLOTS = "<maxMemory slots='4' unit='GiB'>32</maxMemory>"
+VDPA = "<interface type='vdpa'><source dev='/dev/vhost-vdpa-0'/></interface></devices>"
 FEATURES = "<features><acpi/><pmu state='off'/><smm state='off'/><ioapic driver='qemu'/></features>"
 TDX = xml(
     before=FEATURES + LAUNCH + "<numatune><memory nodeset='0'/></numatune>",
     firmware=" firmware='efi'",
 )
+
+
+def backing(elements: str) -> str:
+    """Memory of a domain."""
+    return f"<memoryBacking>{elements}</memoryBacking>"
 
 
 def text(kind: str, *names: str, **changes: Any) -> str:
@@ -130,6 +137,7 @@ def test_notes() -> None:
         in (plan.notes[-2])
     )
     assert plan.notes[-1].startswith("huge pages only back memory that the guest shares")
+    assert plan.notes[-1].endswith("the guest needs twice its memory")
 
 
 def test_a_domain_that_fits_has_no_finding() -> None:
@@ -153,11 +161,69 @@ def test_a_domain_that_fits_has_no_finding() -> None:
         ),
         (LAUNCH, LAUNCH + "<memoryBacking><locked/></memoryBacking>", "confidential-locked"),
         ("  </devices>", "<iommu model='virtio'/></devices>", "confidential-viommu"),
+        ("  </devices>", VDPA, "confidential-mapped"),
+        (LAUNCH, LAUNCH + backing("<hugepages/>"), "confidential-preallocated"),
+        (
+            LAUNCH,
+            LAUNCH + backing("<allocation mode='immediate'/>"),
+            "confidential-preallocated",
+        ),
+        ("  </devices>", "<memory model='dimm'/></devices>", "confidential-memory-device"),
     ],
 )
 def test_what_a_domain_cannot_have(old: str, new: str, rule: str) -> None:
     assert old in TDX
     assert rule in troubles(judge(TDX.replace(old, new)))
+
+
+def test_a_guest_that_is_not_confidential_has_none_of_it() -> None:
+    plain = TDX.replace(LAUNCH, SLOTS + backing("<hugepages/><access mode='shared'/>"))
+    report = judge(plain.replace("  </devices>", f"<memory model='virtio-mem'/>{VDPA}"))
+    assert not [finding.rule for finding in report.findings if "confidential" in finding.rule]
+
+
+@pytest.mark.parametrize(
+    ("qemu", "severity"),
+    [("10.0", "warning"), ("10.1", "blocker"), ("10.2", "blocker"), ("11.0", "warning")],
+)
+def test_virtio_mem(qemu: str, severity: str) -> None:
+    """A dimm starts with each QEMU."""
+    text = TDX.replace("  </devices>", "<memory model='virtio-mem'/></devices>")
+    seen = libvirt(qemu=Version.parse(qemu))
+    virtio_mem = found(judge(text, hypervisor=seen), "confidential-memory-device")
+    assert virtio_mem is not None
+    assert virtio_mem.severity == severity
+    dimm = judge(text.replace("virtio-mem", "dimm"), hypervisor=seen)
+    assert (found(dimm, "confidential-memory-device") or virtio_mem).severity == "warning"
+
+
+SHARED_CELL = "<numa><cell cpus='0-3' memory='8' memAccess='shared'/></numa>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TDX.replace(LAUNCH, LAUNCH + backing("<source type='memfd'/><access mode='shared'/>")),
+        TDX.replace("passthrough'/>", f"passthrough'>{SHARED_CELL}</cpu>"),
+    ],
+    ids=["domain", "cell"],
+)
+def test_shared_memory_is_allowed(text: str) -> None:
+    report = judge(text)
+    assert troubles(report) == []
+    told = found(report, "confidential-shared-memory")
+    assert told is not None
+    assert told.severity == "info"
+
+
+def test_room_for_memory_is_allowed() -> None:
+    report = judge(TDX.replace(LAUNCH, LAUNCH + SLOTS))
+    assert troubles(report) == []
+    told = found(report, "confidential-memory-hotplug")
+    assert told is not None
+    assert (told.severity, told.evidence[0]) == ("info", "gpu.xml:4: <maxMemory>")
+    without = SLOTS.replace(" slots='4'", "")
+    assert found(judge(TDX.replace(LAUNCH, LAUNCH + without)), told.rule) is None
 
 
 def test_versions_and_the_host() -> None:

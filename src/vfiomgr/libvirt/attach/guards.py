@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_express, is_given
+from vfiomgr.libvirt.build.confidential import FEATURES, QEMU_WITH_DEVICES
 from vfiomgr.libvirt.build.hostdevs import without_groups
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
 from vfiomgr.libvirt.model import VENDOR_FUNCTION
@@ -81,6 +82,7 @@ def attach_diagnostics(
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, request, coming)
         yield from _held_elsewhere(host, hypervisor, domain, item, request)
+    yield from _confidential_diagnostics(hypervisor, domain, items)
     live = [item for item in items if item.scope.live]
     yield from _live_diagnostics(hypervisor, domain, live, request)
     for item in live:
@@ -129,6 +131,31 @@ def _disk_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnos
     for name in item.names:
         found = [known for side in sides if (known := side.hostdev(name)) is not None]
         yield from (disk_diagnostic(domain, one) for one in found[:1] if one.element == "disk")
+
+
+def _confidential_diagnostics(
+    hypervisor: Hypervisor, domain: KnownDomain, items: Sequence[Attachment]
+) -> Iterator[Diagnostic]:
+    """A QEMU that maps no devices into confidential guests, neither at the start nor later."""
+    qemu = hypervisor.qemu
+    launch = confidential(domain, items)
+    if launch is not None and qemu is not None and qemu < QEMU_WITH_DEVICES:
+        yield blocker(
+            "confidential-old-qemu",
+            domain.name,
+            f"QEMU {qemu} does not support host devices in {domain.name}, a guest with {launch}",
+            f"install QEMU {QEMU_WITH_DEVICES} or later",
+        )
+
+
+def confidential(domain: KnownDomain, items: Sequence[Attachment]) -> str | None:
+    """The kind of the domain, if it is a confidential guest where devices are attached."""
+    sides = (
+        domain.running if any(item.scope.live for item in items) else None,
+        domain.defined if any(item.scope.config for item in items) else None,
+    )
+    launches = (side.launch for side in sides if side is not None and side.launch is not None)
+    return next((launch.kind for launch in launches if launch.kind in FEATURES), None)
 
 
 def _vgpu_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnostic]:

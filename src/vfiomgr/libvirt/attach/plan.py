@@ -18,7 +18,8 @@ from vfiomgr.libvirt.attach.claims import (
     unread_domains,
     unread_text,
 )
-from vfiomgr.libvirt.attach.guards import attach_diagnostics, detach_diagnostics
+from vfiomgr.libvirt.attach.guards import attach_diagnostics, confidential, detach_diagnostics
+from vfiomgr.libvirt.build.confidential import ONLY_SHARED
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
 from vfiomgr.pci.model import PciAddress
@@ -183,7 +184,7 @@ def _bus(
 
 
 def _attach_notes(
-    host: HostSnapshot, domain: KnownDomain, items: Iterable[Attachment]
+    host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
 ) -> Iterator[str]:
     starting = {d.uuid for d in host.vgpu_definitions if d.autostart}
     for item in items:
@@ -195,6 +196,8 @@ def _attach_notes(
             )
         if domain.is_active and not item.scope.live and not _has(domain.running, item):
             yield f"{' and '.join(item.names)}: takes effect when {domain.name} is restarted"
+    if confidential(domain, items) is not None:
+        yield ONLY_SHARED
 
 
 # ---- detach

@@ -5,6 +5,11 @@ controller that is KVM's, with PMU or SMM, and with firmware in flash. QEMU 11.1
 (target/i386/kvm/tdx.c, target/i386/sev.c) starts TDX only with the host's CPU and its address
 width, and neither with SMM. Private memory comes from guest_memfd; VFIO maps only what the guest
 shares, from QEMU 10.1 on (system/ram-block-attributes.c).
+
+What the guest shares is in a memory backend of the usual kind, beside guest_memfd. Its pages are
+discarded when they become private, those of huge pages are not (kvm_convert_memory in
+accel/kvm/kvm-all.c). So whatever forbids to discard memory is refused: vDPA (vhost_vdpa_init) and
+NVMe disks (qemu_vfio_open_pci), with "Cannot set discarding of RAM broken".
 """
 
 from __future__ import annotations
@@ -31,6 +36,13 @@ FEATURES = {
 QEMU = {"tdx": Version(10, 1), "sev-snp": Version(9, 1)}
 """The QEMU that starts such guests."""
 QEMU_WITH_DEVICES = Version(10, 1)
+QEMU_WITHOUT_VIRTIO_MEM = (Version(10, 1), Version(11, 0))
+"""From the first on, and before the second: "Failed to set RamDiscardManager", for a region had one
+manager, and guest_memfd is it. QEMU 11.1 allows several (memory_region_add_ram_discard_source)."""
+ONLY_SHARED = (
+    "devices reach only memory that the guest shares with the host, through bounce buffers, unless "
+    "its kernel has accepted them (TDISP)"
+)
 PARAMETERS = {
     "tdx": ("/sys/module/kvm_intel/parameters/tdx", "kvm_intel.tdx=1"),
     "sev-snp": ("/sys/module/kvm_amd/parameters/sev_snp", "kvm_amd.sev_snp=1"),
@@ -135,9 +147,9 @@ def launch_notes(host: HostSnapshot, request: DomainRequest) -> Iterator[str]:
     if offers is None:
         yield f"cannot check whether KVM starts guests with {kind}: no {PARAMETERS[kind][0]}"
     if request.hugepage_bytes:
-        yield "huge pages only back memory that the guest shares; private memory does not use them"
-    if request.devices:
         yield (
-            "devices reach only memory that the guest shares with the host, through bounce buffers,"
-            " unless its kernel has accepted them (TDISP)"
+            "huge pages only back memory that the guest shares, and are allocated in full beside "
+            "its private memory: the guest needs twice its memory"
         )
+    if request.devices:
+        yield ONLY_SHARED

@@ -9,7 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, finding
-from vfiomgr.libvirt.build.confidential import FEATURES, PARAMETERS, QEMU, QEMU_WITH_DEVICES
+from vfiomgr.libvirt.build.confidential import (
+    FEATURES,
+    PARAMETERS,
+    QEMU,
+    QEMU_WITH_DEVICES,
+    QEMU_WITHOUT_VIRTIO_MEM,
+)
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -173,4 +179,108 @@ def locked(context: PreflightContext) -> Iterator[Diagnostic]:
         )
 
 
-RULES = (support, versions, features, firmware, cpu, viommu, locked)
+def mapped(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "Cannot set discarding of RAM broken", for these map all memory at once."""
+    launch, count = _launch(context), context.domain.own_mappings
+    if launch is not None and count:
+        yield finding(
+            "confidential-mapped",
+            "blocker",
+            "a confidential guest cannot have NVMe disks of the host or vDPA interfaces",
+            (_cite(context, launch), f"<disk type='nvme'> and <interface type='vdpa'>: {count}"),
+            "they map all memory, also what becomes private, and QEMU refuses that",
+            "pass the NVMe controller or the virtual function itself with <hostdev>",
+        )
+
+
+def preallocated(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Huge pages are not discarded when memory becomes private (kvm_convert_memory)."""
+    launch, domain = _launch(context), context.domain
+    if launch is None or not (domain.memory.has_hugepages or launch.is_preallocated):
+        return
+    what = "<hugepages>" if domain.memory.has_hugepages else "<allocation mode='immediate'/>"
+    yield finding(
+        "confidential-preallocated",
+        "warning",
+        "memory of a confidential guest is allocated twice",
+        (f"{context.at(domain.line('memoryBacking'))}: {what}", _cite(context, launch)),
+        "it only backs memory that the guest shares, is allocated in full at the start, and "
+        "private memory is allocated beside it",
+        f"remove {what} from <memoryBacking>",
+    )
+
+
+_MUST_ACCEPT = (
+    "a guest only uses private memory that it has accepted: Linux accepts what its firmware "
+    "describes, and added memory only with patches of 2026 (accept_hotplug_memory)"
+)
+
+
+def memory_devices(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU adds memory to such guests; the guest's kernel has to accept it."""
+    launch, domain, qemu = _launch(context), context.domain, context.qemu
+    if launch is None:
+        return
+    cited = tuple(f"{context.at(n)}: <memory model='{kind}'>" for n, kind in launch.memory_devices)
+    first, end = QEMU_WITHOUT_VIRTIO_MEM
+    if (
+        qemu is not None
+        and first <= qemu < end
+        and "virtio-mem" in dict(launch.memory_devices).values()
+    ):
+        yield finding(
+            "confidential-memory-device",
+            "blocker",
+            f"QEMU {qemu} does not start a confidential guest with virtio-mem",
+            (*cited, _cite(context, launch)),
+            'QEMU exits with "Failed to set RamDiscardManager"',
+            "remove the <memory> device and write its size into <memory> of the domain",
+        )
+    elif cited:
+        yield finding(
+            "confidential-memory-device",
+            "warning",
+            "a confidential guest has memory devices, which its kernel must accept",
+            (*cited, _cite(context, launch)),
+            _MUST_ACCEPT,
+            "remove the <memory> devices and write their size into <memory> of the domain",
+        )
+    elif launch.memory_slots:
+        yield finding(
+            "confidential-memory-hotplug",
+            "info",
+            "memory can be added to this confidential guest, and its kernel must accept it",
+            (f"{context.at(domain.line('maxMemory'))}: <maxMemory>", _cite(context, launch)),
+            _MUST_ACCEPT,
+            "no action is needed while no memory is added; without <maxMemory> none can be",
+        )
+
+
+def shared(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Shared memory is allowed: guest_memfd, which nothing can map, is beside it."""
+    launch = _launch(context)
+    if launch is not None and launch.shares_memory:
+        yield finding(
+            "confidential-shared-memory",
+            "info",
+            "other processes see only the memory that this confidential guest shares",
+            (_cite(context, launch), "access to its memory: shared"),
+            "private memory cannot be mapped; the guest copies data of virtiofs and vhost-user "
+            "devices through memory that it shares",
+            "no action is needed",
+        )
+
+
+RULES = (
+    support,
+    versions,
+    features,
+    firmware,
+    cpu,
+    viommu,
+    locked,
+    mapped,
+    preallocated,
+    memory_devices,
+    shared,
+)

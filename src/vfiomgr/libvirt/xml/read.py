@@ -83,6 +83,8 @@ _LOCATED = (
     "vcpu",
     "os/type",
     "memtune/hard_limit",
+    "maxMemory",
+    "memoryBacking",
     "memoryBacking/hugepages",
     "numatune/memory",
     "cpu",
@@ -288,6 +290,11 @@ def _launch(root: Element) -> DomainLaunch | None:
         interrupts=attribute_of(root, "features/ioapic", "driver"),
         loader=attribute_of(root, "os/loader", "type"),
         has_kernel=root.find("os/kernel") is not None,
+        memory_devices=tuple((d.line, d.get("model")) for d in root.each("devices/memory")),
+        memory_slots=whole_number(attribute_of(root, "maxMemory", "slots") or "") or 0,
+        shares_memory=attribute_of(root, "memoryBacking/access", "mode") == "shared"
+        or any(cell.get("memAccess") == "shared" for cell in root.each("cpu/numa/cell")),
+        is_preallocated=attribute_of(root, "memoryBacking/allocation", "mode") == "immediate",
     )
 
 
