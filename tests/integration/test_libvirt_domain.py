@@ -22,7 +22,9 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sock
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import FORMATS, parse_disk
+from vfiomgr.libvirt.model import DOMAIN_IOMMUFD
 from vfiomgr.libvirt.xml import render
+from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, MIB, Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
@@ -379,3 +381,15 @@ def test_the_harness_tells_what_libvirt_rejects(embed: Embed) -> None:
     xml = text_of(GPU, kind="qemu", firmware="bios")
     with pytest.raises(RejectedError, match="slot"):
         embed.defined(xml.replace("slot='0x00' function='0x1'/>", "slot='0x05' function='0x1'/>"))
+
+
+@pytest.mark.libvirt(DOMAIN_IOMMUFD.since)
+def test_libvirt_keeps_the_name_of_a_passed_descriptor_and_rejects_one_without_iommufd(
+    embed: Embed,
+) -> None:
+    plan = planned(GPU, host=HOST, libvirt=INSTALLED)
+    written = render.domain(plan).replace("type='kvm'", "type='qemu'", 1)
+    named = written.replace("<devices>", "<iommufd enabled='yes' fdgroup='iommu'/><devices>", 1)
+    assert read_domain(embed.defined(named).encode(), "win").iommufd_group == "iommu"
+    with pytest.raises(RejectedError, match="Setting 'fdgroup' when 'iommufd' is disabled"):
+        embed.defined(named.replace("enabled='yes'", "enabled='no'"))

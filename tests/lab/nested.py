@@ -43,9 +43,10 @@ def call(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
-def write_domain(elements: str) -> Path:
-    """Write the XML of a domain with these devices, and return its file."""
+def write_domain(elements: str, parts: str = "") -> Path:
+    """Write the XML of a domain with these devices and other parts, and return its file."""
     domain = ET.fromstring(_DOMAIN)
+    domain.extend(ET.fromstring(f"<domain>{parts}</domain>"))
     devices = domain.find("devices")
     assert devices is not None
     devices.extend(ET.fromstring(f"<devices>{elements}</devices>"))

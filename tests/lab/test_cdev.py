@@ -208,10 +208,17 @@ def test_a_function_that_is_not_bound_yet_gets_iommufd_there_too(
 
 @pytest.mark.platforms("sid-iommufd", only=True)
 @pytest.mark.usefixtures("libvirtd")
-def test_a_guest_of_libvirt_with_iommufd_is_recognised(bound: str, topology: Topology) -> None:
-    written = vfiomgr("libvirt", "hostdev", bound, "--iommufd").stdout
-    assert written.count(" iommufd='yes'/>") == 2
-    created = nested.call("virsh", "create", str(nested.write_domain(written)), "--validate")
+@pytest.mark.parametrize(
+    ("option", "parts"), [("--iommufd", ""), ("--no-iommufd", "<iommufd enabled='yes'/>")]
+)
+def test_a_guest_of_libvirt_with_iommufd_is_recognised(
+    bound: str, topology: Topology, option: str, parts: str
+) -> None:
+    written = vfiomgr("libvirt", "hostdev", bound, option).stdout
+    assert written.count("iommufd=") == (0 if parts else 2)
+    assert written.count(" iommufd='yes'/>") == (0 if parts else 2)
+    file = str(nested.write_domain(written, parts))
+    created = nested.call("virsh", "create", file, "--validate")
     assert created.returncode == 0, created.stderr
     try:
         cdevs = {cdev_of(bound), cdev_of(topology.addresses["gpu_audio"])}
@@ -221,3 +228,20 @@ def test_a_guest_of_libvirt_with_iommufd_is_recognised(bound: str, topology: Top
         assert user in vfiomgr("unbind", bound, status=4).stderr
     finally:
         nested.call("virsh", "destroy", nested.NAME)
+
+
+@pytest.mark.platforms("sid-iommufd", only=True)
+@pytest.mark.usefixtures("libvirtd")
+def test_libvirt_starts_no_guest_whose_fdgroup_nobody_passed(bound: str) -> None:
+    """`check domain` reports it as iommufd-fdgroup; only a program can pass the descriptor."""
+    written = vfiomgr("libvirt", "hostdev", bound, "--no-iommufd").stdout
+    file = nested.write_domain(written, "<iommufd enabled='yes' fdgroup='iommu'/>")
+    assert nested.call("virsh", "define", str(file), "--validate").returncode == 0
+    try:
+        started = nested.call("virsh", "start", nested.NAME)
+        assert started.returncode != 0
+        words = "file descriptor group 'iommu' was not associated with the domain"
+        assert words in started.stderr, started.stderr
+    finally:
+        nested.call("virsh", "destroy", nested.NAME)
+        nested.call("virsh", "undefine", nested.NAME)

@@ -261,6 +261,8 @@ class Domain(Value):
     qemu_arguments: tuple[str, ...] = ()
     """Its own QEMU arguments, with properties as -set has them."""
     has_iommufd: bool = False
+    iommufd_group: str | None = None
+    """`<iommufd fdgroup>`: the name under which a program passes /dev/iommu to libvirt."""
     is_bound_by_hook: bool = False
     """Whether its metadata enables vfiomgr's hook."""
     lines: tuple[tuple[str, int], ...] = ()

@@ -45,7 +45,7 @@ WHOLE = b"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qem
     <maxphysaddr mode='emulate' bits='42'/>
     <numa><cell id='0' cpus='0-3' memory='8' unit='GiB'/><cell cpus='4-7' memory='8388608'/></numa>
   </cpu>
-  <iommufd enabled='yes'/>
+  <iommufd enabled='yes' fdgroup='iommu'/>
   <devices>
     <controller type='pci' index='0' model='pcie-root'>
       <pcihole64 unit='GiB'>512</pcihole64>
@@ -98,6 +98,7 @@ def test_what_a_domain_is() -> None:
     )  # fmt: skip
     assert (found.machine, found.architecture, found.firmware) == ("pc-q35-7.2", "x86_64", "efi")
     assert (found.has_graphics, found.has_os_boot, found.has_iommufd) == (True, True, True)
+    assert found.iommufd_group == "iommu"
     assert found.qemu_arguments == ("-fw_cfg", "name=x")
     assert found.iommu == DomainIommu("intel", has_caching_mode=True, address_bits=48)
 

@@ -173,6 +173,42 @@ def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
         yield f"QEMU {context.qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
 
 
+def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:
+    """`<iommufd fdgroup>`: libvirt uses a descriptor that a program has passed to it.
+
+    virDomainDefValidateIommufd, and qemuProcessGetPassedIommuFd of libvirt 12.8;
+    virDomainFDAssociate lasts as long as the connection that called it.
+    """
+    domain, version = context.domain, context.libvirt
+    name, line = domain.iommufd_group, domain.line("iommufd")
+    if name is None or (version is not None and not DOMAIN_IOMMUFD.is_in(version)):
+        return
+    cited = f"{context.at(line)}: <iommufd fdgroup='{name}'>"
+    if not domain.has_iommufd:
+        yield finding(
+            "iommufd-fdgroup-off",
+            "blocker",
+            "the domain names an fdgroup for iommufd, which it disables",
+            (cited,),
+            "libvirt rejects the domain",
+            f"write enabled='yes' in line {line}, or remove fdgroup",
+        )
+    elif any(h.kind == "pci" and h.is_seen and h.iommufd is not False for h in context.hostdevs):
+        itself = context.itself
+        autostarts = itself is not None and itself.autostarts
+        yield finding(
+            "iommufd-fdgroup",
+            "warning" if autostarts else "info",
+            "the domain only starts after a program has passed /dev/iommu to libvirt"
+            + ", and autostart passes nothing" * autostarts,
+            (cited,),
+            "the descriptor belongs to the connection of that program (virDomainFDAssociate): else "
+            f"libvirt fails with \"file descriptor group '{name}' was not associated\"",
+            f"remove fdgroup in line {line}, and libvirt opens /dev/iommu itself; or start the "
+            "domain only with the program that passes it, as KubeVirt does",
+        )
+
+
 def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
     """`<driver model>` names a module (libvirt's default: virPCIDeviceFindBestVFIOVariant)."""
     known = context.host.vfio_modules
@@ -264,6 +300,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     unknown_iommu,
     old_backend,
     iommufd,
+    iommufd_group,
     backend.missing_groups,
     backend.groups,
     vf_token.missing,

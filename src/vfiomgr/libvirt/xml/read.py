@@ -142,6 +142,7 @@ def domain_of(root: Element) -> Domain:
         boot_orders=tuple(_boot_orders(root)),
         qemu_arguments=tuple(_qemu_arguments(root)),
         has_iommufd=is_on(root.find("iommufd"), "enabled"),
+        iommufd_group=attribute_of(root, "iommufd", "fdgroup"),
         is_bound_by_hook=is_bound_by_hook(root),
         lines=tuple(_lines(root)),
     )

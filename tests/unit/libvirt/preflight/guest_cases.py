@@ -17,6 +17,7 @@ from tests.unit.libvirt.preflight.situations import (
     SOUND_ELEMENT,
     bar,
     host,
+    known,
     libvirt,
     pci_element,
     xml,
@@ -55,6 +56,7 @@ VIOMMU = "<iommu model='intel'><driver caching_mode='on'/></iommu>"
 BEFORE_EIM = libvirt(libvirt=Version(10, 9))
 
 NO_GROUPS = VfioState(has_groups=False, has_cdevs=True)
+WITH_GROUP = xml(before=NUMA + "<iommufd enabled='yes' fdgroup='iommu'/>")
 
 CASES = [
     Case(
@@ -442,6 +444,22 @@ CASES = [
         "CONFIG_IOMMUFD",
         "/dev/iommu does not exist",
         Side(xml(pci_element("0000:02:00.0", rest="<driver name='vfio'/>"))),
+    ),
+    Case(
+        "iommufd-fdgroup-off",
+        "blocker",
+        Side(xml(before=NUMA + "<iommufd enabled='no' fdgroup='iommu'/>")),
+        "write enabled='yes' in line 4",
+        "<iommufd fdgroup='iommu'>",
+        Side(xml(before=NUMA + "<iommufd enabled='no'/>")),
+    ),
+    Case(
+        "iommufd-fdgroup",
+        "warning",
+        Side(WITH_GROUP, libvirt=libvirt(known(WITH_GROUP, autostarts=True))),
+        "remove fdgroup in line 4",
+        "<iommufd fdgroup='iommu'>",
+        Side(xml(before=NUMA + "<iommufd enabled='yes'/>")),
     ),
     Case(
         "vfio-groups-missing",

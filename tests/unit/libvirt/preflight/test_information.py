@@ -508,6 +508,28 @@ def test_iommufd_is_advised_where_all_have_it(release: Version, remedy: str | No
         assert found.remedy.startswith(remedy or "?")
 
 
+FD_GROUP = "<iommufd enabled='yes' fdgroup='iommu'/>"
+
+
+@pytest.mark.parametrize(
+    ("text", "release", "severity"),
+    [
+        (xml(GROUPS, before=FD_GROUP), Version(12, 2), "info"),
+        (xml(GROUPS, before=FD_GROUP), Version(12, 1), None),
+        (xml(GROUPS, before=FD_GROUP.replace("yes", "no")), Version(12, 2), None),
+        (xml(GROUPS.replace("'vfio'/>", "'vfio' iommufd='no'/>"), before=FD_GROUP), None, None),
+        (xml("", before=FD_GROUP), None, None),
+    ],
+    ids=["program", "dropped", "disabled", "groups", "no-device"],
+)
+def test_a_passed_descriptor_is_named(
+    text: str, release: Version | None, severity: str | None
+) -> None:
+    hypervisor = libvirt() if release is None else libvirt(libvirt=release)
+    found = good.found(judge(text, with_iommufd(), hypervisor), "iommufd-fdgroup")
+    assert (found and found.severity) == severity
+
+
 NO_GROUPS = VfioState(has_groups=False, has_cdevs=True)
 IN_DEVICE = GROUPS.replace("'vfio'/>", "'vfio' iommufd='yes'/>")
 
