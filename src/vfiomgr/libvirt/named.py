@@ -190,9 +190,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     check(units, libvirt_version(host, version), backend.or_else(qemu_version(host, version)))
     if given.has_iommufd:
         require_iommu(host, version, has_groups=seen.vfio.has_groups)
-    for diagnostic in vf_token.diagnostics(seen, units):
-        host.on_note(f"{diagnostic.summary}; {diagnostic.remedy}")
-    for line in teaming.advice(units):
+    for line in (*vf_token.notes(seen, units), *teaming.advice(units)):
         host.on_note(line)
     hostdevs = tuple(places(units, guest_bus))
     refuse_to_hurt(lambda: host.scan(with_users=True), hostdevs, seen)

@@ -72,7 +72,7 @@ def read_devices(
     serials_of: frozenset[tuple[int, int, int]] = frozenset(),
     only: frozenset[tuple[int, int, int]] | None = None,
 ) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
-    """All functions, or those in the slots `only`, sorted by address.
+    """All functions, or those in the slots `only` with their physical functions, sorted by address.
 
     The second result contains the addresses of functions that cannot be identified. Functions that
     vanished in the meantime are omitted. One unreadable function does not hide the others. Serial
@@ -81,6 +81,8 @@ def read_devices(
     addresses = list(filter(is_address, tree.children(paths.PCI_DEVICES)))
     if only is not None:
         addresses = [name for name in addresses if PciAddress.parse(name).slot in only]
+        physical = {str(owner) for name in addresses if (owner := functions.physical(name))}
+        addresses += physical.difference(addresses)
     return read_named(tree, names, functions, addresses, serials_of)
 
 

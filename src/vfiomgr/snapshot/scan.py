@@ -179,8 +179,9 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
 ) -> HostSnapshot:
     """Read the facts for lists: functions, groups and vGPUs, without their users.
 
-    With `only`, the result contains no other functions than those in these slots; a `purpose`
-    leaves out what is not shown, a table also the groups of the host's drivers.
+    With `only`, the result contains no other functions than those in these slots and their physical
+    functions; a `purpose` leaves out what is not shown, a table also the groups of the host's
+    drivers.
     `only_types` and `about` are described in `FurtherFacts`.
     """
     whole = None if about is None else touched_by(tree, map(str, about))

@@ -172,8 +172,9 @@ class HostSource:
     def slots_of(self, names: Iterable[str]) -> HostSnapshot:
         """Like `scan_devices`, but if possible only for the functions in these slots.
 
-        For names of vGPUs and of absent functions, the entire host is scanned, since only that can
-        explain them. NVIDIA's virtual functions are judged by their siblings on the driver
+        Physical functions of virtual ones are read too: on a VFIO driver, the virtual ones need a
+        token. For names of vGPUs and of absent functions, the entire host is scanned, since only
+        that can explain them. NVIDIA's virtual functions are judged by their siblings on the driver
         (vgpu/facts.py).
         """
         if self.snapshot is not None:

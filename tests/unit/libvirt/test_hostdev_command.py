@@ -11,6 +11,7 @@ from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.unit.cli.test_reading import imported_by
 from vfiomgr.cli.session import Session
 from vfiomgr.host.tree import HostTree
+from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.facts import read_device
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 GPU = "0000:01:00.0"
 ROUTED = "0000:04:00.0"
+BRIDGE = "<controller type='pci' index='0' model='pcie-root'/>"
 
 
 def test_options_are_written_for_the_libvirt_that_is_told(run: Run) -> None:
@@ -100,8 +102,8 @@ def test_of_many_functions_that_wait_one_command_tells_all(run: Run, kernel: Fak
     assert kernel.writes == []
 
 
-def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("bind", GPU)
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The functions that are read from now on."""
     read: list[str] = []
 
     def counted(functions: Functions, name: str, *more: Any) -> PciDevice | None:
@@ -109,6 +111,12 @@ def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.Mo
         return read_device(functions, name, *more)
 
     monkeypatch.setattr(pci_facts, "read_device", counted)
+    return read
+
+
+def test_only_the_slots_that_are_named_are_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("bind", GPU)
+    read = recorded(monkeypatch)
     assert run("libvirt", "hostdev", "01:00.1").status == 0
     assert sorted(read) == [GPU, "0000:01:00.1"]
 
@@ -202,3 +210,48 @@ def test_iommufd_that_a_kernel_without_groups_needs_cannot_be_omitted(
     assert run("bind", GPU).status == 0
     refused = run("libvirt", "hostdev", GPU, "--iommufd", "--libvirt-version", "11.3")
     assert "omit" not in refused.stderr
+
+
+@pytest.fixture
+def member(kernel: FakeKernel) -> str:
+    """A virtual function on vfio-pci; so is its physical function, which is the second of two."""
+    name, physical = "0000:66:10.1", "0000:66:00.1"
+    kernel.drivers.known["vfio-pci"].configures_sriov = True
+    kernel.add_pci("0000:66:00.0", vendor="8086", device="1521", driver="igb", group=50)
+    kernel.add_pci(
+        physical,
+        vendor="8086",
+        device="1521",
+        driver="vfio-pci",
+        driver_override="vfio-pci",
+        group=51,
+        total_vfs=2,
+        vf_device="1520",
+    )
+    kernel.write(PCI_DEVICES / physical / "sriov_numvfs", "1")
+    kernel.write(PCI_DEVICES / name / "driver_override", "vfio-pci")
+    kernel.write(HostPath("/sys/bus/pci/drivers_probe"), name)
+    return name
+
+
+def test_a_virtual_function_of_one_on_vfio_needs_a_token_that_its_element_lacks(
+    run: Run, member: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = f"{member} cannot be opened: its physical function 0000:66:00.1 is on vfio-pci"
+    read = recorded(monkeypatch)
+    made = run("libvirt", "hostdev", member)
+    assert made.status == 0
+    assert told in made.stderr
+    assert sorted(read) == ["0000:66:00.1", member], "its physical function is read, and no other"
+    file = tmp_path / "guest.xml"
+    file.write_text(f"<domain type='kvm'><name>g</name><devices>{BRIDGE}</devices></domain>")
+    assert told in run("libvirt", "edit", str(file), "--add", member, "--dry-run").stderr
+    assert told in run("libvirt", "edit", str(file), "--add", member).stderr
+    assert told not in run("libvirt", "edit", str(file), "--add", member).stderr, "it is there"
+    file.write_text(
+        "<domain type='kvm' xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'><name>g</name>"
+        f"<devices>{BRIDGE}</devices><q:override><q:device alias='ua-vf'><q:frontend><q:property "
+        "name='vf-token' type='string' value='14d63f20-8445-11ea-8900-1f9ce7d5650d'/></q:frontend>"
+        "</q:device></q:override></domain>"
+    )
+    assert told not in run("libvirt", "edit", str(file), "--add", member).stderr

@@ -72,6 +72,11 @@ class Edited(Value):
         """Whether there is a change to write."""
         return self.after != self.before.text
 
+    @property
+    def added(self) -> frozenset[tuple[str, ...]]:
+        """The functions of each added device."""
+        return frozenset(one.names for one in self.additions.placed)
+
 
 def edited(
     document: Document,

@@ -17,6 +17,7 @@ from vfiomgr.vgpu.guest_device import is_uuid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
@@ -48,6 +49,17 @@ def diagnostics(host: HostSnapshot, units: Iterable[GuestDevice]) -> Iterator[Di
             yield missing(unit.name, owners[0])
 
 
+def notes(host: HostSnapshot, units: Iterable[GuestDevice]) -> Iterator[str]:
+    """What to do for functions that need a token, which `<hostdev>` cannot contain."""
+    for diagnostic in diagnostics(host, units):
+        yield f"{diagnostic.summary}; {diagnostic.remedy}"
+
+
+def is_in(domain: Domain) -> bool:
+    """Whether a domain sets a token."""
+    return any(f"{PROPERTY}=" in argument for argument in domain.qemu_arguments)
+
+
 def missing(name: str, owner: PciDevice) -> Diagnostic:
     """The refusal of a virtual function without token."""
     return blocker(
@@ -55,8 +67,9 @@ def missing(name: str, owner: PciDevice) -> Diagnostic:
         name,
         f"{name} cannot be opened: its physical function {owner.address} is on {owner.driver}, so "
         "the kernel requires a VF token",
-        f"pass the token that the user of {owner.address} has set, for a domain: "
-        f"--device {name},vf-token=UUID; or return it to its host driver: "
+        f"pass the token that the user of {owner.address} has set to libvirt domain: "
+        f"--device {name},{PROPERTY}=UUID (in the XML of a domain, it is a property in "
+        f"<qemu:override>); or return {owner.address} to its host driver: "
         f"vfiomgr unbind {owner.address}",
     )
 

@@ -24,7 +24,7 @@ from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
-from vfiomgr.libvirt.build import teaming
+from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.libvirt.build.named import hostdev_options
 from vfiomgr.libvirt.client.define import DefineForecast
@@ -43,7 +43,7 @@ from vfiomgr.libvirt.named import (
     require_iommu,
     tell_what_waits,
 )
-from vfiomgr.libvirt.xml.read import read_domain, read_xml
+from vfiomgr.libvirt.xml.read import domain_of, read_domain, read_xml
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
@@ -358,6 +358,10 @@ def _edit(
         refuse_to_hurt(lambda: session.scan(with_users=True), hostdevs, host)
     _write(session, place, done, only=only)
     if host is not None:
+        coming = [unit for unit in units if unit.function_names in done.added]
+        if not vf_token.is_in(domain_of(done.before.root)):
+            for line in vf_token.notes(host, coming):
+                note(line)
         tell_what_waits(session, lambda: host, hostdevs, host)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU cannot open such a function (EACCES)."""
-    if any(f"{vf_token.PROPERTY}=" in argument for argument in context.domain.qemu_arguments):
+    if vf_token.is_in(context.domain):
         return
     for taken in context.functions:
         owner = vf_token.owner_of(context.host, taken.device)
