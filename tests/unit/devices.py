@@ -70,6 +70,7 @@ def host_of(*devices: PciDevice) -> HostSnapshot:
         vgpu_parents=(),
         vgpus=(),
         users=(),
+        architecture="x86_64",
     )
 
 

@@ -58,7 +58,8 @@ def best_variant(variants: Iterable[VfioVariant], modalias: str | None) -> VfioV
 
 
 _MODULES = HostPath("/sys/module")
-_LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
+LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
+"""Directories with the modules of each kernel, by its release."""
 _DRIVER = "pci:"
 _MODULE_ALIAS = expression(r"\nalias (vfio_pci:\S+) (\S+)")
 _BUILT_IN_ALIAS = expression(r"(?:^|\0)([^.\0]+)\.alias=(vfio_pci:[^\0]+)")
@@ -93,7 +94,7 @@ def _list(tree: HostTree, name: str) -> str | None:
     release = tree.read(HostPath("/proc/sys/kernel/osrelease"))
     if not release:
         return None
-    texts = (tree.read_text(library / release / name) for library in _LIBRARIES)
+    texts = (tree.read_text(library / release / name) for library in LIBRARIES)
     return next((text for text in texts if text is not None), None)
 
 

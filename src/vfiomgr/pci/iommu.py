@@ -105,7 +105,7 @@ def acs_override_words(command_line: str | None) -> tuple[str, ...]:
     return tuple(word for word in words if word.startswith("pcie_acs_override="))
 
 
-_ACPI_TABLES = paths.HostPath("/sys/firmware/acpi/tables")
+ACPI_TABLES = paths.HostPath("/sys/firmware/acpi/tables")
 _MODULES = paths.HostPath("/sys/module")
 _CLASSES = paths.HostPath("/sys/class")
 _IOMMU_TABLES = ("DMAR", "IVRS", "IORT")
@@ -157,7 +157,7 @@ def read_state(tree: HostTree, groups: tuple[IommuGroup, ...]) -> IommuState:
     return IommuState(
         is_known=bool(groups) or tree.is_live or any(map(tree.exists, places)),
         units=tuple(tree.children(paths.IOMMU_UNITS)),
-        firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(_ACPI_TABLES / n)),
+        firmware_tables=tuple(n for n in _IOMMU_TABLES if tree.exists(ACPI_TABLES / n)),
         has_groups=has_device_groups(groups),
     )
 

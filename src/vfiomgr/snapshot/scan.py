@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from itertools import chain
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from msgspec.structs import replace
@@ -165,6 +166,10 @@ _ARCHITECTURES = (
     ("cpu", "ppc64le"),
 )
 """Keys of /proc/cpuinfo that identify a kind of CPU (arch/*/kernel: show_cpuinfo, c_show)."""
+_BY_TABLE = {"DMAR": "x86_64", "IVRS": "x86_64", "IORT": "aarch64", "GTDT": "aarch64"}
+"""ACPI tables of one architecture: Arm's are for its IOMMUs and its timers (drivers/acpi/arm64)."""
+_BY_RELEASE = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
+"""Words in the releases of distributions' kernels, as in `6.1.0-13-arm64`."""
 
 
 def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
@@ -207,7 +212,7 @@ def scan_devices(  # noqa: PLR0913 - all but the trees have defaults
         boot_id=tree.read(HostPath("/proc/sys/kernel/random/boot_id")),
         cpu_vendor=cpu.get("vendor_id"),
         cpu_address_bits=_address_bits(cpu),
-        architecture=next((name for key, name in _ARCHITECTURES if key in cpu), None),
+        architecture=_architecture(tree, cpu),
         iommu=iommu.read_state(tree, groups),
         pci_drivers=tuple(tree.children(PCI_DRIVERS)),
         devices=devices,
@@ -236,6 +241,22 @@ def _cpu(tree: HostTree) -> dict[str, str]:
     first = (tree.read(HostPath("/proc/cpuinfo")) or "").partition("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _architecture(tree: HostTree, cpu: dict[str, str]) -> str | None:
+    """The CPU architecture; of a recording without CPUs, by its firmware and its kernels."""
+    known = next((name for key, name in _ARCHITECTURES if key in cpu), None)
+    if known is not None or tree.is_live:
+        return known
+    releases = (
+        tree.read(HostPath("/proc/sys/kernel/osrelease")),
+        *chain.from_iterable(map(tree.children, drivers.LIBRARIES)),
+    )
+    found = (
+        *(name for table, name in _BY_TABLE.items() if tree.exists(iommu.ACPI_TABLES / table)),
+        *(_BY_RELEASE[word] for text in releases for word in _BY_RELEASE if word in (text or "")),
+    )
+    return next(iter(found), None)
 
 
 def _address_bits(cpu: dict[str, str]) -> int | None:

@@ -82,6 +82,16 @@ def test_a_gpu_with_coherent_memory_has_cells_for_it() -> None:
         written(GRACE, libvirt=Version(11, 7))
 
 
+def test_an_unknown_architecture_is_named_or_that_of_its_gpus() -> None:
+    unknown = replace(two_sockets(), architecture=None)
+    (note,) = planned(GPU, host=unknown).notes
+    assert "assuming x86_64 (machine q35)" in note
+    assert "/proc/cpuinfo" in note
+    assert planned(GPU, host=two_sockets()).notes == ()
+    known = planned(GRACE, host=replace(grace(), architecture=None), libvirt=NEWEST)
+    assert known == planned(GRACE, host=grace(), libvirt=NEWEST), "only ARM has these"
+
+
 def test_each_root_complex_has_an_accelerated_smmu() -> None:
     devices = tuple(parse_device(name, has_iommufd=True) for name in (GRACE, OTHER))
     root = written(devices=devices, viommu="smmuv3")

@@ -84,6 +84,35 @@ def test_a_cpu_tells_its_architecture(tmp_path: Path, lines: str, architecture: 
     assert read_snapshot(write_snapshot(host), "host.json") == host
 
 
+_TABLES, _MODULES = "sys/firmware/acpi/tables", "lib/modules"
+
+
+@pytest.mark.parametrize(
+    ("files", "architecture"),
+    [
+        ({f"{_TABLES}/IORT": ""}, "aarch64"),
+        ({f"{_TABLES}/GTDT": ""}, "aarch64"),
+        ({f"{_TABLES}/DMAR": ""}, "x86_64"),
+        ({f"{_TABLES}/IVRS": ""}, "x86_64"),
+        ({"proc/sys/kernel/osrelease": "6.1.0-13-arm64\n"}, "aarch64"),
+        ({f"{_MODULES}/6.17.4-300.fc43.aarch64/modules.dep": ""}, "aarch64"),
+        ({f"{_MODULES}/6.12.43-amd64/modules.dep": ""}, "x86_64"),
+        ({f"usr/{_MODULES}/5.14.0-611.el9.x86_64/modules.dep": ""}, "x86_64"),
+        ({f"{_MODULES}/6.8.0-1040-nvidia-64k/modules.dep": ""}, None),
+        ({"proc/cpuinfo": "CPU implementer\t: 0x41", f"{_TABLES}/DMAR": ""}, "aarch64"),
+        ({}, None),
+    ],
+)
+def test_firmware_and_kernels_of_a_recording_show_the_architecture(
+    tmp_path: Path, files: dict[str, str], architecture: str | None
+) -> None:
+    (tmp_path / "sys/bus/pci/devices").mkdir(parents=True)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert api.scan(HostTree(tmp_path)).architecture == architecture
+
+
 @pytest.mark.parametrize(
     ("text", "numbers"),
     [

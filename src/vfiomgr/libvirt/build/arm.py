@@ -104,7 +104,7 @@ def with_device_memory(
         Refusal: this libvirt does not have them.
 
     """
-    coherent = [unit for unit in units if unit.is_seen and any(map(_is_coherent, unit.functions))]
+    coherent = [unit for unit in units if unit.is_seen and any(map(is_coherent, unit.functions))]
     wanting = [unit for unit in coherent if unit.hostdev_options.acpi_nodes is None]
     if not wanting:
         return DeviceMemory(tuple(units), cells)
@@ -125,7 +125,7 @@ def with_device_memory(
     return DeviceMemory(tuple(changed.get(u.name, u) for u in units), cells, tuple(reasons))
 
 
-def _is_coherent(function: PciDevice) -> bool:
+def is_coherent(function: PciDevice) -> bool:
     """Whether its memory is coherent with the CPU's: GPUs of Grace, by their variant of VFIO."""
     return (function.driver or "").startswith(_COHERENT) or (
         function.vendor_id == "10de" and function.device_id in _GRACE

@@ -111,7 +111,14 @@ def plan_guest(
         has_iommufd=has_iommufd,
         boot_orders=boot_orders,
         reasons=tuple(chain(*why, why_launch(request), _why_iommufd(has_iommufd))),
-        notes=tuple(chain(*notes, nvlink_notes(host, seen), launch_notes(host, request))),
+        notes=tuple(
+            chain(
+                _architecture_notes(host, architecture),
+                *notes,
+                nvlink_notes(host, seen),
+                launch_notes(host, request),
+            )
+        ),
     )
 
 
@@ -158,6 +165,8 @@ def _window(  # noqa: PLR0913, PLR0917 - the facts of both machines
 
 def _architecture(host: HostSnapshot) -> Architecture:
     """The architecture of the guest, which is that of the host; others are refused."""
+    if host.architecture is None and any(map(arm.is_coherent, host.devices)):
+        return "aarch64"
     if host.architecture not in _ARCHITECTURES:
         message = (
             f"cannot write a complete domain for {host.architecture}: only x86_64 (q35) and "
@@ -169,6 +178,15 @@ def _architecture(host: HostSnapshot) -> Architecture:
         )
         refuse("domain-architecture", "", message, remedy)
     return _ARCHITECTURES[host.architecture]
+
+
+def _architecture_notes(host: HostSnapshot, architecture: Architecture) -> Iterator[str]:
+    """Name the architecture that is assumed where the host does not show its own."""
+    if host.architecture is None and architecture != arm.ARM:
+        yield (
+            f"the CPU architecture of this host is unknown: assuming {architecture} (machine q35); "
+            "if it is another, add /proc/cpuinfo to the recording, or pass --snapshot of that host"
+        )
 
 
 def _check_request(request: DomainRequest) -> None:
