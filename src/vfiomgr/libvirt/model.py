@@ -196,6 +196,8 @@ class DomainIommu(Value):
     """`<driver pciBus>` of an smmuv3: the one guest bus that it serves."""
     alias: str = ""
     """A user-defined name; libvirt's own is iommu0."""
+    line: int = 0
+    """Its line in the document; 0 for a new one."""
 
 
 class DomainLaunch(Value):
@@ -387,6 +389,7 @@ DRIVER_MODEL = Feature("<driver model>", Version(10, 0))
 PCI_DISPLAY = Feature("display and ramfb of PCI devices", Version(10, 3))
 ADDS_EIM = Feature("automatic extended interrupt mode, for many CPUs", Version(10, 10))
 AMD_IOMMU = Feature("<iommu model='amd'>", Version(11, 5))
+SMMU_BUS = Feature("pciBus of <iommu model='smmuv3'>", Version(11, 10))
 ACPI_NODESET = Feature("<acpi nodeset>", Version(11, 8))
 SMMU_ACCEL = Feature("accel='on' of <iommu model='smmuv3'>", Version(12, 7))
 IOMMUFD = Feature("<driver iommufd>", Version(12, 1))

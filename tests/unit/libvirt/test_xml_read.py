@@ -100,7 +100,7 @@ def test_what_a_domain_is() -> None:
     assert (found.has_graphics, found.has_os_boot, found.has_iommufd) == (True, True, True)
     assert found.iommufd_group == "iommu"
     assert found.qemu_arguments == ("-fw_cfg", "name=x")
-    assert found.iommu == DomainIommu("intel", has_caching_mode=True, address_bits=48)
+    assert found.iommu == DomainIommu("intel", has_caching_mode=True, address_bits=48, line=62)
 
 
 def test_all_iommus_are_read() -> None:
@@ -109,11 +109,11 @@ def test_all_iommus_are_read() -> None:
     domain = f"<domain type='kvm'><name>g</name>{devices}</domain>".encode()
     found = read_domain(domain, "g.xml")
     assert found.iommus == (
-        DomainIommu("smmuv3", bus=1),
-        DomainIommu("smmuv3", bus=2),
-        DomainIommu("amd"),
+        DomainIommu("smmuv3", bus=1, line=1),
+        DomainIommu("smmuv3", bus=2, line=1),
+        DomainIommu("amd", line=1),
     )
-    assert found.iommu == DomainIommu("smmuv3", bus=1)
+    assert found.iommu == DomainIommu("smmuv3", bus=1, line=1)
 
 
 def test_memory_and_processors() -> None:

@@ -31,15 +31,13 @@ def missing_groups(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     libvirt = context.libvirt
     for hostdev in (h for h in context.hostdevs if not h.is_unassigned):
-        is_own = hostdev.iommufd is not None
-        is_asked = hostdev.iommufd if is_own else context.domain.has_iommufd
-        feature = IOMMUFD if is_own else DOMAIN_IOMMUFD
+        feature = IOMMUFD if hostdev.iommufd is not None else DOMAIN_IOMMUFD
         fix = OTHER_KERNEL
         if hostdev.element == "disk":
             why = "QEMU opens the node of the IOMMU group for an NVMe disk (block/nvme.c)"
         elif hostdev.kind != "pci":
             why = MDEV_NEEDS_GROUPS
-        elif is_asked:
+        elif context.uses_iommufd(hostdev):
             if libvirt is None or feature.is_in(libvirt):
                 continue
             why = f"libvirt {libvirt} ignores {feature.what}"

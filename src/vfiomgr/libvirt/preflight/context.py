@@ -189,6 +189,11 @@ class PreflightContext(Value, dict=True):
         """Whether a function is assigned to guests while on its vendor's driver."""
         return self.host.is_vendor_function(taken.device)
 
+    def uses_iommufd(self, hostdev: DomainHostdev) -> bool:
+        """Whether QEMU gets iommufd for a device: its own setting precedes that of the domain."""
+        asked = self.domain.has_iommufd if hostdev.iommufd is None else hostdev.iommufd
+        return hostdev.kind == "pci" and asked
+
     def model_at(self, bus: int) -> str | None:
         """The model of the controller above a bus of the guest."""
         controller = self.controllers.get(bus)

@@ -27,6 +27,8 @@ from vfiomgr.libvirt.model import (
     PCI_DISPLAY,
     PORT_MEMORY,
     QEMU_IOMMUFD,
+    SMMU_ACCEL,
+    SMMU_BUS,
     VIRTIO_IOMMU,
     lacks_iommufd,
 )
@@ -40,6 +42,7 @@ from vfiomgr.libvirt.preflight import (
     pci_addresses,
     platform,
     presence,
+    smmu,
     teaming,
     vf_token,
 )
@@ -48,7 +51,7 @@ from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from vfiomgr.libvirt.model import Domain, DomainHostdev, Feature, Hypervisor
+    from vfiomgr.libvirt.model import Domain, DomainHostdev, DomainIommu, Feature, Hypervisor
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -93,8 +96,8 @@ def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
     for controller in domain.controllers:
         if controller.reserve_kib is not None:
             yield controller.line, PORT_MEMORY, f"memReserve='{controller.reserve_kib}'"
-    if not all(iommu.translates_dma for iommu in domain.iommus):
-        yield domain.line("devices/iommu"), INTERRUPTS_ONLY, "dma_translation='off'"
+    for iommu in domain.iommus:
+        yield from ((iommu.line, *found) for found in _newer_of_iommu(iommu))
     if domain.has_iommufd:
         yield domain.line("iommufd"), DOMAIN_IOMMUFD, "<iommufd enabled='yes'>"
 
@@ -108,6 +111,15 @@ def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
         yield PCI_DISPLAY, f"display or ramfb of {hostdev.name}"
     if hostdev.acpi_nodes is not None:
         yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
+
+
+def _newer_of_iommu(iommu: DomainIommu) -> Iterator[tuple[Feature, str]]:
+    if not iommu.translates_dma:
+        yield INTERRUPTS_ONLY, "dma_translation='off'"
+    if iommu.bus is not None:
+        yield SMMU_BUS, f"pciBus='{iommu.bus}'"
+    if iommu.is_accelerated:
+        yield SMMU_ACCEL, "accel='on'"
 
 
 def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -280,6 +292,10 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     platform.caching_mode,
     platform.maps_nothing,
     platform.too_wide,
+    smmu.several,
+    smmu.wrong_bus,
+    smmu.maps_nothing,
+    smmu.without_iommufd,
     mmio_window.space_too_small,
     mmio_window.bars_too_large,
     mmio_window.emulated_bits,
@@ -365,6 +381,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
     if context.takes_functions:
         yield from _unseen_addresses(context)
     yield from teaming.unseen(context)
+    yield from smmu.unseen(context)
     if context.files is None and any(hostdev.rom_file for hostdev in context.hostdevs):
         yield "whether the ROM exists: the files are on another machine"
 

@@ -312,4 +312,5 @@ def _iommu(element: Element) -> DomainIommu:
         is_eim_off=driver is not None and driver.get("eim") == "off",
         alias="" if alias is None else alias.get("name"),
         bus=None if driver is None else whole_number(driver.get("pciBus")),
+        line=element.line,
     )
