@@ -276,9 +276,9 @@ class Domain(Value):
         return self.architecture in _X86
 
     @property
-    def iommu(self) -> DomainIommu | None:
-        """The first IOMMU."""
-        return next(iter(self.iommus), None)
+    def whole_iommu(self) -> DomainIommu | None:
+        """The IOMMU that serves all devices, and not those of one bus."""
+        return next((iommu for iommu in self.iommus if iommu.bus is None), None)
 
     def interface_of(self, hostdev: DomainHostdev) -> TeamedInterface | None:
         """The interface that replaces a device during a migration."""

@@ -222,7 +222,7 @@ def test_more_than_255_cpus_get_an_iommu_that_only_remaps_interrupts() -> None:
     assert "<driver intremap='on' eim='on' dma_translation='off'/>" in text
     assert "translates no DMA" in plan.why("iommu")
     assert plan.memory.locked_bytes == 3 * 64 * GIB + GIB, "each function has a space of its own"
-    read = read_domain(text.encode(), "guest").iommu
+    read = read_domain(text.encode(), "guest").whole_iommu
     assert read is not None
     assert not read.translates_dma
     nested = planned(GPU, **many, libvirt=Version(10, 7), viommu="intel")

@@ -226,6 +226,16 @@ def test_room_for_memory_is_allowed() -> None:
     assert found(judge(TDX.replace(LAUNCH, LAUNCH + without)), told.rule) is None
 
 
+def test_each_iommu_of_a_domain_is_named() -> None:
+    both = "<iommu model='virtio'/><iommu model='intel'/></devices>"
+    finding = found(judge(TDX.replace("</devices>", both)), "confidential-viommu")
+    assert finding is not None
+    assert [text.partition(": ")[2] for text in finding.evidence[:2]] == [
+        "<iommu model='virtio'>",
+        "<iommu model='intel'>",
+    ]
+
+
 def test_versions_and_the_host() -> None:
     assert "confidential-old-libvirt" in troubles(
         judge(TDX, hypervisor=libvirt(libvirt=Version(11, 5)))

@@ -100,7 +100,9 @@ def test_what_a_domain_is() -> None:
     assert (found.has_graphics, found.has_os_boot, found.has_iommufd) == (True, True, True)
     assert found.iommufd_group == "iommu"
     assert found.qemu_arguments == ("-fw_cfg", "name=x")
-    assert found.iommu == DomainIommu("intel", has_caching_mode=True, address_bits=48, line=62)
+    assert found.whole_iommu == DomainIommu(
+        "intel", has_caching_mode=True, address_bits=48, line=62
+    )
 
 
 def test_all_iommus_are_read() -> None:
@@ -113,7 +115,7 @@ def test_all_iommus_are_read() -> None:
         DomainIommu("smmuv3", bus=2, line=1),
         DomainIommu("amd", line=1),
     )
-    assert found.iommu == DomainIommu("smmuv3", bus=1, line=1)
+    assert found.whole_iommu == DomainIommu("amd", line=1)
 
 
 def test_memory_and_processors() -> None:

@@ -90,7 +90,7 @@ def space_diagnostics(
     host: HostSnapshot, domain: Domain, units: Iterable[GuestDevice]
 ) -> Iterator[Diagnostic]:
     """Functions that cannot be added to a domain with an IOMMU, each behind a port of pcie.0."""
-    if domain.iommu is None or domain.iommu.bus is not None:
+    if domain.whole_iommu is None:
         return
     coming = {f.address: f for unit in units if unit.is_seen for f in unit.functions}
     seen = (h for h in domain.hostdevs if h.address is not None and h.is_seen)

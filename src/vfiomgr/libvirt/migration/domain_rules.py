@@ -166,27 +166,31 @@ def viommu(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "Migration is currently not supported with vIOMMU enabled".
 
     From 11.0 on only for devices that track the pages that they write; for others the IOMMU of the
-    host must do so, through iommufd (vfio_migration_realize).
+    host must do so, through iommufd (vfio_migration_realize). An accelerated SMMUv3 blocks it too
+    (smmu_realize in hw/arm/smmuv3.c).
     """
-    iommu = context.domain.iommu
-    if iommu is None or not staying(context):
+    iommus = context.domain.iommus
+    if not iommus or not staying(context):
         return
     uses_iommufd = context.domain.has_iommufd or all(h.iommufd for h in staying(context))
     known = context.qemu
     found = ((h, migratability(context, h)) for h in staying(context))
     tracking = [h.name for h, one in found if one is not None and _TRACKS in (one.features or ())]
-    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU)
+    accelerated = any(iommu.is_accelerated for iommu in iommus)
+    is_new = uses_iommufd and (known is None or known >= RELAXED_QEMU) and not accelerated
     why = f"it migrates only with iommufd, QEMU {RELAXED_QEMU} or later, and an IOMMU of the host "
     why += "that tracks dirty pages"
+    if accelerated:
+        why = "QEMU does not migrate an accelerated SMMUv3"
     if is_new and tracking:
         why = f"{_BLOCKED} with devices that track dirty pages themselves: {', '.join(tracking)}"
     yield finding(
         "migration-viommu",
         "warning" if is_new and not tracking else "blocker",
         "the guest has a virtual IOMMU and host devices",
-        (f"{context.at(context.domain.line('devices/iommu'))}: <iommu model='{iommu.model}'>",),
+        tuple(map(context.cite_iommu, iommus)),
         why,
-        "remove the <iommu>",
+        "remove the <iommu>" if len(iommus) == 1 else "remove each <iommu>",
     )
 
 

@@ -149,15 +149,15 @@ def cpu(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def viommu(context: PreflightContext) -> Iterator[Diagnostic]:
     """The tables of an emulated IOMMU are in memory that QEMU cannot read."""
-    launch, iommu = _launch(context), context.domain.iommu
-    if launch is None or iommu is None:
+    launch, iommus = _launch(context), context.domain.iommus
+    if launch is None or not iommus:
         return
     yield finding(
         "confidential-viommu",
         "blocker" if context.hostdevs else "warning",
         "a confidential guest has an emulated IOMMU",
         (
-            f"{context.at(context.domain.line('devices/iommu'))}: <iommu model='{iommu.model}'>",
+            *map(context.cite_iommu, iommus),
             _cite(context, launch),
         ),
         "QEMU cannot read its tables in private memory, so that devices reach nothing",

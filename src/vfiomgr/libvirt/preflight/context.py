@@ -20,7 +20,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.libvirt.model import GuestAddress, PciController
+    from vfiomgr.libvirt.model import DomainIommu, GuestAddress, PciController
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.units import Version
     from vfiomgr.vgpu.model import Vgpu
@@ -211,6 +211,11 @@ class PreflightContext(Value, dict=True):
         """The element as evidence: `gpu.xml:12: <hostdev> of 0000:01:00.0, managed='no'`."""
         told = "".join(f", {attribute}" for attribute in attributes)
         return f"{self.at(hostdev.line)}: <{hostdev.element}> of {hostdev.name}{told}"
+
+    def cite_iommu(self, iommu: DomainIommu) -> str:
+        """The element as evidence: `guest.xml:12: <iommu model='smmuv3'>, pciBus='1'`."""
+        bus = "" if iommu.bus is None else f", pciBus='{iommu.bus}'"
+        return f"{self.at(iommu.line)}: <iommu model='{iommu.model}'>{bus}"
 
     def cite_memory(self) -> str:
         """The memory size of the domain, as evidence."""

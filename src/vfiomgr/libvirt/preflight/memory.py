@@ -45,13 +45,13 @@ def hard_limit(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     count = sum(hostdev.element != "disk" for hostdev in context.hostdevs)
     own = domain.own_mappings
-    needed = needed_lock(memory, count, has_viommu=domain.iommu is not None, own_mappings=own)
+    needed = needed_lock(memory, count, has_viommu=bool(domain.iommus), own_mappings=own)
     if limit >= needed:
         return
     is_fatal = context.takes_functions and limit < needed - RESERVE
     line = domain.line("memtune/hard_limit")
     several = f" for each of {count} devices, because the guest has an IOMMU"
-    several = several if domain.iommu is not None and count > 1 else ""
+    several = several if domain.iommus and count > 1 else ""
     several += f"; again for each NVMe disk and vDPA interface: {own}" if own else ""
     yield finding(
         "hard-limit-too-low",

@@ -125,11 +125,11 @@ def _newer_of_iommu(iommu: DomainIommu) -> Iterator[tuple[Feature, str]]:
 def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
     """An unknown value is an error (27)."""
     version = context.libvirt
-    for model in dict.fromkeys(iommu.model for iommu in context.domain.iommus):
-        feature = _IOMMUS.get(model)
+    for iommu in {iommu.model: iommu for iommu in reversed(context.domain.iommus)}.values():
+        feature = _IOMMUS.get(iommu.model)
         if feature is None or version is None or feature.is_in(version):
             continue
-        line = context.domain.line("devices/iommu")
+        line = iommu.line
         yield finding(
             "iommu-model-unknown",
             "blocker",

@@ -21,6 +21,7 @@ from vfiomgr.units import Version
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
+    from vfiomgr.libvirt.model import DomainIommu
     from vfiomgr.libvirt.preflight.context import AssignedFunction, PreflightContext
 
 
@@ -151,7 +152,7 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
             f"write {MOST_WITHOUT_EIM} or fewer in line {line}",
         )
     elif not _has_eim(context):
-        iommu = context.at(domain.line("devices/iommu" if domain.iommu else "devices"))
+        iommu = context.at(domain.line("devices/iommu" if domain.iommus else "devices"))
         yield finding(
             "too-many-cpus",
             "blocker",
@@ -167,10 +168,10 @@ def too_many(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def _has_eim(context: PreflightContext) -> bool:
     """Whether the guest gets extended interrupt mode: as written, or added by libvirt."""
-    iommu, version = context.domain.iommu, context.libvirt
+    iommus, version = context.domain.iommus, context.libvirt
     if version is not None and ADDS_EIM.is_in(version):
-        return iommu is None or (iommu.model == _INTEL and not iommu.is_eim_off)
-    return iommu is not None and iommu.has_eim
+        return not iommus or any(i.model == _INTEL and not i.is_eim_off for i in iommus)
+    return any(iommu.has_eim for iommu in iommus)
 
 
 def _limit(machine: str | None) -> int | None:
@@ -178,8 +179,7 @@ def _limit(machine: str | None) -> int | None:
     return most_vcpus(Version(int(found[1]), int(found[2]))) if found else None
 
 
-_ELEMENT = "devices/iommu"
-_INTEL_IOMMU, _AMD = "intel", "amd"
+_AMD = "amd"
 _INTEL_CPU = "GenuineIntel"
 _AMD_DEVICE = "amd-iommu"
 _REMAPS = "dma-remap"
@@ -190,6 +190,11 @@ _CONVENTIONAL = (TO_PCI, "dmi-to-pci-bridge", "pci-bridge")
 """Controllers below which all functions share one requester ID: that of the bridge."""
 
 
+def _of_model(context: PreflightContext, model: str) -> DomainIommu | None:
+    """The first IOMMU of a model; libvirt accepts several only of SMMUv3 (smmu.several)."""
+    return next((iommu for iommu in context.domain.iommus if iommu.model == model), None)
+
+
 def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "group N used in multiple address spaces" (vfio_get_group in hw/vfio).
 
@@ -197,8 +202,8 @@ def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
     bridge to conventional PCI shares one (pci_device_iommu_address_space in hw/pci/pci.c). An IOMMU
     for a single bus is not checked.
     """
-    iommu = context.domain.iommu
-    if iommu is None or iommu.bus is not None:
+    iommu = context.domain.whole_iommu
+    if iommu is None:
         return
     groups: dict[int, list[AssignedFunction]] = defaultdict(list)
     for taken in seen(context):
@@ -208,7 +213,7 @@ def group_apart(context: PreflightContext) -> Iterator[Diagnostic]:
         spaces = _count_spaces(context, members)
         if spaces == 1:
             continue
-        line = context.domain.line(_ELEMENT)
+        line = iommu.line
         yield finding(
             "viommu-group-apart",
             "blocker",
@@ -240,14 +245,14 @@ def _count_spaces(context: PreflightContext, members: Sequence[AssignedFunction]
 
 def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "requires dma-remap=1", before 10.2 "requires iommu notifier" (hw/i386/amd_iommu.c)."""
-    iommu = context.domain.iommu
+    iommu = _of_model(context, _AMD)
     taking = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
-    if iommu is None or iommu.model != _AMD or not taking:
+    if iommu is None or not taking:
         return
     aliases = (_USUAL_ALIAS, iommu.alias)
     if any(_remaps(*pair, aliases) for pair in pairwise(context.domain.qemu_arguments)):
         return
-    line = context.domain.line(_ELEMENT)
+    line = iommu.line
     yield finding(
         "viommu-without-mapping",
         "blocker",
@@ -280,12 +285,12 @@ def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
     """
     width, asked = _host_width(context), _asked_width(context)
     taking = [h for h in context.hostdevs if h.is_seen and h.kind == "pci"]
-    if width is None or asked is None or asked <= width[1] or not taking:
+    iommu = _of_model(context, _INTEL)
+    if iommu is None or width is None or asked is None or asked <= width[1] or not taking:
         return
-    line = context.domain.line(_ELEMENT)
-    iommu = context.domain.iommu
+    line = iommu.line
     shown = f"aw_bits='{asked}'"
-    if iommu is not None and iommu.address_bits is None:
+    if iommu.address_bits is None:
         shown = f"no aw_bits, and {asked} bits is the default of machine '{context.domain.machine}'"
     yield finding(
         "viommu-too-wide",
@@ -305,8 +310,8 @@ def too_wide(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def _asked_width(context: PreflightContext) -> int | None:
     """The width of the guest's VT-d; None if it has none, or QEMU does not compare it."""
-    iommu, qemu = context.domain.iommu, context.qemu
-    if iommu is None or iommu.model != _INTEL:
+    iommu, qemu = _of_model(context, _INTEL), context.qemu
+    if iommu is None:
         return None
     machine = context.domain.machine or ""
     found = _Q35.fullmatch(machine)
@@ -387,17 +392,17 @@ def _is_on(value: object) -> bool:
 
 def caching_mode(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "We need to set caching-mode=on for intel-iommu" (hw/i386/intel_iommu.c)."""
-    iommu = context.domain.iommu
-    if iommu is None or iommu.model != _INTEL_IOMMU or iommu.has_caching_mode:
+    iommu = _of_model(context, _INTEL)
+    if iommu is None or iommu.has_caching_mode:
         return
     if not any(hostdev.is_seen for hostdev in context.hostdevs):
         return
-    line = context.domain.line(_ELEMENT)
+    line = iommu.line
     yield finding(
         "viommu-caching-mode",
         "blocker",
         "the guest's IOMMU has no caching mode, which host devices need",
-        (f"{context.at(line)}: <iommu model='{_INTEL_IOMMU}'> without caching_mode='on'",),
+        (f"{context.at(line)}: <iommu model='{_INTEL}'> without caching_mode='on'",),
         "without it QEMU cannot see the mappings of the guest, and exits",
         f"add <driver intremap='on' caching_mode='on'/> to the <iommu> of line {line}",
     )

@@ -41,7 +41,7 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
         f"the domain has {len(iommus)} IOMMUs, and libvirt accepts several only if each is an "
         "SMMUv3 for a bus of its own",
         (
-            *(_cite(context, iommu) for iommu in iommus),
+            *map(context.cite_iommu, iommus),
             *((context.cite_libvirt(),) if is_old else ()),
         ),
         f"libvirt rejects the domain; before {SMMU_BUS.since} it accepts only one IOMMU",
@@ -67,7 +67,7 @@ def wrong_bus(context: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             f"an SMMUv3 is for bus {iommu.bus} of the guest, which is not that of an expander",
             (
-                _cite(context, iommu),
+                context.cite_iommu(iommu),
                 f"<controller type='pci' index='{iommu.bus}'>: {model or 'not found'}",
             ),
             "QEMU accepts an SMMUv3 only for pcie-root and for expanders",
@@ -94,7 +94,7 @@ def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
             "blocker",
             "the guest's IOMMU does not report its mappings to VFIO",
             (
-                f"{_cite(context, iommu)}, {accel}",
+                f"{context.cite_iommu(iommu)}, {accel}",
                 *(context.cite(hostdev) for hostdev in taking),
             ),
             "an emulated SMMUv3 cannot, so the SMMU of the host must translate for these devices: "
@@ -128,7 +128,7 @@ def without_iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
                 "viommu-without-iommufd",
                 "blocker",
                 f"{hostdev.name} is behind an accelerated SMMUv3 and does not use iommufd",
-                (f"{_cite(context, iommu)}, accel='on'", context.cite(hostdev)),
+                (f"{context.cite_iommu(iommu)}, accel='on'", context.cite(hostdev)),
                 "the host's SMMU uses the guest's tables only through iommufd: QEMU exits",
                 fix,
                 subject=hostdev.name,
@@ -151,12 +151,6 @@ def _is_accelerated(context: PreflightContext, iommu: DomainIommu) -> bool:
     """Whether accel='on' is written, and this libvirt does not drop it."""
     libvirt = context.libvirt
     return iommu.is_accelerated and (libvirt is None or SMMU_ACCEL.is_in(libvirt))
-
-
-def _cite(context: PreflightContext, iommu: DomainIommu) -> str:
-    """The element as evidence: `guest.xml:12: <iommu model='smmuv3'>, pciBus='1'`."""
-    bus = "" if iommu.bus is None else f", pciBus='{iommu.bus}'"
-    return f"{context.at(iommu.line)}: <iommu model='{iommu.model}'>{bus}"
 
 
 def _served(context: PreflightContext, iommu: DomainIommu) -> list[DomainHostdev]:

@@ -166,6 +166,17 @@ def test_a_virtual_iommu() -> None:
     assert found.why.endswith("an IOMMU of the host that tracks dirty pages")
 
 
+def test_accelerated_smmus_do_not_migrate() -> None:
+    one = "<iommu model='smmuv3'><driver pciBus='1'/></iommu>"
+    iommus = one + one.replace("'1'", "'2' accel='on'")
+    modern = xml(pci_element(VF) + iommus, ports="", before="<iommufd enabled='yes'/>")
+    seen = network_host(guest_support=support(VF, features=("stop-copy", "p2p")))
+    found = next(f for f in report(modern, seen).report.findings if f.rule == "migration-viommu")
+    assert (found.severity, found.remedy) == ("blocker", "remove each <iommu>")
+    assert found.why == "QEMU does not migrate an accelerated SMMUv3"
+    assert [text.partition(", ")[2] for text in found.evidence] == ["pciBus='1'", "pciBus='2'"]
+
+
 def test_a_device_that_tracks_dirty_pages_does_not_migrate_behind_a_virtual_iommu() -> None:
     seen = network_host(guest_support=support(VF, features=("stop-copy", "dirty-tracking")))
     iommu = "<iommu model='intel'/>"

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.check.test_rules import facts
 from tests.unit.libvirt.preflight.cases import Side
 from tests.unit.libvirt.preflight.situations import (
+    BOTH,
     MDEV_ELEMENT,
     NIC_ELEMENT,
     found,
@@ -195,3 +196,29 @@ def test_units_of_several_widths_are_not_compared_with_a_guest_between_them() ->
         told = judge(text, seen, libvirt(qemu=NEW)).not_checked
         lines = [line for line in told if line.startswith(start)]
         assert [line.partition(" address bits")[0] for line in lines] == expected
+
+
+@pytest.mark.parametrize(
+    ("second", "rule"),
+    [
+        ("<iommu model='intel'/>", "viommu-caching-mode"),
+        ("<iommu model='amd'/>", "viommu-without-mapping"),
+        ("<iommu model='virtio'/>", "viommu-group-apart"),
+    ],
+)
+def test_also_the_second_iommu_is_judged(second: str, rule: str) -> None:
+    of_bus = "<iommu model='smmuv3'><driver pciBus='0' accel='on'/></iommu>\n"
+    text = xml(BOTH + of_bus + second)
+    line = text[: text.index(second)].count("\n") + 1
+    cited = found(judge(text), rule)
+    assert cited is not None
+    assert cited.evidence[0].startswith(f"gpu.xml:{line}: <iommu")
+
+
+def test_also_the_second_iommu_remaps_interrupts() -> None:
+    first, second = "<iommu model='virtio'/>", "<iommu model='intel'><driver eim='on'/></iommu>"
+    text = xml(NIC_ELEMENT + first + second).replace("<vcpu>4", "<vcpu>256")
+    for version in (Version(10, 9), Version(12, 4)):
+        assert found(judge(text, hypervisor=libvirt(libvirt=version)), "too-many-cpus") is None
+    without = text.replace(second, "<iommu model='amd'/>")
+    assert found(judge(without), "too-many-cpus") is not None
