@@ -156,7 +156,6 @@ def test_root_complexes_of_a_device_tree_are_told_apart() -> None:
     ("option", "changes"),
     [
         ("--firmware bios", {"firmware": "bios"}),
-        ("--os windows", {"system": "windows"}),
         ("--hide-kvm", {"hides_kvm": True}),
         ("--secure-boot", {"has_secure_boot": True}),
         ("--address-bits", {"address_bits": 42}),
@@ -169,6 +168,13 @@ def test_options_of_pcs_are_refused(option: str, changes: dict[str, Any]) -> Non
     with pytest.raises(UsageError, match="machine virt does not support it") as refused:
         written(GRACE, **changes)
     assert option in refused.value.message
+
+
+def test_windows_needs_no_parts_of_pcs() -> None:
+    with pytest.raises(UsageError, match="Hyper-V interfaces, timers and SATA disks") as refused:
+        written(GRACE, system="windows")
+    assert "the domain also runs Windows for ARM" in refused.value.hint
+    assert "virtio-win" in refused.value.hint
 
 
 def test_limits_of_the_machine() -> None:

@@ -44,6 +44,10 @@ _ANYWHERE = -1
 def check_request(request: DomainRequest) -> None:
     """Refuse options that only PCs have.
 
+    Windows for ARM runs in such a machine (win-11 of osinfo-db), with virtio drivers (issue 177 of
+    virtio-win/kvm-guest-drivers-windows). The Hyper-V interfaces are properties of x86 CPUs
+    (target/i386 of QEMU).
+
     Raises:
         UsageError: one of them is given.
         Refusal: there are too many CPUs.
@@ -51,7 +55,6 @@ def check_request(request: DomainRequest) -> None:
     """
     wrong = {
         "--firmware bios": request.firmware == "bios",
-        "--os windows": request.is_windows,
         "--hide-kvm": request.hides_kvm,
         "--secure-boot": request.has_secure_boot,
         f"--launch-security {request.launch_security}": request.launch_security is not None,
@@ -64,6 +67,16 @@ def check_request(request: DomainRequest) -> None:
     for option in (option for option, is_given in wrong.items() if is_given):
         message = f"cannot use {option} for {ARM}: machine virt does not support it"
         raise UsageError(message, "omit it")
+    if request.is_windows:
+        message = (
+            f"cannot use --os windows for {ARM}: it writes the Hyper-V interfaces, timers and SATA "
+            "disks of PCs"
+        )
+        remedy = (
+            "omit it: the domain also runs Windows for ARM, with the ARM64 drivers of virtio-win "
+            "for disks and networks"
+        )
+        raise UsageError(message, remedy)
     if request.vcpus > _MOST_VCPUS:
         message = f"{request.vcpus} CPUs are too many: machine virt supports {_MOST_VCPUS}"
         refuse("too-many-cpus", request.name, message, f"pass --vcpus {_MOST_VCPUS}")
