@@ -296,6 +296,7 @@ RULES: tuple[Callable[[PreflightContext], Iterable[Diagnostic]], ...] = (
     smmu.wrong_bus,
     smmu.maps_nothing,
     smmu.without_iommufd,
+    smmu.emulated,
     mmio_window.space_too_small,
     mmio_window.bars_too_large,
     mmio_window.emulated_bits,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu
+    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu, GuestAddress
     from vfiomgr.libvirt.preflight.context import PreflightContext
 
 _MODEL = "smmuv3"
@@ -135,10 +135,31 @@ def without_iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
             )
 
 
+def emulated(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU: "Emulated endpoint devices are not allowed" (smmuv3_accel_supports_as)."""
+    domain = context.domain
+    others = [c.guest for c in domain.controllers] + [h.guest for h in domain.hostdevs]
+    places = [guest for guest in domain.taken if guest not in others]
+    for iommu in _smmus(context):
+        behind = [place for place in places if _root_of(context, place) == iommu.bus]
+        if not behind or not _is_accelerated(context, iommu):
+            continue
+        shown = ", ".join(f"{place.bus:02x}:{place.slot:02x}" for place in behind)
+        yield finding(
+            "viommu-emulated-device",
+            "blocker",
+            f"emulated devices are behind an accelerated SMMUv3: {shown} in the guest",
+            (f"{context.cite_iommu(iommu)}, accel='on'",),
+            "it serves only host devices: QEMU exits",
+            "remove the <address> of these devices, or place them behind another bus",
+        )
+
+
 def unseen(context: PreflightContext) -> Iterator[str]:
     """Devices without a known place, which an SMMUv3 for one bus may serve."""
     if any(iommu.bus is not None for iommu in _smmus(context)):
-        names = [h.name for h in context.hostdevs if h.is_seen and _root_of(context, h) is None]
+        seen = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
+        names = [hostdev.name for hostdev in seen if _root_of(context, hostdev.guest) is None]
         if names:
             yield f"which SMMUv3 serves {', '.join(names)}: their places in the guest are unknown"
 
@@ -158,12 +179,11 @@ def _served(context: PreflightContext, iommu: DomainIommu) -> list[DomainHostdev
     seen = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
     if iommu.bus is None:
         return seen
-    return [hostdev for hostdev in seen if _root_of(context, hostdev) == iommu.bus]
+    return [hostdev for hostdev in seen if _root_of(context, hostdev.guest) == iommu.bus]
 
 
-def _root_of(context: PreflightContext, hostdev: DomainHostdev) -> int | None:
-    """The index of the root bus or the expander that a device is behind; None if unknown."""
-    place = hostdev.guest
+def _root_of(context: PreflightContext, place: GuestAddress | None) -> int | None:
+    """The index of the root bus or the expander that a place is behind; None if unknown."""
     for _ in range(len(context.controllers) + 1):  # controllers may go round in a circle
         if place is None:
             return None

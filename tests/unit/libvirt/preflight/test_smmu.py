@@ -45,6 +45,7 @@ RULES = (
     "viommu-wrong-bus",
     "viommu-without-mapping",
     "viommu-without-iommufd",
+    "viommu-emulated-device",
     "element-dropped",
 )
 
@@ -118,6 +119,18 @@ def test_an_smmu_is_for_a_root_bus(bus: int, *, is_wrong: bool) -> None:
     if wrong is not None:
         model = "pcie-root-port" if bus == 1 else "not found"
         assert f"index='{bus}'>: {model}" in "\n".join(wrong.evidence)
+
+
+def test_an_accelerated_smmu_serves_no_emulated_device() -> None:
+    gpu, place = with_iommufd(GPU_ELEMENT), "<address type='pci' bus='0x{:02x}' slot='0x01'/>"
+    disk = "<controller type='scsi' model='virtio-scsi'>" + place + "</controller>"
+    (finding,) = judged(gpu + disk.format(1) + ACCEL).values()
+    assert (finding.rule, finding.severity) == ("viommu-emulated-device", "blocker")
+    assert "01:01" in finding.summary
+    assert judged(gpu + disk.format(0) + ACCEL) == {}, "it is behind another bus"
+    assert set(judged(gpu + disk.format(0) + ACCEL.replace("10", "0"))) == {finding.rule}
+    emulated = ACCEL.replace(" accel='on'", "")
+    assert set(judged(gpu + disk.format(1) + emulated)) == {"viommu-without-mapping"}
 
 
 def test_several_are_for_a_bus_each() -> None:
