@@ -94,6 +94,13 @@ def rebind(kernel: FakeKernel, address: str, driver: str) -> str | None:
     return None if before is None else kernel.resolve(directory)
 
 
+def virtfns(kernel: FakeKernel, address: str) -> Iterator[HostPath]:
+    """The links to the virtual functions of a function."""
+    for name in kernel.children(PCI_DEVICES / address):
+        if name.startswith("virtfn"):
+            yield PCI_DEVICES / address / name
+
+
 def acts(kernel: FakeKernel, number: int) -> Iterator[Act]:
     """What can happen to a host now."""
     there = frozenset(kernel.children(PCI_DEVICES))
@@ -108,9 +115,11 @@ def acts(kernel: FakeKernel, number: int) -> Iterator[Act]:
         yield partial(rebind, kernel, address, "vfio-pci")
         yield partial(rebind, kernel, address, "")
         if function.total_vfs:
-            for count in ("0", "2"):
-                path = PCI_DEVICES / address / "sriov_numvfs"
-                yield partial(store, kernel, path, count)
+            path = PCI_DEVICES / address / "sriov_numvfs"
+            yield partial(store, kernel, path, "2")
+            if not there.isdisjoint(kernel.link_name(link) for link in virtfns(kernel, address)):
+                yield partial(store, kernel, path, "0")
+            # Else the kernel announces nothing (sriov_disable in drivers/pci/iov.c).
     for parent in kernel.children(MDEV_PARENTS):
         types = MDEV_PARENTS / parent / "mdev_supported_types"
         for kind in kernel.children(types)[:2]:
