@@ -16,18 +16,22 @@ from vfiomgr.pci import drivers
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.persistence import installed_layout
 from vfiomgr.persistence.facts import has_systemd
-from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS
+from vfiomgr.persistence.initramfs.facts import read_preset_image
+from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS, VERIFIED
 from vfiomgr.persistence.model import RULES, UNIT, UNITS, is_rule_file
 from vfiomgr.persistence.steps import LoadModule, RebuildInitramfs, ReplaceFile, SetNodeAccess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from vfiomgr.host.programs import ProgramAnswer
     from vfiomgr.host.tree import HostTree
     from vfiomgr.persistence.initramfs.model import Tool
 
 _LISTING = 60.0
 """Seconds to unpack an image and list it."""
+_IMAGE = "IMAGE"
+"""Stands for the path of an image that is unknown."""
 _UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent})
 """The directory of systemd units."""
 
@@ -105,45 +109,54 @@ def rebuild_initramfs(tree: HostTree, step: RebuildInitramfs) -> None:
         message = f"cannot rebuild the initramfs of {tree.root}: it is not the running host"
         raise HostError(message, f"run on that host: {' '.join(step.command)}")
     tree.call(*step.command, limit=None)  # whoever runs the step has a deadline
-    for tool in _LISTED:
+    for tool in VERIFIED:
         if COMMANDS[tool] == step.command and tree.exists(HOOKS[tool]):
             _verify_image(tree, tool)
 
 
-_LISTED: tuple[Tool, ...] = ("initramfs-tools", "dracut", "mkinitcpio")
-"""Tools that write the image of the running kernel; others prepare a new deployment."""
-
-
 def _verify_image(tree: HostTree, tool: Tool) -> None:
-    """Warn about rules that the image of the running kernel lacks, if it can be listed.
+    """Warn about rules that the image of the running kernel lacks, or that it cannot be listed.
 
     Another tool may have built it, e.g. one that vfiomgr does not know.
     """
-    program, *image = _listing(tree, tool)
-    listed = tree.run((program, *image), _LISTING)
-    if listed is None:
-        return
+    command = _listing(tree, tool)
+    shown = " ".join(command)
+    answer = tree.ask(command, _LISTING) if _IMAGE not in command else None
     rules = [name for name in tree.children(RULES) if is_rule_file(name)]
-    missing = [str(RULES / name) for name in rules if name not in listed]
+    if answer is None or answer.status:
+        sought = ", ".join(str(RULES / name) for name in rules)
+        warnings.warn(
+            f"the new initramfs was not verified: {_why_not_listed(shown, answer)}; run {shown} "
+            f"manually, and look for {sought}",
+            stacklevel=2,
+        )
+        return
+    missing = [str(RULES / name) for name in rules if name not in answer.output]
     if missing:
         warnings.warn(
             f"the new initramfs does not contain {', '.join(missing)}: at boot, the host driver "
-            f"may take the device first; see {' '.join((program, *image))}, and which tool builds "
-            "the initramfs",
+            f"may take the device first; see {shown}, and which tool builds the initramfs",
             stacklevel=2,
         )
 
 
+def _why_not_listed(shown: str, answer: ProgramAnswer | None) -> str:
+    if _IMAGE in shown:
+        return "no preset in /etc/mkinitcpio.d names the image of the running kernel's package"
+    if answer is None:
+        return f"{shown} was not found or did not end within {_LISTING:g} seconds"
+    said = " ".join(answer.error.split()) or "no message"
+    return f"{shown} ended with {answer.status}: {said}"
+
+
 def _listing(tree: HostTree, tool: Tool) -> tuple[str, ...]:
-    """The command that lists the image of the running kernel."""
+    """The command that lists the image of the running kernel; with IMAGE if that is unknown."""
     release = tree.read(HostPath("/proc/sys/kernel/osrelease")) or ""
     if tool == "initramfs-tools":
         return ("lsinitramfs", f"/boot/initrd.img-{release}")
     if tool == "dracut":
         return ("lsinitrd", "--kver", release)
-    # A preset has the name of its kernel's package: 6.9.1-arch1-1 is linux, 6.6.30-1-lts linux-lts.
-    name = "linux" if "-arch" in release else f"linux-{release.rpartition('-')[2]}"
-    return ("lsinitcpio", f"/boot/initramfs-{name}.img")
+    return ("lsinitcpio", read_preset_image(tree, release) or _IMAGE)
 
 
 def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:

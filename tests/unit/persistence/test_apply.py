@@ -18,6 +18,7 @@ from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine import registry
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host.owners import ROOT_ONLY, NodeOwner
+from vfiomgr.host.programs import ProgramAnswer
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.passthrough.watch import Arrival
@@ -209,8 +210,9 @@ def test_a_reload_that_fails_leaves_no_roll_back_incomplete(kernel: FakeKernel, 
 class Listing:
     """The kernel as the machine, whose programs all succeed and list an image."""
 
-    def __init__(self, kernel: FakeKernel, image: str | None) -> None:
-        self._kernel, self._image = kernel, image
+    def __init__(self, kernel: FakeKernel, image: str | ProgramAnswer | None) -> None:
+        self._kernel = kernel
+        self._answer = ProgramAnswer(0, image, "") if isinstance(image, str) else image
         self.is_machine = True
         self.asked: list[tuple[str, ...]] = []
 
@@ -222,17 +224,24 @@ class Listing:
         """Rebuild the image."""
         self.asked.append(command)
 
-    def run(self, command: tuple[str, ...], _limit: float) -> str | None:
-        """List the image."""
+    def ask(self, command: tuple[str, ...], _limit: float) -> ProgramAnswer | None:
+        """List the image, or fail."""
         self.asked.append(command)
-        return self._image
+        return self._answer
 
 
 LISTED = {
     "initramfs-tools": ("lsinitramfs", "/boot/initrd.img-6.1.0-18-amd64"),
     "dracut": ("lsinitrd", "--kver", "6.1.0-18-amd64"),
-    "mkinitcpio": ("lsinitcpio", "/boot/initramfs-linux-amd64.img"),
+    "mkinitcpio": ("lsinitcpio", "/boot/initramfs-6.1-x86_64.img"),
 }
+
+
+def make_preset(kernel: FakeKernel) -> None:
+    """Add the preset of a kernel of Manjaro."""
+    put(kernel, "/usr/lib/modules/6.1.0-18-amd64/pkgbase", "linux61\n")
+    text = "PRESETS=('default')\ndefault_image=\"/boot/initramfs-6.1-x86_64.img\"\n"
+    put(kernel, "/etc/mkinitcpio.d/linux61.preset", text)
 
 
 @pytest.mark.parametrize("tool", [*LISTED])
@@ -241,16 +250,55 @@ def test_the_rules_are_looked_for_in_the_new_image(kernel: FakeKernel, tool: Too
     put(kernel, HOOKS[tool], "")
     put(kernel, rule_file(GPU), "")
     put(kernel, rule_file(AUDIO), "")
+    make_preset(kernel)
     names = [rule_file(GPU).name, rule_file(AUDIO).name]
     step = RebuildInitramfs(COMMANDS[tool])
     full = Listing(kernel, f"-rw-r--r-- etc/udev/rules.d/{names[0]}\n./{names[1]}\n")
     rebuild_initramfs(full, step)  # type: ignore[arg-type]
     assert full.asked == [COMMANDS[tool], LISTED[tool]]
-    rebuild_initramfs(Listing(kernel, None), step)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="does not contain") as told:
         rebuild_initramfs(Listing(kernel, names[1]), step)  # type: ignore[arg-type]
     (warning,) = told
     assert f"does not contain {rule_file(GPU)}: at boot" in str(warning.message)
+
+
+UNLISTED = "was not found or did not end within 60 seconds"
+NO_PRESET = "no preset in /etc/mkinitcpio.d names the image of the running kernel's package"
+
+
+@pytest.mark.parametrize(
+    ("tool", "answer", "why"),
+    [
+        ("initramfs-tools", None, f"{' '.join(LISTED['initramfs-tools'])} {UNLISTED}"),
+        ("dracut", ProgramAnswer(1, "", "no\nimage\n"), "ended with 1: no image"),
+        ("dracut", ProgramAnswer(2, "", ""), "ended with 2: no message"),
+        ("mkinitcpio", None, f"{' '.join(LISTED['mkinitcpio'])} {UNLISTED}"),
+    ],
+)
+def test_an_image_that_cannot_be_listed_is_not_verified(
+    kernel: FakeKernel, tool: Tool, answer: ProgramAnswer | None, why: str
+) -> None:
+    put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+    put(kernel, HOOKS[tool], "")
+    put(kernel, rule_file(GPU), "")
+    make_preset(kernel)
+    with pytest.warns(UserWarning, match="the new initramfs was not verified") as told:
+        rebuild_initramfs(Listing(kernel, answer), RebuildInitramfs(COMMANDS[tool]))  # type: ignore[arg-type]
+    (warning,) = told
+    by_hand = f"run {' '.join(LISTED[tool])} manually, and look for {rule_file(GPU)}"
+    assert str(warning.message).endswith(f"{why}; {by_hand}")
+
+
+def test_an_image_that_no_preset_names_is_not_verified(kernel: FakeKernel) -> None:
+    put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+    put(kernel, HOOKS["mkinitcpio"], "")
+    put(kernel, rule_file(GPU), "")
+    unnamed = Listing(kernel, "")
+    with pytest.warns(UserWarning, match=NO_PRESET) as told:
+        rebuild_initramfs(unnamed, RebuildInitramfs(COMMANDS["mkinitcpio"]))  # type: ignore[arg-type]
+    (warning,) = told
+    assert "run lsinitcpio IMAGE manually" in str(warning.message)
+    assert unnamed.asked == [COMMANDS["mkinitcpio"]]
 
 
 def test_an_image_without_a_hook_is_not_listed(kernel: FakeKernel) -> None:

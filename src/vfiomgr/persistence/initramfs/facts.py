@@ -58,6 +58,22 @@ def read_initramfs(tree: HostTree) -> Initramfs | None:
     return None
 
 
+def read_preset_image(tree: HostTree, release: str) -> str | None:
+    """The first image that mkinitcpio builds for a kernel; None if no preset names one.
+
+    The kernel's package writes its name to `pkgbase`, and its preset is named after it
+    (libalpm/scripts/mkinitcpio): `linux`, `linux-lts`, Manjaro's `linux66`. A preset has an image,
+    a unified kernel image or both for each name in PRESETS (process_preset in mkinitcpio).
+    """
+    package = tree.read(HostPath(f"/usr/lib/modules/{release}/pkgbase"))
+    if package is None:
+        return None
+    preset = _settings(tree, [HostPath(f"/etc/mkinitcpio.d/{package}.preset")])
+    names = [name.strip("\"'") for name in preset.get("PRESETS", [])]
+    keys = (f"{name}_{kind}" for name in names for kind in ("image", "uki", "efi_image"))
+    return next((preset[key][-1] for key in keys if preset.get(key)), None)
+
+
 def read_manager(tree: HostTree) -> Manager | None:
     """What deploys the initramfs, told by what the running system shows, not by its name."""
     is_ostree = tree.exists(_OSTREE)

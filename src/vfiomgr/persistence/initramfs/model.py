@@ -60,6 +60,11 @@ initramfs.rs of its source. transactional-update runs dracut or sdbootutil in a 
 has the /etc of the running system: sbin/transactional-update.in. Where sdbootutil installed the
 boot loader, the initrds on the EFI partition are its own.
 """
+VERIFIED: tuple[Tool, ...] = ("initramfs-tools", "dracut", "mkinitcpio")
+"""Tools whose image for the running kernel is listed after a rebuild.
+
+Others write it for a later boot, or to a path that their boot loader chooses.
+"""
 
 _HOOK = """\
 #!/bin/sh

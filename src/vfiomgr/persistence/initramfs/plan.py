@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.persistence.initramfs.model import (
     COMMANDS,
     HOOKS,
+    VERIFIED,
     dracut_lines,
     hook_mode,
     render_hook,
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.engine.plan import Step
     from vfiomgr.paths import HostPath
-    from vfiomgr.persistence.initramfs.model import Initramfs
+    from vfiomgr.persistence.initramfs.model import Initramfs, Tool
     from vfiomgr.persistence.model import PersistedBinding
     from vfiomgr.persistence.part import Bindings
     from vfiomgr.snapshot.model import HostSnapshot
@@ -33,6 +34,13 @@ _NEW_ROOT = {
     "pass --continue to further transactional-update commands",
 }
 """What is not in effect at each next boot, since another deployment may be made in between."""
+_BY_HAND: dict[Tool, str] = {
+    "limine-mkinitcpio": "run lsinitcpio IMAGE, with the path in limine.conf",
+    "rpm-ostree": "run rpm-ostree status, which lists them as InitramfsEtc",
+    "transactional-update": "after the reboot, run lsinitrd IMAGE, with the path in the boot entry",
+    "sdbootutil": "run lsinitrd IMAGE, with the path in bootctl list",
+}
+"""How to look for the rules in the images of tools that are not VERIFIED."""
 
 
 def initramfs_part(
@@ -103,10 +111,13 @@ def _tracked(host: HostSnapshot, wanted: Bindings, *, rebuild: bool) -> Part:
     return part.with_notes((told,))
 
 
-def _rebuilt(tool: str, command: Sequence[str], steps: Iterable[Step], *, rebuild: bool) -> Part:
+def _rebuilt(tool: Tool, command: Sequence[str], steps: Iterable[Step], *, rebuild: bool) -> Part:
     if rebuild:
         told = _NEW_ROOT.get(tool)
         notes = () if told is None else (told,)
+        if tool not in VERIFIED:
+            what = "vfiomgr does not verify that the new initramfs contains the rules"
+            notes = (*notes, f"{what}: to look for them, {_BY_HAND[tool]}")
         return Part((*steps, RebuildInitramfs(tuple(command))), notes)
     how = f"rebuild it with {shlex.join(command)}"
     return Part(

@@ -5,7 +5,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.unit.host_files import tree_of
-from vfiomgr.persistence.initramfs.facts import read_initramfs, read_manager
+from vfiomgr.persistence.initramfs.facts import (
+    read_initramfs,
+    read_manager,
+    read_preset_image,
+)
 from vfiomgr.persistence.initramfs.model import Initramfs, Manager
 
 if TYPE_CHECKING:
@@ -107,6 +111,44 @@ def test_the_initramfs_is_known_by_its_tool_and_the_configuration(
     tmp_path: Path, files: str, expected: Initramfs | None
 ) -> None:
     assert read_initramfs(tree_of(tmp_path, files)) == expected
+
+
+def preset(text: str) -> str:
+    """The kernel of a package, and its preset."""
+    return f"""
+        usr/lib/modules/6.6.30-2-MANJARO/pkgbase: linux66\\n
+        etc/mkinitcpio.d/linux66.preset: {text}
+        etc/mkinitcpio.d/linux.preset: PRESETS=('default')\\ndefault_image=/boot/other.img
+        """
+
+
+MANJARO = """\
+#ALL_config="/etc/mkinitcpio.conf"\\n\
+ALL_kver="/boot/vmlinuz-6.6-x86_64"\\n\
+PRESETS=('default' 'fallback')\\n\
+default_image="/boot/initramfs-6.6-x86_64.img"\\n\
+#default_uki="/efi/EFI/Linux/manjaro-6.6-x86_64.efi"\\n\
+fallback_image="/boot/initramfs-6.6-x86_64-fallback.img"\\n\
+"""
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (preset(MANJARO), "/boot/initramfs-6.6-x86_64.img"),
+        (preset("PRESETS=(one two)\\ntwo_image='/boot/two.img'"), "/boot/two.img"),
+        (preset("PRESETS=('a')\\na_uki=/efi/a.efi"), "/efi/a.efi"),
+        (preset("PRESETS=('a')\\na_efi_image=/efi/a.efi"), "/efi/a.efi"),
+        (preset("PRESETS=('a')\\na_image=/old.img\\na_image=/new.img"), "/new.img"),
+        (preset("PRESETS=('default')"), None),
+        ("usr/lib/modules/6.6.30-2-MANJARO/pkgbase: linux66", None),
+        ("etc/mkinitcpio.d/linux.preset: PRESETS=('a')\\na_image=/boot/a.img", None),
+    ],
+)
+def test_the_image_of_a_kernel_is_the_first_one_of_its_preset(
+    tmp_path: Path, files: str, expected: str | None
+) -> None:
+    assert read_preset_image(tree_of(tmp_path, files), "6.6.30-2-MANJARO") == expected
 
 
 MANAGERS = """

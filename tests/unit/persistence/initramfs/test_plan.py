@@ -6,7 +6,13 @@ from msgspec.structs import replace
 from tests.unit.persistence.test_plan import BIND, GPU, GRAPHICS, HOOK, RULE, host_with
 from vfiomgr.engine.registry import plan
 from vfiomgr.passthrough.steps import Unbind
-from vfiomgr.persistence.initramfs.model import COMMANDS, HOOKS, Initramfs, Tool
+from vfiomgr.persistence.initramfs.model import (
+    COMMANDS,
+    HOOKS,
+    VERIFIED,
+    Initramfs,
+    Tool,
+)
 from vfiomgr.persistence.steps import ForgetPersisted, RebuildInitramfs, ReplaceFile
 
 REBUILD = replace(BIND, update_initramfs=True)
@@ -59,6 +65,14 @@ def test_what_deploys_the_initramfs_rebuilds_it(tool: Tool, told: str) -> None:
     assert HOOKS[tool] in [getattr(step, "path", None) for step in made.steps]
     assert made.steps[-1] == RebuildInitramfs(COMMANDS[tool])
     assert told in " ".join(made.notes)
+    assert "vfiomgr does not verify that the new initramfs contains the rules" in made.notes[-1]
+
+
+def test_an_initramfs_that_is_verified_needs_no_note() -> None:
+    for tool in VERIFIED:
+        made = plan(host_with(bound=False, initramfs=Initramfs(tool, (), ("03",))), REBUILD)
+        assert made.steps[-1] == RebuildInitramfs(COMMANDS[tool])
+        assert "verify" not in " ".join(made.notes)
 
 
 OSTREE = Initramfs("rpm-ostree", (), ("03",))
@@ -71,7 +85,9 @@ def test_rpm_ostree_tracks_the_rules_and_reads_no_hook() -> None:
     assert f"rebuild it with {command}, or pass --update-initramfs" in made.notes[-1]
     rebuilt = plan(host_with(bound=False, initramfs=OSTREE), REBUILD)
     assert rebuilt.steps[-1] == RebuildInitramfs(tuple(command.split()))
-    assert "a new deployment: reboot to use it, and upgrade with rpm-ostree" in rebuilt.notes[-1]
+    new_root, by_hand = rebuilt.notes[-2:]
+    assert "a new deployment: reboot to use it, and upgrade with rpm-ostree" in new_root
+    assert by_hand.endswith("run rpm-ostree status, which lists them as InitramfsEtc")
 
 
 def test_rpm_ostree_no_longer_tracks_a_rule_that_is_removed() -> None:
