@@ -153,7 +153,7 @@ def nouveau(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
         (*places, f"/sys/bus/pci/drivers/{_NOUVEAU}: {holds}", *shown, *blacklists),
         "it binds any NVIDIA GPU without driver_override at boot, after a rescan and after a "
         "guest, and may fail to unload while it drives a display",
-        _pinning(host, displays) if displays else _blacklisting(facts),
+        _pinning(host, displays) if displays else _blacklisting(host),
     )
 
 
@@ -184,10 +184,10 @@ def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
     return f"{why}; bind the GPUs for guests instead: vfiomgr bind --persist {names}"
 
 
-def _blacklisting(facts: Readiness) -> str:
+def _blacklisting(host: HostSnapshot) -> str:
     return (
         f"add `blacklist nouveau` to /etc/modprobe.d/blacklist-nouveau.conf, "
-        f"{rebuild_initramfs(facts)}, and reboot"
+        f"{rebuild_initramfs(host)}, and reboot"
     )
 
 
@@ -204,7 +204,7 @@ def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
             f"{_counted(held)} on host driver {name}",
             (*(f"{d} is on {name}" for d in held[:_SHOWN]), *_beyond(held), *_module(module, host)),
             _race(name, "it" if len(held) == 1 else "them", is_first=is_first),
-            _race_remedy(host, held[0], facts, is_first=is_first),
+            _race_remedy(host, held[0], is_first=is_first),
         )
 
 
@@ -251,14 +251,14 @@ def _race(name: str, them: str, *, is_first: bool) -> str:
     )
 
 
-def _race_remedy(host: HostSnapshot, first: PciDevice, facts: Readiness, *, is_first: bool) -> str:
+def _race_remedy(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> str:
     slot = host.slot(first)
     blocking = blockers(host.group_members(first.iommu_group))
     shared = any(d not in slot and not d.is_bridge for d in blocking)
     bind = f"before a guest starts: vfiomgr bind {first.address}{' --with-group' * shared}"
     if is_first:
         return f"{bind} (repeat it after each boot)"
-    rebuild = rebuild_initramfs(facts)
+    rebuild = rebuild_initramfs(host)
     return f"{bind}; for a rule that applies at boot, add --persist and {rebuild}"
 
 

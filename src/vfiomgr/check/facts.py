@@ -44,22 +44,14 @@ _TOOLS = (
     "grub2-mkconfig",
     "grub-mkconfig",
     "bootctl",
-    "update-initramfs",
-    "dracut",
-    "limine-mkinitcpio",
-    "mkinitcpio",
     "apt-get",
     "dnf",
     "zypper",
     "pacman",
 )
-_FILES = (
-    "/etc/kernel/cmdline",
-    "/boot/refind_linux.conf",
-    "/usr/lib/booster/regenerate_images",
-)
-"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries, those of
-rEFInd, and the script of booster."""
+_FILES = ("/etc/kernel/cmdline", "/boot/refind_linux.conf")
+"""The kernel options that kernel-install and proxmox-boot-tool write to new boot entries, and those
+of rEFInd."""
 
 
 def read_distribution(tree: HostTree) -> Distribution | None:

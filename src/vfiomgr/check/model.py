@@ -5,6 +5,7 @@ None means that this host, recording or snapshot does not show the fact; it neve
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
@@ -12,9 +13,11 @@ from msgspec import field
 from vfiomgr.diagnostic import Diagnostic, Severity
 from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.initramfs.model import COMMANDS
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    from vfiomgr.persistence.initramfs.model import Tool
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -190,17 +193,11 @@ _COMMAND_LINE = {  # the first that is there
     "/boot/refind_linux.conf": "edit the options in /boot/refind_linux.conf",
     "bootctl": "edit the options line of the entries in loader/entries on the boot partition",
 }
-_INITRAMFS = {  # the first that is there
-    "rpm-ostree": "rpm-ostree initramfs-etc --track=/etc/modprobe.d/FILE, and reboot",
+_INITRAMFS: dict[Tool, str] = {
+    "rpm-ostree": "rpm-ostree initramfs-etc --track=FILE",
     "bootc": "dracut when the bootc image is built, with the file in the image",
-    "transactional-update": "transactional-update initrd, and reboot",
-    "sdbootutil": "sdbootutil mkinitrd",
-    "update-initramfs": "update-initramfs -u -k all",
-    "dracut": "dracut --force --regenerate-all",
-    "limine-mkinitcpio": "limine-mkinitcpio",
-    "mkinitcpio": "mkinitcpio -P",
-    "/usr/lib/booster/regenerate_images": "/usr/lib/booster/regenerate_images",
 }
+"""Where COMMANDS lack what a file of modprobe.d needs, or have nothing."""
 _FEDORA = "dnf install kernel-modules-{release}"
 _SUSE = "zypper install kernel-{flavour}"
 _PACKAGES = {
@@ -254,11 +251,12 @@ def _command_line(distribution: Distribution) -> str | None:
     return _first(_COMMAND_LINE, distribution)
 
 
-def rebuild_initramfs(facts: Readiness) -> str:
+def rebuild_initramfs(host: HostSnapshot) -> str:
     """How to include modprobe.d in the initramfs."""
-    distribution = facts.distribution
-    command = _first(_INITRAMFS, distribution) if distribution else None
-    return f"run {command}" if command else "rebuild the initramfs"
+    if host.initramfs is None:
+        return "rebuild the initramfs"
+    tool = host.initramfs.tool
+    return f"run {_INITRAMFS.get(tool) or shlex.join(COMMANDS[tool])}"
 
 
 def install_modules(host: HostSnapshot, facts: Readiness) -> str:

@@ -23,7 +23,7 @@ TREE = f"""
     etc/os-release: ID=debian\\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"
     etc/modprobe.d/vfio.conf: options vfio-pci ids=10de:2684
     usr/sbin/update-grub:
-    usr/sbin/update-initramfs:
+    usr/sbin/mkinitramfs:
     lib/modules/{RELEASE}/modules.builtin: kernel/drivers/gpu/drm/i915/i915.ko
     lib/modules/{RELEASE}/modules.dep: kernel/vfio-pci.ko.xz:\\nkernel/vfio_iommu_type1.ko.xz:
     boot/config-{RELEASE}: CONFIG_VFIO_PCI=m\\n# CONFIG_IOMMUFD is not set

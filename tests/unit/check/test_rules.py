@@ -19,14 +19,16 @@ from vfiomgr.check.model import (
 )
 from vfiomgr.check.plan import check
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.initramfs.model import Initramfs
 from vfiomgr.vgpu.model import VgpuParent
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.persistence.initramfs.model import Tool
     from vfiomgr.snapshot.model import HostSnapshot
 
-DEBIAN = Distribution("debian", "Debian 12", ("update-grub", "update-initramfs", "apt-get"))
+DEBIAN = Distribution("debian", "Debian 12", ("update-grub", "apt-get"))
 
 
 def facts(**known: Any) -> Readiness:
@@ -425,13 +427,37 @@ def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
     driving = replace(idle, pci_drivers=("nouveau",))
     blacklist = ModuleSetting("/etc/modprobe.d/n.conf", "blacklist", "nouveau", "")
     known = facts(modules=(driving,), module_settings=(blacklist,), distribution=DEBIAN)
-    finding = found(host(device(driver="nouveau"), readiness=known), "nouveau")
+    image = Initramfs("initramfs-tools")
+    finding = found(host(device(driver="nouveau"), readiness=known, initramfs=image), "nouveau")
     assert finding is not None
     assert finding.severity == "warning"
     assert finding.evidence[0] == "/sys/module/nouveau"
     assert "nouveau: 0000:04:00.0" in finding.evidence[1]
     assert finding.evidence[2] == str(blacklist)
     assert "update-initramfs -u -k all" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("tool", "command"),
+    [
+        ("dracut", "run dracut --force --regenerate-all"),
+        ("mkinitcpio", "run mkinitcpio -P"),
+        ("limine-mkinitcpio", "run limine-mkinitcpio"),
+        ("booster", "run /usr/lib/booster/regenerate_images"),
+        ("rpm-ostree", "run rpm-ostree initramfs-etc --track=FILE"),
+        ("bootc", "run dracut when the bootc image is built, with the file in the image"),
+        ("transactional-update", "run transactional-update initrd"),
+        ("sdbootutil", "run sdbootutil mkinitrd"),
+        (None, "rebuild the initramfs"),
+    ],
+)
+def test_the_initramfs_is_rebuilt_by_the_tool_that_bind_runs(
+    tool: Tool | None, command: str
+) -> None:
+    image = Initramfs(tool) if tool else None
+    finding = found(host(readiness=facts(modules=NOUVEAU), initramfs=image), "nouveau")
+    assert finding is not None
+    assert f"blacklist-nouveau.conf, {command}, and reboot" in finding.remedy
 
 
 NOUVEAU = (KernelModule("nouveau", "loaded", ("nouveau",)),)
