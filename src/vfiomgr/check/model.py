@@ -217,6 +217,12 @@ _PACKAGES = {
 
 The flavour is the last part of a release: 6.1.0-18-cloud-amd64, 6.4.0-150600.21-default.
 """
+_INSTALL = {  # the first that is there
+    "rpm-ostree": "rpm-ostree install {package}, and reboot",
+    "bootc": "{command} in the Containerfile of the bootc image, then bootc upgrade, and reboot",
+    "transactional-update": "transactional-update pkg install {package}, and reboot",
+}
+"""How packages are installed where the running system is an image or a snapshot."""
 _DEBIAN_FLAVOURS = frozenset(
     {"686", "amd64", "arm64", "armmp", "loong64", "powerpc64le", "riscv64", "s390x"}
 )
@@ -278,9 +284,12 @@ def _package(distribution: Distribution | None, release: str) -> str | None:
         return None
     if known == "debian" and flavour not in _DEBIAN_FLAVOURS:
         command = _PROXMOX_PACKAGE if release.endswith(_PROXMOX_RELEASE) else ""
-    if command.partition(" ")[0] not in distribution.tools:
-        return None
-    return command.format(release=release, flavour=flavour)
+    command = command.format(release=release, flavour=flavour)
+    *_, package = command.split(" ")
+    how = _first(_INSTALL, distribution)
+    if command and how is not None:
+        return how.format(command=command, package=package)
+    return command if command.partition(" ")[0] in distribution.tools else None
 
 
 def _first(table: dict[str, str], distribution: Distribution) -> str | None:

@@ -283,8 +283,11 @@ def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: s
     assert severity(registered, "vfio-pci") == "ok"
 
 
+IN_IMAGE = "in the Containerfile of the bootc image, then bootc upgrade, and reboot"
+
+
 @pytest.mark.parametrize(
-    ("identifier", "tool", "release", "command"),
+    ("identifier", "tools", "release", "command"),
     [
         ("debian", "apt-get", "6.1.0-18-cloud-amd64", "apt-get install linux-image-amd64"),
         ("debian", "apt-get", "6.18.44-local-v509", None),
@@ -293,17 +296,36 @@ def test_vfio_pci(state: Any, settings: Any, config: dict[str, str], expected: s
         ("fedora", "dnf", "6.8.5.fc40.x86_64", "dnf install kernel-modules-6.8.5.fc40.x86_64"),
         ("opensuse-leap", "zypper", "6.4.0-150600.21-default", "zypper install kernel-default"),
         ("arch", "pacman", "6.9.1-arch1-1", "pacman -S linux"),
-        ("fedora", "rpm-ostree", "6.8.5.fc40.x86_64", None),
+        (
+            "fedora",
+            "dnf rpm-ostree",
+            "6.8.5.fc40.x86_64",
+            "rpm-ostree install kernel-modules-6.8.5.fc40.x86_64, and reboot",
+        ),
+        (
+            "fedora",
+            "dnf bootc",
+            "6.8.5.fc40.x86_64",
+            f"dnf install kernel-modules-6.8.5.fc40.x86_64 {IN_IMAGE}",
+        ),
+        (
+            "opensuse-tumbleweed",
+            "zypper transactional-update",
+            "6.14.0-1-default",
+            "transactional-update pkg install kernel-default, and reboot",
+        ),
+        ("own", "rpm-ostree", "6.8.5.fc40.x86_64", None),
+        ("debian", "apt-get bootc", "6.18.44-local-v509", None),
         ("gentoo", "emerge", "6.6.30-gentoo", None),
         ("debian", "apt-get", None, None),
     ],
 )
 def test_the_package_of_missing_modules_is_named_where_it_is_known(
-    identifier: str, tool: str, release: str | None, command: str | None
+    identifier: str, tools: str, release: str | None, command: str | None
 ) -> None:
     known = facts(
         modules=(KernelModule("vfio_pci", "missing"),),
-        distribution=Distribution(identifier, identifier, (tool,)),
+        distribution=Distribution(identifier, identifier, tuple(tools.split())),
     )
     bare = host(readiness=known, pci_drivers=(), kernel_release=release)
     finding = found(bare, "vfio-pci")
