@@ -256,6 +256,8 @@ def _race_remedy(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> str
     blocking = blockers(host.group_members(first.iommu_group))
     shared = any(d not in slot and not d.is_bridge for d in blocking)
     bind = f"before a guest starts: vfiomgr bind {first.address}{' --with-group' * shared}"
+    if first.driver == guards.GIM:
+        bind = f"for virtual functions, {guards.GIM_OPTIONS}; for the entire GPU, {bind}"
     if is_first:
         return f"{bind} (repeat it after each boot)"
     rebuild = rebuild_initramfs(host)

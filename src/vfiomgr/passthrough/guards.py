@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
 """Rule identifiers that other modules use."""
+GIM = "gim"
+"""AMD's driver. It creates virtual functions when it is loaded, at least one of each GPU (vf_num in
+gim_config.c), and removes them when it is unloaded; sysfs cannot change them (gim_drv.c)."""
+GIM_OPTIONS = (
+    "set vf_num (and vf_fb in MiB in GIM for older GPUs) in /etc/gim_config, or as an option of "
+    "the module gim in /etc/modprobe.d, which takes precedence; shut all guests down, then run: "
+    "modprobe -r gim; modprobe gim (without the second command, no virtual function is left)"
+)
+"""How to change the virtual functions of GIM."""
 
 
 def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
@@ -123,7 +132,6 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
     first = (
         f"remove {counted(len(vgpus), 'vGPU')} (vfiomgr vgpu list), then " if vgpus else "remove "
     )
-    sriov = f"vfiomgr sriov set {device.address} 0"
     instead = (
         f"create a vGPU on one: vfiomgr vgpu create --parent {device.address} --type TYPE"
         if any(host.makes_vgpus(d) for d in host.devices if d.address in device.virtual_functions)
@@ -134,8 +142,15 @@ def active_virtual_functions(host: HostSnapshot, device: PciDevice) -> Iterator[
         device,
         f"{device} has {counted(count, 'active virtual function')}"
         + (f" with {counted(len(vgpus), 'vGPU')}" if vgpus else ""),
-        f"{first}the virtual functions: {sriov}; or {instead}",
+        f"{first}the virtual functions: {removal(device)}; or {instead}",
     )
+
+
+def removal(device: PciDevice) -> str:
+    """The command that removes the virtual functions of a physical function."""
+    if device.driver == GIM:
+        return "modprobe -r gim (removes those of all GPUs on gim; shut their guests down first)"
+    return f"vfiomgr sriov set {device.address} 0"
 
 
 def carries_vgpus(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:

@@ -306,7 +306,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     yield from guards.held_by_pod(host, device)
     yield from guards.carries_vgpus(host, device)
     for diagnostic in guards.active_virtual_functions(host, device):
-        remedy = f"reset one of them, or remove them: vfiomgr sriov set {device.address} 0"
+        remedy = f"reset one of them, or remove them: {guards.removal(device)}"
         yield replace(diagnostic, remedies=(Remedy(remedy),))
     yield from guards.boot_display(host, device)
     yield from guards.open_nodes(host, device)

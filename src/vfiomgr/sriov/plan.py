@@ -259,7 +259,7 @@ def impossible(host: HostSnapshot, device: PciDevice, count: int) -> Iterator[Di
             f"{device} supports at most {device.sriov_totalvfs} virtual functions, not {count}",
             "request fewer; the device's firmware settings may raise the limit",
         )
-    elif device.driver == capacity.GIM and count != device.sriov_numvfs:
+    elif device.driver == guards.GIM and count != device.sriov_numvfs:
         yield capacity.fixed_at_load(device, "creates virtual functions")
     elif makes_by_program(host, device) and count not in (
         *(0, device.sriov_totalvfs),

@@ -858,6 +858,15 @@ def test_a_gpu_in_a_shared_group_is_bound_with_its_group() -> None:
     assert "vfiomgr bind 0000:04:00.0 --with-group;" in shared.remedy
 
 
+def test_a_gpu_on_gim_gets_virtual_functions_by_an_option_of_the_module() -> None:
+    finding = found(host(device(driver="gim"), readiness=facts()), "host-driver")
+    assert finding is not None
+    functions, entire = finding.remedy.split("; for the entire GPU, ")
+    assert functions.startswith("for virtual functions, set vf_num")
+    assert "modprobe -r gim; modprobe gim" in functions
+    assert "vfiomgr bind 0000:04:00.0" in entire
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -260,6 +260,18 @@ def test_active_virtual_functions_are_refused_with_what_they_carry() -> None:
     assert moved(bind(host, "0000:04:00.4")) == ["0000:04:00.4"]
 
 
+def test_virtual_functions_of_gim_are_removed_with_its_module() -> None:
+    virtual = replace(pci_device("0000:04:00.4"), physical_function=GPU.address, iommu_group=9)
+    physical = replace(GPU, virtual_functions=(virtual.address,), driver="nvidia")
+    hints = {
+        driver: refusal(host_of(replace(physical, driver=driver), virtual), "0000:04:00.0").hint
+        for driver in ("nvidia", "gim")
+    }
+    assert "remove the virtual functions: vfiomgr sriov set 0000:04:00.0 0; or" in hints["nvidia"]
+    assert "remove the virtual functions: modprobe -r gim (removes those of all" in hints["gim"]
+    assert "sriov set" not in hints["gim"]
+
+
 def allowable() -> list[tuple[Override, HostSnapshot, str]]:
     console = replace(GPU, **CONSOLE)
     drawn = replace(GPU, nodes=("/dev/dri/card1",))

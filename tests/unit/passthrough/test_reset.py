@@ -187,6 +187,17 @@ def obstacles() -> list[tuple[HostSnapshot, str, Override | None]]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("driver", "command"),
+    [("nvidia", f"vfiomgr sriov set {GPU.address} 0"), ("gim", "modprobe -r gim (removes")],
+)
+def test_a_refusal_names_what_removes_virtual_functions(driver: str, command: str) -> None:
+    parent = replace(GPU, virtual_functions=(AUDIO.address,), driver=driver)
+    with pytest.raises(Refusal) as caught:
+        reset(host_of(parent))
+    assert f"reset one of them, or remove them: {command}" in caught.value.hint
+
+
 @pytest.mark.parametrize(("host", "reason", "allowance"), obstacles())
 def test_what_would_hurt_is_refused_and_its_own_flag_lifts_it(
     host: HostSnapshot, reason: str, allowance: Override | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse
+from vfiomgr.passthrough.guards import GIM, GIM_OPTIONS
 from vfiomgr.units import MIB
 from vfiomgr.vgpu.capacity import Capacity, Gpu
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, VgpuType
@@ -18,15 +19,12 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import GpuQuotas, Quantity, VfQuota
 
 
-GIM = "gim"
-"""AMD's driver, which creates virtual functions when it is loaded."""
 _NAMES: dict[Quantity, str] = {
     "memory": "--vf-memory",
     "exec_quantum_ms": "--exec-quantum",
     "preempt_timeout_us": "--preempt-timeout",
     "sched_priority": "--priority",
 }
-_CONFIG = "/etc/gim_config"
 
 
 def impossible(
@@ -101,9 +99,7 @@ def fixed_at_load(device: PciDevice, what: str) -> Diagnostic:
         "fixed-at-load",
         device,
         f"{device} is on AMD's GIM, which {what} only when the module is loaded",
-        f"set vf_num (and vf_fb in MiB in GIM for older GPUs) in {_CONFIG}, or as an option of "
-        "the module gim in /etc/modprobe.d, which takes precedence; shut all guests down, then "
-        "run: modprobe -r gim; modprobe gim",
+        GIM_OPTIONS,
     )
 
 
