@@ -12,7 +12,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.topology.model import LEADING_DOWN, PORTS, Problem, Topology, TopologyNode
-from vfiomgr.units import format_cpulist, size
+from vfiomgr.units import counted, format_cpulist, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -317,7 +317,7 @@ class _Builder:
         if device.driver_override not in (None, device.driver):
             yield f"driver_override {device.driver_override}"
         if device.sriov_totalvfs and not device.virtual_functions:
-            yield f"up to {device.sriov_totalvfs} VFs"
+            yield f"up to {counted(device.sriov_totalvfs, 'VF')}"
         if self._host.in_persistence_mode(device.address):
             yield "persistence mode"
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests import api
-from tests.fakes.vgpu_hosts import a40_host, samples_host, t4_host
+from tests.fakes.vgpu_hosts import a40_host, gim_host, samples_host, t4_host
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.model import PciAddress
@@ -119,6 +119,11 @@ def test_virtual_functions_are_folded(run: Run, tmp_path: Path) -> None:
     assert list(items_of(run, *root)) == list(unfolded)
     assert list(rows_of(run(*root, "list", "--group", "3").stdout)) == ["0000:21:00.5"]
     assert list(rows_of(run(*root, "list", "21:00.6").stdout)) == ["0000:21:00.6"]
+
+
+def test_one_virtual_function_is_one_vf(run: Run, tmp_path: Path) -> None:
+    root = ("--root", gim_host(tmp_path / "gim", vfs=1).root)
+    assert rows_of(run(*root, "list").stdout)["0000:21:00.0"]["NOTES"] == "1 VF"
 
 
 def test_vgpus_are_counted_where_their_functions_are_folded(run: Run, tmp_path: Path) -> None:

@@ -154,6 +154,11 @@ def test_what_uses_a_function() -> None:
     assert nobody_looked["0000:82:00.0"].users is None
 
 
+@pytest.mark.parametrize(("total", "note"), [(1, "up to 1 VF"), (8, "up to 8 VFs")])
+def test_the_virtual_functions_that_can_be_created_are_a_note(total: int, note: str) -> None:
+    assert made(variant(sriov_totalvfs=total))[GPU].notes == (note,)
+
+
 def test_problems_of_the_made_hosts() -> None:
     marked = {node.id: problems(node) for node in nodes(tree_of(dgx()).root) if node.problems}
     assert marked == {"0000:44:00.0": ["link-width"], "0000:c8:00.0": ["not-responding"]}

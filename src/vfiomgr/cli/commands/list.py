@@ -208,7 +208,7 @@ def _notes(host: HostSnapshot, device: PciDevice, functions: Sequence[PciDevice]
     if device.is_boot_display:
         yield "console's display"
     if device.virtual_functions:
-        yield f"{len(device.virtual_functions)} VFs"
+        yield counted(len(device.virtual_functions), "VF")
     if device.physical_function:
         yield f"VF of {device.physical_function}"
     count = sum(len(host.vgpus_of(str(function.address))) for function in functions)
