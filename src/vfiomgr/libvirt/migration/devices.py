@@ -3,12 +3,16 @@
 QEMU asks the kernel (VFIO_DEVICE_FEATURE_MIGRATION), which answers with the driver's migration
 operations (`mig_ops`, drivers/vfio/vfio_main.c). debugfs shows the same; without it the driver's
 name tells: of drivers/vfio/pci the variants below have such operations, vfio-pci, nvgrace-gpu and
-ism have none. NVIDIA's vGPU driver has its own (mdev and vendor-specific VFIO), from Linux 5.18.
+ism have none. Only virtual functions have them: mlx5, virtio, xe and hisilicon check `is_virtfn`,
+and the probe of qat and pds fails for others (pci_iov_vf_id). NVIDIA's vGPU driver has its own
+(mdev and vendor-specific VFIO), from Linux 5.18.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from vfiomgr.pci.drivers import best_variant
 from vfiomgr.units import Version
@@ -29,7 +33,7 @@ CONDITIONS = {
     "xe_vfio_pci": "",
     "virtio_vfio_pci": "the device must offer its state to the administration queue",
 }
-"""Variant drivers of VFIO with migration, and what else it depends on."""
+"""Variant drivers that migrate virtual functions, and what else it depends on."""
 _DEBUGFS = "/sys/kernel/debug/vfio"
 _NVIDIA = "nvidia"
 _FIRST_KERNEL = Version(5, 18)
@@ -47,7 +51,7 @@ class Migratability(Value):
     condition: str = ""
     """What it depends on besides, that vfiomgr cannot see."""
     remedy: str = ""
-    """The command after which it is possible."""
+    """The command after which it is possible, or what can migrate instead."""
     features: tuple[str, ...] | None = None
     """As MigrationState.features; None if unknown."""
     state: str | None = None
@@ -78,8 +82,14 @@ def migratability_of(host: HostSnapshot, device: PciDevice) -> Migratability:
         return _of_vendor(host, device.driver, link)
     if not device.is_on_vfio:
         return _unbound(host, device, link)
+    named = _by_name(device, driver, link)
     known = host.guest_support and host.guest_support.migration_of(name)
-    return _as_shown(known, driver, link) if known else _by_name(driver, link)
+    if not known:
+        return named
+    shown = _as_shown(known, driver, link)
+    if shown.is_possible or named.is_possible:
+        return shown
+    return replace(named, evidence=(*named.evidence, shown.evidence[-1]))
 
 
 def vgpu_migratability(host: HostSnapshot, vgpu: Vgpu) -> Migratability:
@@ -107,15 +117,33 @@ def _as_shown(known: MigrationState, driver: str, link: str) -> Migratability:
     )
 
 
-def _by_name(driver: str, link: str) -> Migratability:
+def _by_name(device: PciDevice, driver: str, link: str) -> Migratability:
     condition = CONDITIONS.get(driver.replace("-", "_"))
     if condition is None:
         return Migratability(
             is_possible=False, why=f"{driver} does not migrate devices", evidence=(link,)
         )
+    if device.physical_function is None:
+        return Migratability(
+            is_possible=False,
+            why=f"{driver} migrates virtual functions only",
+            remedy=_virtual_function_instead(device),
+            evidence=(link, f"/sys/bus/pci/devices/{device.address}: no physfn link"),
+        )
     return Migratability(
         is_possible=True, why=f"{driver} migrates it", condition=condition, evidence=(link,)
     )
+
+
+def _virtual_function_instead(device: PciDevice) -> str:
+    """How to assign a virtual function of it, which its host driver creates; empty without any."""
+    if not device.sriov_totalvfs:
+        return ""
+    if device.sriov_numvfs:
+        return "assign one of its virtual functions"
+    created = f"vfiomgr sriov set {device.address} 1"
+    returned = f"vfiomgr unbind {device.address}, then " if device.is_on_vfio else ""
+    return f"create a virtual function and assign it: {returned}{created}"
 
 
 def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
@@ -124,7 +152,7 @@ def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
     if variant is None:
         why = "only a variant driver of VFIO migrates devices, and this kernel has none for it"
         return Migratability(is_possible=False, why=why, evidence=(link,))
-    found = _by_name(variant.driver_name, link)
+    found = _by_name(device, variant.driver_name, link)
     if not found.is_possible:
         return found
     remedy = f"vfiomgr bind {device.address} --driver {variant.driver_name}"

@@ -71,7 +71,8 @@ def _judged(
         remedy = "as root, read /sys/kernel/debug/vfio (CONFIG_VFIO_DEBUGFS)"
     elif not found.is_possible:
         rule, summary, why = "migration-device", f"{name} cannot migrate: {found.why}", _BLOCKED
-        remedy = f"before the migration: {context.removal(hostdev)}; a network device can be "
+        remedy = f"{found.remedy}; or " if found.remedy else ""
+        remedy += f"before the migration: {context.removal(hostdev)}; a network device can be "
         remedy += "paired with a virtio interface: vfiomgr libvirt hostdev --teaming"
     elif found.remedy:
         rule, why, remedy = "migration-driver", _BLOCKED, found.remedy

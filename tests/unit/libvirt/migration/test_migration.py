@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.unit.libvirt.migration.hosts import (
     MLX5,
     OTHER_VF,
+    PORT,
     UUID,
     VF,
     network,
@@ -28,7 +29,7 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from tests.unit.libvirt.preflight.situations import VF as VENDOR_VF
-from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
+from vfiomgr.libvirt.migration.devices import CONDITIONS, migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.pci.guest_support import MigrationState
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
@@ -44,6 +45,7 @@ NVME = """<disk type='nvme' device='disk'>
 </source><target dev='vda' bus='virtio'/></disk>"""
 VGPU = f"""<hostdev mode='subsystem' type='mdev' model='vfio-pci'>
 <source><address uuid='{UUID}'/></source></hostdev>"""
+CREATE = "create a virtual function and assign it:"
 ONE_VF = xml(pci_element(VF), ports="")
 TWO_VFS = xml(pci_element(VF) + pci_element(OTHER_VF), ports="")
 ONE_VGPU = xml(VGPU, ports="", before="")
@@ -92,6 +94,44 @@ def test_debugfs_is_believed_before_the_name() -> None:
     told = migratability_of(cannot, device)
     assert str(told) == "no: mlx5_vfio_pci does not migrate it"
     assert told.evidence[-1] == "/sys/kernel/debug/vfio/0000:81:00.2: no directory migration"
+
+
+@pytest.mark.parametrize("driver", sorted(CONDITIONS))
+def test_variant_drivers_migrate_virtual_functions_only(driver: str) -> None:
+    port = network(PORT, driver=driver, physical_function=None)
+    seen = network_host(port, guest_support=None)
+    assert str(migratability_of(seen, port)) == f"no: {driver} migrates virtual functions only"
+    shown = network_host(port, guest_support=support(migration=(MigrationState(PORT),)))
+    told = migratability_of(shown, port)
+    assert told.why == f"{driver} migrates virtual functions only"
+    assert told.evidence[1:] == (
+        "/sys/bus/pci/devices/0000:81:00.0: no physfn link",
+        "/sys/kernel/debug/vfio/0000:81:00.0: no directory migration",
+    )
+    able = network_host(port, guest_support=support(migration=(MigrationState(PORT, "RUNNING"),)))
+    assert migratability_of(able, port).is_possible, "debugfs is believed before the name"
+
+
+@pytest.mark.parametrize(
+    ("driver", "active", "remedy"),
+    [
+        ("mlx5_core", 0, f"{CREATE} vfiomgr sriov set {PORT} 1"),
+        ("mlx5_vfio_pci", 0, f"{CREATE} vfiomgr unbind {PORT}, then vfiomgr sriov set {PORT} 1"),
+        ("mlx5_core", 2, "assign one of its virtual functions"),
+    ],
+)
+def test_a_physical_function_has_virtual_ones_that_migrate(
+    driver: str, active: int, remedy: str
+) -> None:
+    port = network(
+        PORT, driver=driver, physical_function=None, sriov_totalvfs=8, sriov_numvfs=active
+    )
+    seen = network_host(port, guest_support=None)
+    told = migratability_of(seen, port)
+    assert (told.is_possible, told.remedy) == (False, remedy)
+    (found,) = report(xml(pci_element(PORT), ports=""), seen).report.findings
+    assert found.rule == "migration-device"
+    assert found.remedy.startswith(f"{remedy}; or before the migration: vfiomgr libvirt edit ")
 
 
 def test_on_a_host_driver_its_best_variant_counts() -> None:
