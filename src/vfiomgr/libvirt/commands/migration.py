@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain, Hypervisor
 
 _BLOCKED = 1
+_VERDICTS = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
 
 
 class _Target(HostSource):
@@ -119,8 +120,7 @@ def _print_target(target: MigrationTarget) -> None:
     for place in target.places:
         say(f"{place.device} -> {or_dash(place.target)}: {place.text}")
     print_findings(target.report, every=False)
-    verdict = "fits" if target.fits else "does not fit"
-    say(f"{target.name}: {verdict}: {_counts(target.report)}")
+    say(f"{target.name}: {_VERDICTS[target.fits]}: {_counts(target.report)}")
 
 
 def _counts(report: Report) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def places_on(target: HostSnapshot, context: PreflightContext) -> tuple[MigrationPlace, ...]:
-    """A place for each device of the domain that this host has, in their order."""
+    """A place for each device of the domain, in their order."""
     taken: set[str] = set()
     created: dict[str, int] = {}
     found = []
@@ -35,9 +35,8 @@ def places_on(target: HostSnapshot, context: PreflightContext) -> tuple[Migratio
         if hostdev.element == "disk":
             continue
         place = _place(target, context.host, hostdev, taken, created)
-        if place is not None:
-            found.append(place)
-            taken.add(place.target or "")
+        found.append(place)
+        taken.add(place.target or "")
     return tuple(found)
 
 
@@ -47,13 +46,16 @@ def _place(
     hostdev: DomainHostdev,
     taken: Collection[str],
     created: dict[str, int],
-) -> MigrationPlace | None:
-    """The place of one device; None if it is unknown here, and so are its needs."""
+) -> MigrationPlace:
+    """The place of one device; unknown without the device, which has the facts to compare."""
     vgpu = host.vgpu(hostdev.name)
     if vgpu is not None:
         return _vgpu_place(target, vgpu, taken, created)
     device = host.device_named(hostdev.name) if hostdev.kind == "pci" else None
-    return None if device is None else _function_place(target, host, device, taken)
+    if device is not None:
+        return _function_place(target, host, device, taken)
+    text = "its counterpart is unknown: this host does not have it"
+    return MigrationPlace(hostdev.name, None, is_ready=None, text=text)
 
 
 def _function_place(

@@ -13,8 +13,8 @@ class MigrationPlace(Value):
     """The address or UUID in the domain."""
     target: str | None
     """The address or UUID on the other host; None if it must be created there, or none fits."""
-    is_ready: bool
-    """Whether nothing needs to be created or bound there before the migration."""
+    is_ready: bool | None
+    """Whether nothing needs to be created or bound there before the migration; None if unknown."""
     text: str
     """What it is, or why none fits."""
     remedy: str = ""
@@ -35,9 +35,11 @@ class MigrationTarget(Value):
     report: Report
 
     @property
-    def fits(self) -> bool:
-        """Whether no blocker was found."""
-        return not self.report.is_blocked
+    def fits(self) -> bool | None:
+        """Whether no blocker was found; None if the counterpart of a device is unknown."""
+        if self.report.is_blocked:
+            return False
+        return None if any(place.is_ready is None for place in self.places) else True
 
 
 class MigrationReport(Value):

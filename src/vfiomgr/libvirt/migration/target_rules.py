@@ -64,6 +64,9 @@ def devices(pair: Comparison) -> Iterator[Diagnostic]:
     for place in pair.places:
         if place.is_ready:
             continue
+        if place.is_ready is None:
+            yield _unknown(pair, place)
+            continue
         is_missing = not place.remedy
         yield finding(
             "migration-no-place" if is_missing else "migration-not-ready",
@@ -76,6 +79,20 @@ def devices(pair: Comparison) -> Iterator[Diagnostic]:
             f"on that host: {place.remedy}" if place.remedy else "choose another host",
             subject=place.device,
         )
+
+
+def _unknown(pair: Comparison, place: MigrationPlace) -> Diagnostic:
+    by_name = {hostdev.name: hostdev for hostdev in pair.context.hostdevs}
+    return finding(
+        "migration-device-missing",
+        "warning",
+        f"whether {pair.name} has a place for {place.device} is unknown: "
+        "this host does not have the device",
+        (pair.context.cite(by_name[place.device]),),
+        "its counterpart must be of the same model, which only the device shows",
+        "correct its name, or name the host that has it: --snapshot FILE",
+        subject=place.device,
+    )
 
 
 def addresses(pair: Comparison) -> Iterator[Diagnostic]:

@@ -367,6 +367,26 @@ def test_no_counterpart() -> None:
     assert "is for another device of the domain" in both.places[1].text
 
 
+def test_what_an_absent_device_needs_elsewhere_is_unknown() -> None:
+    absent = xml(pci_element("0000:77:00.0"), ports="")
+    found = report(absent, network_host(), b=network_host())
+    (there,) = found.targets
+    (place,) = there.places
+    assert (place.target, place.is_ready) == (None, None)
+    assert place.text == "its counterpart is unknown: this host does not have it"
+    (told,) = there.report.findings
+    assert (told.rule, told.severity) == ("migration-device-missing", "warning")
+    assert told.summary == (
+        "whether b has a place for 0000:77:00.0 is unknown: this host does not have the device"
+    )
+    assert there.fits is None
+    assert found.is_blocked
+    assert target(absent, network_host(boot_id="1"), network_host(boot_id="1")).fits is False
+    both = xml(pci_element("0000:77:00.0") + pci_element(VF), ports="")
+    (_, second) = target(both, network_host(), network_host()).places
+    assert (second.target, second.is_ready) == (VF, True)
+
+
 def test_what_a_start_there_would_find_is_told() -> None:
     sound = network_host()
     apart = network_host(

@@ -66,6 +66,20 @@ def test_a_target_that_fits(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("directory")
+def test_a_target_of_a_device_that_is_absent_here(run: Run) -> None:
+    words = ("check", "migration", "two.xml", "--snapshot", "host2.json", "--to", "host1.json")
+    text = run(*words)
+    assert text.status == 1
+    assert "0000:81:00.3 -> -: its counterpart is unknown: this host does not have it\n" in (
+        text.stdout
+    )
+    assert "host1.json: unknown whether it fits: 0 blockers, 1 warning" in text.stdout
+    (target,) = json.loads(run(*words, "--format", "json").stdout)["targets"]
+    assert target["fits"] is None
+    assert [place["is_ready"] for place in target["places"]] == [True, None]
+
+
+@pytest.mark.usefixtures("directory")
 def test_the_same_in_python(run: Run) -> None:
     host, other = (vfiomgr.Host.from_snapshot(name) for name in ("host1.json", "host2.json"))
     report = vfiomgr.libvirt.check_migration(host, "two.xml", {"host2.json": other})
