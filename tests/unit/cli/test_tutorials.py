@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.containerd import Containerd
 from tests.fakes.hosts import workstation
+from tests.fakes.machine import RELEASE
 from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.golden.container_cases import NODE
 from tests.unit.golden.hosts import SYSTEMD
@@ -73,6 +74,7 @@ def kernel(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
     put(kernel, "/etc/os-release", 'ID=debian\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n')
     for file, text in SYSTEMD.items():
         put(kernel, f"/{file}", text)
+    put(kernel, f"/lib/modules/{RELEASE}/modules.dep", "kernel/drivers/vfio/pci/vfio-pci.ko.xz:\n")
     as_installed(monkeypatch)
     monkeypatch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
     monkeypatch.chdir(tmp_path)

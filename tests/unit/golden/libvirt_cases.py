@@ -133,6 +133,8 @@ LIBVIRT_SCENARIOS = (
         check migration one.xml --snapshot host1.json --to host1.json
         check migration vgpu.xml --snapshot gpu1.json --to gpu2.json
         check migration good.xml
+        .bind 0000:01:00.0
+        check migration good.xml
         """,
         files={
             "good.xml": xml(before=""),

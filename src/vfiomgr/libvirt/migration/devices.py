@@ -149,6 +149,14 @@ def _virtual_function_instead(device: PciDevice) -> str:
 def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
     """A function on a host driver: what its best VFIO driver can do."""
     variant = best_variant(host.variants, device.modalias)
+    if variant is None and host.vfio_modules is None:
+        place = f"/lib/modules/{host.kernel_release}/" if host.kernel_release else ""
+        return Migratability(
+            is_possible=None,
+            why=f"cannot find variant drivers of VFIO without {place}modules.dep",
+            remedy="create it as root: depmod",
+            evidence=(link,),
+        )
     if variant is None:
         why = "only a variant driver of VFIO migrates devices, and this kernel has none for it"
         return Migratability(is_possible=False, why=why, evidence=(link,))

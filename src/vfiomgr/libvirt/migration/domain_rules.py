@@ -68,7 +68,7 @@ def _judged(
         rule, severity = "migration-unknown", "warning"
         summary = f"whether {name} can migrate is unknown: {found.why}"
         why = "QEMU asks its driver when the guest starts"
-        remedy = "as root, read /sys/kernel/debug/vfio (CONFIG_VFIO_DEBUGFS)"
+        remedy = found.remedy or "as root, read /sys/kernel/debug/vfio (CONFIG_VFIO_DEBUGFS)"
     elif not found.is_possible:
         rule, summary, why = "migration-device", f"{name} cannot migrate: {found.why}", _BLOCKED
         remedy = f"{found.remedy}; or " if found.remedy else ""

@@ -141,7 +141,25 @@ def test_on_a_host_driver_its_best_variant_counts() -> None:
     assert told.remedy == f"vfiomgr bind {VF} --driver mlx5_vfio_pci"
     assert str(told).startswith("not yet: ")
     plain = replace(GPU, driver="nvidia")
-    assert migratability_of(host(plain), plain).is_possible is False
+    assert str(migratability_of(host(plain), plain)) == (
+        "no: only a variant driver of VFIO migrates devices, and this kernel has none for it"
+    )
+
+
+def test_without_the_list_of_modules_variant_drivers_are_unknown() -> None:
+    plain = replace(GPU, driver="nvidia")
+    bare = host(plain, kernel_release="6.18.3", vfio_modules=None)
+    told = migratability_of(bare, plain)
+    assert told.is_possible is None
+    assert str(told) == (
+        "unknown: cannot find variant drivers of VFIO without /lib/modules/6.18.3/modules.dep; "
+        "create it as root: depmod"
+    )
+    found = report(xml(pci_element(str(GPU.address)), ports=""), bare).report.findings
+    (unknown,) = (one for one in found if one.rule == "migration-unknown")
+    assert unknown.remedy == "create it as root: depmod"
+    unreleased = replace(bare, kernel_release=None)
+    assert migratability_of(unreleased, plain).why.endswith(" without modules.dep")
 
 
 def test_vgpus() -> None:
