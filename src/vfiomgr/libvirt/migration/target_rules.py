@@ -9,13 +9,15 @@ from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.teaming import how_to_set
 from vfiomgr.libvirt.migration.domain_rules import FIRST_QEMU, staying
 from vfiomgr.pci.guest_support import GuestSupport
-from vfiomgr.units import Version
+from vfiomgr.units import Version, format_cpulist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.libvirt.migration.report import MigrationPlace
+    from vfiomgr.libvirt.model import Domain
     from vfiomgr.libvirt.preflight.context import PreflightContext
+    from vfiomgr.pci.memory import NumaNode
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
@@ -132,6 +134,51 @@ def mac_addresses(pair: Comparison) -> Iterator[Diagnostic]:
                 f"{how_to_set(pair.target, device, interface.mac)}",
                 subject=place.device,
             )
+
+
+def numa_nodes(pair: Comparison) -> Iterator[Diagnostic]:
+    """Counterparts on other NUMA nodes: libvirt keeps <numatune> and <cputune> of the domain.
+
+    Another XML may change both: virDomainNumaCheckABIStability compares cells, not their nodes.
+    """
+    nodes = pair.target.topology.nodes if pair.target.topology else ()
+    domain = pair.context.domain
+    bound = _bound_nodes(domain, nodes)
+    far = []
+    for place in pair.places:
+        here = _numa_node(pair.context.host, place.device)
+        there = _numa_node(pair.target, place.target)
+        if there is not None and there not in {here, *bound}:
+            far.append((place, "an unknown one" if here is None else here, there))
+    if not far or len(nodes) == 1:
+        return
+    told = ", ".join(f"{place.device} on {there} instead of {here}" for place, here, there in far)
+    yield finding(
+        "migration-numa",
+        "info",
+        f"on {pair.name} devices are on other NUMA nodes: {told}",
+        tuple(f"{pair.name}: numa_node of {place.target}: {there}" for place, _, there in far),
+        "the domain is bound to nodes or CPUs by their numbers on this host"
+        if domain.memory.host_nodes or domain.cpu.pins
+        else "the domain is bound to no node: its memory and CPUs may be far from its devices",
+        "pass virsh migrate --xml (and --persistent-xml) a domain with <numatune> and <cputune> "
+        f"for node {format_cpulist({there for _, _, there in far})}",
+    )
+
+
+def _bound_nodes(domain: Domain, nodes: Iterable[NumaNode]) -> frozenset[int]:
+    """The nodes that a domain is bound to, by its memory or by its CPUs."""
+    pinned = frozenset[int]().union(*(cpus for _, cpus in domain.cpu.pins))
+    near = (node.number for node in nodes if not pinned.isdisjoint(node.cpus))
+    return domain.memory.host_nodes or frozenset(near)
+
+
+def _numa_node(host: HostSnapshot, name: str | None) -> int | None:
+    """The node of a function, or of the GPU of a vGPU; None if unknown."""
+    vgpu = host.vgpu(name or "")
+    device = host.device_named(vgpu.parent if vgpu else name or "")
+    node = None if device is None else device.numa_node
+    return None if node is None or node < 0 else node
 
 
 def cpu(pair: Comparison) -> Iterator[Diagnostic]:
@@ -251,4 +298,14 @@ def _families_apart(pair: Comparison, vgpu: Vgpu, other: Vgpu, libvirt: Version)
     )
 
 
-RULES = (same_host, devices, cpu, versions, families, drivers, addresses, mac_addresses)
+RULES = (
+    same_host,
+    devices,
+    cpu,
+    numa_nodes,
+    versions,
+    families,
+    drivers,
+    addresses,
+    mac_addresses,
+)

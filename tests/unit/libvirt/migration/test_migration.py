@@ -38,6 +38,7 @@ from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
+    from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
 
 NVME = """<disk type='nvme' device='disk'>
@@ -360,6 +361,53 @@ def test_another_address_is_told() -> None:
     (place,) = found.places
     assert place.moves
     assert [one.rule for one in found.report.findings] == ["migration-address"]
+
+
+UNBOUND = xml(pci_element(VF), ports="", before="")
+PINNED = "<cputune><vcpupin vcpu='0' cpuset='8-11'/></cputune>"
+
+
+def test_another_numa_node_is_told() -> None:
+    here, far = network_host(), network_host(network(VF, numa_node=1))
+    found = target(UNBOUND, here, far)
+    assert found.fits
+    (note,) = found.report.findings
+    assert (note.rule, note.severity) == ("migration-numa", "info")
+    assert note.summary == f"on b devices are on other NUMA nodes: {VF} on 1 instead of 0"
+    assert note.evidence == (f"b: numa_node of {VF}: 1",)
+    assert note.why.startswith("the domain is bound to no node: ")
+    assert note.remedy.endswith(" a domain with <numatune> and <cputune> for node 1")
+    bound = target(ONE_VF, here, far).report.findings
+    assert [one.rule for one in bound] == ["far-memory", "migration-numa"]
+    assert bound[1].why == "the domain is bound to nodes or CPUs by their numbers on this host"
+    lost = target(UNBOUND, network_host(network(VF, numa_node=-1)), far).report.findings
+    assert "on 1 instead of an unknown one" in lost[0].summary
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        (ONE_VF.replace("nodeset='0'", "nodeset='1'"), {}),
+        (xml(pci_element(VF), ports="", before=PINNED), {}),
+        (UNBOUND, {"topology": replace(NODES, nodes=NODES.nodes[1:])}),
+    ],
+)
+def test_a_node_that_the_domain_is_bound_to_or_the_only_one_is_not_told(
+    text: str, changes: dict[str, HostTopology]
+) -> None:
+    far = network_host(network(VF, numa_node=1), **changes)
+    assert "migration-numa" not in [
+        one.rule for one in target(text, network_host(), far).report.findings
+    ]
+    same = target(UNBOUND, far, network_host(network(VF, numa_node=1)))
+    assert not same.report.findings
+
+
+def test_the_numa_node_of_a_vgpu_is_that_of_its_gpu() -> None:
+    here, there = vgpu_host(2), vgpu_host(2)
+    far = replace(there, devices=tuple(replace(d, numa_node=1) for d in there.devices))
+    (note,) = (f for f in target(ONE_VGPU, here, far).report.findings if f.rule == "migration-numa")
+    assert f"{UUID} on 1 instead of " in note.summary
 
 
 def test_a_counterpart_that_must_be_bound() -> None:
