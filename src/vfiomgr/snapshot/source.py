@@ -21,6 +21,7 @@ from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,10 +69,35 @@ def read_snapshot(text: str, source: str) -> HostSnapshot:
 
 def _validated(document: dict[str, Any], text: str, source: str) -> HostSnapshot:
     try:
-        return from_jsonable(HostSnapshot, document)
+        host = from_jsonable(HostSnapshot, document)
+        _check_versions(host)
     except Misfit as error:
         message = f"{source}:{documents.misfit_in(error, text)}"
         raise InvalidDocument(message, _NEWER) from None
+    return host
+
+
+def _check_versions(host: HostSnapshot) -> None:
+    """Check the versions that rules compare.
+
+    Raises:
+        Misfit: one is not a version.
+
+    """
+    support = host.guest_support
+    release = host.kernel_release if (host.kernel_release or "")[:1].isdecimal() else None
+    libvirt, qemu = (support.libvirt, support.qemu) if support else (None, None)
+    for text, *keys in (
+        (release, "kernel_release"),
+        (libvirt, "guest_support", "libvirt"),
+        (qemu, "guest_support", "qemu"),
+    ):
+        if text is None:
+            continue
+        try:
+            Version.parse(text)
+        except UsageError as error:
+            raise Misfit(error.message, tuple(keys)) from None
 
 
 _NVIDIA = "10de"

@@ -23,6 +23,7 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument, UnknownDevice
 from vfiomgr.library import Host
 from vfiomgr.pci.drivers import DriverState, OriginalState
+from vfiomgr.pci.guest_support import GuestSupport
 from vfiomgr.pci.model import Bar, PciAddress
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.snapshot.values import DeviceUser
@@ -103,6 +104,34 @@ def test_a_field_that_does_not_fit_is_named_with_its_place() -> None:
     document["devices"][0]["address"] = "zz:00.0"
     with pytest.raises(InvalidDocument, match=r"host\.json:1:\d+: devices\.0\.address: .*zz:00\.0"):
         read_snapshot(json.dumps(document), "host.json")
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (["kernel_release"], "6x.y"),
+        (["guest_support", "libvirt"], "x.y"),
+        (["guest_support", "libvirt"], ""),
+        (["guest_support", "qemu"], "x.y"),
+    ],
+)
+def test_a_bad_version_is_named_with_file_and_key(keys: list[str], text: str) -> None:
+    known = replace(full_host(), guest_support=GuestSupport("12.4.0", "11.0.0"))
+    document = json.loads(write_snapshot(known))
+    part = document
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = text
+    written = json.dumps(document, indent=1)
+    line = written[: written.index(f'"{keys[-1]}": "{text}"')].count("\n") + 1
+    why = rf"^host\.json:{line}:\d+: {'.'.join(keys)}: '{text}' is not a version$"
+    with pytest.raises(InvalidDocument, match=why):
+        read_snapshot(written, "host.json")
+
+
+def test_a_kernel_without_a_number_has_an_unknown_version() -> None:
+    text = write_snapshot(replace(full_host(), kernel_release="custom"))
+    assert read_snapshot(text, "host.json").kernel_version is None
 
 
 @pytest.mark.parametrize(
