@@ -97,12 +97,12 @@ class Embed:
         """`vfiomgr libvirt …`."""
         command, *rest = arguments
         root = ("-c", _PROGRAM, "--root", self.host, "libvirt", command)
-        return self._python(*root, "-c", self.uri, *rest)
+        return self.python(*root, "-c", self.uri, *rest)
 
     def hook(self, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`vfiomgr libvirt hook …`."""
         root = ("-c", _PROGRAM, "--root", self.host, "libvirt", "hook", verb)
-        return self._python(*root, "-c", self.uri, *arguments)
+        return self.python(*root, "-c", self.uri, *arguments)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """What a command that succeeds prints as JSON."""
@@ -117,7 +117,7 @@ class Embed:
             "import sys; from vfiomgr.libvirt.client.connection import connect\n"
             "with connect(sys.argv[1]) as c: sys.stdout.buffer.write(c.domain_xml(sys.argv[2]))"
         )
-        answer = self._python("-c", program, self.uri, domain)
+        answer = self.python("-c", program, self.uri, domain)
         assert answer.returncode == 0, answer.stderr
         return answer.stdout.encode()
 
@@ -158,7 +158,8 @@ class Embed:
         assert "version" in _answer(server)
         return server
 
-    def _python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Python as the user of this libvirt."""
         return subprocess.run(
             [*AS_USER, sys.executable, *arguments],
             capture_output=True,

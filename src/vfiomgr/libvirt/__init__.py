@@ -1,7 +1,7 @@
 """Create, check and edit libvirt domains, and attach devices to them.
 
-In Python: `hostdev_xml`, `domain_xml`, `check_domain`, `check_migration`, `migratability`, and
-`hypervisor`, which queries libvirt.
+In Python: `hostdev_xml`, `domain_xml`, `check_domain`, `check_migration`, `migratability`;
+`hypervisor` and `blocked_reasons` query libvirt.
 """
 
 from typing import TYPE_CHECKING
@@ -10,10 +10,11 @@ from vfiomgr import importing
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.checks import check_domain, hypervisor
-    from vfiomgr.libvirt.migrations import check_migration, migratability
+    from vfiomgr.libvirt.migrations import blocked_reasons, check_migration, migratability
     from vfiomgr.libvirt.named import domain_xml, hostdev_xml
 
 __all__ = [
+    "blocked_reasons",
     "check_domain",
     "check_migration",
     "domain_xml",
@@ -26,6 +27,7 @@ if not TYPE_CHECKING:
     __getattr__ = importing(
         __name__,
         {
+            "blocked_reasons": "migrations",
             "check_domain": "checks",
             "check_migration": "migrations",
             "domain_xml": "named",

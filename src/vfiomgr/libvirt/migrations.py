@@ -6,12 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 from vfiomgr.documents.text import source_of
+from vfiomgr.libvirt.client.binding import DEADLINE
+from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from vfiomgr.libvirt.migration.devices import Migratability
     from vfiomgr.libvirt.migration.report import MigrationReport
@@ -25,10 +27,13 @@ def check_migration(
     xml: str | os.PathLike[str],
     to: Mapping[str, HostSource] | None = None,
     hypervisor: Hypervisor | None = None,
+    *,
+    blocked_reasons: Sequence[str] | None = None,
 ) -> MigrationReport:
     """Check whether a domain can migrate: findings about it, and about each host in `to`.
 
     `xml` is the domain, or a file that contains it; the names in `to` are used in messages.
+    `blocked_reasons` are those of its QEMU, as the function of that name returns them.
 
     Raises:
         UsageError: the file does not exist.
@@ -40,7 +45,23 @@ def check_migration(
         domain = read_domain(text.encode(), "<xml>")
     else:
         domain = read_domain(read_xml(text), source_of(text))
-    return check_domain_migration(host, domain, to or {}, hypervisor)
+    return check_domain_migration(host, domain, to or {}, hypervisor, blocked_reasons)
+
+
+def blocked_reasons(
+    domain: str, uri: str = "qemu:///system", *, deadline: float = DEADLINE
+) -> tuple[str, ...]:
+    """Ask QEMU of a running domain why it refuses to migrate (query-migrate, QEMU 6.0).
+
+    libvirt marks the domain as tainted (custom-monitor) until it is shut off.
+
+    Raises:
+        LibvirtFailed: the connection failed, or the domain is off.
+        LibvirtSilent: libvirt did not answer in time.
+
+    """
+    with connect(uri, deadline=deadline) as connection:
+        return connection.blocked_reasons(domain)
 
 
 def check_domain_migration(
@@ -48,12 +69,13 @@ def check_domain_migration(
     domain: Domain,
     to: Mapping[str, HostSource],
     hypervisor: Hypervisor | None,
+    blocked_reasons: Sequence[str] | None = None,
 ) -> MigrationReport:
     """Check a domain that has been read, like `check_migration`."""
     further = {"with_users": True, "with_readiness": True, "with_guests": True}
     seen = host.scan(**further, with_programs=True)  # type: ignore[arg-type]
     targets = {name: other.scan(**further) for name, other in to.items()}  # type: ignore[arg-type]
-    return check(seen, domain, targets, hypervisor)
+    return check(seen, domain, targets, hypervisor, blocked_reasons)
 
 
 def migratability(host: HostSource, device: str | PciAddress) -> Migratability:

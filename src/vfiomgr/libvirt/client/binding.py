@@ -35,8 +35,16 @@ _LOOP_TICK = 200
 @functools.cache
 def library() -> Any:  # noqa: ANN401
     """Import libvirt-python, and keep it from printing errors itself."""
-    try:
+    with _importing():
         import libvirt  # noqa: PLC0415 - an optional dependency
+    libvirt.registerErrorHandler(_be_silent, None)
+    return libvirt
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    try:
+        yield
     except ImportError as error:
         message = f"cannot import libvirt-python: {error}"
         hint = (
@@ -44,8 +52,6 @@ def library() -> Any:  # noqa: ANN401
             "and libvirt-dev)"
         )
         raise HostError(message, hint) from None
-    libvirt.registerErrorHandler(_be_silent, None)
-    return libvirt
 
 
 def _be_silent(_context: object, _error: object) -> None:
@@ -273,6 +279,12 @@ class _Guarded:
             return self._conversation.ask(partial(method, *bare), name)
 
         return call
+
+    def ask_qemu(self, command: str) -> Any:  # noqa: ANN401
+        """Send a command to QEMU of this domain, and return the answer; it taints the domain."""
+        with _importing():
+            from libvirt_qemu import qemuMonitorCommand  # noqa: PLC0415 - an optional dependency
+        return self._conversation.ask(partial(qemuMonitorCommand, self.target, command, 0))
 
 
 def _unanswered(uri: str, seconds: float) -> LibvirtSilent:

@@ -5,10 +5,11 @@ A domain is given by name or UUID; every call raises UsageError if there is no s
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
-from vfiomgr.errors import InvalidDocument
+from vfiomgr.errors import InvalidDocument, LibvirtFailed
 from vfiomgr.libvirt.client.binding import Caller, explained, explaining, library
 from vfiomgr.libvirt.client.errors import Code
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
@@ -86,6 +87,23 @@ class DomainCalls(Caller):
                 bool(handle.isActive()),
                 bool(handle.isPersistent()),
             )
+
+    def blocked_reasons(self, name: str) -> tuple[str, ...]:
+        """Why QEMU refuses to migrate a running domain (query-migrate, QEMU 6.0).
+
+        libvirt marks the domain as tainted: custom-monitor.
+
+        Raises:
+            LibvirtFailed: QEMU does not answer, or the domain is off.
+
+        """
+        handle = self._lookup(name)
+        with explaining(name):
+            answer = json.loads(handle.ask_qemu(json.dumps({"execute": "query-migrate"})))
+        if "return" not in answer:
+            message = f"cannot ask QEMU of {name}: {answer.get('error', {}).get('desc', answer)}"
+            raise LibvirtFailed(message, f"see /var/log/libvirt/qemu/{name}.log")
+        return tuple(answer["return"].get("blocked-reasons", ()))
 
     def domain_names(self) -> tuple[str, ...]:
         """The names of all domains, sorted."""

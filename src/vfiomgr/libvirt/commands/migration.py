@@ -19,13 +19,15 @@ from vfiomgr.cli.output import (
 )
 from vfiomgr.cli.session import Session, session_of
 from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.commands.connection import (
     complete_domain_or_file,
     connect_option,
     require_libvirt_of_host,
 )
 from vfiomgr.libvirt.commands.preflight import asked, is_file, named, read_file, refuse_remote
-from vfiomgr.libvirt.migrations import check_domain_migration
+from vfiomgr.libvirt.migration.domain_rules import REASONS_QEMU
+from vfiomgr.libvirt.migrations import blocked_reasons, check_domain_migration
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
@@ -54,10 +56,18 @@ class _Target(HostSource):
     shell_complete=complete_host_file,
     help="Check this host as the target: a file of vfiomgr snapshot; repeatable.",
 )
+@click.option(
+    "--ask-qemu",
+    is_flag=True,
+    help="Also ask QEMU of the running domain why it refuses to migrate (QEMU 6.0). libvirt then "
+    "marks the domain as tainted (custom-monitor) until it is shut off.",
+)
 @connect_option
 @session_options(*READING, "timeout")
 @click.pass_context
-def migration(context: click.Context, *, name: str, targets: tuple[str, ...], uri: str) -> None:
+def migration(
+    context: click.Context, *, name: str, targets: tuple[str, ...], ask_qemu: bool, uri: str
+) -> None:
     """Check whether a domain can migrate, and to which hosts.
 
     DOMAIN is a domain of libvirt, FILE its XML, - reads from a pipe. Each device of the domain must
@@ -74,12 +84,14 @@ def migration(context: click.Context, *, name: str, targets: tuple[str, ...], ur
     Examples:
       vfiomgr check migration win11
       vfiomgr check migration win11 --to host2.json --to host3.json
+      vfiomgr check migration win11 --ask-qemu
       vfiomgr check migration guest.xml --snapshot host1.json --to host2.json --format json
     """
     session = session_of(context)
     domain, hypervisor = _read(context, session, name, uri)
+    reasons = _asked_qemu(session, name, hypervisor, uri) if ask_qemu else None
     others = {target: _Target(target) for target in targets}
-    report = check_domain_migration(session, domain, others, hypervisor)
+    report = check_domain_migration(session, domain, others, hypervisor, reasons)
     if session.format == "table":
         _print(report)
     else:
@@ -102,6 +114,27 @@ def _read(
     hypervisor, _ = asked(session, uri, must_answer=True)
     known = () if hypervisor is None else hypervisor.domains
     return (read_file(name) if is_file(name) else named(name, known)), hypervisor
+
+
+def _asked_qemu(
+    session: Session, name: str, hypervisor: Hypervisor | None, uri: str
+) -> tuple[str, ...]:
+    """What QEMU says of a running domain, by its name or UUID.
+
+    Raises:
+        UsageError: it is a file, or off, or its QEMU is too old.
+
+    """
+    known = () if hypervisor is None or is_file(name) else hypervisor.domains
+    domain = next((one for one in known if name in (one.name, one.uuid)), None)
+    if domain is None or not domain.is_active:
+        message = f"cannot ask QEMU of {name}: not a running domain of libvirt"
+        raise UsageError(message, "name a domain of virsh list, or omit --ask-qemu")
+    qemu = None if hypervisor is None else hypervisor.qemu
+    if qemu is not None and qemu < REASONS_QEMU:
+        message = f"QEMU {qemu} does not list why it refuses to migrate (added in {REASONS_QEMU})"
+        raise UsageError(message, "omit --ask-qemu, or upgrade QEMU")
+    return blocked_reasons(domain.name, uri, deadline=session.timeout or DEADLINE)
 
 
 def _print(report: MigrationReport) -> None:

@@ -26,6 +26,8 @@ SEVERAL_QEMU = Version(8, 2)
 """The QEMU that migrates several VFIO devices, if all support P2P."""
 RELAXED_QEMU = Version(11, 0)
 """The QEMU that migrates guests with an IOMMU, if the host's IOMMU tracks dirty pages (iommufd)."""
+REASONS_QEMU = Version(6, 0)
+"""The QEMU whose query-migrate has blocked-reasons (qapi/migration.json)."""
 _BLOCKED = "QEMU refuses to migrate the guest"
 _TRACKS = "dirty-tracking"
 """Devices that log the pages that they write (vfio_device_features_read of the kernel)."""
@@ -220,6 +222,19 @@ def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic
         "whether it can migrate, and what it needs elsewhere, follows from the device",
         "correct its name, or start the vGPU: vfiomgr vgpu start",
         subject=hostdev.name,
+    )
+
+
+def blocked_by_qemu(context: PreflightContext, reason: str) -> Diagnostic:
+    """A reason of the running guest, in QEMU's words: blockers, and devices without a state."""
+    name = context.domain.name
+    return finding(
+        "migration-blocked",
+        "blocker",
+        f"QEMU refuses to migrate {name}: {reason}",
+        (f"query-migrate of QEMU of {name}: blocked-reasons",),
+        "QEMU says so about the guest as it runs now",
+        "detach what the reason names, or shut the guest down and start it on the other host",
     )
 
 

@@ -32,16 +32,21 @@ def check(
     domain: Domain,
     targets: Mapping[str, HostSnapshot],
     hypervisor: Hypervisor | None = None,
+    blocked_reasons: Iterable[str] | None = None,
 ) -> MigrationReport:
-    """All findings about the migration of a domain; `targets` are other hosts by name."""
+    """All findings about the migration of a domain; `targets` are other hosts by name.
+
+    `blocked_reasons` are those of its QEMU, None if it was not asked.
+    """
     context = PreflightContext(host, domain, Claims(hypervisor), hypervisor)
     found = [diagnostic for rule in domain_rules.RULES for diagnostic in rule(context)]
     found += [domain_rules.not_on_host(context, hostdev) for hostdev in _absent(context)]
+    found += [domain_rules.blocked_by_qemu(context, why) for why in blocked_reasons or ()]
     own = {(one.rule, one.summary) for one in preflight(host, [domain], hypervisor)[0].findings}
     return MigrationReport(
         domain=domain.name,
         source=domain.source,
-        report=Report(_sorted(found), tuple(_not_checked(context))),
+        report=Report(_sorted(found), tuple(_not_checked(context, blocked_reasons))),
         targets=tuple(_target(context, name, target, own) for name, target in targets.items()),
     )
 
@@ -57,8 +62,10 @@ def _absent(context: PreflightContext) -> Iterator[DomainHostdev]:
             yield hostdev
 
 
-def _not_checked(context: PreflightContext) -> Iterator[str]:
+def _not_checked(context: PreflightContext, blocked_reasons: Iterable[str] | None) -> Iterator[str]:
     yield _OTHERS
+    if blocked_reasons is None and context.itself is not None and context.itself.is_active:
+        yield "what QEMU says about the running guest: --ask-qemu, which taints the domain"
     support = context.host.guest_support
     if support is None or support.migration is None:
         yield "what the kernel says about migration: no /sys/kernel/debug/vfio, or not root"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 import vfiomgr
+from tests.fakes.libvirt_node import node_uri
 from tests.unit.libvirt.migration.hosts import OTHER_VF, VF, network, network_host, vgpu_host
 from tests.unit.libvirt.migration.test_migration import ONE_VF, ONE_VGPU, TWO_VFS
+from vfiomgr.libvirt.client.binding import _Guarded
+from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.snapshot.source import write_snapshot
+from vfiomgr.units import Version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +95,55 @@ def test_the_same_in_python(run: Run) -> None:
         finding["id"] for finding in target["findings"]
     ]
     assert str(vfiomgr.libvirt.migratability(host, VF)).startswith("yes: mlx5_vfio_pci")
+
+
+ASK = ("check", "migration", "test", "--snapshot", "host1.json", "--ask-qemu")
+
+
+def answer_of_qemu(monkeypatch: pytest.MonkeyPatch, **answer: Any) -> None:
+    """Let QEMU answer this; libvirt's test driver has no QEMU."""
+    monkeypatch.setattr(_Guarded, "ask_qemu", lambda _domain, _text: json.dumps(answer))
+
+
+def test_what_qemu_refuses(directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*ASK, "--connect", node_uri(directory))
+    answer_of_qemu(monkeypatch, **{"return": {"blocked-reasons": ["non-migratable device: x"]}})
+    blocked = run(*words)
+    assert blocked.status == 1
+    assert "blocker: QEMU refuses to migrate test: non-migratable device: x\n" in blocked.stdout
+    answer_of_qemu(monkeypatch, **{"return": {}})
+    assert run(*words).status == 0
+    answer_of_qemu(monkeypatch, error={"class": "CommandNotFound", "desc": "not found"})
+    failed = run(*words)
+    assert "error: cannot ask QEMU of test: not found\n" in failed.stderr
+    unasked = run(*words[:-3], *words[-2:])
+    assert "--ask-qemu, which taints the domain" in unasked.stderr
+
+
+def test_the_test_driver_has_no_qemu(directory: Path, run: Run) -> None:
+    answer = run(*ASK, "--connect", node_uri(directory))
+    assert answer.status != 0
+    assert "libvirt does not support the operation: " in answer.stderr
+
+
+def test_only_qemu_of_a_running_domain_is_asked(
+    directory: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = run("check", "migration", "one.xml", "--snapshot", "host1.json", "--ask-qemu")
+    assert file.status == 2
+    assert "cannot ask QEMU of one.xml: not a running domain of libvirt" in file.stderr
+    uri = node_uri(directory)
+    with connect(uri) as connection:
+        known = connection.hypervisor()
+    old = replace(known, qemu=Version(5, 2))
+    monkeypatch.setattr("vfiomgr.libvirt.commands.migration.asked", lambda *_, **__: (old, ""))
+    answer_of_qemu(monkeypatch, **{"return": {}})
+    refused = run(*ASK, "--connect", uri)
+    assert refused.status == 2
+    assert "QEMU 5.2.0 does not list why it refuses to migrate (added in 6.0.0)" in refused.stderr
+    off = replace(known, domains=tuple(replace(one, is_active=False) for one in known.domains))
+    monkeypatch.setattr("vfiomgr.libvirt.commands.migration.asked", lambda *_, **__: (off, ""))
+    assert "cannot ask QEMU of test: not a running" in run(*ASK, "--connect", uri).stderr
 
 
 @pytest.mark.usefixtures("directory")
