@@ -125,6 +125,20 @@ def test_a_confidential_guest_gets_devices_from_qemu_10_1_on(scope: Scope) -> No
     assert any(note.startswith("devices reach only memory that") for note in plan.notes)
 
 
+def test_a_function_that_needs_a_vf_token_goes_to_a_definition_that_has_one() -> None:
+    owner = replace(pci_device(str(PARENT)), driver="vfio-pci", sriov_totalvfs=4, iommu_group=29)
+    on = replace(host_of(owner, VF), users=())
+    told = refused("41:00.4", on=on, scope=CONFIG)
+    assert "its physical function 0000:41:00.0 is on vfio-pci" in told
+    assert "vfiomgr unbind 0000:41:00.0" in told
+    given = replace(RUNNING, qemu_arguments=("hostdev0.vf-token=", UUID))
+    has_one = known(given, given)
+    assert planned("41:00.4", on=on, domain=has_one, scope=CONFIG).items
+    assert refused("41:00.4", on=on, domain=has_one, scope=LIVE) == told
+    at_home = replace(on, devices=(replace(owner, driver="nvidia"), VF))
+    assert planned("41:00.4", on=at_home, scope=LIVE).items
+
+
 def test_only_the_side_that_gets_a_device_has_to_be_confidential() -> None:
     old = replace(hypervisor(known(RUNNING, RUNNING)), qemu=Version(10, 0))
     guest = known(RUNNING, replace(RUNNING, launch=DomainLaunch(1, "tdx")))

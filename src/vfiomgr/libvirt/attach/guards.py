@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_ports, is_express, is_given
+from vfiomgr.libvirt.build import vf_token
 from vfiomgr.libvirt.build.confidential import FEATURES, QEMU_WITH_DEVICES
 from vfiomgr.libvirt.build.hostdevs import without_groups
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
@@ -82,6 +83,7 @@ def attach_diagnostics(
         for device in item.functions:
             yield from _readiness(host, hypervisor, device, request, coming)
         yield from _held_elsewhere(host, hypervisor, domain, item, request)
+    yield from _token_diagnostics(host, domain, items)
     yield from _confidential_diagnostics(hypervisor, domain, items)
     live = [item for item in items if item.scope.live]
     yield from _live_diagnostics(hypervisor, domain, live, request)
@@ -131,6 +133,20 @@ def _disk_diagnostics(domain: KnownDomain, item: Attachment) -> Iterator[Diagnos
     for name in item.names:
         found = [known for side in sides if (known := side.hostdev(name)) is not None]
         yield from (disk_diagnostic(domain, one) for one in found[:1] if one.element == "disk")
+
+
+def _token_diagnostics(
+    host: HostSnapshot, domain: KnownDomain, items: Sequence[Attachment]
+) -> Iterator[Diagnostic]:
+    """Functions without the VF token that they need, which only the XML of a domain can contain.
+
+    libvirt applies `<qemu:override>` to the command line alone (qemuBuildDeviceCommandlineFromJSON
+    in src/qemu/qemu_command.c), so not to what is attached to a running domain.
+    """
+    has_token = domain.defined is not None and vf_token.is_in(domain.defined)
+    for item in items:
+        if item.scope.live or not has_token:
+            yield from vf_token.diagnostics(host, [item.unit])
 
 
 def _confidential_diagnostics(
