@@ -80,6 +80,7 @@ _SAMPLES = {
     "--columns": "address,name",
     "--kernel-arguments": "console=ttyS0",
     "--libvirt-version": "10.0",
+    "--qemu-version": "9.2",
     "--runtime-config": "/etc/containerd/config.toml",
     "--containerd-version": "2.1",
     "--layout": "gpu-node",

@@ -14,12 +14,12 @@ from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.iommu import read_vfio_state
 from vfiomgr.pci.model import CLASS_NETWORK, is_vfio_driver
-from vfiomgr.units import Version
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from vfiomgr.libvirt.versions import Versions
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.vgpu.guest_device import GuestDevice
@@ -30,37 +30,30 @@ FEWEST_PEERS = 2
 
 
 class Backend(Value):
-    """Whether devices use iommufd, the reason, and the QEMU that was asked for it."""
+    """Whether devices use iommufd, and the reason."""
 
     has_iommufd: bool
     why: str = ""
-    qemu: Version | None = None
-
-    def or_else(self, ask: Callable[[], Version | None]) -> Callable[[], Version | None]:
-        """How to find the version of QEMU: it was asked for the choice, or `ask` is called."""
-        return ask if self.qemu is None else lambda: self.qemu
 
 
 NO_BACKEND = Backend(has_iommufd=False)
-"""No choice: a user made it, or nothing is known."""
+"""No choice: a user made it, or iommufd is not possible."""
 
 
-def choose(
-    host: HostSource,
-    units: Sequence[GuestDevice],
-    libvirt: Callable[[], Version | None],
-    qemu: Callable[[], Version | None],
-) -> Backend:
+def choose(host: HostSource, units: Sequence[GuestDevice], versions: Versions) -> Backend:
     """Choose the backend of the devices; programs are asked only if the kernel has iommufd."""
     seen = [unit for unit in units if unit.is_seen]
     functions = [function for unit in seen for function in unit.functions]
     if not all(unit.functions for unit in seen) or not _has_kernel(host, functions):
         return NO_BACKEND
-    release = libvirt()
+    release = versions.known_libvirt
     if release is None or not IOMMUFD.is_in(release):
         return NO_BACKEND
-    program = qemu()
-    if program is None or program < QEMU_IOMMUFD:
+    program = versions.known_qemu
+    if program is None:
+        why = "using VFIO groups: QEMU's version is unknown (set --qemu-version)"
+        return Backend(has_iommufd=False, why=why)
+    if program < QEMU_IOMMUFD:
         return NO_BACKEND
     peers = [unit for unit in seen if any(map(is_peer, unit.functions))]
     if len(peers) >= FEWEST_PEERS:
@@ -68,7 +61,7 @@ def choose(
         why = f"using VFIO groups: with iommufd {shown} could not access each other's memory"
         return Backend(has_iommufd=False, why=f"{why} (PCI P2P DMA); --iommufd overrides this")
     why = f"using iommufd: {IOMMU_NODE}, libvirt {release} and QEMU {program} support it"
-    return Backend(has_iommufd=True, why=f"{why} ({_OPT_OUT} for VFIO groups)", qemu=program)
+    return Backend(has_iommufd=True, why=f"{why} ({_OPT_OUT} for VFIO groups)")
 
 
 def is_peer(function: PciDevice) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from msgspec.structs import replace
@@ -13,15 +12,14 @@ from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.libvirt import build
 from vfiomgr.libvirt.backend import NO_BACKEND, choose
 from vfiomgr.libvirt.build import teaming, vf_token
-from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, places
+from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, depends_on_qemu, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
 from vfiomgr.libvirt.model import OTHER_KERNEL
+from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import IOMMU_NODE, HostPath
-from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
 from vfiomgr.pci.model import device_text
-from vfiomgr.units import Version
 from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, units_of
 
 if TYPE_CHECKING:
@@ -36,51 +34,10 @@ if TYPE_CHECKING:
 
 
 _Optioned = TypeVar("_Optioned", DeviceRequest, GuestDevice)
-
-ASSUMED = "9.0.0"
-"""Assumed if no libvirt is known: it supports every feature, and so do later releases."""
-
-
-def libvirt_version(host: HostSource, told: str | None) -> Callable[[], Version]:
-    """The version of libvirt, as given or installed; queried once, when needed.
-
-    Raises:
-        UsageError: the given version is invalid.
-
-    """
-    known = None if told is None else Version.parse(told)
-
-    @cache
-    def version() -> Version:
-        found = known or _installed(host, LIBVIRT)
-        if found is None:
-            host.on_note(f"libvirt not found; assuming {ASSUMED} (set --libvirt-version)")
-        return found or Version.parse(ASSUMED)
-
-    return version
-
-
-def qemu_version(host: HostSource, told: str | None = None) -> Callable[[], Version | None]:
-    """The installed version of QEMU, None if it is unknown; queried once, when needed.
-
-    With a version of libvirt that a user `told`, the domain is for another host, whose QEMU nobody
-    knows.
-    """
-
-    @cache
-    def version() -> Version | None:
-        found = None if told else _installed(host, QEMU)
-        if found is None:
-            host.on_note("the version of QEMU is unknown: what depends on it is not checked")
-        return found
-
-    return version
-
-
 _DEV = HostPath("/dev")
 
 
-def require_iommu(host: HostSource, version: str | None, *, has_groups: bool | None) -> None:
+def require_iommu(host: HostSource, versions: Versions, *, has_groups: bool | None) -> None:
     """Check that the kernel of this host has /dev/iommu, unless the domain is for another one.
 
     libvirt 12.8 refuses the domain otherwise when it is defined, and older ones when it starts.
@@ -89,7 +46,7 @@ def require_iommu(host: HostSource, version: str | None, *, has_groups: bool | N
         Refusal: the kernel does not have it.
 
     """
-    if version or host.snapshot is not None or not host.tree.children(_DEV):
+    if versions.is_elsewhere or host.snapshot is not None or not host.tree.children(_DEV):
         return
     if not host.tree.exists(IOMMU_NODE):
         otherwise = "omit --iommufd: VFIO groups work without it"
@@ -105,11 +62,9 @@ def require_iommu(host: HostSource, version: str | None, *, has_groups: bool | N
 
 
 def _backend(
-    host: HostSource, told: str | None, units: Sequence[GuestDevice], *, asked: bool | None
+    host: HostSource, versions: Versions, units: Sequence[GuestDevice], *, asked: bool | None
 ) -> Backend:
     """Choose the VFIO backend of new hostdevs and note the reason, unless a user chose it.
-
-    A version of libvirt that a user `told` means another host, of whose kernel nothing is known.
 
     Raises:
         UsageError: VFIO groups are requested, but the kernel has none.
@@ -119,9 +74,9 @@ def _backend(
     if asked is False and only:
         message = f"cannot use VFIO groups for {only[0]}: this kernel has none (CONFIG_VFIO_GROUP)"
         raise UsageError(message, "omit --no-iommufd")
-    if asked is not None or told or only:
+    if asked is not None or only:
         return NO_BACKEND
-    backend = choose(host, units, lambda: _installed(host, LIBVIRT), lambda: _installed(host, QEMU))
+    backend = choose(host, units, versions)
     if backend.why:
         host.on_note(backend.why)
     return backend
@@ -135,11 +90,6 @@ def _with_iommufd(device: _Optioned) -> _Optioned:
     return replace(device, hostdev_options=replace(options, has_iommufd=True))
 
 
-def _installed(host: HostSource, programs: tuple[str, ...]) -> Version | None:
-    """The version that the first of some programs prints; None for another host's tree."""
-    return None if host.snapshot is not None else installed_version(host.tree, programs)
-
-
 FIRST_BUS = 8
 """Behind the devices of a domain that virt-install creates; libvirt adds the ports up to it."""
 
@@ -150,24 +100,27 @@ def hostdev_xml(
     guest_bus: int = FIRST_BUS,
     only: bool = False,
     version: str | None = None,
+    qemu_version: str | None = None,
     **options: Unpack[DeviceOptions],
 ) -> str:
     """The <hostdev> elements for PCI devices (with their slots) and vGPUs, for <devices>.
 
     The functions of a slot become one multifunction guest device. Its root port has the index
     `guest_bus`, 1 to 255; for several devices, that of the first one. With `only` the other
-    functions of the slot are omitted. The elements are for libvirt `version`, e.g. `10.0`; None for
-    the installed one.
+    functions of the slot are omitted. The elements are for libvirt `version` and QEMU
+    `qemu_version`, e.g. `10.0`; None for the installed one. With `version` they are for another
+    host, whose QEMU is unknown without `qemu_version`.
 
     Raises:
-        UsageError: a name is not that of a device, or `version` is invalid.
+        UsageError: a name is not that of a device, or a version is invalid.
         UnknownDevice: the host has no such device or vGPU.
         Refusal: this libvirt cannot read it, or libvirt would bind a device that `bind` refuses.
 
     """
     require_known(options, DeviceOptions)
     names = [device_text(device) for device in devices]
-    hostdevs = planned_hostdevs(host, names, guest_bus, version, only, options)
+    versions = Versions(host, version, qemu_version)
+    hostdevs = planned_hostdevs(host, names, guest_bus, versions, only, options)
     return "".join(map(render.hostdev, hostdevs))
 
 
@@ -175,7 +128,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     host: HostSource,
     names: Sequence[str],
     guest_bus: int,
-    version: str | None,
+    versions: Versions,
     only: bool,  # noqa: FBT001 - as the one before
     options: DeviceOptions,
 ) -> tuple[GuestHostdev, ...]:
@@ -184,12 +137,12 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     seen = host.slots_of(names)
     given = hostdev_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
-    backend = _backend(host, version, units, asked=options.get("iommufd"))
+    backend = _backend(host, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         units = tuple(_with_iommufd(unit) for unit in units)
-    check(units, libvirt_version(host, version), backend.or_else(qemu_version(host, version)))
+    check(units, lambda: versions.libvirt, lambda: versions.qemu)
     if given.has_iommufd:
-        require_iommu(host, version, has_groups=seen.vfio.has_groups)
+        require_iommu(host, versions, has_groups=seen.vfio.has_groups)
     for line in (*vf_token.notes(seen, units), *teaming.advice(units)):
         host.on_note(line)
     hostdevs = tuple(places(units, guest_bus))
@@ -252,12 +205,13 @@ def domain_xml(
     *,
     explain: bool = False,
     version: str | None = None,
+    qemu_version: str | None = None,
     **options: Unpack[DomainOptions],
 ) -> str:
     """The XML of a domain with these devices, laid out for the host.
 
-    With `explain` it has the reason for each part as a comment. It is for libvirt `version`, e.g.
-    `10.0`; None for the installed one.
+    With `explain` it has the reason for each part as a comment. It is for libvirt `version` and
+    QEMU `qemu_version`, as in `hostdev_xml`.
 
     Raises:
         UsageError: a word or a size is invalid, or options contradict each other.
@@ -266,14 +220,14 @@ def domain_xml(
 
     """
     require_known(options, DomainOptions)
-    plan, _ = planned_domain(host, name, version, options)
+    plan = planned_domain(host, name, Versions(host, version, qemu_version), options)
     return render.domain(plan, with_reasons=explain)
 
 
 def planned_domain(
-    host: HostSource, name: str, version: str | None, options: DomainOptions
-) -> tuple[GuestPlan, Version]:
-    """Plan a domain, and the libvirt that it is for; print the notes.
+    host: HostSource, name: str, versions: Versions, options: DomainOptions
+) -> GuestPlan:
+    """Plan a domain; print the notes.
 
     Raises:
         VfiomgrError: as `domain_xml`.
@@ -282,20 +236,20 @@ def planned_domain(
     request = request_of(name, options)
     is_confidential = request.launch_security is not None
     has_vt_d = request.viommu == "intel" or request.vcpus > build.numa.MOST_WITHOUT_EIM
-    seen = host.scan(with_guests=is_confidential and not version, with_readiness=has_vt_d)
-    libvirt = libvirt_version(host, version)()
+    own_kvm = is_confidential and not versions.is_elsewhere
+    seen = host.scan(with_guests=own_kvm, with_readiness=has_vt_d)
+    libvirt = versions.libvirt
     units = units_of(seen, request.devices)
-    backend = _backend(host, version, units, asked=options.get("iommufd"))
+    backend = _backend(host, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
-    depends = options.get("iommufd") or request.vcpus > build.numa.MOST_WITHOUT_EIM
-    depends = depends or is_confidential
-    qemu = backend.qemu or (qemu_version(host, version)() if depends else None)
-    plan = build.plan_guest(seen, request, libvirt, qemu)
+    depends = is_confidential or request.vcpus > build.numa.MOST_WITHOUT_EIM
+    depends = depends or any(map(depends_on_qemu, units_of(seen, request.devices)))
+    plan = build.plan_guest(seen, request, libvirt, versions.qemu if depends else None)
     if any(device.hostdev_options.has_iommufd for device in request.devices):
-        require_iommu(host, version, has_groups=seen.vfio.has_groups)
+        require_iommu(host, versions, has_groups=seen.vfio.has_groups)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:
         host.on_note(line)
     tell_what_waits(host, lambda: seen, plan.hostdevs, seen)
-    return plan, libvirt
+    return plan

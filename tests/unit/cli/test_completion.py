@@ -59,6 +59,7 @@ FREE_TEXT = {
     "--overhead-cpus": "a number",
     "--pods-interval": "seconds",
     "--preempt-timeout": "microseconds",
+    "--qemu-version": "a release, which need not be installed",
     "--resource-prefix": "a domain of some organization",
     "--scan-interval": "seconds",
     "--spare-ports": "a number",

@@ -148,6 +148,19 @@ def test_a_pod_is_explained_as_by_the_command(tmp_path: Path, run: Run) -> None:
             ["libvirt", "hostdev", GPU, "--libvirt-version", "ten"],
         ),
         (
+            lambda host: vfiomgr.libvirt.hostdev_xml(host, GPU, qemu_version="ten"),
+            ["libvirt", "hostdev", GPU, "--qemu-version", "ten"],
+        ),
+        (
+            lambda host: vfiomgr.libvirt.domain_xml(
+                host, "a", memory="1G", vcpus=1, version="12.8", qemu_version="nine"
+            ),
+            [
+                *["libvirt", "domain", "a", "--memory", "1G", "--vcpus", "1"],
+                *["--libvirt-version", "12.8", "--qemu-version", "nine"],
+            ],
+        ),
+        (
             lambda host: vfiomgr.libvirt.domain_xml(host, "a", memory="16", vcpus=1),
             ["libvirt", "domain", "a", "--memory", "16", "--vcpus", "1"],
         ),

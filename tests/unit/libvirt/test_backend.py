@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 GPU, NIC = "0000:01:00.0", "0000:04:00.0"
 GUEST = ("libvirt", "domain", "win", "--memory", "4G", "--vcpus", "2")
+UNKNOWN = "using VFIO groups: QEMU's version is unknown (set --qemu-version)\n"
 SAID = "using iommufd: /dev/iommu, libvirt 12.2.0 and QEMU 9.0.0 support it (--no-iommufd for VFIO"
 
 
@@ -49,6 +50,21 @@ def test_new_hostdevs_use_iommufd_where_kernel_libvirt_and_qemu_have_it(run: Run
     assert ("iommufd" in groups.stdout, "iommufd" in groups.stderr) == (False, False)
     elsewhere = run("libvirt", "hostdev", GPU, "--libvirt-version", "12.8")
     assert "iommufd" not in elsewhere.stdout + elsewhere.stderr, "nothing is known of that host"
+    assert UNKNOWN in elsewhere.stderr
+    for_both = ("--libvirt-version", "12.8", "--qemu-version", "11.1")
+    known = run("libvirt", "hostdev", GPU, *for_both)
+    assert (known.stdout, UNKNOWN in known.stderr) == (made.stdout, False)
+    assert "using iommufd: /dev/iommu, libvirt 12.8.0 and QEMU 11.1.0 support it" in known.stderr
+
+
+def test_a_given_qemu_replaces_the_installed_one_and_not_libvirt(
+    run: Run, programs: dict[str, str | None]
+) -> None:
+    programs["qemu-system-x86_64"] = "QEMU emulator version 8.2.4\n"
+    assert run("bind", GPU).status == 0
+    planned = ("libvirt", "hostdev", GPU, "--qemu-version")
+    assert "/dev/iommu, libvirt 12.2.0 and QEMU 10.0.0" in run(*planned, "10.0").stderr
+    assert "iommufd" not in run(*planned, "8.2").stdout
 
 
 @pytest.mark.usefixtures("programs")
@@ -80,6 +96,7 @@ def test_what_one_of_them_lacks_is_not_used(
     assert run("bind", GPU).status == 0
     made = run("libvirt", "hostdev", GPU)
     assert (made.status, "iommufd" in made.stdout + made.stderr) == (0, False)
+    assert (UNKNOWN in made.stderr) is (program != "libvirtd" and said is None)
 
 
 @pytest.mark.usefixtures("programs")

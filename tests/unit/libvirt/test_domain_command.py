@@ -75,7 +75,9 @@ def test_a_newer_libvirt_gets_what_it_can_read(
     made = run(*options, "--libvirt-version", "12.2", "--firmware", "bios")
     assert made.status == 0
     first, second, *_ = made.stderr.splitlines()
-    assert first == "the version of QEMU is unknown: what depends on it is not checked"
+    assert first == (
+        "the version of QEMU is unknown: what depends on it is not checked (set --qemu-version)"
+    )
     assert second.startswith(
         f"{GPU}, {AUDIO} share an IOMMU group, so behind a virtual IOMMU they share a bridge"
     )

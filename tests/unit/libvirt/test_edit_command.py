@@ -254,6 +254,7 @@ def test_what_is_longer_than_a_domain_can_be_is_not_read_to_its_end(
         "--driver-model=mlx5_vfio_pci",
         "--function-only",
         "--libvirt-version=10.0",
+        "--qemu-version=9.2",
     ],
 )
 def test_a_file_is_defined_without_options_of_devices(run: Run, file: Path, option: str) -> None:

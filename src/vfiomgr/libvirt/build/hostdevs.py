@@ -171,6 +171,12 @@ def check(
             _check_ats(unit, qemu())
 
 
+def depends_on_qemu(unit: GuestDevice) -> bool:
+    """Whether `check` compares the version of QEMU for a device."""
+    options = unit.hostdev_options
+    return options.has_iommufd or options.ats is not None
+
+
 def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
     """The reason why libvirt cannot assign a mediated device on a kernel without VFIO groups."""
     if not unit.has_groups and not unit.functions:

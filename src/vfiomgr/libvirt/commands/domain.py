@@ -18,8 +18,9 @@ from vfiomgr.libvirt.build.named import (
     PASID_BITS,
     SPARE_PORTS,
 )
-from vfiomgr.libvirt.commands.hostdev import iommufd_option, version_option, with_each
+from vfiomgr.libvirt.commands.hostdev import iommufd_option, version_options, with_each
 from vfiomgr.libvirt.named import planned_domain
+from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def of_guest(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("name")
 @of_guest
 @click.option("--explain", is_flag=True, help="Add the reason for each part as a comment.")
-@version_option
+@version_options
 @session_options(*READING)
 @pass_session
 def domain(
@@ -230,6 +231,7 @@ def domain(
     name: str,
     explain: bool,
     libvirt_version: str | None,
+    qemu_version: str | None,
     **options: Unpack[DomainOptions],
 ) -> None:
     """Print the XML of a complete domain with these devices.
@@ -238,8 +240,8 @@ def domain(
     multifunction device behind a root port. If the host has several NUMA nodes, memory and CPUs are
     placed on the nodes of the devices, and devices of several root complexes are placed behind
     expanders. The window for BARs is made large enough; if that is impossible, the command fails.
-    --explain adds the reasons. If kernel, libvirt and QEMU of this host have iommufd, the devices
-    use it, unless several GPUs or network adapters could then not reach each other's memory.
+    --explain adds the reasons. If kernel, libvirt and QEMU have iommufd, the devices use it, unless
+    several GPUs or network adapters could then not reach each other's memory.
 
     \b
     Examples:
@@ -267,15 +269,16 @@ def domain(
         --libvirt-version 12.2
       vfiomgr libvirt domain vg --memory 8G --vcpus 4 --device 04:00.0 --no-iommufd
       vfiomgr libvirt domain td --memory 16G --vcpus 8 --device 04:00.0 --launch-security tdx \\
-        --libvirt-version 12.8
+        --libvirt-version 12.8 --qemu-version 11.1
       vfiomgr libvirt domain net --memory 4G --vcpus 2 --device 05:10.0,teaming=ua-net0 \\
         --network default,model=virtio,alias=ua-net0,mac=52:54:00:12:34:56
       vfiomgr libvirt domain soft --memory 1G --vcpus 1 --virt-type qemu --device 41:00.4
       vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd \\
         --kernel-arguments console=ttyS0
     """
-    plan, version = planned_domain(session, name, libvirt_version, options)
-    _print(session, plan, version, explain=explain)
+    versions = Versions(session, libvirt_version, qemu_version)
+    plan = planned_domain(session, name, versions, options)
+    _print(session, plan, versions.libvirt, explain=explain)
 
 
 def _print(session: Session, plan: GuestPlan, libvirt: Version, *, explain: bool) -> None:

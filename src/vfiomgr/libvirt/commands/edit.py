@@ -35,14 +35,9 @@ from vfiomgr.libvirt.commands.connection import (
     connected,
     require_running_host,
 )
-from vfiomgr.libvirt.commands.hostdev import of_device, version_option
-from vfiomgr.libvirt.named import libvirt_version as version_of_libvirt
-from vfiomgr.libvirt.named import (
-    qemu_version,
-    refuse_to_hurt,
-    require_iommu,
-    tell_what_waits,
-)
+from vfiomgr.libvirt.commands.hostdev import of_device, version_options
+from vfiomgr.libvirt.named import refuse_to_hurt, require_iommu, tell_what_waits
+from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml.read import domain_of, read_domain, read_xml
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
@@ -262,7 +257,7 @@ _DEVICE = "ADDRESS|UUID"
 @click.option("--define", is_flag=True, help="Define the domain of FILE in libvirt.")
 @of_device
 @function_only_option("Leave the other functions of the slot unchanged.")
-@version_option
+@version_options
 @connect_option
 @session_options(*CHANGING)
 @pass_session
@@ -276,6 +271,7 @@ def edit(
     define: bool,
     only: bool,
     libvirt_version: str | None,
+    qemu_version: str | None,
     uri: str,
     **options: Unpack[DeviceOptions],
 ) -> None:
@@ -306,7 +302,7 @@ def edit(
         --add f715f63c-0d00-4007-9c5a-b07b0c6c05de
       vfiomgr libvirt edit guest.xml --add 05:00.0 --managed --unassigned
       vfiomgr libvirt edit gb200.xml --add 0009:01:00.0 --acpi-nodes 1-8 --iommufd \\
-        --libvirt-version 12.1
+        --libvirt-version 12.1 --qemu-version 10.2
       vfiomgr libvirt edit guest.xml --add 41:00.4 --managed --driver-model mlx5_vfio_pci \\
         --libvirt-version 10.0
       vfiomgr libvirt edit guest.xml --add 05:10.0 --teaming ua-net0     # to migrate the guest
@@ -318,7 +314,7 @@ def edit(
         if added or removed or output is not None:
             message = "--define takes no --add, --remove or --output"
             raise UsageError(message, "edit the file first, then define it")
-        for option in typed_options((*options, "only", "libvirt_version")):
+        for option in typed_options((*options, "only", "libvirt_version", "qemu_version")):
             forbid_together("--define", option, "the file is defined as it is")
         _define(session, target, uri)
         return
@@ -329,14 +325,13 @@ def edit(
     given = hostdev_options(options)
     requests = [DeviceRequest(name, given, is_alone=only) for name in added]
     units = units_of(host, requests) if host is not None else ()
-    check(
-        units, version_of_libvirt(session, libvirt_version), qemu_version(session, libvirt_version)
-    )
+    versions = Versions(session, libvirt_version, qemu_version)
+    check(units, lambda: versions.libvirt, lambda: versions.qemu)
     for line in teaming.advice(units):
         note(line)
     if given.has_iommufd and added:
         has_groups = None if host is None else host.vfio.has_groups
-        require_iommu(session, libvirt_version, has_groups=has_groups)
+        require_iommu(session, versions, has_groups=has_groups)
     place = place_of(target, output, uri, is_change=not session.dry_run)
     _edit(session, place, host, units, removed, only=only)
 

@@ -12,6 +12,7 @@ from vfiomgr.cli.output import print_document, print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS
 from vfiomgr.libvirt.named import FIRST_BUS, planned_hostdevs
+from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 
 if TYPE_CHECKING:
@@ -76,13 +77,24 @@ def of_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_each(_HOSTDEV, function)
 
 
-def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-    """The option that sets the version of libvirt."""
-    return click.option(
+_VERSIONS = (
+    click.option(
+        "--qemu-version",
+        metavar="VERSION",
+        help="Write for this QEMU, e.g. 9.2.  [default: the installed one; unknown with "
+        "--libvirt-version]",
+    ),
+    click.option(
         "--libvirt-version",
         metavar="VERSION",
         help="Write for this libvirt, e.g. 10.0.  [default: the installed one]",
-    )(function)
+    ),
+)
+
+
+def version_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that set the versions of libvirt and QEMU."""
+    return with_each(_VERSIONS, function)
 
 
 @click.command("hostdev")
@@ -98,7 +110,7 @@ def version_option(function: Any) -> Any:  # noqa: ANN401 - click decorates unty
 )
 @of_device
 @function_only_option("Leave the other functions of the slot out.")
-@version_option
+@version_options
 @session_options(*READING)
 @pass_session
 def hostdev(
@@ -108,14 +120,15 @@ def hostdev(
     guest_bus: int,
     only: bool,
     libvirt_version: str | None,
+    qemu_version: str | None,
     **options: Unpack[DeviceOptions],
 ) -> None:
     """Print <hostdev> elements for PCI devices and vGPUs.
 
     Add them to the <devices> of a domain. The functions of a slot become one multifunction guest
-    device. If the libvirt of this machine (or --libvirt-version) does not support an element, the
-    command fails and names the release that does. Where kernel, libvirt and QEMU of this host have
-    iommufd, the devices use it.
+    device. If the libvirt or QEMU of this machine (or --libvirt-version, --qemu-version) does not
+    support an element, the command fails and names the release that does. Where kernel, libvirt and
+    QEMU have iommufd, the devices use it.
 
     \b
     Examples:
@@ -125,10 +138,12 @@ def hostdev(
       vfiomgr libvirt hostdev 04:00.0 --guest-bus 3 --function-only
       vfiomgr libvirt hostdev 05:00.0 --managed --unassigned      # for its IOMMU group
       vfiomgr libvirt hostdev 0009:01:00.0 --iommufd --acpi-nodes 1-8 --libvirt-version 12.1
+      vfiomgr libvirt hostdev 04:00.0 --libvirt-version 12.8 --qemu-version 11.1    # another host
       vfiomgr libvirt hostdev 05:10.0 --teaming ua-net0           # to migrate the guest
       vfiomgr libvirt hostdev 41:00.4 --driver-model mlx5_vfio_pci --managed --libvirt-version 10.0
     """
-    hostdevs = planned_hostdevs(session, devices, guest_bus, libvirt_version, only, options)
+    versions = Versions(session, libvirt_version, qemu_version)
+    hostdevs = planned_hostdevs(session, devices, guest_bus, versions, only, options)
     elements = [render.hostdev(planned) for planned in hostdevs]
     if session.format == "table":
         print_text("".join(elements))
