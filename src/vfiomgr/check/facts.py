@@ -281,13 +281,16 @@ _FRAMEBUFFERS = frozenset({"BOOTFB", "efifb", "vesafb", "simplefb", "simpledrm",
 def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDevice]) -> Readiness:
     """Read all facts that a check needs in addition to a scan."""
     source, config = read_config(tree, release)
+    nodes = tuple(_nodes(tree))
+    kept = {node.path for node in nodes}
     return Readiness(
         modules=read_modules(tree, release, devices),
         module_settings=read_module_settings(tree, devices),
         config_source=source,
         config=config,
         has_dev=bool(tree.children(HostPath("/dev"))),
-        nodes=tuple(_nodes(tree)),
+        nodes=nodes,
+        copies=tuple(node for node in _NODES if node not in kept and has_node(tree, node)),
         has_acpi_tables=tree.exists(_ACPI_TABLES),
         dmar_flags=_dmar_flags(tree),
         iommu_ecaps=_registers(tree, "ecap"),
@@ -301,6 +304,12 @@ def read_readiness(tree: HostTree, release: str | None, devices: Sequence[PciDev
         has_driver_override=_has_driver_override(tree, devices),
         has_modprobe=_has_modprobe() if tree.runs_programs else None,
     )
+
+
+def has_node(tree: HostTree, path: HostPath) -> bool:
+    """Whether there is a device node, or in another tree than that of this machine a copy of it."""
+    status = tree.status(path)
+    return status is not None and (stat.S_ISCHR(status.st_mode) or not tree.is_machine)
 
 
 def _nodes(tree: HostTree) -> Iterator[DeviceNode]:

@@ -139,6 +139,8 @@ class Readiness(Value):
     """Capabilities of Intel IOMMU units, with the width of the addresses that they translate."""
     has_modprobe: bool | None = None
     """Whether modprobe is available; None for a recorded host."""
+    copies: tuple[str, ...] = ()
+    """Nodes of which a recorded host has only a copy, without mode and owner."""
 
     @property
     def iommu_widths(self) -> dict[str, int]:
@@ -163,6 +165,10 @@ class Readiness(Value):
     def node(self, path: str) -> DeviceNode | None:
         """The device node at a path; None if it does not exist."""
         return next((node for node in self.nodes if node.path == path), None)
+
+    def has_node(self, path: str) -> bool:
+        """Whether there is a device node at a path, or a recorded host has a copy of it."""
+        return self.node(path) is not None or path in self.copies
 
 
 _WIDTHS = {1: 39, 2: 48, 3: 57}

@@ -303,20 +303,20 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     if lacking:
         title = "iommufd with VFIO character devices is missing"
         fix = "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"
-        if facts.node(IOMMU_NODE) is not None and _creates_cdevs(host):
+        if facts.has_node(IOMMU_NODE) and _creates_cdevs(host):
             title = "a function on VFIO has no character device"
             fix = f"check what removes nodes below {VFIO_CDEVS}: this kernel creates them"
         fix = f"no action if you use VFIO groups; otherwise {fix}"
         yield finding("iommufd", "info", title, lacking, _IOMMUFD_NEED, fix)
         return
-    module, node = facts.module("iommufd"), facts.node(IOMMU_NODE)
+    module, has_node = facts.module("iommufd"), facts.has_node(IOMMU_NODE)
     cdevs = tuple(cdev_evidence(host, facts))
     if not cdevs:
         return
-    if module.is_present or node is not None:
+    if module.is_present or has_node:
         title = "iommufd and VFIO character devices are available"
         why = f"{_IOMMUFD_NEED}; vfiomgr libvirt domain uses them with libvirt 12.1 and QEMU 9.0"
-        shown = _option(facts, "IOMMUFD") if node is None else (f"{IOMMU_NODE} exists",)
+        shown = (f"{IOMMU_NODE} exists",) if has_node else _option(facts, "IOMMUFD")
         yield finding("iommufd", "ok", title, (*shown, *cdevs), why)
     elif module.state == "available":
         title = "this kernel has iommufd, but the module is not loaded"
@@ -326,7 +326,7 @@ def iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
 
 
 def _lacking_iommufd(host: HostSnapshot, facts: Readiness) -> Iterator[str]:
-    if facts.node(IOMMU_NODE) is None and facts.module("iommufd").state == "missing":
+    if not facts.has_node(IOMMU_NODE) and facts.module("iommufd").state == "missing":
         yield _missing("iommufd", host)
         yield from _option(facts, "IOMMUFD")
 

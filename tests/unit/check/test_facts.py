@@ -126,7 +126,18 @@ def test_nodes_are_told_with_mode_and_owner_and_copies_are_none(tmp_path: Path) 
     tree_of(tmp_path, "dev/vfio/vfio:\netc/passwd: root:x:0:0::/:\netc/group: root:x:0:")
     facts = read_readiness(Nodes(tmp_path), RELEASE, ())
     assert facts.nodes == (DeviceNode("/dev/vfio/vfio", 0o666, "root:root"),)
+    assert (facts.copies, facts.has_node("/dev/vfio/vfio")) == ((), True)
     assert (read(tmp_path).has_dev, read(tmp_path).nodes) == (True, ())
+    assert read(tmp_path).copies == ("/dev/vfio/vfio",)
+    assert read(tmp_path).has_node("/dev/vfio/vfio")
+    assert not read(tmp_path).has_node("/dev/iommu")
+
+
+def test_a_file_of_this_machine_is_no_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree_of(tmp_path, "dev/iommu:")
+    monkeypatch.setattr(HostTree, "is_machine", property(lambda _: True))
+    found = read_readiness(HostTree(tmp_path), RELEASE, ())
+    assert (found.nodes, found.copies) == ((), ())
 
 
 def test_firmware_tables_and_units(tmp_path: Path) -> None:

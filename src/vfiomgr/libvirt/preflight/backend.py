@@ -94,6 +94,6 @@ def groups(context: PreflightContext) -> Iterator[Diagnostic]:
 def _evidence(host: HostSnapshot, facts: Readiness) -> tuple[str, ...]:
     """What shows that the kernel has /dev/iommu and device nodes of VFIO."""
     cdevs = tuple(cdev_evidence(host, facts))
-    if facts.node(IOMMU_NODE) is None or not cdevs:
+    if not facts.has_node(IOMMU_NODE) or not cdevs:
         return ()
     return (f"{IOMMU_NODE} exists", *cdevs)

@@ -47,6 +47,7 @@ from vfiomgr.libvirt.preflight import (
     vf_token,
 )
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
+from vfiomgr.paths import IOMMU_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -179,8 +180,8 @@ def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
     facts = context.host.readiness
-    if facts is not None and facts.has_dev and facts.node("/dev/iommu") is None:
-        yield "/dev/iommu does not exist"
+    if facts is not None and facts.has_dev and not facts.has_node(IOMMU_NODE):
+        yield f"{IOMMU_NODE} does not exist"
     if lacks_iommufd(context.qemu):
         yield f"QEMU {context.qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
 

@@ -70,7 +70,7 @@ def _has_vfio(context: PreflightContext) -> bool:
     """Whether the host has what libvirt looks for at the start."""
     facts = context.host.readiness
     if facts is not None and facts.has_dev:
-        return facts.node("/dev/vfio/vfio") is not None
+        return facts.has_node("/dev/vfio/vfio")
     return any(device.is_on_vfio for device in context.host.devices)
 
 
