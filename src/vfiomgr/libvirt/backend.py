@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.facts import read_config
+from vfiomgr.check.facts import has_node, read_config
+from vfiomgr.check.platform_rules import cdev_evidence
 from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.iommu import read_vfio_state
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.versions import Versions
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
     from vfiomgr.vgpu.guest_device import GuestDevice
 
+_DEV = HostPath("/dev")
 _OPT_OUT = "--no-iommufd"
 FEWEST_PEERS = 2
 """Devices from which on one can reach the memory of another."""
@@ -40,11 +43,13 @@ NO_BACKEND = Backend(has_iommufd=False)
 """No choice: a user made it, or iommufd is not possible."""
 
 
-def choose(host: HostSource, units: Sequence[GuestDevice], versions: Versions) -> Backend:
+def choose(
+    host: HostSource, seen: HostSnapshot, units: Sequence[GuestDevice], versions: Versions
+) -> Backend:
     """Choose the backend of the devices; programs are asked only if the kernel has iommufd."""
-    seen = [unit for unit in units if unit.is_seen]
-    functions = [function for unit in seen for function in unit.functions]
-    if not all(unit.functions for unit in seen) or not _has_kernel(host, functions):
+    given = [unit for unit in units if unit.is_seen]
+    functions = [function for unit in given for function in unit.functions]
+    if not all(unit.functions for unit in given) or not _has_kernel(host, seen, functions):
         return NO_BACKEND
     release = versions.known_libvirt
     if release is None or not IOMMUFD.is_in(release):
@@ -55,7 +60,7 @@ def choose(host: HostSource, units: Sequence[GuestDevice], versions: Versions) -
         return Backend(has_iommufd=False, why=why)
     if program < QEMU_IOMMUFD:
         return NO_BACKEND
-    peers = [unit for unit in seen if any(map(is_peer, unit.functions))]
+    peers = [unit for unit in given if any(map(is_peer, unit.functions))]
     if len(peers) >= FEWEST_PEERS:
         shown = ", ".join(unit.name for unit in peers)
         why = f"using VFIO groups: with iommufd {shown} could not access each other's memory"
@@ -70,18 +75,28 @@ def is_peer(function: PciDevice) -> bool:
     return function.is_graphics_or_accelerator or is_network
 
 
-def _has_kernel(host: HostSource, functions: Sequence[PciDevice]) -> bool:
-    """Whether this kernel has /dev/iommu, and a device node for each of the functions."""
-    if not functions or host.snapshot is not None or not host.tree.exists(IOMMU_NODE):
+def _has_kernel(host: HostSource, seen: HostSnapshot, functions: Sequence[PciDevice]) -> bool:
+    """Whether the kernel has /dev/iommu, and a device node for each of the functions."""
+    if not functions or not has_iommu(host, seen):
         return False
     bound = [f for f in functions if is_vfio_driver(f.driver) or f.vfio_device is not None]
     if not all(function.vfio_cdev for function in bound):
         return False
-    return len(bound) == len(functions) or has_cdevs(host)
+    return len(bound) == len(functions) or has_cdevs(host, seen)
 
 
-def has_cdevs(host: HostSource) -> bool:
+def has_iommu(host: HostSource, seen: HostSnapshot) -> bool | None:
+    """Whether the kernel has /dev/iommu; None if this is unknown: a recording without /dev."""
+    if host.snapshot is None:
+        return has_node(host.tree, IOMMU_NODE) if host.tree.children(_DEV) else None
+    facts = seen.readiness
+    return facts.has_node(IOMMU_NODE) if facts is not None and facts.has_dev else None
+
+
+def has_cdevs(host: HostSource, seen: HostSnapshot) -> bool:
     """Whether the kernel has a device node of VFIO, or was built with them."""
+    if host.snapshot is not None:
+        return seen.readiness is not None and any(cdev_evidence(seen, seen.readiness))
     if host.tree.children(VFIO_CDEVS):
         return True
     shown = read_vfio_state(host.tree).has_cdevs

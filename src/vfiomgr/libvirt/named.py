@@ -10,7 +10,7 @@ from vfiomgr import passthrough
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
 from vfiomgr.libvirt import build
-from vfiomgr.libvirt.backend import NO_BACKEND, choose
+from vfiomgr.libvirt.backend import NO_BACKEND, choose, has_iommu
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, depends_on_qemu, places
 from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
@@ -18,7 +18,7 @@ from vfiomgr.libvirt.model import OTHER_KERNEL
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
-from vfiomgr.paths import IOMMU_NODE, HostPath
+from vfiomgr.paths import IOMMU_NODE
 from vfiomgr.pci.model import device_text
 from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, units_of
 
@@ -34,35 +34,42 @@ if TYPE_CHECKING:
 
 
 _Optioned = TypeVar("_Optioned", DeviceRequest, GuestDevice)
-_DEV = HostPath("/dev")
 
 
-def require_iommu(host: HostSource, versions: Versions, *, has_groups: bool | None) -> None:
-    """Check that the kernel of this host has /dev/iommu, unless the domain is for another one.
+def require_iommu(
+    host: HostSource, seen: HostSnapshot, versions: Versions, units: Iterable[GuestDevice]
+) -> None:
+    """Check that the kernel has /dev/iommu, if devices use it; a note for another host.
 
     libvirt 12.8 refuses the domain otherwise when it is defined, and older ones when it starts.
 
     Raises:
-        Refusal: the kernel does not have it.
+        Refusal: the kernel of this host does not have it.
 
     """
-    if versions.is_elsewhere or host.snapshot is not None or not host.tree.children(_DEV):
+    if not any(unit.hostdev_options.has_iommufd for unit in units):
         return
-    if not host.tree.exists(IOMMU_NODE):
-        otherwise = "omit --iommufd: VFIO groups work without it"
-        if has_groups is False:
-            otherwise = OTHER_KERNEL
-        refuse(
-            "iommufd-missing",
-            "",
-            f"iommufd needs {IOMMU_NODE}, which this host does not have",
-            "run modprobe iommufd, or boot a kernel with CONFIG_IOMMUFD and "
-            f"CONFIG_VFIO_DEVICE_CDEV; or {otherwise}. For another host, pass --libvirt-version",
-        )
+    if has_iommu(host, seen) is not False:
+        return
+    message = f"iommufd needs {IOMMU_NODE}, which this host does not have"
+    options = "CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"
+    if versions.is_elsewhere:
+        host.on_note(f"{message}: the kernel of the other host needs {options}")
+        return
+    otherwise = "omit --iommufd: VFIO groups work without it"
+    if seen.vfio.has_groups is False:
+        otherwise = OTHER_KERNEL
+    remedy = f"run modprobe iommufd, or boot a kernel with {options}; or {otherwise}. For another "
+    refuse("iommufd-missing", "", message, f"{remedy}host, pass --libvirt-version")
 
 
 def _backend(
-    host: HostSource, versions: Versions, units: Sequence[GuestDevice], *, asked: bool | None
+    host: HostSource,
+    seen: HostSnapshot,
+    versions: Versions,
+    units: Sequence[GuestDevice],
+    *,
+    asked: bool | None,
 ) -> Backend:
     """Choose the VFIO backend of new hostdevs and note the reason, unless a user chose it.
 
@@ -76,7 +83,7 @@ def _backend(
         raise UsageError(message, "omit --no-iommufd")
     if asked is not None or only:
         return NO_BACKEND
-    backend = choose(host, units, versions)
+    backend = choose(host, seen, units, versions)
     if backend.why:
         host.on_note(backend.why)
     return backend
@@ -137,12 +144,11 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     seen = host.slots_of(names)
     given = hostdev_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
-    backend = _backend(host, versions, units, asked=options.get("iommufd"))
+    backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         units = tuple(_with_iommufd(unit) for unit in units)
     check(units, lambda: versions.libvirt, lambda: versions.qemu)
-    if given.has_iommufd:
-        require_iommu(host, versions, has_groups=seen.vfio.has_groups)
+    require_iommu(host, seen, versions, units)
     for line in (*vf_token.notes(seen, units), *teaming.advice(units)):
         host.on_note(line)
     hostdevs = tuple(places(units, guest_bus))
@@ -240,14 +246,14 @@ def planned_domain(
     seen = host.scan(with_guests=own_kvm, with_readiness=has_vt_d)
     libvirt = versions.libvirt
     units = units_of(seen, request.devices)
-    backend = _backend(host, versions, units, asked=options.get("iommufd"))
+    backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:
         request = replace(request, devices=tuple(map(_with_iommufd, request.devices)))
     depends = is_confidential or request.vcpus > build.numa.MOST_WITHOUT_EIM
-    depends = depends or any(map(depends_on_qemu, units_of(seen, request.devices)))
+    units = units_of(seen, request.devices)
+    depends = depends or any(map(depends_on_qemu, units))
     plan = build.plan_guest(seen, request, libvirt, versions.qemu if depends else None)
-    if any(device.hostdev_options.has_iommufd for device in request.devices):
-        require_iommu(host, versions, has_groups=seen.vfio.has_groups)
+    require_iommu(host, seen, versions, units)
     refuse_to_hurt(lambda: host.scan(with_users=True), plan.hostdevs, seen, is_domain=True)
     for line in plan.notes:
         host.on_note(line)

@@ -61,7 +61,9 @@ class Versions:
         return self.known_qemu
 
     def _of_host(self, programs: tuple[str, ...]) -> Version | None:
-        """What the first of some programs prints; None for a snapshot."""
-        if self._host.snapshot is not None:
-            return None
-        return installed_version(self._host.tree, programs)
+        """What the first of some programs prints, or the version that a snapshot records."""
+        if self._host.snapshot is None:
+            return installed_version(self._host.tree, programs)
+        support = self._host.scan().guest_support
+        recorded = support and (support.libvirt if programs == LIBVIRT else support.qemu)
+        return Version.parse(recorded) if recorded else None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
 
@@ -55,6 +58,119 @@ def test_new_hostdevs_use_iommufd_where_kernel_libvirt_and_qemu_have_it(run: Run
     known = run("libvirt", "hostdev", GPU, *for_both)
     assert (known.stdout, UNKNOWN in known.stderr) == (made.stdout, False)
     assert "using iommufd: /dev/iommu, libvirt 12.8.0 and QEMU 11.1.0 support it" in known.stderr
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_snapshot_has_the_versions_and_the_kernel_of_its_host(run: Run, tmp_path: Path) -> None:
+    assert run("bind", GPU).status == 0
+    recorded = tmp_path / "host.json"
+    recorded.write_text(run("snapshot").stdout)
+    of_snapshot = ("--snapshot", str(recorded))
+    for command in (("libvirt", "hostdev", GPU), (*GUEST, "--device", GPU)):
+        live, told = run(*command), run(*of_snapshot, *command)
+        assert "iommufd" in live.stdout
+        assert (told.stdout, told.stderr) == (live.stdout, live.stderr)
+        elsewhere = run(*of_snapshot, *command, "--libvirt-version", "12.8")
+        assert ("iommufd" in elsewhere.stdout, UNKNOWN in elsewhere.stderr) == (False, True)
+        older = run(*of_snapshot, *command, "--qemu-version", "8.2")
+        assert "iommufd" not in older.stdout + older.stderr
+
+
+@pytest.mark.parametrize(
+    ("missing", "kept"),
+    [
+        ({"libvirt": "12.0.0", "qemu": "11.1.0"}, {}),
+        ({"libvirt": "12.8.0", "qemu": None}, {}),
+        ({}, {"readiness": None}),
+        ({}, {"guest_support": None}),
+    ],
+)
+@pytest.mark.usefixtures("programs")
+def test_what_a_snapshot_does_not_record_is_unknown(
+    run: Run, tmp_path: Path, missing: dict[str, str], kept: dict[str, None]
+) -> None:
+    assert run("bind", GPU).status == 0
+    document = json.loads(run("snapshot").stdout)
+    document["guest_support"].update(missing)
+    recorded = tmp_path / "host.json"
+    recorded.write_text(json.dumps({**document, **kept}))
+    told = run("--snapshot", str(recorded), "libvirt", "hostdev", GPU)
+    assert (told.status, "iommufd" in told.stdout) == (0, False)
+    assert (UNKNOWN in told.stderr) is ("qemu" in missing and missing["qemu"] is None)
+
+
+@pytest.mark.usefixtures("programs")
+def test_before_the_bind_the_device_numbers_in_a_snapshot_count(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    recorded = tmp_path / "host.json"
+    for has_cdevs in (True, False):
+        if not has_cdevs:
+            kernel.sysfs.drop("/proc/devices")
+        recorded.write_text(run("snapshot").stdout)
+        made = run("--snapshot", str(recorded), "libvirt", "hostdev", GPU)
+        assert ("iommufd='yes'" in made.stdout) is has_cdevs
+
+
+MISSING = "iommufd needs /dev/iommu, which this host does not have"
+OPTIONS = "CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV"
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize("is_recorded", [True, False])
+@pytest.mark.parametrize("command", ["hostdev", "domain", "edit"])
+def test_a_missing_dev_iommu_is_refused_here_and_said_for_another_host(
+    run: Run, kernel: FakeKernel, tmp_path: Path, command: str, *, is_recorded: bool
+) -> None:
+    file = tmp_path / "guest.xml"
+    file.write_text("<domain><name>g</name><devices/></domain>")
+    words = {
+        "hostdev": ("libvirt", "hostdev", GPU),
+        "domain": (*GUEST, "--device", GPU),
+        "edit": ("libvirt", "edit", str(file), "--add", GPU, "--dry-run"),
+    }[command]
+    for is_there in (False, True):
+        if not is_there:
+            kernel.sysfs.drop("/dev/iommu")
+        else:
+            kernel.sysfs.put("/dev/iommu", "")
+        recorded = tmp_path / "host.json"
+        recorded.write_text(run("snapshot").stdout)
+        source = ("--snapshot", str(recorded)) if is_recorded else ()
+        here = run(*source, *words, "--iommufd")
+        assert (here.status, MISSING in here.stderr) == ((0, False) if is_there else (4, True))
+        assert is_there or OPTIONS in here.stderr
+        both = ("--libvirt-version", "12.2", "--qemu-version", "11.1")
+        elsewhere = run(*source, *words, "--iommufd", *both)
+        note = f"{MISSING}: the kernel of the other host needs {OPTIONS}\n"
+        assert (elsewhere.status, note in elsewhere.stderr) == (0, not is_there)
+        assert "iommufd" in elsewhere.stdout
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_recording_without_dev_says_nothing_about_dev_iommu(
+    run: Run, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel.sysfs.drop("/dev/iommu")
+    children = kernel.children
+    monkeypatch.setattr(kernel, "children", lambda path: [] if path == "/dev" else children(path))
+    made = run("libvirt", "hostdev", GPU, "--iommufd")
+    assert (made.status, MISSING in made.stderr) == (0, False)
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_copy_of_dev_iommu_counts_for_check_domain_as_for_the_xml(
+    run: Run, kernel: FakeKernel, tmp_path: Path
+) -> None:
+    configure(kernel)
+    file = tmp_path / "guest.xml"
+    file.write_text(run(*GUEST, "--device", GPU, "--iommufd").stdout)
+    check = ("check", "domain", str(file))
+    found = run(*check)
+    assert found.stdout
+    assert "/dev/iommu does not exist" not in found.stdout
+    kernel.sysfs.drop("/dev/iommu")
+    assert "/dev/iommu does not exist" in run(*check).stdout
 
 
 def test_a_given_qemu_replaces_the_installed_one_and_not_libvirt(

@@ -329,9 +329,8 @@ def edit(
     check(units, lambda: versions.libvirt, lambda: versions.qemu)
     for line in teaming.advice(units):
         note(line)
-    if given.has_iommufd and added:
-        has_groups = None if host is None else host.vfio.has_groups
-        require_iommu(session, versions, has_groups=has_groups)
+    if host is not None:
+        require_iommu(session, host, versions, units)
     place = place_of(target, output, uri, is_change=not session.dry_run)
     _edit(session, place, host, units, removed, only=only)
 
