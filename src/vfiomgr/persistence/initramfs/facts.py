@@ -24,6 +24,7 @@ _WITH_NETWORK = expression(r"^network:", re.MULTILINE)
 _INITRAMFS_TOOLS = HostPath("/etc/initramfs-tools")
 _DRACUT = HostPath("/etc/dracut.conf")
 _MKINITCPIO = HostPath("/etc/mkinitcpio.conf")
+_PRESETS = HostPath("/etc/mkinitcpio.d")
 _BOOSTER = HostPath("/etc/booster.yaml")
 _OSTREE = HostPath("/run/ostree-booted")
 _ARGUMENTS = HostPath("/proc/cmdline")
@@ -68,7 +69,7 @@ def read_preset_image(tree: HostTree, release: str) -> str | None:
     package = tree.read(HostPath(f"/usr/lib/modules/{release}/pkgbase"))
     if package is None:
         return None
-    preset = _settings(tree, [HostPath(f"/etc/mkinitcpio.d/{package}.preset")])
+    preset = _settings(tree, [_PRESETS / f"{package}.preset"])
     names = [name.strip("\"'") for name in preset.get("PRESETS", [])]
     keys = (f"{name}_{kind}" for name in names for kind in ("image", "uki", "efi_image"))
     return next((preset[key][-1] for key in keys if preset.get(key)), None)
@@ -192,7 +193,18 @@ def _mkinitcpio(tree: HostTree, tool: Tool = "mkinitcpio") -> Initramfs:
     hooks = settings.get("HOOKS", [])
     classes = [_DISPLAY] * ("kms" in hooks) + [_STORAGE] * ("block" in hooks)
     named = settings.get("MODULES", [])
-    return _of(tool, named, classes, reads_fragments=tree.exists(fragments))
+    reads_fragments = tree.exists(fragments) and not _has_own_configuration(tree)
+    return _of(tool, named, classes, reads_fragments=reads_fragments)
+
+
+def _has_own_configuration(tree: HostTree) -> bool:
+    """Whether a preset of mkinitcpio names a configuration: mkinitcpio.conf.d is not read then.
+
+    Older presets set ALL_config, which becomes -c (process_preset and parseopts in mkinitcpio).
+    """
+    presets = _in(tree, _PRESETS)
+    settings = _settings(tree, [path for path in presets if path.name.endswith(".preset")])
+    return any(name.endswith("_config") for name in settings)
 
 
 def _of(

@@ -55,8 +55,17 @@ BOTH = f"{DEBIAN}\nusr/bin/dracut: #!\nusr/sbin/mkinitramfs: #!"
             """
             etc/mkinitcpio.conf: HOOKS=(base udev)
             etc/mkinitcpio.conf.d/own.conf: MODULES+=(nvidia)
+            etc/mkinitcpio.d/linux.preset: #ALL_config="/etc/mkinitcpio.conf"\nPRESETS=('default')
             """,
             Initramfs("mkinitcpio", ("nvidia",)),
+        ),
+        (
+            """
+            etc/mkinitcpio.conf: MODULES=(amdgpu)
+            etc/mkinitcpio.conf.d/own.conf: # nothing
+            etc/mkinitcpio.d/linux.preset: ALL_config="/etc/mkinitcpio.conf"\nPRESETS=('default')
+            """,
+            Initramfs("mkinitcpio", ("amdgpu",), reads_fragments=False),
         ),
         (
             f"{DEBIAN}\nusr/bin/dracut: #!\netc/dracut.conf: # nothing",
