@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.check.facts import has_node, read_config
-from vfiomgr.check.platform_rules import cdev_evidence
 from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.iommu import read_vfio_state
@@ -96,6 +95,8 @@ def has_iommu(host: HostSource, seen: HostSnapshot) -> bool | None:
 def has_cdevs(host: HostSource, seen: HostSnapshot) -> bool:
     """Whether the kernel has a device node of VFIO, or was built with them."""
     if host.snapshot is not None:
+        from vfiomgr.check.platform_rules import cdev_evidence  # noqa: PLC0415 - for snapshots
+
         return seen.readiness is not None and any(cdev_evidence(seen, seen.readiness))
     if host.tree.children(VFIO_CDEVS):
         return True
