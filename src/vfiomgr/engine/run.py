@@ -241,7 +241,8 @@ class _Run:
         """Whether it is recorded durably that so many more steps begin.
 
         A reboot ends the effects of most steps, and with them the need to undo them: a power cut
-        may then lose the last beginnings. An fsync takes longer than most steps.
+        may then lose the last beginnings (saved original states count only for their boot). An
+        fsync takes longer than most steps.
         """
         begun = len(self.begun)
         is_due = begun // FIRST_STEPS != (begun + starting) // FIRST_STEPS

@@ -6,6 +6,7 @@ import os
 import stat
 from contextlib import contextmanager, suppress
 from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
@@ -43,7 +44,7 @@ class HostTree(Programs):
         self._reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         if self._prefix:
             self._reading |= os.O_NOFOLLOW
-        self._unclosed: list[int] | None = None
+        self._unclosed: dict[int, list[int]] = {}
 
     @property
     def is_live(self) -> bool:
@@ -142,23 +143,28 @@ class HostTree(Programs):
             self._close(descriptor)
 
     def _close(self, descriptor: int) -> None:
-        if self._unclosed is None:
+        unclosed = self._unclosed.get(get_ident())
+        if unclosed is None:
             os.close(descriptor)
             return
-        self._unclosed.append(descriptor)
-        if len(self._unclosed) >= _MOST_OPEN:
-            _close_all(self._unclosed)
-            self._unclosed.clear()
+        unclosed.append(descriptor)
+        if len(unclosed) >= _MOST_OPEN:
+            _close_all(unclosed)
+            unclosed.clear()
 
     @contextmanager
     def closing_together(self) -> Iterator[None]:
-        """Close files that are read meanwhile several at a time, which saves system calls."""
-        before, self._unclosed = self._unclosed, []
+        """Close files that this thread reads meanwhile several at a time: it saves system calls."""
+        thread = get_ident()
+        if thread in self._unclosed:
+            yield
+            return
+        unclosed = self._unclosed[thread] = list[int]()
         try:
             yield
         finally:
-            _close_all(self._unclosed)
-            self._unclosed = before
+            del self._unclosed[thread]
+            _close_all(unclosed)
 
     def read(self, path: HostPath) -> str | None:
         """The text of an attribute without its trailing newline."""

@@ -8,6 +8,7 @@ import socket
 import stat
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -415,6 +416,23 @@ def test_files_that_are_closed_together_leave_those_of_others_open(tmp_path: Pat
     assert open_files() - before == set(map(str, others))
     for descriptor in others:
         os.close(descriptor)
+
+
+def test_threads_close_what_they_read_themselves(tmp_path: Path) -> None:
+    tree, before = HostTree(tmp_path), open_files()
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "kept").write_text("kept")
+    kept = os.open(tmp_path / "kept", os.O_RDONLY)
+
+    def read(_number: int) -> bool:
+        with tree.closing_together():
+            return all(tree.read(HostPath("/file")) == "text" for _ in range(100))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(read, range(200)))
+    assert os.pread(kept, 4, 0) == b"kept"
+    os.close(kept)
+    assert open_files() == before
 
 
 def test_nothing_is_closed_where_nothing_was_read(tmp_path: Path) -> None:
