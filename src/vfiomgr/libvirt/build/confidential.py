@@ -36,7 +36,7 @@ FEATURES = {
 QEMU = {"tdx": Version(10, 1), "sev-snp": Version(9, 1)}
 """The QEMU that starts such guests."""
 QEMU_WITH_DEVICES = Version(10, 1)
-QEMU_WITHOUT_VIRTIO_MEM = (Version(10, 1), Version(11, 0))
+QEMU_WITHOUT_VIRTIO_MEM = (Version(10, 1), Version(11, 1))
 """From the first on, and before the second: "Failed to set RamDiscardManager", for a region had one
 manager, and guest_memfd is it. QEMU 11.1 allows several (memory_region_add_ram_discard_source)."""
 ONLY_SHARED = (
