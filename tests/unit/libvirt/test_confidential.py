@@ -21,6 +21,7 @@ AMD = replace(two_sockets(), guest_support=GuestSupport(sev_snp=True))
 LAUNCH = "<launchSecurity type='tdx'/>"
 SLOTS = "<maxMemory slots='4' unit='GiB'>32</maxMemory>"
 VDPA = "<interface type='vdpa'><source dev='/dev/vhost-vdpa-0'/></interface></devices>"
+MEMORY_DEVICE = "confidential-memory-device"
 FEATURES = "<features><acpi/><pmu state='off'/><smm state='off'/><ioapic driver='qemu'/></features>"
 TDX = xml(
     before=FEATURES + LAUNCH + "<numatune><memory nodeset='0'/></numatune>",
@@ -198,6 +199,22 @@ def test_virtio_mem(qemu: str, severity: str) -> None:
     )
     assert dimm is not None
     assert dimm.severity == "warning"
+
+
+def test_each_memory_device_is_judged_and_only_plain_memory_moves_into_the_domain() -> None:
+    both = "<memory model='virtio-mem'/><memory model='nvdimm'/></devices>"
+    seen = libvirt(qemu=Version(10, 1))
+    finding = found(judge(TDX.replace("  </devices>", both), hypervisor=seen), MEMORY_DEVICE)
+    assert finding is not None
+    assert finding.severity == "blocker", "both are in one line"
+    assert finding.remedy == (
+        "remove the <memory> devices, and write the size of virtio-mem into <memory> of the domain"
+    )
+    for model in ("nvdimm", "virtio-pmem", "sgx-epc"):
+        one = f"<memory model='{model}'/></devices>"
+        finding = found(judge(TDX.replace("  </devices>", one), hypervisor=seen), MEMORY_DEVICE)
+        assert finding is not None
+        assert (finding.severity, finding.remedy) == ("warning", "remove the <memory> devices")
 
 
 SHARED_CELL = "<numa><cell cpus='0-3' memory='8' memAccess='shared'/></numa>"

@@ -215,6 +215,16 @@ _MUST_ACCEPT = (
     "describes, and added memory only with patches of 2026 (accept_hotplug_memory)"
 )
 
+_PLAIN_MEMORY = frozenset({"dimm", "virtio-mem"})
+"""Devices whose memory is like that of the domain; others are persistent memory or an enclave."""
+
+
+def _remedy(launch: DomainLaunch) -> str:
+    kinds = {kind for _, kind in launch.memory_devices}
+    plain = ", ".join(sorted(kinds & _PLAIN_MEMORY))
+    added = f", and write the size of {plain} into <memory> of the domain" if plain else ""
+    return f"remove the <memory> devices{added}"
+
 
 def memory_devices(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU adds memory to such guests; the guest's kernel has to accept it."""
@@ -226,7 +236,7 @@ def memory_devices(context: PreflightContext) -> Iterator[Diagnostic]:
     if (
         qemu is not None
         and first <= qemu < end
-        and "virtio-mem" in dict(launch.memory_devices).values()
+        and any(kind == "virtio-mem" for _, kind in launch.memory_devices)
     ):
         yield finding(
             "confidential-memory-device",
@@ -234,7 +244,7 @@ def memory_devices(context: PreflightContext) -> Iterator[Diagnostic]:
             f"QEMU {qemu} does not start a confidential guest with virtio-mem",
             (*cited, _cite(context, launch)),
             'QEMU exits with "Failed to set RamDiscardManager"',
-            "remove the <memory> device and write its size into <memory> of the domain",
+            _remedy(launch),
         )
     elif cited:
         yield finding(
@@ -243,7 +253,7 @@ def memory_devices(context: PreflightContext) -> Iterator[Diagnostic]:
             "a confidential guest has memory devices, which its kernel must accept",
             (*cited, _cite(context, launch)),
             _MUST_ACCEPT,
-            "remove the <memory> devices and write their size into <memory> of the domain",
+            _remedy(launch),
         )
     elif launch.memory_slots:
         yield finding(
