@@ -103,6 +103,28 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
         "make sure that ssh connects to that host as this user without a password",
     ),
     (
+        ReportedError(
+            Code.SYSTEM_ERROR,
+            "Cannot read CA certificate '/etc/pki/CA/cacert.pem': No such file or directory",
+            ErrorDomain.RPC,
+            errno.ENOENT,
+        ),
+        LibvirtFailed,
+        "cannot connect to win with TLS: Cannot read CA certificate '/etc/pki/CA/cacert.pem': No",
+        "put the CA certificate at /etc/pki/CA/cacert.pem, readable for this user",
+    ),
+    (
+        ReportedError(
+            Code.SYSTEM_ERROR,
+            "Cannot read private key '/root/.pki/libvirt/clientkey.pem': Permission denied",
+            ErrorDomain.RPC,
+            errno.EACCES,
+        ),
+        LibvirtFailed,
+        "cannot connect to win with TLS: Cannot read private key",
+        "put the private key at /root/.pki/libvirt/clientkey.pem, readable for this user",
+    ),
+    (
         ReportedError(Code.NO_CONNECT, "no connection driver available for qemux:///system", OTHER),
         UsageError,
         "no libvirt driver for URI",
@@ -708,7 +730,7 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
             errno.ENOENT,
         ),
         LibvirtFailed,
-        "no libvirt daemon listens at win: Socket-Erstellung",
+        "no libvirt daemon listens on /run/libvirt/virtqemud-sock: Socket-Erstellung",
         "systemctl start libvirtd (or virtqemud)",
     ),
     (
@@ -719,8 +741,22 @@ ROWS: list[tuple[ReportedError, type[VfiomgrError], str, str]] = [
             errno.EACCES,
         ),
         LibvirtFailed,
-        "no permission to use the libvirt daemon at win: Socket-Erstellung",
+        "no permission to use the libvirt daemon on /run/libvirt/virtqemud-sock: Socket-",
         "group libvirt",
+    ),
+    *(
+        (
+            ReportedError(
+                Code.SYSTEM_ERROR,
+                "CA-Zertifikat '/etc/pki/CA/cacert.pem' kann nicht gelesen werden",
+                ErrorDomain.RPC,
+                number,
+            ),
+            LibvirtFailed,
+            "the connection to libvirt failed: CA-Zertifikat",
+            "journalctl -u libvirtd -u virtqemud",
+        )
+        for number in (errno.ENOENT, errno.EACCES)
     ),
     (
         ReportedError(Code.INTERNAL_ERROR, "client socket is nicht offen", ErrorDomain.RPC),
@@ -803,8 +839,11 @@ NOT_MADE = {
     ),
     "QEMU exited immediately: {why}": f"{TRANSLATED}, and QEMU's own line",
     "{subject} does not have the device: {text}": TRANSLATED,
-    "no libvirt daemon listens at {subject}: {text}": TRANSLATED,
-    "no permission to use the libvirt daemon at {subject}: {text}": TRANSLATED,
+    "no libvirt daemon listens on {socket}: {text}": TRANSLATED,
+    "no permission to use the libvirt daemon on {socket}: {text}": TRANSLATED,
+    "cannot connect to {subject} with TLS: {text}": (
+        "9.0.0 without certificates; virNetTLSContextCheckCertFile in src/rpc/virnettlscontext.c"
+    ),
     "the connection to libvirt failed: {text}": (
         "src/rpc/virnetclient.c, whose domain is VIR_FROM_RPC: closed or out of step"
     ),

@@ -80,6 +80,8 @@ _DENIED = frozenset(
 _STATE = frozenset({Code.OPERATION_INVALID})
 _CONFIG = frozenset({Code.CONFIG_UNSUPPORTED})
 _QEMU = frozenset({Code.INTERNAL_ERROR, Code.OPERATION_FAILED})
+_SOCKET = r"(?P<socket>/[^\s']+-sock(?:-ro)?)\b"
+"""A Unix socket of a daemon, in texts of any language: ENOENT and EACCES also have TLS and ssh."""
 _MOST_WORDS = 600
 _NAMES = frozenset({"subject", "name", "domain"})
 """Names that people choose: quoted where a hint names a command."""
@@ -169,17 +171,25 @@ _ROWS: tuple[_Row, ...] = (
         domains=_RPC,
     ),
     _Row(
+        _UNREACHED,
+        r"Cannot read (?P<what>[^']+) '(?P<file>[^']+)'",
+        "cannot connect to {subject} with TLS: {text}",
+        "put the {what} at {file}, readable for this user (https://libvirt.org/kbase/tlscerts.html)"
+        ", or connect without TLS: qemu:///system, qemu+ssh://HOST/system",
+        domains=_RPC,
+    ),
+    _Row(
         frozenset({Code.SYSTEM_ERROR}),
-        r"",
-        "no libvirt daemon listens at {subject}: {text}",
+        _SOCKET,
+        "no libvirt daemon listens on {socket}: {text}",
         "systemctl start libvirtd (or virtqemud), or pass another --connect URI",
         domains=_RPC,
         errnos=frozenset({errno.ENOENT, errno.ECONNREFUSED}),
     ),
     _Row(
         frozenset({Code.SYSTEM_ERROR}),
-        r"",
-        "no permission to use the libvirt daemon at {subject}: {text}",
+        _SOCKET,
+        "no permission to use the libvirt daemon on {socket}: {text}",
         "run as root, or as a member of the group libvirt",
         domains=_RPC,
         errnos=frozenset({errno.EACCES}),
