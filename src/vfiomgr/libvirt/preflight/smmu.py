@@ -6,6 +6,7 @@ pcie-root or an expander (pci_setup_iommu_per_bus in hw/arm/smmu-common.c of QEM
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import finding
@@ -34,6 +35,7 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
         return
     is_old = libvirt is not None and not SMMU_BUS.is_in(libvirt)
     if not is_old and all(iommu.model == _MODEL and iommu.bus is not None for iommu in iommus):
+        yield from _same_bus(context)
         return
     yield finding(
         "viommu-several",
@@ -49,6 +51,21 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
         if is_old
         else "keep one <iommu>, or write model='smmuv3' and <driver pciBus='INDEX'/> for each",
     )
+
+
+def _same_bus(context: PreflightContext) -> Iterator[Diagnostic]:
+    """QEMU 11.1: "An iommu is already attached to this bus"."""
+    smmus = _smmus(context)
+    for bus, number in Counter(iommu.bus for iommu in smmus).items():
+        if number > 1:
+            yield finding(
+                "viommu-several",
+                "blocker",
+                f"{number} SMMUv3s are for bus {bus} of the guest",
+                tuple(context.cite_iommu(iommu) for iommu in smmus if iommu.bus == bus),
+                'a bus has one IOMMU: QEMU exits with "An iommu is already attached to this bus"',
+                "keep one of them, or write the index of another expander as pciBus",
+            )
 
 
 def wrong_bus(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -141,7 +158,8 @@ def emulated(context: PreflightContext) -> Iterator[Diagnostic]:
     others = [c.guest for c in domain.controllers] + [h.guest for h in domain.hostdevs]
     places = [guest for guest in domain.taken if guest not in others]
     for iommu in _smmus(context):
-        behind = [place for place in places if _root_of(context, place) == iommu.bus]
+        roots = [(place, _root_of(context, place)) for place in places]
+        behind = [p for p, root in roots if root is not None and iommu.bus in (None, root)]
         if not behind or not _is_accelerated(context, iommu):
             continue
         shown = ", ".join(f"{place.bus:02x}:{place.slot:02x}" for place in behind)

@@ -133,12 +133,28 @@ def test_an_accelerated_smmu_serves_no_emulated_device() -> None:
     assert set(judged(gpu + disk.format(1) + emulated)) == {"viommu-without-mapping"}
 
 
+def test_one_for_the_machine_serves_what_has_a_known_root() -> None:
+    """The root of a bus that no controller has is unknown."""
+    gpu, whole = with_iommufd(GPU_ELEMENT), ACCEL.replace("pciBus='10' ", "")
+    disk = "<controller type='scsi'><address type='pci' bus='0x{:02x}' slot='0x01'/></controller>"
+    for bus in (0, 1):
+        finding = judged(gpu + disk.format(bus) + whole)["viommu-emulated-device"]
+        assert f"{bus:02x}:01" in finding.summary
+    for iommu in (whole, ACCEL):
+        assert judged(gpu + disk.format(0x30) + iommu) == {}
+
+
 def test_several_are_for_a_bus_each() -> None:
     gpu, root = with_iommufd(GPU_ELEMENT), ACCEL.replace("10", "0")
     assert judged(gpu + ACCEL + root) == {}
     for other in (PLAIN, "<iommu model='virtio'/>"):
         finding = judged(gpu + ACCEL + other)["viommu-several"]
         assert "keep one <iommu>" in finding.remedy
+    finding = judged(gpu + ACCEL + root + ACCEL)["viommu-several"]
+    assert finding.severity == "blocker"
+    assert finding.summary == "2 SMMUv3s are for bus 10 of the guest"
+    assert all("pciBus='10'" in text for text in finding.evidence)
+    assert "keep one of them" in finding.remedy
     second = judged(gpu + NIC_AT_ROOT + ACCEL + root)["viommu-without-iommufd"]
     assert second.subject == "0000:02:00.0", "also the second one is judged"
 
