@@ -168,7 +168,15 @@ _ARCHITECTURES = (
 """Keys of /proc/cpuinfo that identify a kind of CPU (arch/*/kernel: show_cpuinfo, c_show)."""
 _BY_TABLE = {"DMAR": "x86_64", "IVRS": "x86_64", "IORT": "aarch64", "GTDT": "aarch64"}
 """ACPI tables of one architecture: Arm's are for its IOMMUs and its timers (drivers/acpi/arm64)."""
-_BY_RELEASE = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
+_BY_RELEASE = {
+    "amd64": "x86_64",
+    "x86_64": "x86_64",
+    "arm64": "aarch64",
+    "aarch64": "aarch64",
+    "riscv64": "riscv64",
+    "ppc64le": "ppc64le",
+    "powerpc64le": "ppc64le",
+}
 """Words in the releases of distributions' kernels, as in `6.1.0-13-arm64`."""
 
 
@@ -244,19 +252,18 @@ def _cpu(tree: HostTree) -> dict[str, str]:
 
 
 def _architecture(tree: HostTree, cpu: dict[str, str]) -> str | None:
-    """The CPU architecture; of a recording without CPUs, by its firmware and its kernels."""
+    """The CPU architecture; of a recording without CPUs, by its firmware or its kernels.
+
+    Installed kernels only count if the running one is unknown; None if they differ.
+    """
     known = next((name for key, name in _ARCHITECTURES if key in cpu), None)
     if known is not None or tree.is_live:
         return known
-    releases = (
-        tree.read(HostPath("/proc/sys/kernel/osrelease")),
-        *chain.from_iterable(map(tree.children, drivers.LIBRARIES)),
-    )
-    found = (
-        *(name for table, name in _BY_TABLE.items() if tree.exists(iommu.ACPI_TABLES / table)),
-        *(_BY_RELEASE[word] for text in releases for word in _BY_RELEASE if word in (text or "")),
-    )
-    return next(iter(found), None)
+    running = tree.read(HostPath("/proc/sys/kernel/osrelease"))
+    releases = [running] if running else chain.from_iterable(map(tree.children, drivers.LIBRARIES))
+    by_table = {a for table, a in _BY_TABLE.items() if tree.exists(iommu.ACPI_TABLES / table)}
+    found = by_table or {a for text in releases for word, a in _BY_RELEASE.items() if word in text}
+    return found.pop() if len(found) == 1 else None
 
 
 def _address_bits(cpu: dict[str, str]) -> int | None:

@@ -99,6 +99,32 @@ _TABLES, _MODULES = "sys/firmware/acpi/tables", "lib/modules"
         ({f"{_MODULES}/6.12.43-amd64/modules.dep": ""}, "x86_64"),
         ({f"usr/{_MODULES}/5.14.0-611.el9.x86_64/modules.dep": ""}, "x86_64"),
         ({f"{_MODULES}/6.8.0-1040-nvidia-64k/modules.dep": ""}, None),
+        (
+            {
+                "proc/sys/kernel/osrelease": "6.6.0-riscv64\n",
+                f"{_MODULES}/6.1.0-13-amd64/modules.dep": "",
+            },
+            "riscv64",
+        ),
+        (
+            {
+                "proc/sys/kernel/osrelease": "6.6.0\n",
+                f"{_MODULES}/6.1.0-13-amd64/modules.dep": "",
+            },
+            None,
+        ),
+        (
+            {
+                f"{_MODULES}/6.1.0-13-amd64/modules.dep": "",
+                f"usr/{_MODULES}/6.1.0-13-arm64/modules.dep": "",
+            },
+            None,
+        ),
+        ({f"{_MODULES}/6.12.43-powerpc64le/modules.dep": ""}, "ppc64le"),
+        (
+            {f"{_TABLES}/GTDT": "", "proc/sys/kernel/osrelease": "6.1.0-13-amd64\n"},
+            "aarch64",
+        ),
         ({"proc/cpuinfo": "CPU implementer\t: 0x41", f"{_TABLES}/DMAR": ""}, "aarch64"),
         ({}, None),
     ],
