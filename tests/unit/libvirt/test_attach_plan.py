@@ -131,9 +131,12 @@ def test_a_function_that_needs_a_vf_token_goes_to_a_definition_that_has_one() ->
     told = refused("41:00.4", on=on, scope=CONFIG)
     assert "its physical function 0000:41:00.0 is on vfio-pci" in told
     assert "vfiomgr unbind 0000:41:00.0" in told
-    given = replace(RUNNING, qemu_arguments=("hostdev0.vf-token=", UUID))
+    given = replace(RUNNING, qemu_arguments=("-set", f"device.hostdev0.vf-token={UUID}"))
     has_one = known(given, given)
     assert planned("41:00.4", on=on, domain=has_one, scope=CONFIG).items
+    taken = with_hostdevs(given, hostdev(str(LONE.address)))
+    of_another = known(taken, taken)
+    assert refused("41:00.4", on=on, domain=of_another, scope=CONFIG) == told
     assert refused("41:00.4", on=on, domain=has_one, scope=LIVE) == told
     at_home = replace(on, devices=(replace(owner, driver="nvidia"), VF))
     assert planned("41:00.4", on=at_home, scope=LIVE).items

@@ -12,6 +12,8 @@ from tests.unit.libvirt.preflight import situations as good
 from tests.unit.libvirt.preflight.situations import domain, function, host, of, pci_element, xml
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.libvirt.build.named import parse_device
+from vfiomgr.libvirt.build.vf_token import is_in
+from vfiomgr.libvirt.model import DomainHostdev
 from vfiomgr.libvirt.xml import render
 
 PF, VF, TOKEN = "0000:61:00.0", "0000:61:00.2", "14d63f20-8445-11ea-8900-1f9ce7d5650d"
@@ -52,10 +54,46 @@ def test_a_start_without_token_fails_and_is_told_before() -> None:
     assert f"vfiomgr unbind {PF}" in found.remedy
     on_host = host(replace(OWNER, driver="mlx5_core"), MEMBER)
     assert good.found(of(domain(text), on_host), "vf-token-missing") is None
+
+
+QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+
+
+def is_told(alias: str, *more: str, own: str = "", other: str = "") -> bool:
+    """Whether `check domain` misses the token, with an override for this alias."""
     override = (
-        "<qemu:override xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>"
-        "<qemu:device alias='ua-vf'><qemu:frontend><qemu:property name='vf-token' type='string' "
-        f"value='{TOKEN}'/></qemu:frontend></qemu:device></qemu:override></domain>"
+        f"<qemu:override xmlns:qemu='{QEMU}'><qemu:device alias='{alias}'><qemu:frontend>"
+        f"<qemu:property name='vf-token' type='string' value='{TOKEN}'/></qemu:frontend>"
+        f"</qemu:device></qemu:override>{''.join(more)}</domain>"
     )
-    known = domain(text.replace("</domain>", override))
-    assert good.found(of(known, host(OWNER, MEMBER)), "vf-token-missing") is None
+    devices = pci_element(PF, rest=other) + pci_element(VF, rest=own)
+    text = xml(devices).replace("</domain>", override)
+    return good.found(of(domain(text), host(OWNER, MEMBER)), "vf-token-missing") is not None
+
+
+def test_an_override_is_for_the_device_with_its_alias() -> None:
+    own = "<alias name='ua-vf'/>"
+    assert not is_told("ua-vf", own=own)
+    assert is_told("ua-other", own=own)
+    assert is_told("hostdev1", own=own)
+    assert not is_told("hostdev1"), "the name that libvirt gives it: the second <hostdev>"
+    assert is_told("hostdev0")
+    assert is_told("ua-vf")
+    named = "<alias name='ua-pf'/>"
+    assert not is_told("hostdev0", other=named), "libvirt does not count names of users"
+    running = "<alias name='hostdev7'/>"
+    assert not is_told("hostdev7", own=running)
+    assert is_told("hostdev1", own=running)
+
+
+def test_libvirt_counts_interfaces_before_host_devices() -> None:
+    devices = (DomainHostdev(1, "pci"), DomainHostdev(2, "pci", element="interface"))
+    setting = ("-set", f"device.hostdev0.vf-token={TOKEN}")
+    known = replace(domain(xml()), hostdevs=devices, qemu_arguments=setting)
+    assert [is_in(known, device) for device in (*devices, None)] == [False, True, False]
+
+
+def test_arguments_of_a_command_line_may_be_for_any_device() -> None:
+    argument = f"<qemu:arg value='vfio-pci,host={VF},vf-token={TOKEN}'/>"
+    line = f"<qemu:commandline xmlns:qemu='{QEMU}'>{argument}</qemu:commandline>"
+    assert not is_told("ua-other", line)

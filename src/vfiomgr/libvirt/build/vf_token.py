@@ -8,16 +8,18 @@ without it the kernel does not open the function (EACCES); where none is needed,
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.errors import UsageError
+from vfiomgr.libvirt.model import OWN_ALIAS
 from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.libvirt.model import Domain
+    from vfiomgr.libvirt.model import Domain, DomainHostdev
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.guest_device import GuestDevice
@@ -55,9 +57,36 @@ def notes(host: HostSnapshot, units: Iterable[GuestDevice]) -> Iterator[str]:
         yield f"{diagnostic.summary}; {diagnostic.remedy}"
 
 
-def is_in(domain: Domain) -> bool:
-    """Whether a domain sets a token."""
-    return any(f"{PROPERTY}=" in argument for argument in domain.qemu_arguments)
+def is_in(domain: Domain, hostdev: DomainHostdev | None = None) -> bool:
+    """Whether a domain sets the token of its hostdev; None for a hostdev that is to be added.
+
+    An override applies to the alias that it names. The alias of a hostdev that is to be added is
+    unknown, so it can be any that no other hostdev has.
+    """
+    aliases = dict(_aliases(domain))
+    for argument in domain.qemu_arguments:
+        place, found, _ = argument.partition(f"{PROPERTY}=")
+        if not found:
+            continue
+        owner = aliases.get(place.removeprefix("device.").removesuffix("."))
+        if owner == hostdev or not place.startswith("device."):
+            return True
+    return False
+
+
+def _aliases(domain: Domain) -> Iterator[tuple[str, DomainHostdev]]:
+    """The aliases of the hostdevs; libvirt counts those without, interfaces first.
+
+    That is what qemuAssignDeviceHostdevAlias does (src/qemu/qemu_alias.c).
+    """
+    number = count()
+    hostdevs = (hostdev for hostdev in domain.hostdevs if hostdev.element != "disk")
+    for hostdev in sorted(hostdevs, key=lambda found: found.element != "interface"):
+        alias = hostdev.alias
+        if alias is None or not OWN_ALIAS.fullmatch(alias):
+            usual = f"hostdev{next(number)}"
+            alias = alias or usual
+        yield alias, hostdev
 
 
 def missing(name: str, owner: PciDevice) -> Diagnostic:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def missing(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU cannot open such a function (EACCES)."""
-    if vf_token.is_in(context.domain):
-        return
     for taken in context.functions:
         owner = vf_token.owner_of(context.host, taken.device)
         if owner is None or not taken.hostdev.is_seen:
+            continue
+        if vf_token.is_in(context.domain, taken.hostdev):
             continue
         name = taken.hostdev.name
         yield finding(
