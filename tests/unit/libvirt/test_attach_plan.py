@@ -130,14 +130,17 @@ def test_a_function_that_needs_a_vf_token_goes_to_a_definition_that_has_one() ->
     on = replace(host_of(owner, VF), users=())
     told = refused("41:00.4", on=on, scope=CONFIG)
     assert "its physical function 0000:41:00.0 is on vfio-pci" in told
-    assert "vfiomgr unbind 0000:41:00.0" in told
+    home = " -> return 0000:41:00.0 to its host driver: vfiomgr unbind 0000:41:00.0"
+    assert f"{home}; or write the token into the domain: vfiomgr libvirt domain" in told
     given = replace(RUNNING, qemu_arguments=("-set", f"device.hostdev0.vf-token={UUID}"))
     has_one = known(given, given)
     assert planned("41:00.4", on=on, domain=has_one, scope=CONFIG).items
     taken = with_hostdevs(given, hostdev(str(LONE.address)))
     of_another = known(taken, taken)
     assert refused("41:00.4", on=on, domain=of_another, scope=CONFIG) == told
-    assert refused("41:00.4", on=on, domain=has_one, scope=LIVE) == told
+    live = refused("41:00.4", on=on, domain=has_one, scope=LIVE)
+    assert live.endswith(home), "a running guest gets no token"
+    assert refused("41:00.4", on=on, domain=has_one, scope=BOTH) == live
     at_home = replace(on, devices=(replace(owner, driver="nvidia"), VF))
     assert planned("41:00.4", on=at_home, scope=LIVE).items
 

@@ -146,7 +146,7 @@ def _token_diagnostics(
     has_token = domain.defined is not None and vf_token.is_in(domain.defined)
     for item in items:
         if item.scope.live or not has_token:
-            yield from vf_token.diagnostics(host, [item.unit])
+            yield from vf_token.diagnostics(host, [item.unit], is_live=item.scope.live)
 
 
 def _confidential_diagnostics(

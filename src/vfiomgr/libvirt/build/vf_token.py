@@ -35,8 +35,10 @@ def owner_of(host: HostSnapshot, function: PciDevice) -> PciDevice | None:
     return owner if owner is not None and owner.is_on_vfio else None
 
 
-def diagnostics(host: HostSnapshot, units: Iterable[GuestDevice]) -> Iterator[Diagnostic]:
-    """Refuse virtual functions without the token that they need.
+def diagnostics(
+    host: HostSnapshot, units: Iterable[GuestDevice], *, is_live: bool = False
+) -> Iterator[Diagnostic]:
+    """Refuse virtual functions without the token that they need; a running guest gets none.
 
     Raises:
         UsageError: a token is given for another device, or is not a UUID.
@@ -48,7 +50,7 @@ def diagnostics(host: HostSnapshot, units: Iterable[GuestDevice]) -> Iterator[Di
         if token is not None:
             _check(unit, token, is_needed=bool(owners) or _is_owner(unit))
         elif owners and unit.is_seen:
-            yield missing(unit.name, owners[0])
+            yield _missing(unit.name, owners[0], is_live=is_live)
 
 
 def notes(host: HostSnapshot, units: Iterable[GuestDevice]) -> Iterator[str]:
@@ -89,17 +91,20 @@ def _aliases(domain: Domain) -> Iterator[tuple[str, DomainHostdev]]:
         yield alias, hostdev
 
 
-def missing(name: str, owner: PciDevice) -> Diagnostic:
+def _missing(name: str, owner: PciDevice, *, is_live: bool) -> Diagnostic:
     """The refusal of a virtual function without token."""
+    remedy = f"return {owner.address} to its host driver: vfiomgr unbind {owner.address}"
+    if not is_live:
+        remedy += (
+            "; or write the token into the domain: vfiomgr libvirt domain ... --device "
+            f"{name},{PROPERTY}=UUID (in existing XML: a property of <qemu:override>)"
+        )
     return blocker(
         "vf-token-missing",
         name,
         f"{name} cannot be opened: its physical function {owner.address} is on {owner.driver}, so "
         "the kernel requires a VF token",
-        f"pass the token that the user of {owner.address} has set to libvirt domain: "
-        f"--device {name},{PROPERTY}=UUID (in the XML of a domain, it is a property in "
-        f"<qemu:override>); or return {owner.address} to its host driver: "
-        f"vfiomgr unbind {owner.address}",
+        remedy,
     )
 
 
