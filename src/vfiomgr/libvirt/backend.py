@@ -65,6 +65,8 @@ def choose(
         why = f"using VFIO groups: with iommufd {shown} could not access each other's memory"
         return Backend(has_iommufd=False, why=f"{why} (PCI P2P DMA); --iommufd overrides this")
     why = f"using iommufd: {IOMMU_NODE}, libvirt {release} and QEMU {program} support it"
+    if versions.is_elsewhere and host.snapshot is None:
+        why = f"using iommufd: the kernel of the other host needs {IOMMU_NODE}, which this host has"
     return Backend(has_iommufd=True, why=f"{why} ({_OPT_OUT} for VFIO groups)")
 
 
