@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import UsageError
 from vfiomgr.pci.guest_support import LIBVIRT, QEMU, installed_version
 from vfiomgr.units import Version
 
@@ -28,8 +29,8 @@ class Versions:
 
     def __init__(self, host: HostSource, libvirt: str | None, qemu: str | None) -> None:
         self._host = host
-        self._libvirt = None if libvirt is None else Version.parse(libvirt)
-        self._qemu = None if qemu is None else Version.parse(qemu)
+        self._libvirt = _given("--libvirt-version", libvirt, "12.8")
+        self._qemu = _given("--qemu-version", qemu, "11.1")
         self.is_elsewhere = libvirt is not None
         """Whether the XML is for another host."""
 
@@ -67,3 +68,12 @@ class Versions:
         support = self._host.scan().guest_support
         recorded = support and (support.libvirt if programs == LIBVIRT else support.qemu)
         return Version.parse(recorded) if recorded else None
+
+
+def _given(option: str, text: str | None, example: str) -> Version | None:
+    try:
+        return None if text is None else Version.parse(text)
+    except UsageError as error:
+        message = f"invalid {option}: {error.message}"
+        hint = f"write the major and the minor number, e.g. {option} {example}"
+        raise UsageError(message, hint) from None

@@ -54,11 +54,17 @@ def test_a_file_gets_devices_for_the_given_qemu(run: Run, tmp_path: Path) -> Non
     assert run(*words, "--libvirt-version", "12.8", "--qemu-version", "9.0").status == 0
 
 
-@pytest.mark.parametrize("version", ["ten", ""])
+@pytest.mark.parametrize("version", ["ten", "", "11"])
 @pytest.mark.parametrize("words", [("libvirt", "hostdev", GPU), (*IOMMUFD,)])
-def test_a_qemu_version_that_is_none_is_refused(
-    run: Run, version: str, words: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("option", "example"), [("--libvirt-version", "12.8"), ("--qemu-version", "11.1")]
+)
+def test_a_version_that_is_none_is_refused_with_its_option_and_an_example(
+    run: Run, version: str, words: tuple[str, ...], option: str, example: str
 ) -> None:
-    answer = run(*words, "--qemu-version", version)
+    others = {"--libvirt-version": "12.8", "--qemu-version": "11.1"}
+    given = [word for pair in {**others, option: version}.items() for word in pair]
+    answer = run(*words, *given)
     assert answer.status == 2
-    assert f"{version!r} is not a version" in answer.stderr
+    assert f"invalid {option}: {version!r} is not a version" in answer.stderr
+    assert f"e.g. {option} {example}\n" in answer.stderr
