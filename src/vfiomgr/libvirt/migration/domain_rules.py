@@ -214,13 +214,16 @@ def programs(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic:
     """A device that this host does not have, so that nothing is known about it."""
+    own = "correct its name, or start the vGPU: vfiomgr vgpu start"
+    if hostdev.address is not None:
+        own = "correct its address, or plug it in"
     return finding(
         "migration-device-missing",
         "blocker",
         f"this host does not have {hostdev.name}",
         (context.cite(hostdev),),
         "whether it can migrate, and what it needs elsewhere, follows from the device",
-        "correct its name, or start the vGPU: vfiomgr vgpu start",
+        f"{own}; or name the host that has it: --snapshot FILE",
         subject=hostdev.name,
     )
 

@@ -65,7 +65,7 @@ def _absent(context: PreflightContext) -> Iterator[DomainHostdev]:
 def _not_checked(context: PreflightContext, blocked_reasons: Iterable[str] | None) -> Iterator[str]:
     yield _OTHERS
     if blocked_reasons is None and context.itself is not None and context.itself.is_active:
-        yield "what QEMU says about the running guest: --ask-qemu, which taints the domain"
+        yield "whether QEMU of the running guest refuses: pass --ask-qemu (it taints the domain)"
     support = context.host.guest_support
     if support is None or support.migration is None:
         yield "what the kernel says about migration: no /sys/kernel/debug/vfio, or not root"

@@ -64,10 +64,7 @@ def same_host(pair: Comparison) -> Iterator[Diagnostic]:
 def devices(pair: Comparison) -> Iterator[Diagnostic]:
     """Devices without a counterpart, or whose counterpart is not ready."""
     for place in pair.places:
-        if place.is_ready:
-            continue
-        if place.is_ready is None:
-            yield _unknown(pair, place)
+        if place.is_ready is not False:
             continue
         is_missing = not place.remedy
         yield finding(
@@ -81,20 +78,6 @@ def devices(pair: Comparison) -> Iterator[Diagnostic]:
             f"on that host: {place.remedy}" if place.remedy else "choose another host",
             subject=place.device,
         )
-
-
-def _unknown(pair: Comparison, place: MigrationPlace) -> Diagnostic:
-    by_name = {hostdev.name: hostdev for hostdev in pair.context.hostdevs}
-    return finding(
-        "migration-device-missing",
-        "warning",
-        f"whether {pair.name} has a place for {place.device} is unknown: "
-        "this host does not have the device",
-        (pair.context.cite(by_name[place.device]),),
-        "its counterpart must be of the same model, which only the device shows",
-        "correct its name, or name the host that has it: --snapshot FILE",
-        subject=place.device,
-    )
 
 
 def addresses(pair: Comparison) -> Iterator[Diagnostic]:
@@ -148,8 +131,8 @@ def numa_nodes(pair: Comparison) -> Iterator[Diagnostic]:
     for place in pair.places:
         here = _numa_node(pair.context.host, place.device)
         there = _numa_node(pair.target, place.target)
-        if there is not None and there not in {here, *bound}:
-            far.append((place, "an unknown one" if here is None else here, there))
+        if here is not None and there is not None and there not in {here, *bound}:
+            far.append((place, here, there))
     if not far or len(nodes) == 1:
         return
     told = ", ".join(f"{place.device} on {there} instead of {here}" for place, here, there in far)
