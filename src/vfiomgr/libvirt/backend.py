@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.check.facts import has_node, read_config
 from vfiomgr.libvirt.model import IOMMUFD, QEMU_IOMMUFD
 from vfiomgr.paths import IOMMU_NODE, VFIO_CDEVS, HostPath
 from vfiomgr.pci.iommu import read_vfio_state
@@ -88,10 +87,14 @@ def _has_kernel(host: HostSource, seen: HostSnapshot, functions: Sequence[PciDev
 
 def has_iommu(host: HostSource, seen: HostSnapshot) -> bool | None:
     """Whether the kernel has /dev/iommu; None if this is unknown: a recording without /dev."""
-    if host.snapshot is None:
-        return has_node(host.tree, IOMMU_NODE) if host.tree.children(_DEV) else None
-    facts = seen.readiness
-    return facts.has_node(IOMMU_NODE) if facts is not None and facts.has_dev else None
+    if host.snapshot is not None:
+        facts = seen.readiness
+        return facts.has_node(IOMMU_NODE) if facts is not None and facts.has_dev else None
+    if not host.tree.exists(IOMMU_NODE):
+        return False if host.tree.children(_DEV) else None
+    from vfiomgr.check.facts import has_node  # noqa: PLC0415 - most hosts do not need it
+
+    return has_node(host.tree, IOMMU_NODE)
 
 
 def has_cdevs(host: HostSource, seen: HostSnapshot) -> bool:
@@ -105,6 +108,8 @@ def has_cdevs(host: HostSource, seen: HostSnapshot) -> bool:
     shown = read_vfio_state(host.tree).has_cdevs
     if shown is not None:
         return shown
+    from vfiomgr.check.facts import read_config  # noqa: PLC0415 - few hosts need it
+
     release = host.tree.read(HostPath("/proc/sys/kernel/osrelease"))
     _, config = read_config(host.tree, release)
     return config.get("VFIO_DEVICE_CDEV") == "y"

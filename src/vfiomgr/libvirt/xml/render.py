@@ -218,10 +218,13 @@ def _place(address: PciAddress | GuestAddress) -> Markup:
     """The attributes of an address of PCI, of the host or in the guest."""
     from markupsafe import Markup  # noqa: PLC0415 - as jinja2
 
-    slot = address.device if isinstance(address, PciAddress) else address.slot
+    if isinstance(address, PciAddress):
+        slot, last = address.device, ""
+    else:
+        slot, last = address.slot, " multifunction='on'" * address.multifunction
     return Markup(  # noqa: S704 - numbers
         f"domain='0x{address.domain:04x}' bus='0x{address.bus:02x}'"
-        f" slot='0x{slot:02x}' function='0x{address.function:x}'"
+        f" slot='0x{slot:02x}' function='0x{address.function:x}'{last}"
     )
 
 
