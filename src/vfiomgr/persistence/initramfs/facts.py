@@ -6,6 +6,8 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.initramfs.model import HOOKS, Initramfs
@@ -62,17 +64,23 @@ def read_initramfs(tree: HostTree) -> Initramfs | None:
 def read_preset_image(tree: HostTree, release: str) -> str | None:
     """The first image that mkinitcpio builds for a kernel; None if no preset names one.
 
-    The kernel's package writes its name to `pkgbase`, and its preset is named after it
-    (libalpm/scripts/mkinitcpio): `linux`, `linux-lts`, Manjaro's `linux66`. A preset has an image,
-    a unified kernel image or both for each name in PRESETS (process_preset in mkinitcpio).
+    A preset has an image, a unified kernel image or both for each name in PRESETS (process_preset
+    in mkinitcpio).
     """
-    package = tree.read(HostPath(f"/usr/lib/modules/{release}/pkgbase"))
-    if package is None:
-        return None
-    preset = _settings(tree, [_PRESETS / f"{package}.preset"])
-    names = [name.strip("\"'") for name in preset.get("PRESETS", [])]
+    preset, names = _preset(tree, release)
     keys = (f"{name}_{kind}" for name in names for kind in ("image", "uki", "efi_image"))
     return next((preset[key][-1] for key in keys if preset.get(key)), None)
+
+
+def _preset(tree: HostTree, release: str) -> tuple[dict[str, list[str]], list[str]]:
+    """The settings of a kernel's preset, and the names in PRESETS.
+
+    The kernel's package writes its name to `pkgbase`, and its preset is named after it
+    (libalpm/scripts/mkinitcpio): `linux`, `linux-lts`, Manjaro's `linux66`.
+    """
+    package = tree.read(HostPath(f"/usr/lib/modules/{release}/pkgbase"))
+    preset = {} if package is None else _settings(tree, [_PRESETS / f"{package}.preset"])
+    return preset, [name.strip("\"'") for name in preset.get("PRESETS", [])]
 
 
 def read_manager(tree: HostTree) -> Manager | None:
@@ -189,22 +197,24 @@ def _dracut(tree: HostTree, tool: Tool = "dracut") -> Initramfs:
 def _mkinitcpio(tree: HostTree, tool: Tool = "mkinitcpio") -> Initramfs:
     """Read mkinitcpio.conf(5): MODULES, and the hooks `kms` and `block`, which add drivers."""
     fragments = HostPath("/etc/mkinitcpio.conf.d")
-    settings = _settings(tree, [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])])
+    own = _own_configuration(tree) if tool == "mkinitcpio" else None
+    shared = [_MKINITCPIO, *_in(tree, fragments, but=HOOKS["mkinitcpio"])]
+    settings = _settings(tree, shared if own is None else [own])
     hooks = settings.get("HOOKS", [])
     classes = [_DISPLAY] * ("kms" in hooks) + [_STORAGE] * ("block" in hooks)
-    named = settings.get("MODULES", [])
-    reads_fragments = tree.exists(fragments) and not _has_own_configuration(tree)
-    return _of(tool, named, classes, reads_fragments=reads_fragments)
+    found = _of(tool, settings.get("MODULES", []), classes)
+    return replace(found, reads_fragments=own is None and tree.exists(fragments), configuration=own)
 
 
-def _has_own_configuration(tree: HostTree) -> bool:
-    """Whether a preset of mkinitcpio names a configuration: mkinitcpio.conf.d is not read then.
+def _own_configuration(tree: HostTree) -> HostPath | None:
+    """The configuration that the running kernel's preset names, of the first name in PRESETS.
 
-    Older presets set ALL_config, which becomes -c (process_preset and parseopts in mkinitcpio).
+    It becomes -c, and mkinitcpio.conf and mkinitcpio.conf.d are not read; an empty one does not
+    (process_preset and parseopts in mkinitcpio).
     """
-    presets = _in(tree, _PRESETS)
-    settings = _settings(tree, [path for path in presets if path.name.endswith(".preset")])
-    return any(name.endswith("_config") for name in settings)
+    preset, names = _preset(tree, tree.read(HostPath("/proc/sys/kernel/osrelease")) or "")
+    keys = [key for name in names[:1] for key in (f"{name}_config", "ALL_config")]
+    return next((HostPath(preset[key][-1]) for key in keys if preset.get(key)), None)
 
 
 def _of(
@@ -213,12 +223,11 @@ def _of(
     classes: Iterable[str],
     *,
     omitted: Iterable[str] = (),
-    reads_fragments: bool = True,
 ) -> Initramfs:
     modules, left_out = (
         tuple(sorted({name.replace("-", "_") for name in names})) for names in (named, omitted)
     )
-    return Initramfs(tool, modules, tuple(classes), left_out, reads_fragments)
+    return Initramfs(tool, modules, tuple(classes), left_out)
 
 
 _PROGRAMS: dict[Tool, str] = {

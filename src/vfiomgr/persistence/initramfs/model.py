@@ -99,6 +99,8 @@ class Initramfs(Value):
     """Modules that it always excludes."""
     reads_fragments: bool = True
     """Whether the tool reads the directory for vfiomgr's hook."""
+    configuration: str | None = None
+    """The file that the preset of the running kernel names instead of mkinitcpio.conf."""
 
     def brings(self, module: str | None, class_code: str) -> bool:
         """Whether it includes the driver of a function, according to its configuration."""

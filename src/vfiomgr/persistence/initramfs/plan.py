@@ -82,7 +82,8 @@ def _by_hook(  # noqa: PLR0913 - what `initramfs_part` was given, and what it fo
     command = COMMANDS[image.tool]
     if text is not None and not image.reads_fragments:
         lines = [line for line in text.splitlines() if not line.startswith("#")]
-        advice = f"add {' and '.join(lines)} to /etc/mkinitcpio.conf, then run {' '.join(command)}"
+        place = image.configuration or "/etc/mkinitcpio.conf"
+        advice = f"add {' and '.join(lines)} to {place}, then run {' '.join(command)}"
         return Part(notes=(f"the initramfs includes a host driver: {advice}",) * is_changed)
     steps: list[Step] = [*replaced(host, hook, text, hook_mode(image.tool))]
     if not (steps or is_changed):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.host_files import tree_of
 from vfiomgr.persistence.initramfs.facts import (
@@ -58,14 +59,6 @@ BOTH = f"{DEBIAN}\nusr/bin/dracut: #!\nusr/sbin/mkinitramfs: #!"
             etc/mkinitcpio.d/linux.preset: #ALL_config="/etc/mkinitcpio.conf"\nPRESETS=('default')
             """,
             Initramfs("mkinitcpio", ("nvidia",)),
-        ),
-        (
-            """
-            etc/mkinitcpio.conf: MODULES=(amdgpu)
-            etc/mkinitcpio.conf.d/own.conf: # nothing
-            etc/mkinitcpio.d/linux.preset: ALL_config="/etc/mkinitcpio.conf"\nPRESETS=('default')
-            """,
-            Initramfs("mkinitcpio", ("amdgpu",), reads_fragments=False),
         ),
         (
             f"{DEBIAN}\nusr/bin/dracut: #!\netc/dracut.conf: # nothing",
@@ -158,6 +151,55 @@ def test_the_image_of_a_kernel_is_the_first_one_of_its_preset(
     tmp_path: Path, files: str, expected: str | None
 ) -> None:
     assert read_preset_image(tree_of(tmp_path, files), "6.6.30-2-MANJARO") == expected
+
+
+OWN = Initramfs(
+    "mkinitcpio",
+    ("nvidia",),
+    ("03",),
+    reads_fragments=False,
+    configuration="/etc/mkinitcpio-lts.conf",
+)
+SHARED = Initramfs("mkinitcpio", ("amdgpu", "nouveau"))
+OLDER = replace(OWN, modules=("amdgpu",), classes=(), configuration="/etc/mkinitcpio.conf")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ALL_config='/etc/mkinitcpio-lts.conf'", OWN),
+        ("default_config=/etc/mkinitcpio-lts.conf\\nALL_config=/etc/other.conf", OWN),
+        ("default_config=''\\nALL_config=/etc/mkinitcpio-lts.conf", OWN),
+        ('ALL_config="/etc/mkinitcpio.conf"', OLDER),
+        ('ALL_config=""', SHARED),
+        ("fallback_config=/etc/mkinitcpio-lts.conf", SHARED),
+    ],
+)
+def test_the_preset_of_the_running_kernel_names_the_configuration(
+    tmp_path: Path, text: str, expected: Initramfs
+) -> None:
+    kernel = preset(f"PRESETS=('default' 'fallback')\\n{text}")
+    files = f"""
+        {kernel}
+        proc/sys/kernel/osrelease: 6.6.30-2-MANJARO
+        etc/mkinitcpio.d/other.preset: PRESETS=('default')\\nALL_config=/etc/other.conf
+        etc/mkinitcpio.conf: MODULES=(amdgpu)
+        etc/mkinitcpio.conf.d/own.conf: MODULES+=(nouveau)
+        etc/mkinitcpio-lts.conf: MODULES=(nvidia)\\nHOOKS=(base kms)
+        """
+    assert read_initramfs(tree_of(tmp_path, files)) == expected
+
+
+def test_limine_mkinitcpio_reads_no_preset(tmp_path: Path) -> None:
+    kernel = preset("PRESETS=('default')\\nALL_config=/etc/mkinitcpio-lts.conf")
+    files = f"""
+        {kernel}
+        proc/sys/kernel/osrelease: 6.6.30-2-MANJARO
+        usr/bin/limine-mkinitcpio: #!
+        etc/mkinitcpio.conf: MODULES=(amdgpu)
+        etc/mkinitcpio.conf.d/own.conf: # nothing
+        """
+    assert read_initramfs(tree_of(tmp_path, files)) == Initramfs("limine-mkinitcpio", ("amdgpu",))
 
 
 MANAGERS = """

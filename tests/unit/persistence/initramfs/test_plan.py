@@ -49,7 +49,10 @@ def test_mkinitcpio_without_fragments_is_advised() -> None:
     image = Initramfs("mkinitcpio", ("nvidia",), reads_fragments=False)
     made = plan(host_with(bound=False, initramfs=image), BIND)
     assert f"FILES+=({RULE.path})" in made.notes[-1]
-    assert "mkinitcpio -P" in made.notes[-1]
+    assert "to /etc/mkinitcpio.conf, then run mkinitcpio -P" in made.notes[-1]
+    own = replace(image, configuration="/etc/mkinitcpio-lts.conf")
+    made = plan(host_with(bound=False, initramfs=own), BIND)
+    assert "to /etc/mkinitcpio-lts.conf, then run mkinitcpio -P" in made.notes[-1]
 
 
 @pytest.mark.parametrize(
