@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 _LISTING = 60.0
 """Seconds to unpack an image and list it."""
-_IMAGE = "IMAGE"
-"""Stands for the path of an image that is unknown."""
 _UNIT_DIRECTORIES = frozenset({UNITS, installed_layout.WANTED.parent})
 """The directory of systemd units."""
 
@@ -119,16 +117,15 @@ def _verify_image(tree: HostTree, tool: Tool) -> None:
 
     Another tool may have built it, e.g. one that vfiomgr does not know.
     """
-    command = _listing(tree, tool)
-    shown = " ".join(command)
-    answer = tree.ask(command, _LISTING) if _IMAGE not in command else None
+    command, trouble = _listing(tree, tool)
+    shown = " ".join(command or ())
+    answer = tree.ask(command, _LISTING) if command else None
     rules = [name for name in tree.children(RULES) if is_rule_file(name)]
     if answer is None or answer.status:
         sought = ", ".join(str(RULES / name) for name in rules)
+        why = trouble or f"{_why_not_listed(shown, answer)}; run {shown} manually"
         warnings.warn(
-            f"the new initramfs was not verified: {_why_not_listed(shown, answer)}; run {shown} "
-            f"manually, and look for {sought}",
-            stacklevel=2,
+            f"the new initramfs was not verified: {why}, and look for {sought}", stacklevel=2
         )
         return
     missing = [str(RULES / name) for name in rules if name not in answer.output]
@@ -141,22 +138,27 @@ def _verify_image(tree: HostTree, tool: Tool) -> None:
 
 
 def _why_not_listed(shown: str, answer: ProgramAnswer | None) -> str:
-    if _IMAGE in shown:
-        return "no preset in /etc/mkinitcpio.d names the image of the running kernel's package"
     if answer is None:
         return f"{shown} was not found or did not end within {_LISTING:g} seconds"
     said = " ".join(answer.error.split()) or "no message"
     return f"{shown} ended with {answer.status}: {said}"
 
 
-def _listing(tree: HostTree, tool: Tool) -> tuple[str, ...]:
-    """The command that lists the image of the running kernel; with IMAGE if that is unknown."""
+def _listing(tree: HostTree, tool: Tool) -> tuple[tuple[str, ...] | None, str]:
+    """The command that lists the image of the running kernel; None with the reason and a remedy."""
     release = tree.read(HostPath("/proc/sys/kernel/osrelease")) or ""
     if tool == "initramfs-tools":
-        return ("lsinitramfs", f"/boot/initrd.img-{release}")
+        return ("lsinitramfs", f"/boot/initrd.img-{release}"), ""
     if tool == "dracut":
-        return ("lsinitrd", "--kver", release)
-    return ("lsinitcpio", read_preset_image(tree, release) or _IMAGE)
+        return ("lsinitrd", "--kver", release), ""
+    image = read_preset_image(tree, release)
+    if image is not None:
+        return ("lsinitcpio", image), ""
+    if not tree.exists(HostPath(f"/usr/lib/modules/{release}")):
+        gone = f"the modules of kernel {release} are gone (it was upgraded)"
+        return None, f"{gone}: reboot, then list the image of the new kernel with lsinitcpio"
+    unnamed = f"no preset in /etc/mkinitcpio.d names the image of kernel {release}"
+    return None, f"{unnamed}: list it with lsinitcpio"
 
 
 def _tell_readers(tree: HostTree, target: HostPath, *, is_there: bool) -> None:

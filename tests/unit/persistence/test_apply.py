@@ -263,7 +263,6 @@ def test_the_rules_are_looked_for_in_the_new_image(kernel: FakeKernel, tool: Too
 
 
 UNLISTED = "was not found or did not end within 60 seconds"
-NO_PRESET = "no preset in /etc/mkinitcpio.d names the image of the running kernel's package"
 
 
 @pytest.mark.parametrize(
@@ -289,16 +288,49 @@ def test_an_image_that_cannot_be_listed_is_not_verified(
     assert str(warning.message).endswith(f"{why}; {by_hand}")
 
 
-def test_an_image_that_no_preset_names_is_not_verified(kernel: FakeKernel) -> None:
+KERNEL = "kernel 6.1.0-18-amd64"
+AFTER_REBOOT = "reboot, then list the image of the new kernel with lsinitcpio"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (
+            "modules.dep",
+            f"no preset in /etc/mkinitcpio.d names the image of {KERNEL}: list it with lsinitcpio",
+        ),
+        (
+            None,
+            f"the modules of {KERNEL} are gone (it was upgraded): {AFTER_REBOOT}",
+        ),
+    ],
+)
+def test_an_image_that_is_unknown_is_not_verified(
+    kernel: FakeKernel, module: str | None, why: str
+) -> None:
     put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
     put(kernel, HOOKS["mkinitcpio"], "")
     put(kernel, rule_file(GPU), "")
+    if module is not None:
+        put(kernel, f"/usr/lib/modules/6.1.0-18-amd64/{module}", "")
     unnamed = Listing(kernel, "")
-    with pytest.warns(UserWarning, match=NO_PRESET) as told:
+    with pytest.warns(UserWarning, match="was not verified") as told:
         rebuild_initramfs(unnamed, RebuildInitramfs(COMMANDS["mkinitcpio"]))  # type: ignore[arg-type]
     (warning,) = told
-    assert "run lsinitcpio IMAGE manually" in str(warning.message)
+    assert str(warning.message) == (
+        f"the new initramfs was not verified: {why}, and look for {rule_file(GPU)}"
+    )
     assert unnamed.asked == [COMMANDS["mkinitcpio"]]
+
+
+def test_a_known_image_may_have_any_name(kernel: FakeKernel) -> None:
+    put(kernel, "/proc/sys/kernel/osrelease", "6.1.0-18-amd64\n")
+    put(kernel, HOOKS["mkinitcpio"], "")
+    put(kernel, rule_file(GPU), "")
+    put(kernel, "/usr/lib/modules/6.1.0-18-amd64/pkgbase", "linux\n")
+    put(kernel, "/etc/mkinitcpio.d/linux.preset", "PRESETS=(a)\na_image=/boot/IMAGE.img\n")
+    with pytest.warns(UserWarning, match=f"lsinitcpio /boot/IMAGE.img {UNLISTED}"):
+        rebuild_initramfs(Listing(kernel, None), RebuildInitramfs(COMMANDS["mkinitcpio"]))  # type: ignore[arg-type]
 
 
 def test_an_image_without_a_hook_is_not_listed(kernel: FakeKernel) -> None:
