@@ -185,10 +185,8 @@ def _pinning(host: HostSnapshot, displays: Sequence[PciDevice]) -> str:
 
 
 def _blacklisting(host: HostSnapshot) -> str:
-    return (
-        f"add `blacklist nouveau` to /etc/modprobe.d/blacklist-nouveau.conf, "
-        f"{rebuild_initramfs(host)}, and reboot"
-    )
+    file = "/etc/modprobe.d/blacklist-nouveau.conf"
+    return f"add `blacklist nouveau` to {file}, {rebuild_initramfs(host, file)}, and reboot"
 
 
 def host_drivers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
@@ -255,13 +253,14 @@ def _race_remedy(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> str
     slot = host.slot(first)
     blocking = blockers(host.group_members(first.iommu_group))
     shared = any(d not in slot and not d.is_bridge for d in blocking)
-    bind = f"before a guest starts: vfiomgr bind {first.address}{' --with-group' * shared}"
+    command = f"vfiomgr bind {first.address}{' --with-group' * shared}"
+    bind = f"before a guest starts: {command}"
     if first.driver == guards.GIM:
         bind = f"for virtual functions, {guards.GIM_OPTIONS}; for the entire GPU, {bind}"
     if is_first:
         return f"{bind} (repeat it after each boot)"
-    rebuild = rebuild_initramfs(host)
-    return f"{bind}; for a rule that applies at boot, add --persist and {rebuild}"
+    update = ", then rebuild the initramfs" if host.initramfs is None else " --update-initramfs"
+    return f"{bind}; for a rule that applies at boot: {command} --persist{update}"
 
 
 _IDS = expression(r"(?:^|\s)ids=(\S+)")

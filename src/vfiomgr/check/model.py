@@ -200,8 +200,8 @@ _COMMAND_LINE = {  # the first that is there
     "bootctl": "edit the options line of the entries in loader/entries on the boot partition",
 }
 _INITRAMFS: dict[Tool, str] = {
-    "rpm-ostree": "rpm-ostree initramfs-etc --track=FILE",
-    "bootc": "dracut when the bootc image is built, with the file in the image",
+    "rpm-ostree": f"run {shlex.join(COMMANDS['rpm-ostree'])} --track={{file}}",
+    "bootc": "copy that file into the bootc image, run dracut when it is built, then bootc upgrade",
 }
 """Where COMMANDS lack what a file of modprobe.d needs, or have nothing."""
 _FEDORA = "dnf install kernel-modules-{release}"
@@ -263,12 +263,14 @@ def _command_line(distribution: Distribution) -> str | None:
     return _first(_COMMAND_LINE, distribution)
 
 
-def rebuild_initramfs(host: HostSnapshot) -> str:
-    """How to include modprobe.d in the initramfs."""
+def rebuild_initramfs(host: HostSnapshot, file: str) -> str:
+    """How to include a file of modprobe.d, which was just named, in the initramfs."""
     if host.initramfs is None:
         return "rebuild the initramfs"
     tool = host.initramfs.tool
-    return f"run {_INITRAMFS.get(tool) or shlex.join(COMMANDS[tool])}"
+    if tool in _INITRAMFS:
+        return _INITRAMFS[tool].format(file=file)
+    return f"run {shlex.join(COMMANDS[tool])}"
 
 
 def install_modules(host: HostSnapshot, facts: Readiness) -> str:

@@ -459,6 +459,10 @@ def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
     assert "update-initramfs -u -k all" in finding.remedy
 
 
+BLACKLIST = "/etc/modprobe.d/blacklist-nouveau.conf"
+COPIED = "copy that file into the bootc image, run dracut when it is built, then bootc upgrade"
+
+
 @pytest.mark.parametrize(
     ("tool", "command"),
     [
@@ -466,8 +470,8 @@ def test_nouveau_counts_as_soon_as_its_driver_is_registered() -> None:
         ("mkinitcpio", "run mkinitcpio -P"),
         ("limine-mkinitcpio", "run limine-mkinitcpio"),
         ("booster", "run /usr/lib/booster/regenerate_images"),
-        ("rpm-ostree", "run rpm-ostree initramfs-etc --track=FILE"),
-        ("bootc", "run dracut when the bootc image is built, with the file in the image"),
+        ("rpm-ostree", f"run rpm-ostree initramfs-etc --force-sync --track={BLACKLIST}"),
+        ("bootc", COPIED),
         ("transactional-update", "run transactional-update initrd"),
         ("sdbootutil", "run sdbootutil mkinitrd"),
         (None, "rebuild the initramfs"),
@@ -479,7 +483,7 @@ def test_the_initramfs_is_rebuilt_by_the_tool_that_bind_runs(
     image = Initramfs(tool) if tool else None
     finding = found(host(readiness=facts(modules=NOUVEAU), initramfs=image), "nouveau")
     assert finding is not None
-    assert f"blacklist-nouveau.conf, {command}, and reboot" in finding.remedy
+    assert finding.remedy == f"add `blacklist nouveau` to {BLACKLIST}, {command}, and reboot"
 
 
 NOUVEAU = (KernelModule("nouveau", "loaded", ("nouveau",)),)
@@ -856,6 +860,24 @@ def test_a_gpu_in_a_shared_group_is_bound_with_its_group() -> None:
     shared = found(host(device(), nic("0000:06:00.0"), readiness=facts()), "host-driver")
     assert shared is not None
     assert "vfiomgr bind 0000:04:00.0 --with-group;" in shared.remedy
+
+
+@pytest.mark.parametrize(
+    ("image", "command"),
+    [
+        (Initramfs("transactional-update"), "--persist --update-initramfs"),
+        (Initramfs("bootc"), "--persist --update-initramfs"),
+        (None, "--persist, then rebuild the initramfs"),
+    ],
+)
+def test_bind_rebuilds_the_initramfs_for_its_rule(image: Initramfs | None, command: str) -> None:
+    finding = found(
+        host(device(), nic("0000:06:00.0"), readiness=facts(), initramfs=image), "host-driver"
+    )
+    assert finding is not None
+    assert finding.remedy.endswith(
+        f"; for a rule that applies at boot: vfiomgr bind 0000:04:00.0 --with-group {command}"
+    )
 
 
 def test_a_gpu_on_gim_gets_virtual_functions_by_an_option_of_the_module() -> None:
