@@ -36,7 +36,7 @@ def in_parts(
     """
 
     def work(part: Sequence[Item]) -> list[Found]:
-        with tree.closing_together():
+        with tree.closer.together():
             return read(part)
 
     count = min(_MOST, len(items) // _LEAST)

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
-from threading import get_ident
-from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
+from vfiomgr.host.descriptors import Closer
 from vfiomgr.host.durable import replace_file, sync_directory
 from vfiomgr.host.inside import MOST_LINKS, Inside
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.programs import Programs
 from vfiomgr.paths import HostPath
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
 _MOST_BYTES = 64 << 20
 """Larger than any file that is read entirely; pci.ids and dpkg's status have a few MiB."""
-_MOST_OPEN = 32
-"""Files that wait to be closed together; a process may have 1,024 open (systemd's default)."""
 _PERMISSIONS = 0o7777
 
 
@@ -44,7 +38,7 @@ class HostTree(Programs):
         self._reading = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
         if self._prefix:
             self._reading |= os.O_NOFOLLOW
-        self._unclosed: dict[int, list[int]] = {}
+        self.closer = Closer()
 
     @property
     def is_live(self) -> bool:
@@ -140,31 +134,7 @@ class HostTree(Programs):
         except OSError:
             return None
         finally:
-            self._close(descriptor)
-
-    def _close(self, descriptor: int) -> None:
-        unclosed = self._unclosed.get(get_ident())
-        if unclosed is None:
-            os.close(descriptor)
-            return
-        unclosed.append(descriptor)
-        if len(unclosed) >= _MOST_OPEN:
-            _close_all(unclosed)
-            unclosed.clear()
-
-    @contextmanager
-    def closing_together(self) -> Iterator[None]:
-        """Close files that this thread reads meanwhile several at a time: it saves system calls."""
-        thread = get_ident()
-        if thread in self._unclosed:
-            yield
-            return
-        unclosed = self._unclosed[thread] = list[int]()
-        try:
-            yield
-        finally:
-            del self._unclosed[thread]
-            _close_all(unclosed)
+            self.closer.close(descriptor)
 
     def read(self, path: HostPath) -> str | None:
         """The text of an attribute without its trailing newline."""
@@ -431,16 +401,6 @@ class HostTree(Programs):
             raise HostError(message, "run as root; in a container, with CAP_CHOWN") from error
         finally:
             os.close(descriptor)
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    """Close files; those with consecutive descriptors by one close_range(2)."""
-    runs: list[tuple[int, int]] = []
-    for descriptor in sorted(descriptors):
-        is_next = bool(runs) and runs[-1][1] == descriptor
-        runs.append((runs.pop()[0] if is_next else descriptor, descriptor + 1))
-    for start, end in runs:
-        os.closerange(start, end)
 
 
 def _require_regular(mode: int, path: HostPath) -> None:
