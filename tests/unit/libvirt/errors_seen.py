@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from vfiomgr.libvirt.client import errors as client_errors
-from vfiomgr.libvirt.client.errors import ReportedError
+from vfiomgr.libvirt.client.error_codes import ReportedError
 
 _FILE = Path(__file__).with_suffix(".json")
 VARY = frozenset(

@@ -13,7 +13,8 @@ import pytest
 from tests.unit.libvirt import errors_seen
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UnknownDevice, UsageError, VfiomgrError
 from vfiomgr.libvirt.client import errors as client_errors
-from vfiomgr.libvirt.client.errors import Code, ErrorDomain, ReportedError, explain
+from vfiomgr.libvirt.client.error_codes import Code, ErrorDomain, ReportedError
+from vfiomgr.libvirt.client.errors import explain
 
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 

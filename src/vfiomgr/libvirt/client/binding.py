@@ -21,7 +21,8 @@ from msgspec import Struct, field
 
 from vfiomgr.errors import HostError, LibvirtFailed, LibvirtSilent, UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.libvirt.client.errors import LOGS, Code, ReportedError, explain
+from vfiomgr.libvirt.client.error_codes import Code, ReportedError
+from vfiomgr.libvirt.client.errors import LOGS, explain
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:

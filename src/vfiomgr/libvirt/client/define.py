@@ -21,7 +21,8 @@ from vfiomgr.errors import InvalidDocument, VfiomgrError
 from vfiomgr.expressions import expression
 from vfiomgr.libvirt.client.binding import explaining, library
 from vfiomgr.libvirt.client.domains import DomainCalls
-from vfiomgr.libvirt.client.errors import Code, ReportedError, explain
+from vfiomgr.libvirt.client.error_codes import Code, ReportedError
+from vfiomgr.libvirt.client.errors import explain
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.value import Value
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from vfiomgr.errors import InvalidDocument, LibvirtFailed
 from vfiomgr.libvirt.client.binding import Caller, explained, explaining, library
-from vfiomgr.libvirt.client.errors import Code
+from vfiomgr.libvirt.client.error_codes import Code
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import Version

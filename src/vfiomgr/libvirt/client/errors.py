@@ -1,9 +1,8 @@
 """Translate libvirt's errors: code, domain and errno, then the text, become a cause and a remedy.
 
-Codes and domains are those of include/libvirt/virterror.h; virReportSystemErrorFull of
-src/util/virerror.c keeps the errno. All errors are those that libvirt 9.0, 11.3 and 12.8 made
-(tests/unit/libvirt/errors_seen.json), or their sources are named beside the tests of the table
-(test_client_errors.py).
+virReportSystemErrorFull of src/util/virerror.c keeps the errno. All errors are those that libvirt
+9.0, 11.3 and 12.8 made (tests/unit/libvirt/errors_seen.json), or their sources are named beside the
+tests of the table (test_client_errors.py).
 
 A daemon translates its texts (LANG in its environment), this process does not: Python leaves
 LC_MESSAGES at C. So rows without a pattern, and those whose pattern has only words of QEMU, names
@@ -16,50 +15,10 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-from enum import IntEnum
 
 from vfiomgr.errors import InvalidDocument, LibvirtFailed, UnknownDevice, UsageError, VfiomgrError
+from vfiomgr.libvirt.client.error_codes import Code, ErrorDomain, ReportedError
 from vfiomgr.value import Value
-
-
-class Code(IntEnum):
-    """virErrorNumber, as far as causes are known."""
-
-    INTERNAL_ERROR = 1
-    NO_SUPPORT = 3
-    NO_CONNECT = 5
-    INVALID_ARG = 8
-    OPERATION_FAILED = 9
-    NO_NAME = 21
-    XML_ERROR = 27
-    OPERATION_DENIED = 29
-    XML_DETAIL = 35
-    SYSTEM_ERROR = 38
-    RPC = 39
-    NO_DOMAIN = 42
-    AUTH_FAILED = 45
-    NO_NODE_DEVICE = 53
-    OPERATION_INVALID = 55
-    CONFIG_UNSUPPORTED = 67
-    OPERATION_TIMEOUT = 68
-    HOOK_SCRIPT_FAILED = 70
-    ARGUMENT_UNSUPPORTED = 74
-    AUTH_CANCELLED = 79
-    NO_DOMAIN_METADATA = 80
-    ACCESS_DENIED = 88
-    XML_INVALID_SCHEMA = 92
-    AUTH_UNAVAILABLE = 94
-    DEVICE_MISSING = 99
-
-
-class ErrorDomain(IntEnum):
-    """virErrorDomain, the part of libvirt that reports an error, as far as it tells the cause."""
-
-    NONE = 0
-    RPC = 7
-    QEMU = 10
-    NODEDEV = 22
-
 
 _RPC = frozenset({ErrorDomain.RPC})
 _OF_QEMU = frozenset({ErrorDomain.QEMU})
@@ -85,15 +44,6 @@ _SOCKET = r"(?P<socket>/[^\s']+-sock(?:-ro)?)\b"
 _MOST_WORDS = 600
 _NAMES = frozenset({"subject", "name", "domain"})
 """Names that people choose: quoted where a hint names a command."""
-
-
-class ReportedError(Value):
-    """An error as libvirt reports it; `errno` is -1 if no system call failed."""
-
-    code: int
-    text: str
-    domain: int = ErrorDomain.NONE
-    errno: int = -1
 
 
 class _Row(Value):
