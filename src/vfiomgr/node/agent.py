@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gc
 import os
 import signal
 import time
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from vfiomgr.errors import HostError, Refusal, UsageError
+from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.directories import DirectoryChanges
 from vfiomgr.node.health import reset_failed
@@ -23,9 +21,10 @@ from vfiomgr.node.kubelet import SOCKET, stamp_of
 from vfiomgr.node.metrics import CONTENT_TYPE_LATEST, AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Offers, Quarantine
+from vfiomgr.node.plugin_directory import locked, remove_old_sockets
 from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.scanning import Scanning
-from vfiomgr.node.serving import PREFIX, ServedResource
+from vfiomgr.node.serving import ServedResource
 from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
@@ -41,12 +40,10 @@ if TYPE_CHECKING:
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
 
-LOCK = "vfiomgr.lock"
 _AFTER_ALLOCATION = 5.0
 """Seconds until the kubelet is asked which pod has received a device."""
 _ENDING = 5.0
-"""Seconds that another agent, which may be ending, has to release its lock."""
-_GLANCE = 0.1
+"""Seconds that the parts of the agent have to end."""
 _PATIENCE = 30.0
 """Seconds that devices are withheld until the kubelet reports which pods have some."""
 _HEALTH_INTERVALS = 3
@@ -140,14 +137,14 @@ class Agent:
 
         """
         os.umask(0o077)  # the sockets are for root only
-        lock = await _locked(self._settings.plugin_directory)
+        lock = await locked(self._settings.plugin_directory)
         try:
             await self._run()
         finally:
             os.close(lock)
 
     async def _run(self) -> None:
-        _remove_old_sockets(self._settings.plugin_directory)
+        remove_old_sockets(self._settings.plugin_directory)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
@@ -534,36 +531,3 @@ def _device_status(unit: NodeUnit, pod: str, age: float | None) -> DeviceStatus:
         unit.reasons,
         None if age is None else round(age, 1),
     )
-
-
-async def _locked(directory: str) -> int:
-    """Lock the directory against other agents, which would take over each other's resources.
-
-    Raises:
-        Refusal: another agent has it.
-        UsageError: the directory does not exist.
-
-    """
-    try:
-        lock = os.open(os.path.join(directory, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        message = f"cannot use the kubelet's directory {directory}: {error.strerror}"
-        raise UsageError(message, "start the kubelet first, or pass --plugin-directory") from None
-    end = time.monotonic() + _ENDING
-    while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return lock
-        if time.monotonic() > end:
-            os.close(lock)
-            message = f"another agent serves the kubelet in {directory}"
-            raise Refusal(message, "see vfiomgr node status, and stop it first")
-        await asyncio.sleep(_GLANCE)
-
-
-def _remove_old_sockets(directory: str) -> None:
-    """Remove the sockets of agents that were killed."""
-    for name in os.listdir(directory):
-        if name.startswith(PREFIX) and name.endswith(".sock"):
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(directory, name))
