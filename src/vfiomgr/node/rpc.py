@@ -27,7 +27,8 @@ Message = Any
 Methods = dict[str, Handler]
 """The methods of services, by path."""
 _NOT_READ = (DecodeError, NotImplementedError, AssertionError, struct.error)
-"""Errors while reading a message: another type, compressed, or cut short (grpclib, protobuf)."""
+"""Errors of protobuf and grpclib while they read a message: another type, compressed (which grpclib
+has not implemented), or cut short."""
 _BACKLOG = 128
 _FAREWELL = 5.0
 """Seconds in which calls end after their connections."""
@@ -199,7 +200,7 @@ class Server(BaseServer):
                 await self.wait_closed()
 
     async def _accept_no_more(self) -> None:
-        """Accept no more clients, and wait for the connections of those that are accepted.
+        """Accept no more clients, and wait until the accepted ones are connected.
 
         asyncio makes a transport in one round of its event loop and calls `connection_made` in the
         next. If the server is closed before, the connection stays open.
