@@ -536,6 +536,7 @@ def test_a_unit_needs_a_program_that_is_installed(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unit = ("node", "manifests", "--unit", "vfiomgr-node.service")
+    monkeypatch.setenv("PATH", "/nonexistent")  # not that of an activated environment
     answer = run(*unit)
     assert (answer.status, answer.stdout) == (4, "")
     assert "vfiomgr is not installed as a command" in answer.stderr
