@@ -22,7 +22,13 @@ from vfiomgr.passthrough.steps import (
     SaveOriginalState,
     Unbind,
 )
-from vfiomgr.pci.drivers import PLAIN, DriverState, OriginalState, best_variant
+from vfiomgr.pci.drivers import (
+    PLAIN,
+    DriverState,
+    OriginalState,
+    best_variant,
+    is_variant_module,
+)
 from vfiomgr.pci.iommu import gets_group_late
 from vfiomgr.pci.model import is_vfio_driver
 from vfiomgr.persistence import installed_layout
@@ -269,7 +275,7 @@ def _has_driver(host: HostSnapshot, driver: str) -> bool:
 
 def _vfio_drivers(host: HostSnapshot) -> list[str]:
     """The VFIO drivers that this kernel has or can load (no aliases before Linux 5.16)."""
-    modules = [name for name in host.vfio_modules or () if name.endswith("_vfio_pci")]
+    modules = [name for name in host.vfio_modules or () if is_variant_module(name)]
     variants = [variant.driver_name for variant in host.variants]
     loaded = [name for name in host.pci_drivers if is_vfio_driver(name)]
     return list({n.replace("-", "_"): n for n in (*modules, *variants, *loaded, PLAIN)}.values())

@@ -57,6 +57,11 @@ def best_variant(variants: Iterable[VfioVariant], modalias: str | None) -> VfioV
     return min(fitting, key=lambda variant: variant.alias.count("*"), default=None)
 
 
+def is_variant_module(name: str) -> bool:
+    """Whether a module has the name of a variant driver of VFIO, e.g. `mlx5_vfio_pci`."""
+    return name.endswith(f"_{PLAIN_MODULE}")
+
+
 _MODULES = HostPath("/sys/module")
 LIBRARIES = (HostPath("/usr/lib/modules"), HostPath("/lib/modules"))
 """Directories with the modules of each kernel, by its release."""

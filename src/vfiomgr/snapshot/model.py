@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.definitions.model import DefinitionFacts, DefinitionProblem
 from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.paths import VFIO_CDEVS
+from vfiomgr.pci.drivers import is_variant_module
 from vfiomgr.pci.iommu import IommuGroup, blockers
 from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in, is_address
 from vfiomgr.persistence.model import (
@@ -305,6 +306,13 @@ class HostSnapshot(HostFacts):
     def is_viable(self, number: int) -> bool:
         """Whether an IOMMU group can be passed through now: no member is on a host driver."""
         return not blockers(self.group_members(number))
+
+    @property
+    def knows_variants(self) -> bool:
+        """Whether variant drivers of VFIO were found, or this kernel has no module of one."""
+        modules = self.vfio_modules
+        none_built = modules is not None and not any(map(is_variant_module, modules))
+        return bool(self.variants) or none_built
 
     def origin(self, device: PciDevice) -> OriginalState | None:
         """The original state of this device in this boot, if it was recorded."""

@@ -149,12 +149,13 @@ def _virtual_function_instead(device: PciDevice) -> str:
 def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
     """A function on a host driver: what its best VFIO driver can do."""
     variant = best_variant(host.variants, device.modalias)
-    if variant is None and host.vfio_modules is None:
-        place = f"/lib/modules/{host.kernel_release}/" if host.kernel_release else ""
+    if variant is None and not host.knows_variants:
+        release = host.kernel_release
+        place = f"/lib/modules/{release}/modules.alias" if release else "the kernel's modules.alias"
         return Migratability(
             is_possible=None,
-            why=f"cannot find variant drivers of VFIO without {place}modules.dep",
-            remedy="create it as root: depmod",
+            why=f"cannot find variant drivers of VFIO without {place}",
+            remedy="create it as root: depmod" if host.boot_id else "add it to the recording",
             evidence=(link,),
         )
     if variant is None:

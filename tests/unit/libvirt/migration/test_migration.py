@@ -147,20 +147,28 @@ def test_on_a_host_driver_its_best_variant_counts() -> None:
     )
 
 
-def test_without_the_list_of_modules_variant_drivers_are_unknown() -> None:
+@pytest.mark.parametrize("modules", [None, ("mlx5_vfio_pci", "vfio_pci")])
+def test_without_modules_alias_variant_drivers_are_unknown(modules: tuple[str, ...] | None) -> None:
     plain = replace(GPU, driver="nvidia")
-    bare = host(plain, kernel_release="6.18.3", vfio_modules=None)
+    bare = host(plain, kernel_release="6.18.3", variants=(), vfio_modules=modules)
     told = migratability_of(bare, plain)
     assert told.is_possible is None
     assert str(told) == (
-        "unknown: cannot find variant drivers of VFIO without /lib/modules/6.18.3/modules.dep; "
+        "unknown: cannot find variant drivers of VFIO without /lib/modules/6.18.3/modules.alias; "
         "create it as root: depmod"
     )
     found = report(xml(pci_element(str(GPU.address)), ports=""), bare).report.findings
     (unknown,) = (one for one in found if one.rule == "migration-unknown")
     assert unknown.remedy == "create it as root: depmod"
-    unreleased = replace(bare, kernel_release=None)
-    assert migratability_of(unreleased, plain).why.endswith(" without modules.dep")
+
+
+def test_a_recording_without_modules_alias_is_told_to_add_it() -> None:
+    plain = replace(GPU, driver="nvidia")
+    recorded = host(plain, kernel_release=None, boot_id=None, variants=(), vfio_modules=None)
+    assert str(migratability_of(recorded, plain)) == (
+        "unknown: cannot find variant drivers of VFIO without the kernel's modules.alias; "
+        "add it to the recording"
+    )
 
 
 def test_vgpus() -> None:
@@ -420,6 +428,8 @@ def test_a_counterpart_that_must_be_bound() -> None:
     found = target(ONE_VF, network_host(), old)
     assert rules(found) == ["migration-no-place"]
     assert "needs mlx5_vfio_pci, which the kernel 6.18.3 does not have" in found.places[0].text
+    unread = replace(there, variants=(), vfio_modules=("mlx5_vfio_pci", "vfio_pci"))
+    assert rules(target(ONE_VF, network_host(), unread)) == ["migration-not-ready"]
 
 
 def test_no_counterpart() -> None:

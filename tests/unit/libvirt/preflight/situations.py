@@ -11,6 +11,7 @@ from vfiomgr.definitions.model import DefinitionFacts
 from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.libvirt.xml.read import read_domain
+from vfiomgr.pci.drivers import VfioVariant
 from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode
 from vfiomgr.pci.model import Bar
 from vfiomgr.units import Version
@@ -67,6 +68,8 @@ NODES = HostTopology(
     )
 )
 
+MLX5_VFIO = VfioVariant("vfio_pci:v000015B3d0000101Esv*sd*bc*sc*i*", "mlx5_vfio_pci", None)
+
 
 def host(*changed: PciDevice, without: Iterable[str] = (), **changes: Any) -> HostSnapshot:
     """The host, with other functions in the places of its own."""
@@ -88,6 +91,7 @@ def host(*changed: PciDevice, without: Iterable[str] = (), **changes: Any) -> Ho
         topology=NODES,
         cpu_address_bits=46,
         definitions=DefinitionFacts(),
+        variants=(MLX5_VFIO,),
         vfio_modules=("vfio_pci", "mlx5_vfio_pci"),
     )
     return replace(whole, **changes)
