@@ -133,6 +133,22 @@ def _told(command: Sequence[str | Path], status: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+def test_an_event_that_is_being_handled_does_not_load_nvme_again() -> None:
+    gpusim.unload()
+    rule = Path("/run/udev/rules.d/70-lab-slow.rules")
+    rule.parent.mkdir(parents=True, exist_ok=True)
+    rule.write_text('SUBSYSTEM=="pci", ACTION=="add", PROGRAM="/bin/sleep 1"\n')
+    subprocess.run(["udevadm", "control", "--reload"], check=True)
+    try:
+        subprocess.run(["udevadm", "trigger", "--action=add", _gpu()], check=True)
+        gpusim.load(family="mdev")
+    finally:
+        rule.unlink()
+        subprocess.run(["udevadm", "control", "--reload"], check=True)
+    subprocess.run(["udevadm", "settle"], check=True)
+    assert not Path("/sys/module/nvme").exists()
+
+
 def test_functions_come_to_the_driver_without_an_override_and_the_gpu_is_given_back() -> None:
     gpusim.load(family="vendor", totalvfs=4)
     assert (_gpu() / "sriov_totalvfs").read_text() == "4\n"

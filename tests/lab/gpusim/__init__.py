@@ -140,6 +140,7 @@ def _keep_nvme_out() -> None:
     _KEPT_OUT.parent.mkdir(exist_ok=True)
     _KEPT_OUT.write_text("blacklist nvme\n")
     _run("udevadm", "control", "--reload")
+    _run("udevadm", "settle")  # a worker that began before the reload would load it again
     _run("modprobe", "--remove", "nvme")
 
 
