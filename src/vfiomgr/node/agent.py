@@ -421,7 +421,9 @@ class Agent:
                 self._pods_at = time.monotonic() + self._settings.pods_interval
                 has_answered = await self._ledger.ask() is not None or has_answered
                 if not has_answered:
-                    self._pods_at = time.monotonic() + _UNANSWERED
+                    is_starting = self._ledger.is_starting
+                    again = self._settings.tick if is_starting else _UNANSWERED
+                    self._pods_at = time.monotonic() + again
                 elif is_new:
                     self._ask_soon()
                 is_over = stamp is None or time.monotonic() > end

@@ -23,7 +23,7 @@ _FRESH = 1.0
 _PATIENCE = 0.6
 """Seconds to wait for the kubelet; commands wait a second for the agent."""
 _STARTING = 3.0
-"""Seconds in which a kubelet that starts does not list all pods (seen: one)."""
+"""Seconds in which a kubelet that starts does not answer, or list all pods (seen: one)."""
 _NAMING = 10.0
 """Seconds in which the kubelet reports the pod that it has given a device to."""
 
@@ -54,19 +54,27 @@ class PodLedger:
             self._stamp, self._seen_at = stamp, time.monotonic()
         return stamp
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether the kubelet's socket is so new that it may not answer yet, or list all pods."""
+        return time.monotonic() < self._seen_at + _STARTING
+
     async def ask(self) -> Mapping[Key, str] | None:
         """The kubelet's answer, at most a second old; None if it does not answer.
 
-        A kubelet that has started meanwhile is asked at once.
+        A kubelet that has started meanwhile is asked at once, and again until it answers.
         """
         if self.stamp() is None:
             return None
         call, now = self._call, time.monotonic()
         is_old = now >= self._called_at + _FRESH or self._seen_at > self._called_at
-        if call is None or (call.done() and is_old):
+        if call is None or (call.done() and (is_old or self._is_unanswered(call))):
             self._called_at = now
             call = self._call = asyncio.create_task(self._ask(now))
         return await asyncio.shield(call)
+
+    def _is_unanswered(self, call: asyncio.Task[Mapping[Key, str] | None]) -> bool:
+        return self.is_starting and call.result() is None
 
     async def refresh(self) -> None:
         """Ask the kubelet, and do not wait long for it."""

@@ -302,8 +302,13 @@ def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
     tell(story())
 
 
-def test_pods_get_their_devices_again_after_a_reboot(place: Path) -> None:
-    """Although the groups have other numbers, if the agent starts before the kubelet."""
+@pytest.mark.parametrize("refusals", [0, 2])
+def test_pods_get_their_devices_again_after_a_reboot(place: Path, refusals: int) -> None:
+    """Although the groups have other numbers, if the agent starts before the kubelet.
+
+    Also if the kubelet does not answer at once: its socket exists a moment before it listens, and
+    it refuses calls while others ask for much.
+    """
 
     async def story() -> None:
         async with running(place) as node:
@@ -317,6 +322,7 @@ def test_pods_get_their_devices_again_after_a_reboot(place: Path) -> None:
             specification = place / "host" / SPECIFICATION
             await node.kubelet.until(specification.exists)
             await asyncio.sleep(1.5)  # the agent repeats what nobody answered
+            node.kubelet.refusals = refusals
             assert await node.kubelet.boot() == {}
             (named,) = container.answer.cdi_devices
             devices = json.loads(specification.read_text())["devices"]
