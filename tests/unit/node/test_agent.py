@@ -398,6 +398,11 @@ def test_a_second_agent_is_refused_and_leaves_the_first_alone(place: Path) -> No
             await node.start()
             await node.kubelet.until_capacity(NAME, 3, 3)
             second = await node.agent()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(20):
+                    await second.wait()
+            if second.returncode is None:
+                second.kill()
             _, error = await second.communicate()
             assert second.returncode == 4
             assert b"another agent serves the kubelet in" in error

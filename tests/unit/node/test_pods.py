@@ -90,6 +90,24 @@ def test_a_kubelet_that_starts_is_asked_at_once_and_its_pods_are_not_forgotten(
     tell(story())
 
 
+def test_a_kubelet_that_starts_is_asked_until_it_answers_and_others_once_a_second(
+    place: Path,
+) -> None:
+    async def story() -> None:
+        async with asking(place) as (kubelet, ledger):
+            kubelet.refusals = 2
+            found = [await ledger.ask() for _ in range(4)]
+            assert found == [None, None, *[{(NAME, FIRST): f"{POD}/c0"}] * 2]
+            assert kubelet.asked == 3
+            ledger._called_at -= 60
+            ledger._seen_at -= 60
+            kubelet.refusals = 2
+            assert [await ledger.ask() for _ in range(4)] == [None] * 4
+            assert kubelet.asked == 4
+
+    tell(story())
+
+
 def test_an_allocation_counts_until_the_kubelet_names_its_pod(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
