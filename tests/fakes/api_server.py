@@ -388,6 +388,11 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self._api.connections.add(self.connection)
 
+    def handle(self) -> None:
+        """Answer requests until the client leaves, which may be in the middle of one."""
+        with suppress(OSError):
+            super().handle()
+
     def finish(self) -> None:
         """End the connection."""
         self._api.connections.discard(self.connection)
