@@ -424,8 +424,8 @@ class Agent:
                     is_starting = self._ledger.is_starting
                     again = self._settings.tick if is_starting else _UNANSWERED
                     self._pods_at = time.monotonic() + again
-                elif is_new:
-                    self._ask_soon()
+                elif is_new or self._ledger.is_starting:
+                    self._ask_soon()  # its pods may not be listed yet
                 is_over = stamp is None or time.monotonic() > end
                 self._is_following = self._is_following or has_answered or is_over
             if (self._is_following, self._ledger.pods) != self._joined:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     """The name of a resource, and the ID of a device."""
 
 _FRESH = 1.0
-"""Seconds until an answer is too old; the kubelet is not asked more often."""
+"""Seconds until an answer is too old; only a kubelet that starts is asked more often."""
 _PATIENCE = 0.6
 """Seconds to wait for the kubelet; commands wait a second for the agent."""
 _STARTING = 3.0
-"""Seconds in which a kubelet that starts does not answer, or list all pods (seen: one)."""
+"""Seconds in which a kubelet that starts may not answer, or may not list all pods (seen: one)."""
 _NAMING = 10.0
 """Seconds in which the kubelet reports the pod that it has given a device to."""
 
@@ -56,13 +56,14 @@ class PodLedger:
 
     @property
     def is_starting(self) -> bool:
-        """Whether the kubelet's socket is so new that it may not answer yet, or list all pods."""
+        """Whether the kubelet's socket is so new that it may not answer, or not list all pods."""
         return time.monotonic() < self._seen_at + _STARTING
 
     async def ask(self) -> Mapping[Key, str] | None:
         """The kubelet's answer, at most a second old; None if it does not answer.
 
-        A kubelet that has started meanwhile is asked at once, and again until it answers.
+        A kubelet that has started meanwhile is asked at once. While it starts, each call asks again
+        if the one before was not answered.
         """
         if self.stamp() is None:
             return None

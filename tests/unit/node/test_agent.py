@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests import pages
-from tests.fakes.kubelet import READMISSION, Kubelet
+from tests.fakes.kubelet import READMISSION, Container, Kubelet
 from tests.unit.node.stories import gpu_node, resource, start_guest, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
@@ -279,12 +279,16 @@ def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
     tell(story())
 
 
+@pytest.mark.parametrize("refusals", [0, 1])
 def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
+    """And soon again: in its first second it does not list the pods of before."""
+
     async def story() -> None:
         async with running(place) as node:
             kubelet = node.kubelet
+            kubelet.pods["default/cuda"] = [Container(NAME, GPUS[:1], None)]
             await kubelet.stop()
             places = (str(place), str(node.directory), kubelet.pod_resources, f"{place}/c")
             told: list[str] = []
@@ -293,12 +297,40 @@ def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
             task = asyncio.create_task(agent._follow_pods())
             await asyncio.sleep(0.3)
             assert not agent._is_following
+            kubelet.refusals = refusals
             await kubelet.start()
             await kubelet.until(lambda: agent._is_following)
+            assert agent._ledger.pods == {}
+            await kubelet.until(lambda: agent._ledger.pods == {(NAME, GPUS[0]): "default/cuda/c0"})
             task.cancel()
 
     monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 60)
     monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 60)
+    monkeypatch.setattr("vfiomgr.node.agent._AFTER_ALLOCATION", 1.5)
+    tell(story())
+
+
+def test_a_kubelet_that_comes_after_the_agent_is_asked_again_when_it_lists_its_pods(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            kubelet = node.kubelet
+            kubelet.pods["default/cuda"] = [Container(NAME, GPUS[:1], None)]
+            await kubelet.stop()
+            os.unlink(kubelet.pod_resources)
+            places = (str(place), str(node.directory), kubelet.pod_resources, f"{place}/c")
+            told: list[str] = []
+            agent = Agent(AgentSettings(*places), told.append)
+            agent._is_scanned.set()
+            task = asyncio.create_task(agent._follow_pods())
+            await kubelet.until(lambda: agent._is_following)
+            agent._pods_at = time.monotonic() + 0.1
+            await kubelet.start()
+            await kubelet.until(lambda: agent._ledger.pods == {(NAME, GPUS[0]): "default/cuda/c0"})
+            task.cancel()
+
+    monkeypatch.setattr("vfiomgr.node.agent._AFTER_ALLOCATION", 1.5)
     tell(story())
 
 
