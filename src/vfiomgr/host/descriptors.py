@@ -15,7 +15,10 @@ _MOST_OPEN = 32
 
 
 class Closer:
-    """Closes descriptors at once, or within `together` several at a time; threads do not meet."""
+    """Closes descriptors at once, or within `together` several at a time.
+
+    Each thread closes only its own.
+    """
 
     def __init__(self) -> None:
         self._unclosed: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The kubelet's directory of device plugins: one agent has it, without sockets of former ones."""
+"""Lock the kubelet's directory of device plugins; remove the sockets of agents that were killed."""
 
 from __future__ import annotations
 

@@ -309,10 +309,10 @@ class HostSnapshot(HostFacts):
 
     @property
     def knows_variants(self) -> bool:
-        """Whether variant drivers of VFIO were found, or this kernel has no module of one."""
-        modules = self.vfio_modules
-        none_built = modules is not None and not any(map(is_variant_module, modules))
-        return bool(self.variants) or none_built
+        """Whether the variant drivers of VFIO are known, from modules.dep and modules.alias."""
+        built = {name for name in self.vfio_modules or () if is_variant_module(name)}
+        listed = {variant.module.replace("-", "_") for variant in self.variants}
+        return self.vfio_modules is not None and (not built or not built.isdisjoint(listed))
 
     def origin(self, device: PciDevice) -> OriginalState | None:
         """The original state of this device in this boot, if it was recorded."""

@@ -38,7 +38,7 @@ class Code(IntEnum):
 
 
 class ErrorDomain(IntEnum):
-    """virErrorDomain, the part of libvirt that reports an error, as far as it tells the cause."""
+    """virErrorDomain, the part of libvirt that reports an error, as far as it shows the cause."""
 
     NONE = 0
     RPC = 7

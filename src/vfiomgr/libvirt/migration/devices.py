@@ -150,12 +150,14 @@ def _unbound(host: HostSnapshot, device: PciDevice, link: str) -> Migratability:
     """A function on a host driver: what its best VFIO driver can do."""
     variant = best_variant(host.variants, device.modalias)
     if variant is None and not host.knows_variants:
-        release = host.kernel_release
-        place = f"/lib/modules/{release}/modules.alias" if release else "the kernel's modules.alias"
+        lists = f"modules.dep and modules.alias in /lib/modules/{host.kernel_release}"
+        remedy = "create them as root: depmod" if host.boot_id else "add them to the recording"
+        if host.kernel_release is None:
+            lists, remedy = "/proc/sys/kernel/osrelease", "add it to the recording"
         return Migratability(
             is_possible=None,
-            why=f"cannot find variant drivers of VFIO without {place}",
-            remedy="create it as root: depmod" if host.boot_id else "add it to the recording",
+            why=f"cannot find variant drivers of VFIO without {lists}",
+            remedy=remedy,
             evidence=(link,),
         )
     if variant is None:

@@ -20,6 +20,7 @@ from tests.unit.libvirt.migration.hosts import (
 )
 from tests.unit.libvirt.preflight.situations import (
     GPU,
+    MLX5_VFIO,
     NODES,
     domain,
     host,
@@ -31,6 +32,7 @@ from tests.unit.libvirt.preflight.situations import (
 from tests.unit.libvirt.preflight.situations import VF as VENDOR_VF
 from vfiomgr.libvirt.migration.devices import CONDITIONS, migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
+from vfiomgr.pci.drivers import VfioVariant
 from vfiomgr.pci.guest_support import MigrationState
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.units import Version
@@ -147,28 +149,61 @@ def test_on_a_host_driver_its_best_variant_counts() -> None:
     )
 
 
-@pytest.mark.parametrize("modules", [None, ("mlx5_vfio_pci", "vfio_pci")])
-def test_without_modules_alias_variant_drivers_are_unknown(modules: tuple[str, ...] | None) -> None:
+BUILT_IN = VfioVariant("vfio_pci:v000019E5d0000A250sv*sd*bc*sc*i*", "hisi_acc_vfio_pci", None)
+LISTS = "modules.dep and modules.alias in /lib/modules/6.18.3"
+
+
+@pytest.mark.parametrize(
+    ("modules", "variants"),
+    [
+        (None, ()),
+        (("mlx5_vfio_pci", "vfio_pci"), ()),
+        (("mlx5_vfio_pci", "vfio_pci"), (BUILT_IN,)),
+        (None, (MLX5_VFIO,)),
+    ],
+    ids=[
+        "neither list",
+        "no modules.alias",
+        "modules.alias is absent, one built in",
+        "no modules.dep",
+    ],
+)
+def test_without_the_lists_of_modules_variant_drivers_are_unknown(
+    modules: tuple[str, ...] | None, variants: tuple[VfioVariant, ...]
+) -> None:
     plain = replace(GPU, driver="nvidia")
-    bare = host(plain, kernel_release="6.18.3", variants=(), vfio_modules=modules)
+    bare = host(plain, kernel_release="6.18.3", variants=variants, vfio_modules=modules)
     told = migratability_of(bare, plain)
     assert told.is_possible is None
     assert str(told) == (
-        "unknown: cannot find variant drivers of VFIO without /lib/modules/6.18.3/modules.alias; "
-        "create it as root: depmod"
+        f"unknown: cannot find variant drivers of VFIO without {LISTS}; create them as root: depmod"
     )
     found = report(xml(pci_element(str(GPU.address)), ports=""), bare).report.findings
     (unknown,) = (one for one in found if one.rule == "migration-unknown")
-    assert unknown.remedy == "create it as root: depmod"
+    assert unknown.remedy == "create them as root: depmod"
 
 
-def test_a_recording_without_modules_alias_is_told_to_add_it() -> None:
+@pytest.mark.parametrize(
+    ("release", "missing"),
+    [
+        ("6.18.3", f"{LISTS}; add them to the recording"),
+        (None, "/proc/sys/kernel/osrelease; add it to the recording"),
+    ],
+)
+def test_a_recording_without_the_lists_of_modules_is_told_to_add_them(
+    release: str | None, missing: str
+) -> None:
     plain = replace(GPU, driver="nvidia")
-    recorded = host(plain, kernel_release=None, boot_id=None, variants=(), vfio_modules=None)
+    recorded = host(plain, kernel_release=release, boot_id=None, variants=(), vfio_modules=None)
     assert str(migratability_of(recorded, plain)) == (
-        "unknown: cannot find variant drivers of VFIO without the kernel's modules.alias; "
-        "add it to the recording"
+        f"unknown: cannot find variant drivers of VFIO without {missing}"
     )
+
+
+def test_a_kernel_without_variant_drivers_is_known_to_have_none() -> None:
+    plain = replace(GPU, driver="nvidia")
+    none = host(plain, kernel_release="6.18.3", variants=(), vfio_modules=("vfio_pci",))
+    assert migratability_of(none, plain).is_possible is False
 
 
 def test_vgpus() -> None:
