@@ -279,6 +279,24 @@ def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
     tell(story())
 
 
+HELD = {(NAME, GPUS[0]): "default/cuda/c0"}
+
+
+@asynccontextmanager
+async def following(node: Running) -> AsyncIterator[Agent]:
+    """An agent that waits for a kubelet with a pod, in this process."""
+    node.kubelet.pods["default/cuda"] = [Container(NAME, GPUS[:1], None)]
+    pods, control = node.kubelet.pod_resources, str(node.place / "c")
+    told: list[str] = []
+    agent = Agent(AgentSettings("/", str(node.directory), pods, control), told.append)
+    agent._is_scanned.set()
+    task = asyncio.create_task(agent._follow_pods())
+    try:
+        yield agent
+    finally:
+        task.cancel()
+
+
 @pytest.mark.parametrize("refusals", [0, 1])
 def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
     place: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
@@ -288,21 +306,15 @@ def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
     async def story() -> None:
         async with running(place) as node:
             kubelet = node.kubelet
-            kubelet.pods["default/cuda"] = [Container(NAME, GPUS[:1], None)]
             await kubelet.stop()
-            places = (str(place), str(node.directory), kubelet.pod_resources, f"{place}/c")
-            told: list[str] = []
-            agent = Agent(AgentSettings(*places), told.append)
-            agent._is_scanned.set()
-            task = asyncio.create_task(agent._follow_pods())
-            await asyncio.sleep(0.3)
-            assert not agent._is_following
-            kubelet.refusals = refusals
-            await kubelet.start()
-            await kubelet.until(lambda: agent._is_following)
-            assert agent._ledger.pods == {}
-            await kubelet.until(lambda: agent._ledger.pods == {(NAME, GPUS[0]): "default/cuda/c0"})
-            task.cancel()
+            async with following(node) as agent:
+                await asyncio.sleep(0.3)
+                assert not agent._is_following
+                kubelet.refusals = refusals
+                await kubelet.start()
+                await kubelet.until(lambda: agent._is_following)
+                assert agent._ledger.pods == {}
+                await kubelet.until(lambda: agent._ledger.pods == HELD)
 
     monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 60)
     monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 60)
@@ -316,19 +328,13 @@ def test_a_kubelet_that_comes_after_the_agent_is_asked_again_when_it_lists_its_p
     async def story() -> None:
         async with running(place) as node:
             kubelet = node.kubelet
-            kubelet.pods["default/cuda"] = [Container(NAME, GPUS[:1], None)]
             await kubelet.stop()
             os.unlink(kubelet.pod_resources)
-            places = (str(place), str(node.directory), kubelet.pod_resources, f"{place}/c")
-            told: list[str] = []
-            agent = Agent(AgentSettings(*places), told.append)
-            agent._is_scanned.set()
-            task = asyncio.create_task(agent._follow_pods())
-            await kubelet.until(lambda: agent._is_following)
-            agent._pods_at = time.monotonic() + 0.1
-            await kubelet.start()
-            await kubelet.until(lambda: agent._ledger.pods == {(NAME, GPUS[0]): "default/cuda/c0"})
-            task.cancel()
+            async with following(node) as agent:
+                await kubelet.until(lambda: agent._is_following)
+                agent._pods_at = time.monotonic() + 0.1
+                await kubelet.start()
+                await kubelet.until(lambda: agent._ledger.pods == HELD)
 
     monkeypatch.setattr("vfiomgr.node.agent._AFTER_ALLOCATION", 1.5)
     tell(story())
