@@ -12,12 +12,14 @@ import termios
 import threading
 from typing import TYPE_CHECKING, Self
 
+from vfiomgr.cli.pager import GAINED
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
 _CHUNK = 1 << 16
-_OF_USERS = ("COLUMNS", "LINES", "PAGER", "LESS", "VFIOMGR_PAGER")
+_OF_USERS = ("COLUMNS", "LINES", "PAGER", "LESS", "VFIOMGR_PAGER", *GAINED)
 
 
 class Terminal:

@@ -1,0 +1,101 @@
+"""The pager of long tables: the user's, or a restricted `less` where the user has gained rights.
+
+A pager runs commands and opens files for the person at the terminal. Where vfiomgr has rights that
+this person lacks (sudo), only `less` can be denied both (LESSSECURE), as systemd does it
+(src/shared/pager.c).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+from vfiomgr.host.programs import PROGRAM_PATH
+
+_LESS = "less"
+_OPTIONS = "FRX"
+"""Of less: end where all fits on one screen, show colours, leave the text on the screen."""
+_NOT_RUN = (126, 127)
+"""What a shell answers where it cannot run a command."""
+GAINED = ("SUDO_COMMAND", "SUDO_GID", "SUDO_UID", "SUDO_USER", "PKEXEC_UID", "DOAS_USER")
+"""Variables of sudo, run0, pkexec and doas."""
+_KEPT = ("TERM", "LANG", "LC_ALL", "LC_CTYPE")
+"""Variables that a restricted `less` keeps."""
+LOGIN_USER = "/proc/self/loginuid"
+"""The user who logged in, whatever su or sudo did since (fs/proc/base.c); -1 for services."""
+_NOBODY = 0xFFFFFFFF
+
+
+def page(text: str) -> bool:
+    """Show a text in the pager of the user; False where there is none, and nothing was shown.
+
+    VFIOMGR_PAGER takes precedence over PAGER. A shell runs it, as git's. `cat` or an empty value
+    disables it. Quitting the pager early is no error.
+    """
+    found = _restricted(_wanted()) if has_gained_rights() else _of_user(_wanted())
+    if found is None:
+        return False
+    command, variables = found
+    pager = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables)  # noqa: S603 - see above
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+    try:
+        with suppress(BrokenPipeError):
+            pager.communicate(text.encode(sys.stdout.encoding, "backslashreplace"))
+        return pager.wait() not in _NOT_RUN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def has_gained_rights() -> bool:
+    """Whether this process has rights that the person before the terminal may lack."""
+    return (
+        any(name in os.environ for name in GAINED)
+        or os.getuid() != os.geteuid()
+        or os.getgid() != os.getegid()
+        or _login_user() not in (None, os.geteuid())
+    )
+
+
+def _login_user() -> int | None:
+    """The user who logged in; None for services and where the kernel does not record it."""
+    try:
+        with open(LOGIN_USER, encoding="ascii") as file:
+            number = int(file.read(16))
+    except (OSError, ValueError):
+        return None
+    return None if number == _NOBODY else number
+
+
+def _wanted() -> str:
+    """The command line of the pager; empty where none is wanted, or none is there."""
+    if os.environ.get("TERM", "dumb") == "dumb":
+        return ""
+    for name in ("VFIOMGR_PAGER", "PAGER"):
+        if name in os.environ:
+            return os.environ[name].strip()
+    return _LESS if shutil.which(_LESS) else ""
+
+
+def _of_user(wanted: str) -> tuple[list[str], dict[str, str]] | None:
+    """The pager that the user wants, and its environment."""
+    if wanted in ("", "cat"):
+        return None
+    return ["/bin/sh", "-c", wanted], {"LESS": _OPTIONS, "LV": "-c", **os.environ}
+
+
+def _restricted(wanted: str) -> tuple[list[str], dict[str, str]] | None:
+    """A `less` that can run no command and open no file; None if another pager is wanted.
+
+    BusyBox's does not obey LESSSECURE, and LESSOPEN and LESSKEY name programs.
+    """
+    path = shutil.which(_LESS, path=PROGRAM_PATH)
+    is_less = os.path.basename(wanted.partition(" ")[0]) == _LESS
+    if not is_less or path is None or os.path.basename(os.path.realpath(path)) != _LESS:
+        return None
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    secure = {"LESS": _OPTIONS, "LESSSECURE": "1", "LESSHISTFILE": "-"}
+    return [path], {**kept, "PATH": PROGRAM_PATH, **secure}
