@@ -24,6 +24,8 @@ def start() -> None:
 
     The process ends with it, at once, after the handlers of its end.
     """
+    if _is_agent():
+        _ignore_requests()
     if os.geteuid() == 0 and not sys.flags.isolated and _is_led() and not _needs_it():
         command = [sys.executable, "-I", "-m", "vfiomgr", *sys.argv[1:]]
         os.execv(sys.executable, command)  # noqa: S606 - the same command, isolated
@@ -40,6 +42,19 @@ def start() -> None:
         statuses += [end.code or 0] if isinstance(end.code, int | None) else []
         raise
     statuses.append(0)
+
+
+def _is_agent() -> bool:
+    """Whether the command is `node run`."""
+    words = iter(sys.argv)
+    return "node" in words and "run" in words  # in this order
+
+
+def _ignore_requests() -> None:
+    """Ignore SIGHUP until the agent handles it: it asks for a scan, also before the first."""
+    import signal  # noqa: PLC0415 - slow, and other commands do without
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _import_metadata_when_used() -> None:

@@ -142,11 +142,15 @@ prepare(cli)
 
 
 def _be_interruptible() -> None:
-    """Handle SIGTERM and SIGHUP like Ctrl-C, so that a change is rolled back."""
+    """Handle SIGTERM and SIGHUP like Ctrl-C, so that a change is rolled back.
+
+    One that is ignored, as by nohup(1), stays ignored.
+    """
     import signal  # noqa: PLC0415 - slow to import
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -122,10 +122,11 @@ class Agent:
                 "GET /metrics": self._show_metrics,
                 "GET /healthz": self._show_health,
                 "GET /readyz": self._show_readiness,
-            }
+            },
+            tell,
         )
         self._control = HttpServer(
-            {"GET /status": self._show_status, "POST /release": self._release}
+            {"GET /status": self._show_status, "POST /release": self._release}, tell
         )
 
     async def run(self) -> None:
@@ -397,7 +398,9 @@ class Agent:
         await self._scanning.tell(quarantine=active)
 
     async def _reload(self) -> None:
-        """Scan now; each scan reads the layout again."""
+        """Scan now; each scan reads the layout again. Before readiness, a scan is under way."""
+        if not self._is_scanned.is_set():
+            return
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         await self._scanning.scan()
         notify("READY=1")

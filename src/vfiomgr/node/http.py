@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import UsageError
+from vfiomgr.node.clients import Clients, cut
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 UNIX = "unix:"
 _DEADLINE = 10.0
-"""Seconds for a request to arrive."""
+"""Seconds for a request to arrive, and for its answer to be read."""
+_MOST = 64
+"""Connections at a time."""
 _LONGEST = 1 << 16
 _LENGTH = "content-length"
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 409: "Conflict", 503: "Unavailable"}
@@ -35,14 +38,16 @@ class Response(Value):
 
 def text(words: str, status: int = 200) -> Response:
     """A line of text."""
-    return Response(f"{words}\n".encode(), status)
+    return Response(f"{cut(words)}\n".encode(), status)
 
 
 class HttpServer:
     """Serves pages by method and path: `GET /metrics`."""
 
-    def __init__(self, pages: Mapping[str, Page]) -> None:
+    def __init__(self, pages: Mapping[str, Page], tell: Callable[[str], None]) -> None:
         self._pages = pages
+        self._tell = tell
+        self._answering: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._path = ""
 
@@ -53,6 +58,7 @@ class HttpServer:
             UsageError: the address is not valid, is in use, or is another file.
 
         """
+        self._clients = Clients(address, _MOST, self._tell)
         try:
             if address.startswith(UNIX):
                 self._path = address.removeprefix(UNIX)
@@ -81,32 +87,50 @@ class HttpServer:
                     os.unlink(self._path)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients.add(writer.transport, lambda: writer not in self._answering)
         try:
-            response = await self._answer(reader)
-            reason = _REASONS.get(response.status, "")
-            head = (
-                f"HTTP/1.1 {response.status} {reason}\r\nContent-Type: {response.content_type}\r\n"
-                f"Content-Length: {len(response.body)}\r\nConnection: close\r\n\r\n"
-            )
-            writer.write(head.encode() + response.body)
-            await writer.drain()
+            head, body = await _request(reader)
+            self._answering.add(writer)
+            response = await self._answer(head, body)
+            async with asyncio.timeout(_DEADLINE):
+                writer.write(_written(response))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
             return  # the client is gone, slow, or does not speak HTTP
         finally:
-            writer.close()
+            writer.transport.abort()  # no effect after the answer
+            self._answering.discard(writer)
+            self._clients.remove(writer.transport)
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Response:
-        async with asyncio.timeout(_DEADLINE):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            fields = dict(line.lower().split(":", 1) for line in head[1:] if ":" in line)
-            length = fields.get(_LENGTH, "0").strip()
-            if not length.isdecimal() or int(length) > _LONGEST:
-                return text("the request is too long", 400)
-            body = (await reader.readexactly(int(length))).decode(errors="replace")
-        method, _, target = head[0].partition(" ")
+    async def _answer(self, head: str, body: str | None) -> Response:
+        if body is None:
+            return text("the request is too long", 400)
+        method, _, target = head.partition(" ")
         path = target.partition(" ")[0].partition("?")[0]
         page = self._pages.get(f"{method} {path}")
         return text("not found", 404) if page is None else await page(body)
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[str, str | None]:
+    """The first line of a request, and its body; None if that is too long."""
+    async with asyncio.timeout(_DEADLINE):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        fields = dict(line.lower().split(":", 1) for line in head[1:] if ":" in line)
+        length = fields.get(_LENGTH, "0").strip()
+        if not length.isdecimal() or int(length) > _LONGEST:
+            return head[0], None
+        return head[0], (await reader.readexactly(int(length))).decode(errors="replace")
+
+
+def _written(response: Response) -> bytes:
+    reason = _REASONS.get(response.status, "")
+    head = (
+        f"HTTP/1.1 {response.status} {reason}\r\nContent-Type: {response.content_type}\r\n"
+        f"Content-Length: {len(response.body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + response.body
 
 
 def _remove_socket(path: str) -> None:

@@ -17,6 +17,8 @@ from grpclib.protocol import H2Protocol
 from grpclib.server import Server as BaseServer
 from h2.exceptions import ProtocolError
 
+from vfiomgr.node.clients import Clients, cut
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -30,6 +32,8 @@ _NOT_READ = (DecodeError, NotImplementedError, AssertionError, struct.error)
 """Errors of protobuf and grpclib while they read a message: another type, compressed (which grpclib
 has not implemented), or cut short."""
 _BACKLOG = 128
+_MOST = 16
+"""Connections of a server at a time: a kubelet has one or two."""
 _FAREWELL = 5.0
 """Seconds in which calls end after their connections."""
 
@@ -44,12 +48,12 @@ class CallError(Exception):
 
 def invalid_argument(text: str) -> NoReturn:
     """End a call: its request is wrong."""
-    raise GRPCError(Status.INVALID_ARGUMENT, text)
+    raise GRPCError(Status.INVALID_ARGUMENT, cut(text))
 
 
 def failed_precondition(text: str) -> NoReturn:
     """End a call: what it asks for cannot be done now."""
-    raise GRPCError(Status.FAILED_PRECONDITION, text)
+    raise GRPCError(Status.FAILED_PRECONDITION, cut(text))
 
 
 class _Codec(CodecBase):
@@ -114,7 +118,7 @@ async def _request(stream: Stream[Message, Message]) -> Message:
         request = await stream.recv_message()
     except _NOT_READ as error:
         text = f"the request cannot be read: {error}"
-        raise GRPCError(Status.INTERNAL, text) from None
+        raise GRPCError(Status.INTERNAL, cut(text)) from None
     if request is None:
         raise GRPCError(Status.INTERNAL, "the call has no request")
     return request
@@ -140,15 +144,15 @@ class _Methods(Methods):
 class _Connection(H2Protocol):
     """A connection of a client, which its server can end."""
 
-    transports: set[asyncio.WriteTransport]
+    clients: Clients
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._made = cast("asyncio.WriteTransport", transport)
-        self.transports.add(self._made)
+        self.clients.add(self._made, lambda: not self.processor.streams)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.transports.discard(self._made)
+        self.clients.remove(self._made)
         super().connection_lost(exc)
         self.resume_writing()  # a call that waits to send its end would wait for ever
 
@@ -158,15 +162,15 @@ class Server(BaseServer):
 
     _listener: socket.socket
 
-    def __init__(self, *methods: Methods) -> None:
+    def __init__(self, *methods: Methods, tell: Callable[[str], None]) -> None:
         super().__init__((), codec=_Codec())
+        self._tell = tell
         self._mapping = _Methods({path: m for each in methods for path, m in each.items()})
-        self._transports: set[asyncio.WriteTransport] = set()
 
     def _protocol_factory(self) -> H2Protocol:
         made = super()._protocol_factory()
         connection = _Connection(made.handler, made.config, made.h2_config)
-        connection.transports = self._transports
+        connection.clients = self._clients
         return connection
 
     async def serve(self, path: str) -> None:
@@ -176,6 +180,7 @@ class Server(BaseServer):
             OSError: there is something at the path, or it cannot be used.
 
         """
+        self._clients = Clients(path, _MOST, self._tell)
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.bind(path)
@@ -193,8 +198,7 @@ class Server(BaseServer):
             await self._accept_no_more()
         finally:
             self.close()
-            for transport in tuple(self._transports):
-                transport.abort()
+            self._clients.abort()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FAREWELL):
                 await self.wait_closed()

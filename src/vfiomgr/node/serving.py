@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.errors import HostError, UsageError, VfiomgrError
 from vfiomgr.node.answers import answer, preferred
+from vfiomgr.node.clients import cut, quoted_name
 from vfiomgr.node.kubelet import (
     DEVICE_PLUGIN,
     DEVICES,
@@ -131,21 +132,26 @@ class DevicePlugin:
         response = DEVICES.AllocateResponse()
         try:
             for container in request.container_requests:
-                made = answer(self._resource, tuple(container.devices_ids))
+                made = answer(self._resource, _named(container))
                 response.container_responses.append(_written(made))
         except VfiomgrError as error:
             _fail(error)
-        given = tuple(d for each in request.container_requests for d in each.devices_ids)
+        given = tuple(d for each in request.container_requests for d in _named(each))
         self._observe(self._resource.name, given, time.perf_counter() - begun)
         return response
 
     async def pre_start_container(self, request: Message) -> Message:
         """Verify the devices of a container, also before each of its restarts."""
         try:
-            await self._verify(self._resource.name, tuple(request.devices_ids))
+            await self._verify(self._resource.name, _named(request))
         except VfiomgrError as error:
             _fail(error)
         return DEVICES.PreStartContainerResponse()
+
+
+def _named(request: Message) -> tuple[str, ...]:
+    """The devices that a request names."""
+    return tuple(map(quoted_name, request.devices_ids))
 
 
 def listed(resource: NodeResource) -> bytes:
@@ -184,7 +190,7 @@ def _fail(error: VfiomgrError) -> NoReturn:
 
 def text_of(error: VfiomgrError) -> str:
     """The text of an error in the events of a pod."""
-    return f"{error.message}; {error.hint}" if error.hint else error.message
+    return cut(f"{error.message}; {error.hint}" if error.hint else error.message)
 
 
 PREFIX = "vfiomgr-"
@@ -284,7 +290,7 @@ class ServedResource:
 
     async def _serve(self) -> None:
         await self._stop()
-        server = Server(self.plugin.methods())
+        server = Server(self.plugin.methods(), tell=self._tell)
         try:
             with suppress(FileNotFoundError):
                 os.unlink(self._path)

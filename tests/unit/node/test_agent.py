@@ -596,6 +596,38 @@ def test_systemd_and_probes_learn_the_state(place: Path) -> None:
     tell(story())
 
 
+def test_a_signal_to_reload_before_readiness_does_not_end_the_agent(place: Path) -> None:
+    """It is not answered with readiness either: no scan has ended yet."""
+
+    async def story() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.bind(str(place / "n"))
+            notified.setblocking(False)  # noqa: FBT003 - sockets have it so
+            states: list[bytes] = []
+            loop = asyncio.get_running_loop()
+            loop.add_reader(notified, lambda: states.append(notified.recv(100)))
+            async with running(place) as node:
+                await node.start(NOTIFY_SOCKET=str(place / "n"))
+                process = node.process
+                assert process is not None
+                status = Path(f"/proc/{process.pid}/status")
+                await node.kubelet.until(lambda: int(_field(status, "SigIgn"), 16) & 1)
+                while not states:
+                    process.send_signal(signal.SIGHUP)
+                    await asyncio.sleep(0.01)
+                    assert process.returncode is None
+                assert states[0] == b"READY=1"
+                await node.kubelet.until_capacity(NAME, 3, 3)
+
+    tell(story())
+
+
+def _field(status: Path, name: str) -> str:
+    """A field of /proc/PID/status."""
+    lines = (line.partition(":") for line in status.read_text().splitlines())
+    return next(value.strip() for field, _, value in lines if field == name)
+
+
 def test_a_quarantine_outlives_the_agent_and_ends_by_release(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ class Plugin:
 
     def __init__(self) -> None:
         self.streams = self.sent = 0
+        self.told: list[str] = []
 
     async def list_and_watch(self, _request: Any) -> AsyncIterator[bytes]:
         """Lists without an end."""
@@ -65,7 +67,7 @@ async def _until(condition: Any) -> None:
 
 async def _served(path: Path) -> tuple[Server, Plugin]:
     plugin = Plugin()
-    server = Server(service(DEVICE_PLUGIN, DEVICES, METHODS, plugin))
+    server = Server(service(DEVICE_PLUGIN, DEVICES, METHODS, plugin), tell=plugin.told.append)
     await server.serve(str(path))
     return server, plugin
 
@@ -261,6 +263,51 @@ def test_a_stop_that_is_cancelled_ends_the_server(tmp_path: Path) -> None:
 def _headers(path: str) -> list[tuple[str, str]]:
     sent = {":method": "POST", ":scheme": "http", ":authority": "%2Frun%2Fs", ":path": path}
     return [*sent.items(), ("content-type", "application/grpc"), ("te", "trailers")]
+
+
+@pytest.mark.parametrize("length", [100_000, 1 << 20])
+def test_an_error_is_cut_to_a_kibibyte(tmp_path: Path, length: int) -> None:
+    """The encoder of headers takes the square of their length: seconds for 100 KB."""
+
+    class Loud(Plugin):
+        async def allocate(self, _request: Any) -> Any:
+            failed_precondition("ü" * length)
+
+        pre_start_container = allocate
+
+    async def story() -> str:
+        server = Server(service(DEVICE_PLUGIN, DEVICES, METHODS, Loud()), tell=print)
+        await server.serve(str(tmp_path / "s"))
+        with pytest.raises(CallError) as failed:
+            await call(str(tmp_path / "s"), ALLOCATE, DEVICES.Empty(), DEVICES.Empty, 600)
+        await server.stop()
+        return failed.value.text
+
+    text = asyncio.run(story())
+    assert len(text.encode()) <= 1024
+    assert text.endswith("ü…")
+
+
+def test_idle_connections_leave_descriptors_and_the_kubelets_stream(tmp_path: Path) -> None:
+    async def story() -> None:
+        server, plugin = await _served(tmp_path / "s")
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 's'}") as channel:
+            kubelets = _stream(channel)
+            await kubelets.read()
+            before = len(os.listdir("/proc/self/fd"))
+            idle = [socket.socket(socket.AF_UNIX) for _ in range(100)]
+            for each in idle:
+                each.connect(str(tmp_path / "s"))
+                await asyncio.sleep(0)
+            await _until(lambda: len(os.listdir("/proc/self/fd")) < before + len(idle) + 16)
+            await _until(lambda: plugin.told)
+            assert await kubelets.read() == LARGE
+            for each in idle:
+                each.close()
+        assert plugin.told == [f"{tmp_path / 's'}: more than 16 connections; idle ones are closed"]
+        await server.stop()
+
+    asyncio.run(story())
 
 
 def test_what_is_not_http_ends_its_own_connection_only(

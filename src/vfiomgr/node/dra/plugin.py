@@ -192,8 +192,8 @@ class DraPlugin:
         self._directory = os.path.join(kubelet_directory, "plugins", DRIVER)
         self._registry = os.path.join(kubelet_directory, "plugins_registry")
         part = f"-{instance}" if instance else ""
-        self._endpoint = Socket(os.path.join(self._directory, f"dra{part}.sock"))
-        self._registrar = Socket(os.path.join(self._registry, f"{DRIVER}{part}-reg.sock"))
+        self._endpoint = Socket(os.path.join(self._directory, f"dra{part}.sock"), tell)
+        self._registrar = Socket(os.path.join(self._registry, f"{DRIVER}{part}-reg.sock"), tell)
         self._answers = answers
         self._registration = Registration(self._endpoint.path, tell)
         self._tell = tell

@@ -14,6 +14,8 @@ from vfiomgr.node.rpc import Server
 from vfiomgr.node.serving import PREFIX, require_short
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vfiomgr.node.rpc import Methods
 
 _HIDDEN = f".{PREFIX}"
@@ -27,8 +29,9 @@ class Socket:
     finds no socket that does not, and one of a process that has ended is replaced at once.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, tell: Callable[[str], None]) -> None:
         self.path = path
+        self._tell = tell
         self._server: Server | None = None
         self._inode = 0
 
@@ -52,7 +55,7 @@ class Socket:
         if is_served(self.path):
             message = f"another process serves {self.path}"
             raise Refusal(message, "stop it first; fuser on the path names it")
-        server = Server(*methods)
+        server = Server(*methods, tell=self._tell)
         try:
             await server.serve(hidden)
             os.chmod(hidden, _OWNER_ONLY)

@@ -212,6 +212,17 @@ def test_a_claim_that_cannot_be_prepared_is_tried_again(place: Path) -> None:
     tell(story())
 
 
+def test_the_error_of_a_claim_is_cut_to_a_kibibyte(place: Path) -> None:
+    async def story() -> None:
+        async with node(place) as made:
+            await made.started()
+            made.claims.errors["uid-1"] = HostError("x" * 100_000)
+            entries = (await made.kubelet.call(DRIVER, "Prepare", CLAIM)).claims
+            assert len(entries["uid-1"].error.encode()) == 1024
+
+    tell(story())
+
+
 @pytest.mark.parametrize("verb", ["Prepare", "Unprepare"])
 def test_each_claim_of_a_call_has_its_own_entry(place: Path, verb: str) -> None:
     async def story() -> None:

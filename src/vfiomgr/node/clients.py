@@ -1,0 +1,78 @@
+"""The connections of a server: a limit leaves descriptors for everything else in the process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+LONGEST_TEXT = 1024
+"""Bytes of an error for a peer: encoding a header of HTTP/2 takes the square of its length."""
+LONGEST_NAME = 80
+"""Characters of a name that an error quotes from a request."""
+
+
+def cut(text: str) -> str:
+    """An error for a peer, with at most `LONGEST_TEXT` bytes."""
+    if len(text) <= LONGEST_TEXT // 4:
+        return text
+    data = text.encode(errors="replace")
+    if len(data) <= LONGEST_TEXT:
+        return text
+    return f"{data[: LONGEST_TEXT - 3].decode(errors='ignore')}…"
+
+
+def quoted_name(name: str) -> str:
+    """A name from a request; a longer one than any device has is cut, and stays unknown."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
+
+
+class Clients:
+    """At most `most` connections; one more ends the oldest idle one of the peer that has most.
+
+    Therefore a peer that opens many connections only loses its own.
+    """
+
+    def __init__(self, server: str, most: int, tell: Callable[[str], None]) -> None:
+        self._server = server
+        self._most = most
+        self._tell = tell
+        self._open: dict[asyncio.WriteTransport, tuple[str, Callable[[], bool]]] = {}
+        """The peer of each connection, and whether it is idle; the oldest is first."""
+        self._is_told = False
+
+    def add(self, transport: asyncio.WriteTransport, is_idle: Callable[[], bool]) -> None:
+        """Count a new connection, and end one if there are too many."""
+        self._open[transport] = _peer(transport), is_idle
+        if len(self._open) > self._most:
+            self._end_one(transport)
+
+    def remove(self, transport: asyncio.WriteTransport) -> None:
+        """Forget a connection that has ended."""
+        self._open.pop(transport, None)
+        if len(self._open) <= self._most // 2:
+            self._is_told = False
+
+    def abort(self) -> None:
+        """End all connections, also those of clients that do not read."""
+        for transport in tuple(self._open):
+            transport.abort()
+
+    def _end_one(self, newest: asyncio.WriteTransport) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._tell(f"{self._server}: more than {self._most} connections; idle ones are closed")
+        idle = {t: peer for t, (peer, is_idle) in self._open.items() if t is newest or is_idle()}
+        counts = Counter(peer for peer, _ in self._open.values())
+        ended = max(idle, key=lambda transport: counts[idle[transport]])  # the first of equal ones
+        del self._open[ended]
+        ended.abort()
+
+
+def _peer(transport: asyncio.WriteTransport) -> str:
+    """The address of a client; all clients of a Unix socket count as one."""
+    name = transport.get_extra_info("peername")
+    return str(name[0]) if isinstance(name, tuple) else ""
