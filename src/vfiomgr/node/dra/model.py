@@ -15,10 +15,8 @@ DRIVER = "vfiomgr.io"
 """The driver's name, and the domain of its attributes and counters."""
 STANDARD = "resource.kubernetes.io"
 """The domain of attributes that several drivers share: pciBusID, pcieRoot, numaNode."""
-MOST_DEVICES = 128
-"""Devices in a slice."""
-MOST_SPECIAL_DEVICES = 64
-"""Devices in a slice of which one has taints or consumes counters."""
+MOST_DEVICES = 64
+"""Devices in a slice of which one has taints or consumes counters; 128 in others."""
 LONGEST_TEXT = 64
 """Characters of an attribute that is a string."""
 MOST_COUNTER_SETS = 8

@@ -1,8 +1,10 @@
 """The ResourceSlices of this node: written when pools change, and again when they are deleted.
 
 The scheduler uses the slices of a pool with the highest generation, and only if there are as many
-as each of them says (`resourceSliceCount`). A change therefore gives all slices of the pool the
-next generation; until the last one is written, the pool is incomplete.
+as each of them says (`resourceSliceCount`). A change that adds or removes slices, or that concerns
+counters, therefore gives all slices of the pool the next generation; until the last one is written,
+the pool is incomplete. For any other change, only the slices that differ are written, at the same
+generation (compare syncPool in k8s.io/dynamic-resource-allocation/resourceslice).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Publisher:
         api: Api,
         node: str,
         tell: Callable[[str], None],
-        make: Callable[[Pool, str, int], list[Object]],
+        make: Callable[[Pool, str, int, list[list[str]]], list[Object]],
     ) -> None:
         self._api, self._node, self._make = api, node, make
         self._wake = asyncio.Event()
@@ -143,8 +145,8 @@ class Publisher:
 
     async def _write(self, pool: Pool, held: list[Object]) -> None:
         """Make the slices of a pool what they should be; the last write completes the pool."""
-        generation = self._generation(pool, held)
-        missing, spare = self._differences(self._make(pool, self._node, generation), held)
+        generation, specs = self._wanted(pool, held)
+        missing, spare = self._differences(specs, held)
         if missing and self._written.get(pool.name) == (pool, generation):
             # slices were deleted: the Node object or the server may be another one
             self._owner, self._keeps_counters = "", False
@@ -159,20 +161,26 @@ class Publisher:
             else:
                 await self._update(old, with_times(spec, held))
 
-    def _generation(self, pool: Pool, held: list[Object]) -> int:
-        """The generation at which the pool can be written.
+    def _wanted(self, pool: Pool, held: list[Object]) -> tuple[int, list[Object]]:
+        """The generation at which the pool can be written, and its slices.
 
         It is the last one if slices of that generation contain nothing else: then they are missing
-        only because they were deleted or not all written.
+        only because they were deleted or not all written. It also is if slices can be replaced one
+        by one.
         """
         last, published = self._written.get(pool.name, (pool, 1))
-        newest = max([published, *(_generation_of(each) for each in held)])
-        if last == pool:
-            wanted = [comparable(spec) for spec in self._make(pool, self._node, newest)]
-            current = [each for each in held if _generation_of(each) == newest]
-            if all(self._content(each) in wanted for each in current):
-                return newest
-        return newest + 1
+        newest = max([published, *map(_generation_of, held)])
+        current = [each for each in held if _generation_of(each) == newest]
+        before = [names for each in current if (names := _names(each))]
+        specs = self._make(pool, self._node, newest, before)
+        wanted = [comparable(spec) for spec in specs]
+        changed = sum(self._content(each) not in wanted for each in current)
+        is_complete = len(specs) == len(current) == len(held)
+        is_complete = is_complete and all(_count_of(each) == len(specs) for each in current)
+        is_separate = changed <= 1 or len(before) == len(specs)
+        if (last == pool and not changed) or (is_complete and is_separate):
+            return newest, specs
+        return newest + 1, self._make(pool, self._node, newest + 1, before)
 
     def _differences(
         self, specs: list[Object], held: list[Object]
@@ -273,3 +281,12 @@ class Publisher:
 
 def _generation_of(held: Object) -> int:
     return int(held["spec"]["pool"].get("generation", 0))
+
+
+def _count_of(held: Object) -> int:
+    return int(held["spec"]["pool"].get("resourceSliceCount", 0))
+
+
+def _names(held: Object) -> list[str]:
+    """The devices of a slice."""
+    return [device["name"] for device in held["spec"].get("devices") or ()]

@@ -5,14 +5,10 @@ Source of the limits: ResourceSliceSpec in api/resource/v1/types.go of k8s.io/ap
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.node.dra.model import (
-    DRIVER,
-    MOST_COUNTER_SETS,
-    MOST_DEVICES,
-    MOST_SPECIAL_DEVICES,
-)
+from vfiomgr.node.dra.model import DRIVER, MOST_COUNTER_SETS, MOST_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,14 +19,23 @@ _BINARY = ("Ki", "Mi", "Gi", "Ti", "Pi")
 _DECIMAL = ("k", "M", "G", "T", "P")
 
 
-def slices(pool: Pool, node: str, generation: int) -> list[dict[str, Any]]:
-    """The `spec` of each slice of a pool: counter sets first, then devices in their order."""
+def slices(
+    pool: Pool, node: str, generation: int, before: Iterable[Sequence[str]] = ()
+) -> list[dict[str, Any]]:
+    """The `spec` of each slice of a pool: counter sets first, then devices.
+
+    `before` has the names of the devices in each slice that exists. Devices stay in their slices,
+    so that a change of one device changes one slice; new ones fill up slices.
+    """
     parts = [
         *(
             {"sharedCounters": [_counter_set(each) for each in sets]}
             for sets in _chunks(pool.counter_sets, MOST_COUNTER_SETS)
         ),
-        *({"devices": [_device(each) for each in some]} for some in _portions(pool.devices)),
+        *(
+            {"devices": [_device(each) for each in some]}
+            for some in _portions(pool.devices, before)
+        ),
     ]
     described = {"name": pool.name, "generation": generation, "resourceSliceCount": len(parts)}
     return [{"driver": DRIVER, "nodeName": node, "pool": described, **part} for part in parts]
@@ -40,17 +45,18 @@ def _chunks(sets: Sequence[CounterSet], most: int) -> Iterator[Sequence[CounterS
     return (sets[start : start + most] for start in range(0, len(sets), most))
 
 
-def _portions(devices: Iterable[DraDevice]) -> Iterator[list[DraDevice]]:
-    """Devices of a slice each; one with taints or counters lowers the limit of its slice."""
-    portion: list[DraDevice] = []
-    is_special = False
-    for device in devices:
-        is_special = is_special or bool(device.taints or device.consumes)
-        if len(portion) >= (MOST_SPECIAL_DEVICES if is_special else MOST_DEVICES):
+def _portions(
+    devices: Iterable[DraDevice], before: Iterable[Sequence[str]]
+) -> Iterator[list[DraDevice]]:
+    """Devices of a slice each: never more than taints allow, so that a taint moves no device."""
+    left = {device.name: device for device in devices}
+    kept = [[left.pop(name) for name in names[:MOST_DEVICES] if name in left] for names in before]
+    rest = iter(left.values())
+    for portion in kept:
+        portion.extend(islice(rest, MOST_DEVICES - len(portion)))
+        if portion:
             yield portion
-            portion, is_special = [], bool(device.taints or device.consumes)
-        portion.append(device)
-    if portion:
+    while portion := [*islice(rest, MOST_DEVICES)]:
         yield portion
 
 

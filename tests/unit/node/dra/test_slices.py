@@ -154,22 +154,35 @@ def test_quantities_are_canonical(number: int, text: str | None) -> None:
 @pytest.mark.parametrize(
     ("plain", "tainted", "after", "sizes"),
     [
-        (128, 0, 0, [128]),
-        (129, 0, 0, [128, 1]),
+        (128, 0, 0, [64, 64]),
+        (129, 0, 0, [64, 64, 1]),
         (0, 65, 0, [64, 1]),
         (63, 1, 0, [64]),
         (64, 1, 0, [64, 1]),
-        (100, 1, 63, [100, 64]),
-        (0, 1, 64, [64, 1]),
-        (0, 64, 128, [64, 128]),
+        (100, 1, 63, [64, 64, 36]),
+        (0, 64, 128, [64, 64, 64]),
     ],
 )
-def test_slices_are_as_large_as_the_limits_allow(
+def test_a_taint_moves_no_device_to_another_slice(
     plain: int, tainted: int, after: int, sizes: list[int]
 ) -> None:
     taints = [()] * plain + [(TAINT,)] * tainted + [()] * after
     devices = (DraDevice(f"gpu-{n}", Target(), taints=t) for n, t in enumerate(taints))
     assert [len(spec["devices"]) for spec in checked(Pool(NODE, tuple(devices)))] == sizes
+
+
+@given(st.lists(st.sets(st.integers(0, 300), max_size=200), min_size=2, max_size=4))
+def test_devices_that_stay_in_a_pool_stay_in_their_slices(steps: list[set[int]]) -> None:
+    before: list[list[str]] = []
+    for step in steps:
+        pool = Pool(NODE, tuple(DraDevice(f"gpu-{n}", Target()) for n in sorted(step)))
+        made = [[d["name"] for d in s["devices"]] for s in slices(pool, NODE, 1, before)]
+        assert sorted(n for names in made for n in names) == sorted(d.name for d in pool.devices)
+        assert all(0 < len(names) <= 64 for names in made)
+        kept = [[n for n in names if pool.device(n)] for names in before]
+        places = [names[: len(old)] for names, old in zip(made, filter(None, kept), strict=False)]
+        assert len(made) < len([*filter(None, kept)]) or places == [*filter(None, kept)]
+        before = made
 
 
 @given(st.lists(st.booleans(), max_size=400), st.integers(0, 20))
@@ -220,4 +233,4 @@ def test_a_dgx_is_published_in_less_than_a_second(
 
 def test_a_node_of_many_devices_needs_few_slices() -> None:
     host = node_of(*(at(A40, bus) for bus in range(200)))
-    assert [len(spec["devices"]) for spec in of(host)] == [128, 72]
+    assert [len(spec["devices"]) for spec in of(host)] == [64, 64, 64, 8]
