@@ -58,6 +58,14 @@ class Request:
         """Whether the answer is a stream."""
         return "watch" in self.query
 
+    @property
+    def verb(self) -> str:
+        """What a role must allow."""
+        if self.method != "GET":
+            return {"POST": "create", "PUT": "update", "DELETE": "delete"}.get(self.method, "patch")
+        found = _PATH.fullmatch(self.path)
+        return "watch" if self.is_watch else "get" if found and found["name"] else "list"
+
 
 @dataclass
 class Change:
@@ -92,6 +100,8 @@ class ApiServer:
         """The refusals of the next requests that read."""
         self.bearers: set[str] = set()
         """The tokens that are accepted; empty for all."""
+        self.rights: frozenset[tuple[str, str]] | None = None
+        """The resources and verbs that the client is allowed; None for all."""
         self.page = 500
         """The most objects in a page, whatever the client asks for."""
         self.gates_off: frozenset[str] = frozenset()
@@ -246,6 +256,9 @@ class ApiServer:
             self.requests.append(request)
             if self.bearers and request.bearer not in self.bearers:
                 raise Refused(401, "Unauthorized")
+            kind = found["kind"] if (found := _PATH.fullmatch(request.path)) else ""
+            if self.rights is not None and (kind, request.verb) not in self.rights:
+                raise Refused(403, f"{kind} is forbidden: cannot {request.verb} resource")
             answers = self.read_answers if request.method == "GET" else self.answers
             if not answers:
                 return

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
 
 from tests.fakes.api_server import ApiServer
 from tests.fakes.dra_kubelet import DraKubelet
-from tests.fakes.kubelet import DIAL, Kubelet
+from tests.fakes.kubelet import DIAL, Claimed, Kubelet
 from vfiomgr.node.dra.model import DRIVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 NODE = "gpu-1"
+_ROLE = Path(__file__).parents[2] / "kata/node-agent/dra/clusterrole.yaml"
+
+
+def rights() -> frozenset[tuple[str, str]]:
+    """What the agent may do, as resources and verbs of its ClusterRole."""
+    rules = YAML(typ="safe", pure=True).load(_ROLE.read_text())["rules"]
+    return frozenset((kind, verb) for r in rules for kind in r["resources"] for verb in r["verbs"])
 
 
 class Cluster:
@@ -26,8 +35,12 @@ class Cluster:
         self.server.put("nodes", {"metadata": {"name": NODE, "uid": "uid-of-node"}})
         self.directory = place / "d"
         self.directory.mkdir()
+        self.server.rights = rights()
         self.plugins = Kubelet(self.directory, dial=dial)
+        self.plugins.claims = self._claimed
         self.claims = DraKubelet(place / "k", lambda _: self.server.wipe())
+        self._names: dict[str, tuple[str, str]] = {}
+        """The pod and the name of each claim, by UID."""
 
     async def start(self) -> None:
         """Start the kubelet, which deletes the slices of its node."""
@@ -60,6 +73,7 @@ class Cluster:
 
     def allocate(self, device: str, *, pool: str = NODE, name: str = "gpu", uid: str = "1") -> None:
         """Create a claim that has a device, for a pod, as the scheduler does."""
+        self._names[f"uid-{uid}"] = "ml/train-0", f"ml/{name}"
         result = {"driver": DRIVER, "pool": pool, "device": device, "request": "gpu"}
         self.server.put(
             "resourceclaims",
@@ -80,6 +94,12 @@ class Cluster:
         """Unprepare a claim until it works, and delete it."""
         await self.claims.unprepare(DRIVER, "ml", name, f"uid-{uid}")
         self.server.remove("resourceclaims", f"ml/{name}")
+
+    def _claimed(self) -> Iterator[Claimed]:
+        """The prepared claims, as the kubelet lists them."""
+        for uid, devices in self.claims.prepared.items():
+            held = [(device.pool_name, device.device_name) for device in devices]
+            yield Claimed(*self._names[uid], DRIVER, held)
 
     def published(self) -> dict[str, set[str]]:
         """The devices of each pool that is complete."""

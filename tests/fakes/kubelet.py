@@ -21,7 +21,7 @@ from tests.fakes.calls import answer
 from vfiomgr.node.kubelet import DEVICES, HEALTHY, METHODS, PODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 VERSION = "v1beta1"
@@ -46,6 +46,18 @@ class Container:
     ids: tuple[str, ...]
     answer: Any
     is_init: bool = False
+
+
+@dataclass
+class Claimed:
+    """What a pod has by a claim."""
+
+    pod: str
+    name: str
+    """NAMESPACE/NAME of the claim."""
+    driver: str
+    devices: list[tuple[str, str]]
+    """By pool and name."""
 
 
 @dataclass
@@ -95,6 +107,8 @@ class Kubelet:
         """Survives a restart, as the kubelet's checkpoint does."""
         self.calls: list[tuple[str, tuple[str, ...]]] = []
         self.preferences: list[Any] = []
+        self.claims: Callable[[], Iterable[Claimed]] = tuple
+        """The claims of pods."""
         self.asked = 0
         """How many calls for pod resources came."""
         self.refusals = 0
@@ -376,6 +390,15 @@ class Kubelet:
                     continue  # only those that run on as sidecars are listed
                 made.containers.add(name=f"c{number}").devices.add(
                     resource_name=container.resource, device_ids=container.ids
+                )
+        for claimed in self.claims():
+            namespace, _, pod = claimed.pod.partition("/")
+            container = response.pod_resources.add(name=pod, namespace=namespace).containers.add()
+            namespace, _, claim = claimed.name.partition("/")
+            found = container.dynamic_resources.add(claim_name=claim, claim_namespace=namespace)
+            for pool, device in claimed.devices:
+                found.claim_resources.add(
+                    driver_name=claimed.driver, pool_name=pool, device_name=device
                 )
         return response
 

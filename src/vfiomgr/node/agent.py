@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
 import time
@@ -44,6 +45,8 @@ _AFTER_ALLOCATION = 5.0
 """Seconds until the kubelet is asked which pod has received a device."""
 _ENDING = 5.0
 """Seconds that the parts of the agent have to end."""
+_SHARED = 2.0
+"""Seconds until the kubelet is asked again, while pods have devices that claims may get."""
 _PATIENCE = 30.0
 """Seconds that devices are withheld until the kubelet reports which pods have some."""
 _HEALTH_INTERVALS = 3
@@ -106,7 +109,7 @@ class Agent:
                 HostTree(settings.root),
                 share=lambda facts: self._scanning.tell(claims=facts),
                 offer=self._offer_if_known,
-                pod_of=self._ledger.pod_of,
+                ledger=self._ledger,
                 withhold=lambda unit, why: self._start(self._withhold_unreset(unit, why)),
                 tell=tell,
             )
@@ -284,7 +287,8 @@ class Agent:
         return {} if self._driver is None else self._driver.claims
 
     async def _offer_if_known(self) -> None:
-        """Offer the devices again if they were offered before."""
+        """Offer the devices again if they were offered before: claims have other ones."""
+        self._ask_soon()
         if self._served:
             await self._offer()
 
@@ -421,7 +425,7 @@ class Agent:
             if is_new and self._is_following:
                 self._ask_soon()
             elif is_new or time.monotonic() >= self._pods_at:
-                self._pods_at = time.monotonic() + self._settings.pods_interval
+                self._pods_at = time.monotonic() + self._pods_interval
                 has_answered = await self._ledger.ask() is not None or has_answered
                 if not has_answered:
                     is_starting = self._ledger.is_starting
@@ -434,6 +438,15 @@ class Agent:
             if (self._is_following, self._ledger.pods) != self._joined:
                 await self._join()
             await self._sockets.wait(self._rest_of_pods())
+
+    @property
+    def _pods_interval(self) -> float:
+        """Seconds until the kubelet is asked for the pods again.
+
+        A device of a pod is not for claims until the end of the pod, which only the kubelet knows.
+        """
+        is_shared = self._driver is not None and bool(self._ledger.pods)
+        return min(self._settings.pods_interval, _SHARED if is_shared else math.inf)
 
     def _rest_of_pods(self) -> float:
         """Seconds until the kubelet is asked for the pods, if nothing happens."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
@@ -23,6 +23,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from vfiomgr.errors import HostError
+from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.rpc import CallError, Message, call
 
 if TYPE_CHECKING:
@@ -128,12 +129,24 @@ PODS = package(
     {
         "ListPodResourcesRequest": "",
         "ContainerDevices": "resource_name:string device_ids:string*",
-        "ContainerResources": "name:string devices:ContainerDevices*",
+        "ContainerMemory": "",
+        "ClaimResource": (
+            "cdi_devices:CDIDevice* driver_name:string pool_name:string device_name:string"
+        ),
+        "CDIDevice": "name:string",
+        "DynamicResource": (
+            "class_name:string claim_name:string claim_namespace:string "
+            "claim_resources:ClaimResource*"
+        ),
+        "ContainerResources": (
+            "name:string devices:ContainerDevices* cpu_ids:int64* memory:ContainerMemory* "
+            "dynamic_resources:DynamicResource*"
+        ),
         "PodResources": "name:string namespace:string containers:ContainerResources*",
         "ListPodResourcesResponse": "pod_resources:PodResources*",
     },
 )
-"""Pod resources, v1: the part of it that names pods and their devices."""
+"""Pod resources, v1: the part of it that names pods, their devices and their claims."""
 
 CLAIMS = package(
     "k8s.io.kubelet.pkg.apis.dra.v1",
@@ -205,6 +218,24 @@ _REGISTRATION_DEADLINE = 20.0
 _LIST_DEADLINE = 10.0
 
 
+class ClaimUse(NamedTuple):
+    """What pods of the node have by a claim."""
+
+    devices: set[tuple[str, str]]
+    """Those of this driver, by pool and name."""
+    pods: set[str]
+    """NAMESPACE/NAME."""
+
+
+class PodDevices(NamedTuple):
+    """The devices of the pods of a node."""
+
+    pods: dict[tuple[str, str], str]
+    """The container, NAMESPACE/POD/NAME, that has each device, by resource and device ID."""
+    claims: dict[str, ClaimUse]
+    """The claims with devices of this driver, by NAMESPACE/NAME."""
+
+
 class NoAnswer(HostError):  # noqa: N818 - it says what the kubelet did
     """The kubelet is absent, refuses, or limits the rate of calls."""
 
@@ -247,8 +278,8 @@ async def register(directory: str, endpoint: str, resource: str) -> None:
         task.cancel()
 
 
-async def pods_by_device(socket: str) -> dict[tuple[str, str], str]:
-    """The container, as NAMESPACE/POD/NAME, that has each device, by resource and device ID.
+async def pod_devices(socket: str) -> PodDevices:
+    """The devices that the kubelet has given to pods.
 
     Raises:
         NoAnswer: the kubelet does not serve pod resources, or was asked too often.
@@ -258,13 +289,27 @@ async def pods_by_device(socket: str) -> dict[tuple[str, str], str]:
     found = await _call(
         socket, LIST_POD_RESOURCES, request, PODS.ListPodResourcesResponse, _LIST_DEADLINE
     )
-    return {
-        (devices.resource_name, device): f"{pod.namespace}/{pod.name}/{container.name}"
-        for pod in found.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        for device in devices.device_ids
-    }
+    answer = PodDevices({}, {})
+    for pod in found.pod_resources:
+        name = f"{pod.namespace}/{pod.name}"
+        for container in pod.containers:
+            for devices in container.devices:
+                keys = ((devices.resource_name, device) for device in devices.device_ids)
+                answer.pods.update(dict.fromkeys(keys, f"{name}/{container.name}"))
+            for claim in container.dynamic_resources:
+                _add_claim(answer.claims, claim, name)
+    return answer
+
+
+def _add_claim(claims: dict[str, ClaimUse], claim: Message, pod: str) -> None:
+    """Add the devices of this driver that a pod has by a claim."""
+    found = claim.claim_resources
+    devices = {(e.pool_name, e.device_name) for e in found if e.driver_name == DRIVER}
+    if devices:
+        name = f"{claim.claim_namespace}/{claim.claim_name}"
+        use = claims.setdefault(name, ClaimUse(set(), set()))
+        use.devices.update(devices)
+        use.pods.add(pod)
 
 
 async def _call(

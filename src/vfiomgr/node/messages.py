@@ -75,8 +75,8 @@ class ClaimFacts(Value):
     """The claim that has each unit, NAMESPACE/NAME."""
     created: dict[str, tuple[str, str]] = field(default_factory=dict)
     """The vGPUs that were created for claims, each with its pool and device."""
-    pods: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """The pod of each prepared claim that only one pod may use: NAMESPACE/NAME, UID."""
+    pods: dict[str, str] = field(default_factory=dict)
+    """The pod of each claim that only one pod has: NAMESPACE/NAME."""
 
 
 class AgentSettings(Value):

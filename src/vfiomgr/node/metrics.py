@@ -39,7 +39,7 @@ MetricKind = Literal["gauge", "counter", "info"]
 _TRANSFERS = 1_000_000_000
 """Transfers per second in a GT/s."""
 _RESET_RULES = frozenset({"reset-failed"})
-_NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class Metric(Value):
@@ -82,12 +82,12 @@ def samples(
     inventory: Inventory,
     health: HealthFacts | None = None,
     created: Iterable[NodeUnit] = (),
-    pods: Mapping[str, tuple[str, str]] = _NONE,
+    pods: Mapping[str, str] = _NONE,
 ) -> Iterator[Sample]:
     """The samples of a host.
 
     `health` has the numbers of errors, `created` the vGPUs that were created for claims, and `pods`
-    the pods of claims, with their UIDs.
+    the pods of claims.
     """
     units = list(inventory.units)
     owned = {address for unit in units for address in unit.addresses}
@@ -151,11 +151,11 @@ def _allocated(resource: str, unit: NodeUnit) -> Iterator[Sample]:
         )
 
 
-def _claimed(unit: NodeUnit, pods: Mapping[str, tuple[str, str]]) -> Iterator[Sample]:
+def _claimed(unit: NodeUnit, pods: Mapping[str, str]) -> Iterator[Sample]:
     """For a device that a claim has; the pod only if it is one."""
     if unit.claim and not unit.pod:
         namespace, _, claim = unit.claim.partition("/")
-        pod = pods[unit.claim][0].partition("/")[2] if unit.claim in pods else ""
+        pod = pods.get(unit.claim, "").partition("/")[2]
         yield _sample(
             ALLOCATED,
             1,
@@ -231,7 +231,7 @@ def render(
     inventory: Inventory,
     health: HealthFacts,
     created: Iterable[NodeUnit] = (),
-    pods: Mapping[str, tuple[str, str]] = _NONE,
+    pods: Mapping[str, str] = _NONE,
 ) -> str:
     """The samples of a scan as text, without the line that ends an exposition."""
     registry = CollectorRegistry()

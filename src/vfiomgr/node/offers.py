@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -115,19 +115,11 @@ SETTLE = 20.0
 """Seconds for which the kubelet names a pod that has ended, or a process outlives its pod."""
 
 
-class _Pod(NamedTuple):
-    """A pod that has a device, from the device plugin or by a claim."""
-
-    name: str
-    """NAMESPACE/NAME."""
-    uid: str = ""
-    """Only known for a claim."""
-
-
 class _Sandbox(Value):
     """The last processes of a pod that had a device open."""
 
-    pod: _Pod
+    pod: str
+    """NAMESPACE/NAME of the pod that had it, from the device plugin or by a claim."""
     guest: str
     """Kata's name for the guest; empty for other processes."""
     pids: frozenset[int]
@@ -163,17 +155,16 @@ class Sandboxes:
         users: Mapping[str, Sequence[DeviceUser]],
         quarantine: Container[str],
         now: float,
-        claims: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+        claims: Mapping[str, str] = _NONE,
     ) -> dict[str, Diagnostic]:
         """Why to withhold devices.
 
-        `users` are the processes that have each one open, and `claims` the pods of claims, with
-        their UIDs.
+        `users` are the processes that have each one open, and `claims` the pods of claims.
         """
         found = {}
         for unit in units:
             pod = _pod_of(unit, claims)
-            if pod is None and unit.claim:
+            if not pod and unit.claim:
                 self._decide_later(unit)
                 continue
             cause = self._cause(unit, pod, users.get(unit.id, ()), now)
@@ -187,9 +178,7 @@ class Sandboxes:
         if last is not None:
             self._known[unit.id] = replace(last, since=None)
 
-    def _cause(
-        self, unit: NodeUnit, pod: _Pod | None, users: Sequence[DeviceUser], now: float
-    ) -> str:
+    def _cause(self, unit: NodeUnit, pod: str, users: Sequence[DeviceUser], now: float) -> str:
         """Why to withhold a device; nothing if its guest runs, or ended with its pod."""
         last = self._known.pop(unit.id, None)
         guest = next((u.guest for u in users if SANDBOX.fullmatch(u.guest or "")), None) or ""
@@ -198,11 +187,11 @@ class Sandboxes:
             self._known[unit.id] = _Sandbox(pod, guest, pids)
         if last is None:
             return ""
-        if pod is None:
+        if not pod:
             left = last.pids & pids
             is_over = bool(left) and self._is_over(unit, replace(last, pids=left), now)
             named = ", ".join(map(str, sorted(left)))
-            return f"pod {last.pod.name} ended, and PID {named} still has {unit.id} open" * is_over
+            return f"pod {last.pod} ended, and PID {named} still has {unit.id} open" * is_over
         if last.pod != pod or not last.guest or guest == last.guest:
             return ""
         if users and not guest:
@@ -213,7 +202,7 @@ class Sandboxes:
         is_over = bool(guest) or self._is_over(unit, last, now)
         if is_over and not guest:
             del self._known[unit.id]  # once for each guest
-        return f"guest {last.guest} of pod {pod.name} ended while the pod had {unit.id}" * is_over
+        return f"guest {last.guest} of pod {pod} ended while the pod had {unit.id}" * is_over
 
     def _is_over(self, unit: NodeUnit, last: _Sandbox, now: float) -> bool:
         """Whether the time to settle is over; a later scan decides again."""
@@ -223,10 +212,8 @@ class Sandboxes:
         return is_over
 
 
-def _pod_of(unit: NodeUnit, claims: Mapping[str, tuple[str, str]]) -> _Pod | None:
-    if unit.pod:
-        return _Pod(unit.pod.rpartition("/")[0])
-    return _Pod(*claims[unit.claim]) if unit.claim in claims else None
+def _pod_of(unit: NodeUnit, claims: Mapping[str, str]) -> str:
+    return unit.pod.rpartition("/")[0] if unit.pod else claims.get(unit.claim, "")
 
 
 def _crashed(unit: NodeUnit, cause: str) -> Diagnostic:

@@ -1,4 +1,4 @@
-"""Which pods have devices: what the kubelet reports, and what was allocated since then."""
+"""Which pods and claims have devices: what the kubelet reports, and what was given since then."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vfiomgr.node.kubelet import NoAnswer, pods_by_device, stamp_of
+from vfiomgr.node.kubelet import NoAnswer, pod_devices, stamp_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-    from vfiomgr.node.kubelet import Stamp
+    from vfiomgr.node.kubelet import ClaimUse, Stamp
     from vfiomgr.node.model import Inventory
 
     Key = tuple[str, str]
@@ -46,6 +46,12 @@ class PodLedger:
         """When devices were allocated that the kubelet has not reported since."""
         self.pods: Mapping[Key, str] = {}
         """The last answer: NAMESPACE/POD/CONTAINER."""
+        self.claims: Mapping[str, ClaimUse] = {}
+        """The claims of the last answer, without those that were released since."""
+        self._released: set[str] = set()
+        """The claims that were released, until an answer does not name them."""
+        self.report_claims: Callable[[], object] = lambda: None
+        """Called when the claims have changed."""
 
     def stamp(self) -> Stamp | None:
         """What changes if the kubelet creates its socket again; None without one."""
@@ -104,13 +110,27 @@ class PodLedger:
         ours, now = {resource.name for resource in offered.resources}, time.monotonic()
         return {device: now - at for (name, device), at in self._allocated.items() if name in ours}
 
+    def expect(self, claim: str) -> None:
+        """Believe answers that name a claim: it is prepared."""
+        self._released.discard(claim)
+
+    def release(self, claim: str) -> None:
+        """Forget a claim: the kubelet names it until it knows that the claim was released."""
+        self._released.add(claim)
+        self.claims = {name: use for name, use in self.claims.items() if name != claim}
+
     async def _ask(self, now: float) -> Mapping[Key, str] | None:
         try:
-            found = await pods_by_device(self._socket)
+            found, claims = await pod_devices(self._socket)
         except NoAnswer:
             return None
         if now < self._seen_at + _STARTING:
-            found = {**self.pods, **found}
+            found, claims = {**self.pods, **found}, {**self.claims, **claims}
+        self._released &= claims.keys()
+        claims = {name: use for name, use in claims.items() if name not in self._released}
+        if claims != self.claims:
+            self.claims = claims
+            self.report_claims()
         self.pods = found
         self._allocated = {
             key: at

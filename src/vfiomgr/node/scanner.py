@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu, VgpuParent
 
     Measured = Callable[
-        [HostSnapshot, Inventory, HealthFacts, tuple[NodeUnit, ...], Mapping[str, tuple[str, str]]],
+        [HostSnapshot, Inventory, HealthFacts, tuple[NodeUnit, ...], Mapping[str, str]],
         str,
     ]
     """The metrics of a scan as text; their library is only needed by the agent."""
@@ -130,6 +130,8 @@ class Scanner:
         if question.quarantine is not None:
             self._quarantine = question.quarantine
         if question.claims is not None:
+            new = question.claims.held.items() - self._claims.held.items()
+            self._sandboxes.forget(device for device, _ in new)
             self._claims = question.claims
         if question.previous is not None:
             self._previous = question.previous

@@ -22,7 +22,7 @@ from tests.unit.node.stories import (
     with_unhealthy,
 )
 from vfiomgr.errors import HostError, UsageError
-from vfiomgr.node.kubelet import DEVICES, SOCKET, NoAnswer, pods_by_device, register, stamp_of
+from vfiomgr.node.kubelet import DEVICES, SOCKET, NoAnswer, pod_devices, register, stamp_of
 from vfiomgr.node.model import NodeResource
 from vfiomgr.node.serving import PREFIX, socket_name
 
@@ -485,12 +485,12 @@ def test_pods_are_known_by_device_and_the_rate_of_questions_is_limited(place: Pa
     async def story() -> None:
         async with node(place, resource(2)) as (kubelet, _):
             container = await kubelet.admit("default/cuda", NAME, 1)
-            found = await pods_by_device(kubelet.pod_resources)
+            found = (await pod_devices(kubelet.pod_resources)).pods
             assert found == {(NAME, container.ids[0]): "default/cuda/c0"}
             kubelet._tokens = 0.0
             kubelet._refilled = time.monotonic() + 60
             with pytest.raises(NoAnswer, match="rate limit"):
-                await pods_by_device(kubelet.pod_resources)
+                await pod_devices(kubelet.pod_resources)
 
     tell(story())
 
@@ -501,7 +501,7 @@ def test_a_list_of_pods_may_be_larger_than_what_grpc_allows_by_default(place: Pa
             container = await kubelet.admit("default/cuda", NAME, 1)
             for number in range(50_000):
                 kubelet.pods[f"default/{'x' * 80}-{number}"] = [container]
-            assert len(await pods_by_device(kubelet.pod_resources)) == 1
+            assert len((await pod_devices(kubelet.pod_resources)).pods) == 1
 
     tell(story())
 

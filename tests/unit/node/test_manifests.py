@@ -311,7 +311,7 @@ def test_the_driver_may_do_no_more_than_it_needs() -> None:
     }
     assert rules == {
         "resourceslices": ["get", "list", "watch", "create", "update", "delete"],
-        "resourceclaims": ["get", "list", "watch"],
+        "resourceclaims": ["get"],
         "nodes": ["get"],
     }
     account = {"kind": "ServiceAccount", "name": "vfiomgr-node", "namespace": "gpu"}

@@ -34,7 +34,7 @@ class Told:
             lambda name, pids: any((name, pid) in self.living for pid in pids)
         )
         self.withheld: set[str] = set()
-        self.claims = {"ml/gpu": ("ml/train-0", "1")}
+        self.claims = {"ml/gpu": "ml/train-0"}
 
     def scan(self, now: float, found: NodeUnit, *users: DeviceUser) -> str:
         """What is said about the device."""
@@ -60,7 +60,7 @@ def test_another_guest_of_the_pod_replaces_one_that_crashed(told: Told, given: N
 
 def test_the_next_pod_of_a_claim_has_a_guest_of_its_own(told: Told) -> None:
     told.scan(0, CLAIMED, guest(FIRST))
-    told.claims = {"ml/gpu": ("ml/train-0", "2")}
+    told.claims = {"ml/gpu": "ml/train-1"}
     assert told.scan(1, CLAIMED, guest(SECOND, 8)) == ""
 
 

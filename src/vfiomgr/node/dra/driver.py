@@ -3,6 +3,11 @@
 The scanning process makes the pools. It must know which claims have devices, since these stay
 published and decide what else fits on a GPU. Each change of that has a number, and a report with
 an older number is not used: it may offer a vGPU that was created for a claim.
+
+Claims are known from the kubelet's calls and pod resources, and from the records of prepared ones.
+A watch would show all claims of the cluster: the API selects none by their node. A claim that is
+allocated and not prepared yet is therefore unknown. Its device stays published as it is, and what
+else the scheduler may choose beside it is bounded by the counters that the device consumes.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ from vfiomgr.node.dra.api import CLAIMS, Api
 from vfiomgr.node.dra.claims import read_claim
 from vfiomgr.node.dra.creating import Creating
 from vfiomgr.node.dra.metadata import DIRECTORY
-from vfiomgr.node.dra.mirror import Mirror
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.dra.parameters import read_parameters
 from vfiomgr.node.dra.plugin import Answers, DeviceHealth, DraPlugin
@@ -32,27 +36,29 @@ from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-    from typing import Any
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
     from vfiomgr.node.messages import DraSettings, Report
     from vfiomgr.node.model import Inventory, NodeUnit
+    from vfiomgr.node.pods import PodLedger
 
-_GATHERING = 0.2
-"""Seconds in which changes of claims are collected: all claims of the cluster are looked at."""
 _TICK = 0.5
 """Seconds between looks at the sockets."""
 _PATIENCE = 5.0
 """Seconds in which a scan finds the devices of a new claim; the kubelet waits for 45."""
+_HANDOVER = 15.0
+"""Seconds to wait for a pod that ends: the kubelet names it for 6, and prepares again after 60."""
+_AGAIN = 1.0
+"""Seconds until the kubelet is asked again whether a pod has ended."""
 
 
 class Driver:
     """Publishes the devices of this node, and prepares the claims of its pods.
 
     `share` informs the scanning process, and `offer` the device plugin, when claims have other
-    devices than before. `pod_of` returns the pod that has a unit from the device plugin, and
-    `withhold` quarantines a unit that could not be reset.
+    devices than before. `ledger` knows the devices of pods, and `withhold` quarantines a unit that
+    could not be reset.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
@@ -62,12 +68,12 @@ class Driver:
         *,
         share: Callable[[ClaimFacts], Awaitable[None]],
         offer: Callable[[], Awaitable[None]],
-        pod_of: Callable[[str], str],
+        ledger: PodLedger,
         withhold: Callable[[str, str], None],
         tell: Callable[[str], None],
     ) -> None:
         self._node = settings.node
-        self._share, self._offer, self._pod_of, self._tell = share, offer, pod_of, tell
+        self._share, self._offer, self._ledger = share, offer, ledger
         self._units: dict[str, NodeUnit] = {}
         """The units of the last scan, and the vGPUs of claims."""
         self._pools: dict[str, Pool] | None = None
@@ -92,7 +98,9 @@ class Driver:
         self._changed = asyncio.Event()
         self._is_received = asyncio.Event()
         """Set by each report."""
-        self._claims = Mirror(self._api, CLAIMS, {}, tell, self._changed.set)
+        self._asked: dict[str, Claim] = {}
+        """The claims that the kubelet asked to prepare and has not released, by UID."""
+        ledger.report_claims = self._changed.set
         self._publisher = Publisher(self._api, settings.node, tell, slices)
         self._answers = Answers(self._prepare, self._unprepare)
         self._plugin = DraPlugin(settings.kubelet_directory, self._answers, tell, settings.instance)
@@ -104,7 +112,7 @@ class Driver:
 
     @property
     def claims(self) -> Mapping[str, str]:
-        """The claim that has each unit, NAMESPACE/NAME; also before it is prepared."""
+        """The claim that has each unit, NAMESPACE/NAME."""
         return self._facts.held
 
     # ---- its life
@@ -123,7 +131,6 @@ class Driver:
         """
         await self._plugin.start()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._claims.run())
             tasks.create_task(self._follow_claims())
             tasks.create_task(self._publisher.run())
             tasks.create_task(self._tend())
@@ -145,7 +152,6 @@ class Driver:
             self._changed.clear()
             await self._renew()
             self._publish()
-            await asyncio.sleep(_GATHERING)
 
     # ---- what scans find
 
@@ -174,9 +180,8 @@ class Driver:
             self._answers.set_health(self._health(), seconds)
 
     def _publish(self) -> None:
-        """Publish the pools if they were made with all claims of the cluster and all pods."""
-        is_complete = self._is_current and self._knows_pods and self._claims.is_complete
-        if is_complete and self._pools is not None:
+        """Publish the pools if they were made with all known claims and all pods."""
+        if self._is_current and self._knows_pods and self._pools is not None:
             self._publisher.set(self._pools.values())
 
     def shown(self, found: Inventory, before: Inventory) -> Inventory:
@@ -214,7 +219,7 @@ class Driver:
             tuple(sorted(self._allocated)),
             self._held(),
             self._preparing.created,
-            self._consumers(),
+            {n: next(iter(u.pods)) for n, u in self._ledger.claims.items() if len(u.pods) == 1},
         )
         if is_changed or now != self._facts:
             self._facts, self._is_current = replace(now, number=now.number + 1), False
@@ -230,26 +235,21 @@ class Driver:
         }
         return {**allocated, **self._preparing.held}
 
-    def _consumers(self) -> dict[str, tuple[str, str]]:
-        """The pod of each prepared claim that only one pod may use, and its UID."""
-        found = {}
-        for name in set(self._preparing.held.values()) & self._claims.objects.keys():
-            status = self._claims.objects[name].get("status") or {}
-            pods = [each for each in status.get("reservedFor") or () if each["resource"] == "pods"]
-            if len(pods) == 1:
-                namespace = name.partition("/")[0]
-                found[name] = (f"{namespace}/{pods[0]['name']}", pods[0]["uid"])
-        return found
-
     @property
     def _allocated(self) -> dict[tuple[str, str], str]:
         """The claim that has each device of this node, by pool and name."""
-        return {
-            (result["pool"], result["device"]): name
-            for name, claim in self._claims.objects.items()
-            for result in _results(claim)
-            if result["pool"] in self
+        asked = {
+            (device.pool, device.device): _name(claim.namespace, claim.name)
+            for claim in self._asked.values()
+            for device in claim.devices
         }
+        listed = {
+            device: name
+            for name, use in self._ledger.claims.items()
+            for device in use.devices
+            if device[0] in self
+        }
+        return {**listed, **asked, **self._preparing.allocated}
 
     def __contains__(self, pool: object) -> bool:
         """Whether a pool is one of this node."""
@@ -268,11 +268,11 @@ class Driver:
             found = document["metadata"].get("uid")
             message = f"cannot prepare claim {namespace}/{name}: its UID is {found}, expected {uid}"
             raise Refusal(message, "delete the pod, so that it gets the new claim")
-        claim = read_claim(document, self, read_parameters)
-        if self._claims.note(document):
-            self._changed.set()
+        claim = self._asked[uid] = read_claim(document, self, read_parameters)
+        self._ledger.expect(_name(namespace, name))
+        self._changed.set()
         await self._await_devices(claim)
-        self._require_free(claim)
+        await self._await_pods(claim)
         async with self._work():
             return await self._preparing.prepare(claim)
 
@@ -290,16 +290,18 @@ class Driver:
             except TimeoutError:
                 return  # what is missing is refused
 
-    async def _unprepare(self, uid: str) -> None:
-        """Undo the preparation of a claim.
+    async def _unprepare(self, namespace: str, name: str, uid: str) -> None:
+        """Undo the preparation of a claim, which may not exist any more.
 
         Raises:
             VfiomgrError: a part of it cannot be undone; the kubelet tries again.
 
         """
-        self._require_scan(f"release claim {uid}")
+        self._require_scan(f"release claim {namespace}/{name}")
         async with self._work():
             await self._preparing.unprepare(uid)
+            self._asked.pop(uid, None)
+            self._ledger.release(_name(namespace, name))
 
     @asynccontextmanager
     async def _work(self) -> AsyncIterator[None]:
@@ -321,22 +323,36 @@ class Driver:
             message = f"cannot {what}: the devices of the host and its pods are not known yet"
             raise Refusal(message, "wait a moment; see vfiomgr node status on the node")
 
-    def _require_free(self, claim: Claim) -> None:
-        """Check that no pod has a device of a claim from the device plugin.
+    async def _await_pods(self, claim: Claim) -> None:
+        """Wait until no pod has a device of a claim from the device plugin.
 
         Raises:
-            Refusal: a pod has one.
+            Refusal: a pod that does not end has one.
 
         """
-        for allocated in claim.devices:
-            device = self._device(allocated.pool, allocated.device)
-            pod = "" if device is None else self._pod_of(device.target.unit)
-            if device is not None and pod:
+        end = time.monotonic() + _HANDOVER
+        while self._taken(claim):
+            await self._ledger.ask()
+            taken = self._taken(claim)
+            if taken is None:
+                return
+            if time.monotonic() >= end:
+                unit, pod = taken
                 message = (
                     f"cannot prepare claim {claim.namespace}/{claim.name}: "
-                    f"{device.target.unit} belongs to pod {pod} by the device plugin"
+                    f"{unit} belongs to pod {pod} by the device plugin"
                 )
                 raise Refusal(message, "delete one of the two pods")
+            await asyncio.sleep(_AGAIN)
+
+    def _taken(self, claim: Claim) -> tuple[str, str] | None:
+        """A unit of a claim that a pod has from the device plugin, and the pod."""
+        for allocated in claim.devices:
+            device = self._device(allocated.pool, allocated.device)
+            unit = "" if device is None else device.target.unit
+            if unit and (pod := self._ledger.pod_of(unit)):
+                return unit, pod
+        return None
 
 
 def _metadata(tree: HostTree, kubelet_directory: str) -> HostPath:
@@ -344,12 +360,8 @@ def _metadata(tree: HostTree, kubelet_directory: str) -> HostPath:
     return HostPath(kubelet_directory) / "plugins" / DRIVER if tree.is_machine else DIRECTORY
 
 
-def _results(claim: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
-    """The devices of this driver that a claim has; what is malformed has none."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    for result in (allocation.get("devices") or {}).get("results") or ():
-        if result.get("driver") == DRIVER and "pool" in result and "device" in result:
-            yield result
+def _name(namespace: str, name: str) -> str:
+    return f"{namespace}/{name}"
 
 
 def _is_unusable(unit: NodeUnit) -> bool:

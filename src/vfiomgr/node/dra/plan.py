@@ -72,7 +72,7 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
 ) -> tuple[Pool, ...]:
     """The pools of a node, by name; a pool without devices is left out.
 
-    `allocated` are the devices that claims of the cluster have. `created` are the vGPUs that were
+    `allocated` are the devices that claims are known to have. `created` are the vGPUs that were
     created for claims, by UUID or address, each with its device: they are not published again,
     and need no further room. `creatable` are the GPUs on which vGPUs may be created, None for all.
     """
@@ -85,7 +85,7 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
     for unit in _ordered(found.units):
         if unit.id not in created:
             of_gpu.get(_gpu_of(host, unit, carriers), plain).append(unit)
-    made = [Pool(node, tuple(_unit_device(host, unit, node, claims) for unit in plain))]
+    made = [Pool(node, tuple(_unit_device(host, unit) for unit in plain))]
     for name, units in of_gpu.items():
         can_create = creatable is None or name in creatable
         made.append(_gpu_pool(host, shared[name], units, claims, can_create=can_create))
@@ -113,24 +113,23 @@ def _ordered(units: Iterable[NodeUnit]) -> list[NodeUnit]:
     return sorted(units, key=lambda unit: in_order(unit.id))
 
 
-def _unit_device(host: HostSnapshot, unit: NodeUnit, pool: str, claims: _Claims) -> DraDevice:
-    name = unit_name(unit)
+def _unit_device(host: HostSnapshot, unit: NodeUnit) -> DraDevice:
     return DraDevice(
-        name,
+        unit_name(unit),
         Target(unit=unit.id),
         unit_attributes(host, unit),
         unit_memory(host, unit),
-        taints=_taints(unit, is_allocated=(pool, name) in claims.allocated),
+        taints=_taints(unit),
     )
 
 
-def _taints(unit: NodeUnit, *, is_allocated: bool) -> tuple[Taint, ...]:
+def _taints(unit: NodeUnit) -> tuple[Taint, ...]:
     """Why a unit is not for new claims: it is unhealthy, or a pod has it from the device plugin.
 
     Never NoExecute: it would end pods whose guests may still work.
     """
     names = [reason.rule for reason in unit.reasons]
-    if unit.pod and not is_allocated:
+    if unit.pod:
         names.append(HELD)
     keys = dict.fromkeys(f"{DRIVER}/{name}" for name in names)
     return tuple(Taint(key, "", "NoSchedule") for key in [*keys][:MOST_TAINTS])
@@ -153,7 +152,7 @@ def _gpu_pool(
     )
     devices = []
     for unit in units:
-        device = _unit_device(host, unit, pool, claims)
+        device = _unit_device(host, unit)
         is_vgpu = device.name not in entire
         if device.name in here or not (is_taken or (gpu.instances and not is_vgpu)):
             counters = {} if is_vgpu else offers.counters

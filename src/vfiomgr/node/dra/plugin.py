@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     Prepare = Callable[[str, str, str], Awaitable[PreparedClaim]]
     """Prepare a claim by its namespace, name and UID; raises VfiomgrError."""
-    Unprepare = Callable[[str], Awaitable[None]]
-    """Unprepare a claim by its UID; raises VfiomgrError."""
+    Unprepare = Callable[[str, str, str], Awaitable[None]]
+    """Unprepare a claim by its namespace, name and UID; raises VfiomgrError."""
 
 _TYPE = "DRAPlugin"
 _SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
@@ -95,7 +95,11 @@ class Answers:
         response = CLAIMS.NodeUnprepareResourcesResponse()
         await asyncio.gather(
             *(
-                self._in_turn(each.uid, response.claims[each.uid], self._unprepare(each.uid))
+                self._in_turn(
+                    each.uid,
+                    response.claims[each.uid],
+                    self._unprepare(each.namespace, each.name, each.uid),
+                )
                 for each in request.claims
             )
         )

@@ -109,6 +109,15 @@ class Preparing:
             if device.unit
         }
 
+    @property
+    def allocated(self) -> dict[tuple[str, str], str]:
+        """The claim that has each device, by pool and name."""
+        return {
+            (device.pool, device.device): f"{claim.namespace}/{claim.name}"
+            for claim in self._records.values()
+            for device in claim.devices
+        }
+
     async def prepare(self, claim: Claim) -> PreparedClaim:
         """Prepare a claim; the same claim again gets what it has, as far as that is still true.
 

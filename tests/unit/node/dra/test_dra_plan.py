@@ -216,13 +216,10 @@ def test_unhealthy_devices_have_taints() -> None:
     assert {taint.effect for taint in taints} == {"NoSchedule"}
 
 
-def test_a_device_of_the_device_plugin_has_a_taint_unless_a_claim_has_it() -> None:
+def test_a_device_of_the_device_plugin_has_a_taint() -> None:
     unit = replace(single(node_of(A40)), pod="lab/train")
     (pool,) = pools(node_of(A40), found(unit), NODE)
     assert [taint.key for taint in pool.devices[0].taints] == ["vfiomgr.io/held"]
-    claim = frozenset({(NODE, A40_DEVICE)})
-    (pool,) = pools(node_of(A40), found(unit), NODE, allocated=claim)
-    assert pool.devices[0].taints == ()
 
 
 def test_a_device_that_was_removed_keeps_its_name_and_has_a_taint() -> None:

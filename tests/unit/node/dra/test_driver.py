@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,6 @@ from vfiomgr.node.messages import AgentSettings, DraSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
     from tests.unit.conftest import Run
@@ -118,10 +119,11 @@ def test_a_gpu_is_published_prepared_and_given_back(place: Path) -> None:
     tell(story())
 
 
-def test_a_device_is_taken_before_its_claim_is_prepared(place: Path) -> None:
+def test_a_device_of_a_prepared_claim_is_given_to_no_pod(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
             node.allocate(DEVICE)
+            await node.prepare()
             await node.plugins.until_capacity(RESOURCE, 3, 2)
             for number in (1, 2):
                 container = await node.plugins.admit(f"ml/pod-{number}", RESOURCE, 1)
@@ -132,18 +134,49 @@ def test_a_device_is_taken_before_its_claim_is_prepared(place: Path) -> None:
     tell(story())
 
 
-def test_a_device_of_a_pod_is_tainted_and_not_prepared(place: Path) -> None:
+def test_the_agent_reads_only_the_claim_that_the_kubelet_names(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
-            container = await node.plugins.admit("ml/pod", RESOURCE, 1)
-            (gpu,) = container.ids
-            name = "pci-" + gpu.replace(":", "-").replace(".", "-")
-            node.allocate(name)
-            with pytest.raises(PrepareError, match=f"{gpu} belongs to pod .* by the device plugin"):
-                await node.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+            for number in range(20):
+                node.allocate(f"pci-{number}", pool="gpu-10", name=f"theirs-{number}", uid="0")
+            node.allocate(DEVICE)
+            await node.prepare()
+            await node.unprepare()
+            await node.plugins.until_capacity(RESOURCE, 3, 3)
+            asked = [each for each in node.server.requests if "resourceclaims" in each.path]
+            assert {(each.verb, each.path.rpartition("/")[2]) for each in asked} == {("get", "gpu")}
+
+    tell(story())
+
+
+def test_a_claim_that_was_deleted_while_the_agent_was_away_is_released(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE)
+            await node.prepare()
+            await node.end_agent()
             node.server.remove("resourceclaims", "ml/gpu")
-            await node.until(lambda: taints(node)[name] == ["vfiomgr.io/held"])
-            assert sum(map(bool, taints(node).values())) == 1
+            await node.start_agent()
+            await node.until(lambda: node.claims.plugin(DRIVER))
+            await node.plugins.until_capacity(RESOURCE, 3, 2)
+            await node.claims.unprepare(DRIVER, "ml", "gpu", "uid-1")
+            await node.plugins.until_capacity(RESOURCE, 3, 3)
+
+    tell(story())
+
+
+def test_a_claim_without_a_record_is_known_from_the_kubelet(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE)
+            await node.prepare()
+            await node.end_agent()
+            shutil.rmtree(Path(node.kernel.root) / "run/vfiomgr/dra")
+            await node.plugins.until_capacity(RESOURCE, 3, 0)
+            await node.start_agent()
+            await node.until(lambda: node.claims.plugin(DRIVER))
+            await node.plugins.until_capacity(RESOURCE, 3, 2)
+            assert (await node.status())["claims"] == [{"device": GPU, "claim": "ml/gpu"}]
 
     tell(story())
 
@@ -222,6 +255,7 @@ def test_claims_of_other_nodes_and_drivers_take_nothing_here(place: Path) -> Non
             node.allocate(DEVICE, pool="gpu-10", name="theirs")
             node.server.put("resourceclaims", {"metadata": {"name": "new", "namespace": "ml"}})
             node.allocate("pci-0000-02-00-0", name="ours", uid="2")
+            await node.prepare("ours", "2")
             await node.plugins.until_capacity(RESOURCE, 3, 2)
             assert (await node.status())["claims"] == [{"device": OTHER, "claim": "ml/ours"}]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from tests.fakes.cluster import NODE, Cluster
 from tests.fakes.dra_kubelet import PrepareError
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.node.dra_claims import Direct
-from tests.unit.node.stories import tell
+from tests.unit.node.stories import gpu_node, tell
 from vfiomgr.errors import HostError
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.node.model import NodeUnit
 
 GPU = "0000:21:00.0"
+RESOURCE, DEVICE = "vfiomgr.io/GA102GL_A40", "pci-0000-01-00-0"
 POOL = f"{NODE}/gpu-0000-21-00-0"
 
 
@@ -65,6 +67,13 @@ class Scans:
     async def tell(self, **facts: Any) -> None:
         """Change what the scans know."""
         self._asked.put_nowait(Question(**facts))
+
+    async def allocated(self, _devices: object) -> None:
+        """Learn which devices a pod was given."""
+
+    async def verify(self, _resource: str, _devices: object) -> tuple[()]:
+        """Find no problem."""
+        return ()
 
     async def use(self, report: Report) -> None:
         """Have the agent use a report, and note what it offers to the device plugin."""
@@ -311,6 +320,53 @@ def test_a_vgpu_is_no_device_for_others_while_it_is_created_for_a_claim(
             assert list(report.inventory.units) == []
             await made.scans.use(report)
             assert made.scans.offered == set()
+
+    tell(story())
+
+
+def test_a_claim_gets_the_device_of_a_pod_as_soon_as_the_kubelet_says_that_the_pod_ended(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = gpu_node(place, 1)
+    monkeypatch.setattr(driver, "_AGAIN", 0.01)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            await made.plugins.until_capacity(RESOURCE, 1, 1)
+            await made.plugins.admit("ml/pod", RESOURCE, 1)
+            await made.agent._ledger.ask()
+            made.agent._pods_at = math.inf  # the kubelet is asked by whoever needs the answer
+            made.allocate(DEVICE)
+            monkeypatch.setattr(driver, "_HANDOVER", 0.0)
+            with pytest.raises(PrepareError, match=r"belongs to pod .* by the device plugin"):
+                await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
+            monkeypatch.setattr(driver, "_HANDOVER", 30.0)
+            made.agent._ledger._called_at -= 60
+            asked = made.plugins.asked
+            waiting = asyncio.create_task(made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1"))
+            await made.until(lambda: made.plugins.asked > asked)
+            made.plugins.pods.clear()
+            made.agent._ledger._called_at -= 60
+            (prepared,) = await waiting
+            assert prepared.device_name == DEVICE
+            await made.plugins.until_capacity(RESOURCE, 1, 0)
+
+    tell(story())
+
+
+def test_the_kubelet_is_asked_often_while_a_pod_has_a_device_that_a_claim_may_get(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = gpu_node(place, 1)
+
+    async def story() -> None:
+        async with node(place, kernel, monkeypatch) as made:
+            await made.plugins.until_capacity(RESOURCE, 1, 1)
+            assert made.agent._pods_interval == made.agent._settings.pods_interval == 30
+            await made.plugins.admit("ml/pod", RESOURCE, 1)
+            made.agent._ledger._called_at -= 60
+            await made.agent._ledger.ask()
+            assert made.agent._pods_interval == agent._SHARED <= 3
 
     tell(story())
 

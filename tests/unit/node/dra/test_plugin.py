@@ -51,7 +51,7 @@ class Claims:
         )
         return PreparedClaim(namespace, name, uid, "boot", (device,))
 
-    async def unprepare(self, uid: str) -> None:
+    async def unprepare(self, _namespace: str, _name: str, uid: str) -> None:
         """Unprepare a claim."""
         self.calls.append((uid,))
         await self._work(uid)
