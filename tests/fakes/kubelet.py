@@ -368,7 +368,20 @@ class Kubelet:
             PODS.ListPodResourcesRequest.FromString,
             PODS.ListPodResourcesResponse.SerializeToString,
         )
-        return grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": handler})
+        allocatable = grpc.unary_unary_rpc_method_handler(
+            self._list_allocatable,
+            PODS.AllocatableResourcesRequest.FromString,
+            PODS.AllocatableResourcesResponse.SerializeToString,
+        )
+        methods = {"List": handler, "GetAllocatableResources": allocatable}
+        return grpc.method_handlers_generic_handler("v1.PodResourcesLister", methods)
+
+    async def _list_allocatable(self, _request: Any, _context: Any) -> Any:
+        response = PODS.AllocatableResourcesResponse()
+        for name, endpoint in self.endpoints.items():
+            for device in sorted(endpoint.healthy):
+                response.devices.add(resource_name=name, device_ids=[device])
+        return response
 
     async def _list(self, _request: Any, context: Any) -> Any:
         now = time.monotonic()

@@ -77,7 +77,6 @@ def hold(
         HostError: another process kept a lock longer than the deadline, or holds it.
 
     """
-    tree.make_directory(_LOCKS)
     with ExitStack() as stack:
         for name in sorted(set(names)):
             stack.enter_context(_held(tree, name, on_wait, DEADLINE if wait else 0))
@@ -88,7 +87,7 @@ def hold(
 def _held(
     tree: HostTree, name: str, on_wait: Callable[[str], None], patience: float
 ) -> Iterator[None]:
-    descriptor = _opened(tree, name)
+    descriptor = open_lock(tree, name)
     try:
         _acquire(descriptor, name, on_wait, patience)
         os.ftruncate(descriptor, 0)
@@ -101,13 +100,14 @@ def _held(
         os.close(descriptor)
 
 
-def _opened(tree: HostTree, name: str) -> int:
+def open_lock(tree: HostTree, name: str) -> int:
     """The file of a lock.
 
     Raises:
         HostError: something else exists at its path.
 
     """
+    tree.make_directory(_LOCKS)
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
@@ -119,6 +119,16 @@ def _opened(tree: HostTree, name: str) -> int:
         os.close(descriptor)
         raise _not_a_lock(name)
     return descriptor
+
+
+def is_lock(tree: HostTree, name: str, descriptor: int) -> bool:
+    """Whether an open file is that of a lock; if it was removed, others lock another one."""
+    opened = os.fstat(descriptor)
+    try:
+        found = os.stat(tree.locate(_LOCKS / name), follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(opened, found)
 
 
 def _not_a_lock(name: str) -> HostError:

@@ -18,14 +18,16 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.node.directories import DirectoryChanges
 from vfiomgr.node.health import reset_failed
 from vfiomgr.node.http import UNIX, HttpServer, Response, text
-from vfiomgr.node.kubelet import SOCKET, stamp_of
+from vfiomgr.node.kubelet import SOCKET
+from vfiomgr.node.listing import Listing
 from vfiomgr.node.metrics import CONTENT_TYPE_LATEST, AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Offers, Quarantine
-from vfiomgr.node.plugin_directory import locked, remove_old_sockets
+from vfiomgr.node.plugin_directory import DirectoryLock, remove_old_sockets
 from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import ServedResource
+from vfiomgr.node.sockets import stamp_of
 from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.paths import HostPath
 from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
@@ -37,9 +39,9 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.node.dra.driver import Driver
     from vfiomgr.node.events import Events
-    from vfiomgr.node.kubelet import Stamp
     from vfiomgr.node.messages import AgentSettings, Report
     from vfiomgr.node.model import NodeUnit
+    from vfiomgr.node.sockets import Stamp
 
 _AFTER_ALLOCATION = 5.0
 """Seconds until the kubelet is asked which pod has received a device."""
@@ -114,6 +116,8 @@ class Agent:
                 tell=tell,
             )
         self._quarantine = Quarantine(HostTree(settings.root))
+        self._lock = DirectoryLock(HostTree(settings.root), settings.plugin_directory)
+        self._listing = Listing(settings.pod_resources)
         self._quarantined: frozenset[str] = frozenset()
         self._failure: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -141,11 +145,11 @@ class Agent:
 
         """
         os.umask(0o077)  # the sockets are for root only
-        lock = await locked(self._settings.plugin_directory)
+        await self._lock.take()
         try:
             await self._run()
         finally:
-            os.close(lock)
+            self._lock.close()
 
     async def _run(self) -> None:
         remove_old_sockets(self._settings.plugin_directory)
@@ -316,10 +320,14 @@ class Agent:
             self._events.put("LayoutDriftResolved", found, is_normal=True)
 
     async def _tend(self) -> None:
-        """Keep the resources registered, and report devices that stay unhealthy."""
+        """Keep the lock, sockets and registrations, and report devices that stay unhealthy."""
         await self._is_scanned.wait()
         while True:
-            await asyncio.gather(*(served.tend() for served in tuple(self._served.values())))
+            self._lock.keep()
+            served = tuple(self._served.values())
+            pages = self._control.tend(), self._pages.tend()
+            await asyncio.gather(*pages, *(each.tend() for each in served))
+            await self._listing.check(served, self._sockets.since)
             await self._sockets.wait(self._rest())
             if self._offers.wait(time.monotonic()) == 0:
                 await self._offer()
@@ -342,7 +350,7 @@ class Agent:
             return self._settings.tick
         now = time.monotonic()
         end, wait = self._quarantine.end(now), self._offers.wait(now)
-        ends = (wait, None if end is None else end - now, _IDLE)
+        ends = (wait, None if end is None else end - now, self._listing.due - now, _IDLE)
         return max(self._settings.tick, min(each for each in ends if each is not None))
 
     async def _verify(self, resource: str, devices: tuple[str, ...]) -> None:

@@ -8,12 +8,15 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vfiomgr.errors import UsageError
+from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.node.clients import Clients, cut
+from vfiomgr.node.sockets import is_served, stamp_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+
+    from vfiomgr.node.sockets import Stamp
 
     Page = Callable[[str], Awaitable["Response"]]
     """Answers a request; the text is its body."""
@@ -50,11 +53,13 @@ class HttpServer:
         self._answering: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._path = ""
+        self._stamp: Stamp | None = None
 
     async def start(self, address: str) -> None:
         """Listen on HOST:PORT, :PORT, or unix:PATH, which only its owner can open.
 
         Raises:
+            Refusal: another process serves the socket.
             UsageError: the address is not valid, is in use, or is another file.
 
         """
@@ -65,6 +70,7 @@ class HttpServer:
                 _remove_socket(self._path)
                 self._server = await asyncio.start_unix_server(self._serve, self._path)
                 os.chmod(self._path, 0o600)
+                self._stamp = stamp_of(self._path)
             else:
                 host, port = parse_address(address)
                 self._server = await asyncio.start_server(self._serve, host or None, port)
@@ -78,11 +84,22 @@ class HttpServer:
         assert self._server is not None  # noqa: S101 - it was started
         return int(self._server.sockets[0].getsockname()[1])
 
+    async def tend(self) -> None:
+        """Create a socket that was removed again.
+
+        Raises:
+            Refusal: another process serves a socket in its place.
+
+        """
+        if self._path and self._stamp != stamp_of(self._path):
+            await self.stop()
+            await self.start(f"{UNIX}{self._path}")
+
     async def stop(self) -> None:
-        """Stop listening, and remove a socket."""
+        """Stop listening, and remove the socket, but not that of another process."""
         if self._server is not None:
             self._server.close()
-            if self._path:
+            if self._path and self._stamp == stamp_of(self._path):
                 with suppress(FileNotFoundError):
                     os.unlink(self._path)
 
@@ -137,6 +154,7 @@ def _remove_socket(path: str) -> None:
     """Remove the socket of an agent that was killed.
 
     Raises:
+        Refusal: another process serves it.
         UsageError: it is another file.
 
     """
@@ -144,6 +162,9 @@ def _remove_socket(path: str) -> None:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             message = f"cannot listen on {UNIX}{path}: the file exists and is not a socket"
             raise UsageError(message, "choose another path, or remove the file")
+        if is_served(path):
+            message = f"another process serves {path}"
+            raise Refusal(message, "stop it first; fuser on the path names it")
         os.unlink(path)
 
 

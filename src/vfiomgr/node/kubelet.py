@@ -25,11 +25,10 @@ from google.protobuf.message_factory import GetMessageClass
 from vfiomgr.errors import HostError
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.rpc import CallError, Message, call
+from vfiomgr.node.sockets import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    Stamp = tuple[int, int]
 
 _SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
@@ -47,6 +46,7 @@ HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 
 REGISTER = "/v1beta1.Registration/Register"
 LIST_POD_RESOURCES = "/v1.PodResourcesLister/List"
+LIST_ALLOCATABLE = "/v1.PodResourcesLister/GetAllocatableResources"
 DEVICE_PLUGIN = "v1beta1.DevicePlugin"
 
 
@@ -144,6 +144,8 @@ PODS = package(
         ),
         "PodResources": "name:string namespace:string containers:ContainerResources*",
         "ListPodResourcesResponse": "pod_resources:PodResources*",
+        "AllocatableResourcesRequest": "",
+        "AllocatableResourcesResponse": "devices:ContainerDevices*",
     },
 )
 """Pod resources, v1: the part of it that names pods, their devices and their claims."""
@@ -240,15 +242,6 @@ class NoAnswer(HostError):  # noqa: N818 - it says what the kubelet did
     """The kubelet is absent, refuses, or limits the rate of calls."""
 
 
-def stamp_of(path: str) -> Stamp | None:
-    """What changes if a socket is created again; None if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_ctime_ns
-
-
 async def register(directory: str, endpoint: str, resource: str) -> None:
     """Register a resource; the kubelet connects to its plugin before it answers.
 
@@ -310,6 +303,22 @@ def _add_claim(claims: dict[str, ClaimUse], claim: Message, pod: str) -> None:
         use = claims.setdefault(name, ClaimUse(set(), set()))
         use.devices.update(devices)
         use.pods.add(pod)
+
+
+async def allocatable(socket: str) -> dict[str, set[str]] | None:
+    """The healthy devices of each resource that the kubelet lists; None if it does not say.
+
+    Those of pods are among them (GetAllocatableDevices in pkg/kubelet/cm/devicemanager/manager.go).
+    """
+    request, response = PODS.AllocatableResourcesRequest(), PODS.AllocatableResourcesResponse
+    try:
+        found = await _call(socket, LIST_ALLOCATABLE, request, response, _LIST_DEADLINE)
+    except NoAnswer:
+        return None
+    listed: dict[str, set[str]] = {}
+    for each in found.devices:
+        listed.setdefault(each.resource_name, set()).update(each.device_ids)
+    return listed
 
 
 async def _call(

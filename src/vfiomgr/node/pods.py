@@ -7,13 +7,15 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from vfiomgr.node.kubelet import NoAnswer, pod_devices, stamp_of
+from vfiomgr.node.kubelet import NoAnswer, pod_devices
+from vfiomgr.node.sockets import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from vfiomgr.node.kubelet import ClaimUse, Stamp
+    from vfiomgr.node.kubelet import ClaimUse
     from vfiomgr.node.model import Inventory
+    from vfiomgr.node.sockets import Stamp
 
     Key = tuple[str, str]
     """The name of a resource, and the ID of a device."""

@@ -22,16 +22,17 @@ from vfiomgr.node.kubelet import (
     UNHEALTHY,
     NoAnswer,
     register,
-    stamp_of,
 )
 from vfiomgr.node.rpc import Server, failed_precondition, invalid_argument, service
+from vfiomgr.node.sockets import stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Set as AbstractSet
 
-    from vfiomgr.node.kubelet import Stamp
     from vfiomgr.node.model import Answer, NodeResource, NodeUnit
     from vfiomgr.node.rpc import Message, Methods
+    from vfiomgr.node.sockets import Stamp
 
     Verify = Callable[[str, tuple[str, ...]], Awaitable[None]]
     """Verify the devices of a resource; raises VfiomgrError if a container must not start."""
@@ -83,6 +84,11 @@ class DevicePlugin:
         """Set the devices, and send them to the kubelet if its list changes."""
         self._resource = resource
         self._listed.set(listed(resource))
+
+    @property
+    def healthy(self) -> set[str]:
+        """The devices that pods can get."""
+        return {unit.id for unit in self._resource.units if unit.is_healthy}
 
     def methods(self) -> Methods:
         """The methods, for a server."""
@@ -198,19 +204,22 @@ _LONGEST_PATH = 107
 """Bytes of a Unix socket's path (sun_path in unix(7))."""
 _PROCESS = secrets.token_hex(4)
 """Two agents in containers can have the same process ID."""
+_LEAVING = 1.0
+"""Seconds in which a kubelet notices that a plugin has left."""
 _LISTING = 5.0
 """Seconds in which a kubelet that accepted a registration lists the devices."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
 """Seconds until a failed registration is repeated; doubled each time."""
 
 
-def socket_name(resource: str) -> str:
-    """The name of the socket; no two resources or processes share one.
+def socket_name(resource: str, renewals: int = 0) -> str:
+    """The name of the socket; no two resources or processes share one, nor two after a renewal.
 
-    A kubelet that finds the same name again confuses the two processes
+    A kubelet that finds the same name again confuses the two
     (https://github.com/kubernetes/kubernetes/issues/127803).
     """
-    return f"{PREFIX}{hashlib.sha256(resource.encode()).hexdigest()[:8]}-{_PROCESS}.sock"
+    digest = hashlib.sha256(resource.encode()).hexdigest()[:8]
+    return f"{PREFIX}{digest}-{_PROCESS}{renewals or ''}.sock"
 
 
 def require_short(path: str, option: str) -> None:
@@ -246,19 +255,42 @@ class ServedResource:
         self._served: Stamp | None = None
         self._kubelet: Stamp | None = None
         """The kubelet's socket when it accepted the registration."""
-        self._registered_at = 0.0
+        self.registered_at = 0.0
         self._opened = 0
         """The number of streams until the registration."""
         self._retry_at, self._pause = 0.0, 0.0
         self._problem = ""
         """Why the last registration failed, which is reported once."""
+        self._misses = self._renewals = 0
+        """How often the kubelet, although it follows the list, had none of its healthy devices."""
         self._busy = asyncio.Lock()
         self._is_closed = False
 
     @property
     def is_registered(self) -> bool:
         """Whether the kubelet lists the devices."""
-        return self.plugin.streams > 0
+        return self.plugin.streams > 0 and not self._misses
+
+    async def is_missed(self, listed: AbstractSet[str]) -> bool:
+        """Note which devices are allocatable; whether all that are healthy are missed.
+
+        A list may be under way, so only the second time the plugin leaves the kubelet. It returns
+        by another socket.
+        """
+        healthy = self.plugin.healthy
+        if not self.plugin.streams or not healthy or healthy & listed:
+            self._misses = 0
+            return False
+        self._misses += 1
+        if self._misses > 1:
+            self._tell(f"{self.name}: the kubelet lost the devices; registering again")
+            async with self._busy:
+                await self._stop()
+                self._misses, self._renewals = 0, self._renewals + 1
+                name = socket_name(self.name, self._renewals)
+                self._path = os.path.join(self._directory, name)
+                await asyncio.sleep(_LEAVING)
+        return True
 
     async def tend(self) -> None:
         """Serve if the socket is missing, then register if the kubelet does not list the devices.
@@ -286,7 +318,7 @@ class ServedResource:
     def _is_listed_at(self, now: float) -> bool:
         """Whether the devices are listed, or a new registration has still time to lead to it."""
         is_new = self.plugin.opened == self._opened
-        return self.is_registered or (is_new and now < self._registered_at + _LISTING)
+        return self.plugin.streams > 0 or (is_new and now < self.registered_at + _LISTING)
 
     async def _serve(self) -> None:
         await self._stop()
@@ -312,7 +344,7 @@ class ServedResource:
                 self._tell(f"{self.name}: {error.message}; next attempt in {self._pause:g} s")
             self._problem = error.message
             return
-        self._registered_at, self._pause, self._problem = time.monotonic(), 0.0, ""
+        self.registered_at, self._pause, self._problem = time.monotonic(), 0.0, ""
         self._tell(f"{self.name}: registered with the kubelet")
 
     async def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -23,11 +24,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests import pages
 from tests.fakes.kubelet import READMISSION, Container, Kubelet
-from tests.unit.node.stories import gpu_node, resource, start_guest, tell
+from tests.unit.node.stories import gpu_node, node, resource, start_guest, tell
 from vfiomgr.diagnostic import blocker
 from vfiomgr.host.tree import HostTree
 from vfiomgr.library import Host
 from vfiomgr.node.agent import Agent
+from vfiomgr.node.listing import Listing
 from vfiomgr.node.messages import AgentSettings, Report
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Quarantine
@@ -171,7 +173,7 @@ def test_devices_of_a_host_become_those_of_pods(place: Path) -> None:
             assert status == 0, error
             await node.kubelet.until_capacity(NAME, 3, 0)
             assert len(node.kubelet.endpoints[NAME].lists) == lists
-            assert sorted(os.listdir(node.directory)) == ["kubelet.sock", "vfiomgr.lock"]
+            assert sorted(os.listdir(node.directory)) == ["kubelet.sock"]
 
     tell(story())
 
@@ -538,6 +540,103 @@ def test_containers_start_when_the_scanning_process_was_replaced(place: Path) ->
             (child,) = children(node.process.pid)
             os.kill(child, signal.SIGKILL)
             await node.kubelet.restart_containers("default/cuda")
+
+    tell(story())
+
+
+def lock_of(node: Running) -> Path:
+    """The only lock of the host: that of its agent."""
+    (lock,) = (node.place / "host/run/vfiomgr/locks").iterdir()
+    return lock
+
+
+def test_an_agent_locks_its_directory_again_after_the_lock_was_removed(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            for name in set(os.listdir(node.directory)) - {"kubelet.sock"}:
+                os.unlink(node.directory / name)
+            lock = lock_of(node)
+            lock.unlink()
+            await node.kubelet.until(lock.exists)
+            other = await node.agent(f"--socket={place / 'o'}")
+            _, error = await other.communicate()
+            assert other.returncode == 4
+            assert b"another agent serves the kubelet in" in error
+            await node.kubelet.until_capacity(NAME, 3, 3)
+
+    tell(story())
+
+
+def test_an_agent_ends_if_another_one_has_taken_over_its_lock(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            agent, node.process = node.process, None
+            assert agent is not None
+            lock = lock_of(node)
+            other = os.open(f"{lock}.new", os.O_CREAT | os.O_RDWR)
+            fcntl.flock(other, fcntl.LOCK_EX)
+            os.rename(f"{lock}.new", lock)
+            (node.directory / "foreign").touch()  # is noticed at once
+            _, error = await agent.communicate()
+            os.close(other)
+            assert agent.returncode == 4
+            assert f"another agent has taken over the kubelet in {node.directory}" in error.decode()
+
+    tell(story())
+
+
+def test_a_resource_that_the_kubelet_lost_is_registered_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream of its list still runs (kubernetes#127803)."""
+
+    async def story() -> None:
+        async with node(place, resource(2, NAME)) as (kubelet, agent):
+            served = agent.served[NAME]
+            listing = Listing(kubelet.pod_resources)
+            await listing.check([served], 0.0)
+            kubelet.endpoints[NAME].is_stopped = True
+            assert served.plugin.streams == 1
+            for _ in range(2):
+                await listing.check([served], time.monotonic())
+            await kubelet.until_capacity(NAME, 2, 2)
+            assert agent.told[-3:] == [
+                f"{NAME}: the kubelet lost the devices; registering again",
+                f"{NAME}: found a kubelet",
+                f"{NAME}: registered with the kubelet",
+            ]
+            (_, first), (_, second) = kubelet.registrations
+            assert first != second
+            await listing.check([served], time.monotonic())
+            assert served.is_registered
+
+    monkeypatch.setattr("vfiomgr.node.listing._SOON", 0.0)
+    tell(story())
+
+
+def test_the_sockets_of_pages_are_created_again_but_not_in_place_of_others(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            control, metrics = place / "c", place / "m"
+            await node.start(f"--socket={control}", f"--metrics=unix:{metrics}")
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            before = {path: path.stat().st_ino for path in (control, metrics)}
+            for path in before:
+                path.unlink()
+            (node.directory / "foreign").touch()
+            await node.kubelet.until(lambda: control.exists() and metrics.exists())
+            assert await node.page("/readyz") == (200, "ok\n")
+            directory = place / "q"
+            directory.mkdir()
+            other = await node.agent(f"--plugin-directory={directory}", f"--socket={control}")
+            _, error = await other.communicate()
+            assert other.returncode == 4
+            assert f"another process serves {control}" in error.decode()
+            assert (await pages.page(control, "/status"))[0] == 200
 
     tell(story())
 

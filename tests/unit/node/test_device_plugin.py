@@ -22,9 +22,10 @@ from tests.unit.node.stories import (
     with_unhealthy,
 )
 from vfiomgr.errors import HostError, UsageError
-from vfiomgr.node.kubelet import DEVICES, SOCKET, NoAnswer, pod_devices, register, stamp_of
+from vfiomgr.node.kubelet import DEVICES, SOCKET, NoAnswer, pod_devices, register
 from vfiomgr.node.model import NodeResource
 from vfiomgr.node.serving import PREFIX, socket_name
+from vfiomgr.node.sockets import stamp_of
 
 if TYPE_CHECKING:
     from pathlib import Path

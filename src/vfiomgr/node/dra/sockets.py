@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import Refusal, UsageError
-from vfiomgr.node.kubelet import stamp_of
 from vfiomgr.node.rpc import Server
 from vfiomgr.node.serving import PREFIX, require_short
+from vfiomgr.node.sockets import is_served, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,16 +100,3 @@ def remove_stale(directory: str, prefix: str) -> None:
         if (is_ours or name.startswith(_HIDDEN)) and not is_served(path):
             with suppress(FileNotFoundError):
                 os.unlink(path)
-
-
-def is_served(path: str) -> bool:
-    """Whether a process listens on a socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(0)
-        try:
-            probe.connect(path)
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except BlockingIOError:
-            return True  # its queue is full
-    return True
