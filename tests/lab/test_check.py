@@ -47,10 +47,10 @@ def test_a_host_with_an_iommu_is_ready_and_each_finding_is_true(topology: Topolo
     assert {"blocker", "warning"}.isdisjoint(severities.values())
     fine, told = ({r for r, s in severities.items() if s == kind} for kind in ("ok", "info"))
     assert {"iommu", "interrupt-remapping", "vfio-pci"} <= fine
-    assert {"no-isolation", "twins", "weak-reset", "host-driver"} <= told
+    assert {"no-isolation", "same-pci-ids", "weak-reset", "host-driver"} <= told
     assert "IR-" in found["interrupt-remapping"].evidence[0]
     assert found["no-isolation"].evidence[1].startswith(at["bridge"])
-    assert [line.split()[0] for line in found["twins"].evidence] == [
+    assert [line.split()[0] for line in found["same-pci-ids"].evidence] == [
         at["console"],
         at["gpu"],
         at["twin"],

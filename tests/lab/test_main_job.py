@@ -210,7 +210,7 @@ def test_a_full_parent_is_refused() -> None:
         for _ in range(4):
             create = ("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large")
             made.append(vfiomgr(*create).stdout.strip())
-        assert "no room" in vfiomgr(*create, status=4).stderr
+        assert "no capacity" in vfiomgr(*create, status=4).stderr
     finally:
         vfiomgr("vgpu", "remove", *made)
 

@@ -69,7 +69,7 @@ def test_vgpus_come_with_the_instances_that_they_lack(gpu: str) -> None:
     assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]
     assert [users for users in used_by().values() if users] == [[f"vGPU {made[1]}"]]
     full = vfiomgr("vgpu", "create", "--type", "A100-7-40C", status=4).stderr
-    assert "no room beside 3g.20gb, 1g.5gb" in full
+    assert "no capacity beside 3g.20gb, 1g.5gb" in full
     vfiomgr("vgpu", "remove", "--all")
     vfiomgr("vgpu", "instances", gpu, "--none")
     assert places() == []

@@ -112,7 +112,7 @@ def test_the_size_lock_is_explained(family: str) -> None:
 
 
 def test_all_or_nothing(family: str) -> None:
-    with pytest.raises(Refusal, match="no room for 9 vGPUs"):
+    with pytest.raises(Refusal, match="no capacity for 9 vGPUs"):
         api.apply(request(9, type=f"{model(family)}-1B"), tree=TREE)
     assert host().vgpus == ()
 

@@ -11,7 +11,7 @@ from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import CLASS_VGA
 from vfiomgr.snapshot.model import UNIDENTIFIED
-from vfiomgr.units import Version
+from vfiomgr.units import Version, counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -182,7 +182,7 @@ def silence(host: HostSnapshot) -> Iterator[Diagnostic]:
             )
 
 
-def twins(host: HostSnapshot) -> Iterator[Diagnostic]:
+def same_identifiers(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report identical GPUs, including the console's display."""
     alike: dict[tuple[str, str], list[PciDevice]] = defaultdict(list)
     for device in host.devices:
@@ -192,7 +192,7 @@ def twins(host: HostSnapshot) -> Iterator[Diagnostic]:
     for (vendor, model), devices in alike.items():
         if len(devices) > 1:
             yield finding(
-                "twins",
+                "same-pci-ids",
                 "info",
                 f"{len(devices)} GPUs have the PCI IDs {vendor}:{model}",
                 tuple(f"{d}{', the console' * d.is_boot_display}" for d in devices),
@@ -208,7 +208,7 @@ def no_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding(
             "no-reset",
             "warning",
-            "a GPU has no reset method",
+            _gpus_have(devices, "no reset method"),
             tuple(f"{_DEVICES}/{d.address}/reset_method is absent or empty" for d in devices),
             "the next guest may fail to initialize it; VFIO can only reset all functions below the "
             "port together, if all are on VFIO drivers",
@@ -224,7 +224,7 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
         yield finding(
             "weak-reset",
             "info",
-            "a GPU has no function-level reset",
+            _gpus_have(devices, "no function-level reset"),
             tuple(
                 f"{_DEVICES}/{d.address}/reset_method: {' '.join(d.reset_method)}" for d in devices
             ),
@@ -232,6 +232,10 @@ def weak_reset(host: HostSnapshot) -> Iterator[Diagnostic]:
             "keep state: some GPUs do not start a second time",
             "start, stop and start a guest as a test",
         )
+
+
+def _gpus_have(devices: Sequence[PciDevice], what: str) -> str:
+    return f"{counted(len(devices), 'GPU')} {'has' if len(devices) == 1 else 'have'} {what}"
 
 
 def _resettable_gpus(host: HostSnapshot) -> list[PciDevice]:
@@ -299,8 +303,7 @@ def firmware_framebuffer(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
         if not names or (is_vga and evicts):
             continue
         kept = "" if is_vga else "; vfio-pci removes it from VGA functions only"
-        since = "before Linux 6.0, " if is_vga else ""
-        since = f"if you assign it to a guest, {since}" if device.is_boot_display else since
+        since = "Linux before 6.0: " if is_vga else ""
         yield finding(
             "firmware-framebuffer",
             "info" if is_vga else "warning",

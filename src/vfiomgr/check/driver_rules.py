@@ -67,7 +67,7 @@ def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:
             "warning",
             f"IOMMU group {number} of {names} also has other devices",
             (*(f"{d} is on {d.driver}" for d in foreign), *_nothing_between(host, number)),
-            "a group is assigned as a unit: the host loses these devices too",
+            "the group must be assigned together: the host loses these devices too",
             "move the GPU to a slot with its own group, enable ACS in the firmware setup, or bind "
             f"all of them with: vfiomgr bind {inside[0].address} --with-group",
         )
@@ -243,10 +243,7 @@ def _module(module: KernelModule, host: HostSnapshot) -> tuple[str, ...]:
 def _race(name: str, them: str, *, is_first: bool) -> str:
     if is_first:
         return f"{name} is built into the kernel and binds {them} at boot before any udev rule"
-    return (
-        f"at boot {name} binds {them} again, unless a udev rule sets driver_override before its "
-        "module loads (also in the initramfs, if it contains the module)"
-    )
+    return f"{name} binds {them} at boot"
 
 
 def _race_remedy(host: HostSnapshot, first: PciDevice, *, is_first: bool) -> str:
@@ -286,7 +283,7 @@ def taken_by_identifiers(host: HostSnapshot, facts: Readiness) -> Iterator[Diagn
                 "warning",
                 f"vfio-pci.ids={entry.text} matches {trouble}",
                 (entry.source, *(f"{d} has these PCI IDs" for d in entry.meant)),
-                "when vfio-pci loads, it binds all of them that have no driver",
+                "vfio-pci binds those without a driver when it loads",
                 "remove the PCI IDs, and bind by address: vfiomgr bind ADDRESS",
             )
 
@@ -340,7 +337,7 @@ def left_out(host: HostSnapshot, facts: Readiness) -> Iterator[Diagnostic]:
     yield finding(
         "vfio-pci-ids-incomplete",
         "warning",
-        f"vfio-pci.ids= omits {counted(len(rest), 'function')} of the same slot",
+        f"vfio-pci.ids= does not list {', '.join(str(d.address) for d in rest)}",
         (*sources, *(f"{d} is {_state(d)}" for d in rest)),
         "a group with a function on a host driver cannot be assigned, and VFIO can reset a slot "
         "only while all of its functions are on VFIO drivers",

@@ -29,7 +29,7 @@ _OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
     driver_rules.shared_with_gpu,
     driver_rules.acs_override,
     driver_rules.unisolated_slots,
-    device_rules.twins,
+    device_rules.same_identifiers,
     device_rules.no_reset,
     device_rules.weak_reset,
     device_rules.gvt_g,

@@ -202,9 +202,7 @@ def or_dash(value: object) -> str:
 
 def unknown_users(what: str, *, is_live: bool) -> str:
     """The note for a table with unknown users of devices."""
-    return f"{what}: unknown (requires root)" + (
-        "" if is_live else "; a recorded host has no processes"
-    )
+    return f"{what}: unknown ({'requires root' if is_live else 'recorded host'})"
 
 
 def group_cell(host: HostSnapshot, device: PciDevice) -> str:

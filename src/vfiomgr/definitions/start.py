@@ -236,9 +236,9 @@ def _place(host: HostSnapshot, target: Target) -> tuple[VgpuParent, VgpuType]:
     gpu = next(known for known in gpus(host) if known.name == parent.gpu)
     found = room(gpu, kind)
     if not found.more and not found.makeable:
-        message = f"no room for another {kind} on {target.parent}: {found.why_not}"
+        message = f"no capacity for another {kind} on {target.parent}: {found.why_not}"
         refuse(
-            "vgpu-no-room",
+            "vgpu-no-capacity",
             target.parent,
             message,
             found.remedy or "",
@@ -319,4 +319,4 @@ def refuse_without_room(host: HostSnapshot, parent: str, type_id: str) -> None:
         message = f"{parent} has no capacity for another vGPU of type {type_id}"
         listed = f"vfiomgr vgpu list --types --parent {parent}"
         remedy = f"{listed} shows the reason and the remaining capacity"
-        refuse("vgpu-no-room", parent, message, remedy)
+        refuse("vgpu-no-capacity", parent, message, remedy)

@@ -142,7 +142,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
         "list them: vfiomgr vgpu list --types",
     ),
     ("mdev-create", ENOSPC): (
-        "the parent has no room left for this type",
+        "the parent has no capacity left for this type",
         "remove a vGPU first; show what still fits: vfiomgr vgpu list --types",
     ),
     ("mdev-create", ENOMEM): (
@@ -182,7 +182,7 @@ _CAUSES: dict[tuple[Operation, int], tuple[str, str]] = {
         "shut down the guest first",
     ),
     ("vgpu-type", ENOSPC): (
-        "the GPU has no room left for this type",
+        "the GPU has no capacity left for this type",
         "remove a vGPU first; show what still fits: vfiomgr vgpu list --types",
     ),
     ("vgpu-type", ENXIO): (

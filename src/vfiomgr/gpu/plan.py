@@ -323,7 +323,7 @@ def _no_room(
     return blocker(
         "gpu-instances-do-not-fit",
         device,
-        f"no room for {asked} on {device}{beside}",
+        f"no capacity for {asked} on {device}{beside}",
         f"request fewer (maximum on an empty GPU: {most})",
     )
 

@@ -286,7 +286,7 @@ def _foreign(host: HostSnapshot, device: PciDevice, here: list[Vgpu]) -> Iterato
     foreign = [vgpu.name for vgpu in here if not host.is_own(vgpu)]
     if foreign:
         yield blocker(
-            "foreign-vgpus",
+            "unmanaged-vgpus",
             device,
             f"{device} has vGPUs that vfiomgr did not create: {', '.join(foreign)}",
             f"remove them first: vfiomgr vgpu remove {' '.join(foreign)}",

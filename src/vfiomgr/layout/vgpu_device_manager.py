@@ -82,7 +82,10 @@ def _configs(document: object) -> Iterator[tuple[str, tuple[GpuConfig, ...]]]:
     found = _mapping(document, "the file")
     version = found.get("version")
     if version != _VERSION:
-        _reject(f"unsupported version {version!r}, vgpu-device-manager only reads {_VERSION!r}")
+        found_version = (
+            "missing key: version" if version is None else f"unsupported version {version}"
+        )
+        _reject(f"{found_version} (must be {_VERSION})")
     unknown = sorted(map(str, set(found) - {"version", _CONFIGS}))
     if unknown:
         _reject(f"unexpected keys: {', '.join(unknown)}")

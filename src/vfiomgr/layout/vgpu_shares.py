@@ -230,10 +230,10 @@ def _unmeetable(case: RuleContext, lacking: Lacking) -> Iterator[Diagnostic]:
     count = request.count or request.per_gpu or 0
     if 0 < sum(most) < count:
         yield blocker(
-            "vgpu-no-room",
+            "vgpu-no-capacity",
             case.claim.label,
             (
-                f"{case.claim.label} requests {count} x {request}, but its GPUs have room for "
+                f"{case.claim.label} requests {count} x {request}, but its GPUs have capacity for "
                 f"{sum(most)}"
             ),
             "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
@@ -254,7 +254,7 @@ def _foreign(case: RuleContext, shares: Shares) -> Iterator[Diagnostic]:
     names = [one.name for one in shares.surplus if not case.host.is_own(one)]
     if names:
         yield blocker(
-            "foreign-vgpus",
+            "unmanaged-vgpus",
             case.claim.label,
             f"{case.claim.label} does not include these vGPUs, and vfiomgr did not create them: "
             + ", ".join(names),
@@ -290,7 +290,7 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
     total = sum(count for count, _ in kinds)
     if functions and total > len(functions):
         yield blocker(
-            "vgpu-no-room",
+            "vgpu-no-capacity",
             gpu,
             f"{gpu} has {len(functions)} virtual functions, too few for {total} vGPUs",
             "request fewer vGPUs, or more functions in the rule",
@@ -298,7 +298,7 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
     memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)
     if gpu.framebuffer is not None and memory > gpu.framebuffer:
         yield blocker(
-            "vgpu-no-room",
+            "vgpu-no-capacity",
             gpu,
             f"{gpu} has {gpu.framebuffer} MiB, too few for vGPUs of {memory} MiB",
             "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
@@ -306,8 +306,8 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
     for count, kind in kinds:
         if kind.max_instances is not None and count > kind.max_instances:
             yield blocker(
-                "vgpu-no-room",
+                "vgpu-no-capacity",
                 gpu,
-                f"{gpu} has room for at most {kind.max_instances} {kind}, not {count}",
+                f"{gpu} has capacity for at most {kind.max_instances} {kind}, not {count}",
                 "request fewer or smaller ones; show what fits: vfiomgr vgpu list --types",
             )

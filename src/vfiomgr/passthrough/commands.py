@@ -194,7 +194,7 @@ def _require_import(*, is_alone: bool, persist: bool) -> None:
 @allow_option("in-use", text="Try even if a guest uses the device (see --timeout).")
 @click.option("--forget", is_flag=True, help="Also remove the rules of bind --persist.")
 @click.option("--forget-only", is_flag=True, help="Only remove these rules; keep the drivers.")
-@click.option("--all", "every", is_flag=True, help="With --forget-only: all, but a layout's.")
+@click.option("--all", "every", is_flag=True, help="With --forget-only: all except a layout's.")
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -319,6 +319,12 @@ def _was_reset(outcome: Outcome, address: PciAddress) -> str:
 _PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")
 
 
+_PRESENCE = {
+    "another": "a different device is at this address",
+    "unrecorded": "unknown (the rule does not name it)",
+}
+"""What the column DEVICE says instead of the word in JSON."""
+
 _FORMER_PERSIST = {
     "remove": "unbind --forget-only",
     "import": "bind --persist --driverctl",
@@ -353,7 +359,7 @@ def _persisted_cells(row: PersistedFunction) -> tuple[str, ...]:
         str(row.address),
         row.driver,
         row.owner,
-        row.device,
+        _PRESENCE.get(row.device, row.device),
         or_dash(None if row.node_owner is None else row.node_owner.name),
         or_dash(row.driver_now),
     )

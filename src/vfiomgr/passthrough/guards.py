@@ -443,7 +443,7 @@ def foreign_members(
                     f"IOMMU group {number} also holds {names}",
                     *lift,
                     "move the device to a slot with its own group",
-                    why="a group is assigned as a unit",
+                    why="the group must be assigned together",
                 )
 
 

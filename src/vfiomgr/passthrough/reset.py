@@ -320,7 +320,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
 def _notes(device: PciDevice) -> Iterator[str]:
     if device.driver is not None and not device.is_on_vfio:
-        yield f"{device} stays on {device.driver}, which must initialize it again"
+        yield f"{device} remains bound to {device.driver}; the driver may need a rebind"
 
 
 def state_of(device: PciDevice) -> DriverState:

@@ -286,7 +286,7 @@ def _other_device_notes(host: HostSnapshot, targets: Iterable[PciDevice]) -> Ite
     for device in targets:
         binding = host.binding(device.address)
         if binding is not None and not binding.is_of(device.identity):
-            yield f"replacing the rule of another device: {binding.device}"
+            yield f"replacing the rule of a different device: {binding.device}"
 
 
 def _built_in_notes(targets: Iterable[PciDevice]) -> Iterator[str]:
@@ -294,7 +294,8 @@ def _built_in_notes(targets: Iterable[PciDevice]) -> Iterator[str]:
         if device.driver and not device.is_on_vfio and device.driver_module is None:
             yield (
                 f"module of {device.driver} not found: if it is built into the kernel, it binds "
-                f"{device.address} at boot before any rule; vfiomgr persist watch then moves it"
+                f"{device.address} at boot before any rule; vfiomgr persist watch then "
+                "binds it to the guest driver"
             )
 
 

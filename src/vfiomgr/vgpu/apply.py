@@ -180,7 +180,7 @@ _CAUSES: dict[int, tuple[str, str]] = {
         "stop the vGPUs and processes that vfiomgr vgpu instances shows, and nvidia-dcgm",
     ),
     23: (
-        "no room beside the existing GPU instances",
+        "no capacity beside the existing GPU instances",
         "check with vfiomgr vgpu instances, then run the command again",
     ),
 }

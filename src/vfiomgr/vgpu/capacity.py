@@ -229,7 +229,7 @@ def totals(found: Iterable[Capacity]) -> tuple[Capacity, ...]:
             several[0].type,
             sum(one.more for one in several),
             all(one.is_certain for one in several),
-            None if any(one.more for one in several) else "no GPU has room",
+            None if any(one.more for one in several) else "no GPU has capacity",
             None,
             sum(one.makeable for one in several),
         )
@@ -388,8 +388,8 @@ def _why_not_divided(gpu: Gpu, partition: GpuPartition, kind: VgpuType) -> str |
     if profile is None:
         return f"the GPU has no GPU instance profile {kind.instance_profile}"
     return (
-        f"no free GPU instance {profile} (MIG), and no room beside {counted(partition.places)}: "
-        f"vfiomgr vgpu instances {gpu.name}"
+        f"no free GPU instance {profile} (MIG), and no capacity beside "
+        f"{counted(partition.places)}: vfiomgr vgpu instances {gpu.name}"
     )
 
 
@@ -400,7 +400,7 @@ def why_none_is_free(gpu: Gpu) -> str:
         return f"{gpu.asked} {'is already a vGPU' if gpu.asked in taken else 'lost its driver'}"
     lost = len((gpu.closed | gpu.wedged) & {parent.name for parent in gpu.parents} - taken)
     return f"no free virtual function: {len(taken)} of {len(gpu.parents)} are vGPUs" + (
-        f", {lost} lost their driver or are wedged" if lost else ""
+        f", {lost} lost their driver or do not respond" if lost else ""
     )
 
 

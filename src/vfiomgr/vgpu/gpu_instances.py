@@ -183,6 +183,8 @@ def _no_room(
         f"{count} x {known.get(number, number)}" for number, count in missing.items()
     )
     there = counted(partition.places)
-    message = f"cannot create GPU instances {wanted} on {device.address}: no room beside {there}"
+    message = (
+        f"cannot create GPU instances {wanted} on {device.address}: no capacity beside {there}"
+    )
     remedy = f"replace them: vfiomgr vgpu instances {device.address} PROFILE=COUNT"
     return refusal([blocker("gpu-instances-do-not-fit", device, message, remedy)])

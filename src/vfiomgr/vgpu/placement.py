@@ -218,7 +218,7 @@ def _placed(
         if number:
             notes.append(f"{gpu.name}: {number} x {kind}, {_why_chosen(gpu, found, number)}")
         else:
-            reasons[gpu.name] = f"has room, but {request.strategy} prefers another"
+            reasons[gpu.name] = f"has capacity, but {request.strategy} prefers another"
     order = {gpu.name: place for place, (gpu, _) in enumerate(candidates)}
     places.sort(key=lambda place: order[place.gpu.name])
     return Placements(tuple(places), (*notes, *_listed(reasons)))
@@ -226,13 +226,13 @@ def _placed(
 
 def _why_chosen(gpu: Gpu, found: Capacity, number: int) -> str:
     size = found.type.framebuffer
-    parts = [f"room for {'' if found.is_certain else 'at most '}{found.more}"]
+    parts = [f"{found.more} more"]
     if not found.is_certain:
-        parts.append("its free virtual functions do not report all types")
+        parts = [f"at most {found.more} more (free VFs do not report all types)"]
     if gpu.lock is not None and gpu.lock == size:
-        parts.append("already has vGPUs of this size")
+        parts.append("it has vGPUs of this size")
     if gpu.framebuffer and size and gpu.partition is None:
-        parts.append(f"{gpu.framebuffer - sum(gpu.sizes) - number * size} MiB remain")
+        parts.append(f"{gpu.framebuffer - sum(gpu.sizes) - number * size:,} MiB remain")
     return ", ".join(parts)
 
 
@@ -278,9 +278,9 @@ def _no_such_type(asked: Sequence[Gpu], request: CreateVgpu) -> UnknownDevice | 
     full = [gpu for gpu in asked if gpu.is_divided and not gpu.free]
     if len(full) == len(asked) and request.type not in {kind.id for kind in kinds.values()}:
         why = [f"{gpu.name}: {why_none_is_free(gpu)}" for gpu in full]
-        text = f"no room for a vGPU {_request(request)}: {'; '.join(why)}"
+        text = f"no capacity for a vGPU {_request(request)}: {'; '.join(why)}"
         return refused(
-            "vgpu-no-room",
+            "vgpu-no-capacity",
             text,
             "remove one with vfiomgr vgpu remove; list them with: vfiomgr vgpu list",
         )
@@ -354,7 +354,7 @@ def _no_room(
         best = max((room(gpu, kind) for kind in fitting[gpu.name]), key=_room_in_the_end)
         room_in_all += _room_in_the_end(best)
         reasons[gpu.name] = (
-            f"room for {_room_in_the_end(best)} of {best.type}"
+            f"capacity for {_room_in_the_end(best)} of {best.type}"
             if _room_in_the_end(best)
             else _why_none(gpu, fitting[gpu.name])
         )
@@ -363,12 +363,12 @@ def _no_room(
     first = Remedy("", Option("sizes", fewer)) if is_size else Remedy(fewer)
     modes = dict.fromkeys(room(gpu, kind).remedy for gpu in open_gpus for kind in fitting[gpu.name])
     wanted = f"{count} vGPUs" if count > 1 else "a vGPU"
-    message = f"no room for {wanted} {_request(request)}"
+    message = f"no capacity for {wanted} {_request(request)}"
     message += f" ({room_in_all} would fit)" if room_in_all else ""
     return refusal(
         [
             blocker(
-                "vgpu-no-room",
+                "vgpu-no-capacity",
                 ", ".join(reasons),
                 f"{message}: {'; '.join(_listed(reasons))}",
                 *(remedy for remedy in modes if remedy is not None),
@@ -387,7 +387,7 @@ def _room_in_the_end(found: Capacity) -> int:
 def _why_none(gpu: Gpu, kinds: Sequence[VgpuType]) -> str:
     """Return why a GPU has no room for the matching types, once per reason."""
     found = {room(gpu, kind).why_not: kind for kind in reversed(kinds)}
-    return "; ".join(f"no room for another {kind}: {why}" for why, kind in found.items())
+    return "; ".join(f"no capacity for another {kind}: {why}" for why, kind in found.items())
 
 
 def _listed(reasons: dict[str, str]) -> list[str]:

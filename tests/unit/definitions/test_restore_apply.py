@@ -190,7 +190,7 @@ def test_what_does_not_fit_beside_the_others_is_told(kernel: FakeKernel) -> None
         api.apply(replace(ALSO, name=name, type="T4-8Q"), tree=kernel)
     found = api.restore(RESTORE, tree=kernel)
     assert [item.state for item in found] == ["restored", "restored", "failed"]
-    assert "no room for another nvidia-233" in (found[-1].reason or "")
+    assert "no capacity for another nvidia-233" in (found[-1].reason or "")
 
 
 def test_an_interruption_ends_it_all(kernel: FakeKernel) -> None:

@@ -134,7 +134,7 @@ def test_of_several_parents_the_one_counts_that_is_there() -> None:
 def test_no_room_is_told() -> None:
     host = host_with(definition_text(DEFINED))
     full = replace(host.vgpu_parents[0], available=(0, 0))
-    with pytest.raises(Refusal, match=r"no room for another mtty-1 \(Single port"):
+    with pytest.raises(Refusal, match=r"no capacity for another mtty-1 \(Single port"):
         plan(replace(host, vgpu_parents=(full,)), START)
 
 

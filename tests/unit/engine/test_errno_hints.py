@@ -55,7 +55,7 @@ def test_a_sample_driver_whose_pool_is_empty(tmp_path: Path) -> None:
     kernel = samples_host(tmp_path)
     for number in range(4):
         make(kernel, "mbochs", "mbochs-large", number)
-    with pytest.raises(WriteFailed, match="no room left for this type") as refused:
+    with pytest.raises(WriteFailed, match="no capacity left for this type") as refused:
         make(kernel, "mbochs", "mbochs-small", 4)
     assert refused.value.errno == errno.ENOSPC
 
@@ -92,7 +92,7 @@ def refusal(kernel: FakeKernel, parent: str, type_id: str) -> WriteFailed:
     ("manners", "size", "full"),
     [
         pytest.param(SHIPPED, "its memory is used, or another size runs", "memory", id="shipped"),
-        pytest.param(UPSTREAM, "not next to the running vGPUs", "no room left", id="upstream"),
+        pytest.param(UPSTREAM, "not next to the running vGPUs", "no capacity left", id="upstream"),
     ],
 )
 def test_the_vendors_own_interface_is_told_in_either_manner(

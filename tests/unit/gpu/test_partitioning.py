@@ -130,7 +130,7 @@ def test_what_is_used_stays_and_is_named_where_it_would_have_to_go() -> None:
     assert why.value.hint == "stop its processes first"
     with pytest.raises(Refusal, match=f"GPU instance 7 .* is in use by: vGPU {NAME}"):
         plan(there, SetMigInstances(GPU.address))
-    with pytest.raises(Refusal, match=r"no room for .* on .* beside GPU instance 7"):
+    with pytest.raises(Refusal, match=r"no capacity for .* on .* beside GPU instance 7"):
         divided(there, g1_5=2, g7_40=1)
 
 
@@ -202,7 +202,7 @@ def test_room_in_what_is_there_is_told_apart_from_what_can_be_made() -> None:
     assert (found(taken, SMALL).more, found(taken, SMALL).makeable) == (0, 1)
     full = found(host(instance("7g.40gb", 0)), SMALL)
     assert (full.more, full.makeable) == (0, 0)
-    assert "no room beside 7g.40gb: vfiomgr vgpu instances 0000:41:00.0" in str(full.why_not)
+    assert "no capacity beside 7g.40gb: vfiomgr vgpu instances 0000:41:00.0" in str(full.why_not)
     sliced = found(host(instance("1g.5gb", 6)), WHOLE)
     assert (sliced.more, sliced.makeable) == (0, 0)
     assert "does not run in a GPU instance, but MIG is on" in (sliced.why_not or "")

@@ -416,4 +416,4 @@ def test_more_root_ports_that_are_configured_stay() -> None:
 
 
 def test_ports_for_no_device_say_so() -> None:
-    assert "pcie_root_port = 1 # for no device yet" in render_drop_in(plan(functions=()))
+    assert "pcie_root_port = 1 # no device uses it yet" in render_drop_in(plan(functions=()))

@@ -148,7 +148,7 @@ def test_a_part_that_cannot_be_keeps_all_from_being_touched(tmp_path: Path) -> N
     kernel = mixed(tmp_path)
     before = kept(kernel)
     too_many = {**WHOLE[2], "vgpus": [{"type": "mtty-1", "count": 25}]}
-    with pytest.raises(Refusal, match="no room"):
+    with pytest.raises(Refusal, match="no capacity"):
         apply(kernel, layout(WHOLE[0], WHOLE[1], too_many))
     with pytest.raises(Refusal, match="at least 8 devices, but this host has 1: 0000"):
         apply(kernel, layout({"select": "all", "state": "passthrough", "at_least": 8}))

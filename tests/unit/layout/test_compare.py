@@ -247,7 +247,7 @@ def test_no_function_is_taken_twice(tmp_path: Path) -> None:
         ({"type": "A40-24Q", "per_gpu": 3}, "49152 MiB, too few for vGPUs of 73728 MiB"),
         ({"type": "A40-1B", "per_gpu": 9}, "8 virtual functions, too few for 9 vGPUs"),
         ({"type": "A40-9Q", "count": 1}, "A40-9Q"),
-        ({"type": "A40-48Q", "count": 3}, "its GPUs have room for 2"),
+        ({"type": "A40-48Q", "count": 3}, "its GPUs have capacity for 2"),
     ],
 )
 def test_what_cannot_be_is_refused_beforehand(

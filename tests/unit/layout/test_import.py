@@ -175,7 +175,7 @@ def test_a_console_on_a_gpu_is_told() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("version: v2\nvgpu-configs: {}", "unsupported version 'v2'"),
+        ("version: v2\nvgpu-configs: {}", "unsupported version v2"),
         ("- a", "the file: not a mapping"),
         ("version: v1\nvgpu-configs: {}", "vgpu-configs is empty"),
         ("version: v1\nvgpu-configs: {a: []}", "a: not a list of entries"),

@@ -145,7 +145,7 @@ def test_a_vgpu_from_its_making_to_its_end(run: Run) -> None:
     assert run("vgpu", "list").stderr == "no active vGPUs\n"
     full = [run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-large") for _ in "12345"]
     assert [answer.status for answer in full] == [0, 0, 0, 0, 4]
-    assert "no room" in full[-1].stderr
+    assert "no capacity" in full[-1].stderr
 
 
 @pytest.mark.parametrize(

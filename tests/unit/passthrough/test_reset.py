@@ -60,7 +60,7 @@ def test_what_the_function_was_like_is_what_it_must_be_like_after() -> None:
 
 def test_a_native_driver_is_told_of() -> None:
     made = plan(host_of(GPU), Reset(GPU.address))
-    assert "stays on nvidia, which must initialize it again" in made.notes[0]
+    assert "remains bound to nvidia; the driver may need a rebind" in made.notes[0]
     assert made.locks == ("group-4",)
     bound = replace(GPU, driver="vfio-pci")
     assert plan(host_of(bound), Reset(GPU.address)).notes == ()

@@ -157,7 +157,7 @@ def test_one_without_a_compute_instance_comes_back_without(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("instances", "after", "words", "remedy"),
     [
-        (["9:0"], [SMALL_AT_0], "no room beside", "vgpu instances"),
+        (["9:0"], [SMALL_AT_0], "no capacity beside", "vgpu instances"),
         ([], [InstancePlace(19, "1g.5gb", 7)], "does not support this profile", "510 or later"),
         ([], [InstancePlace(77, "9g.99gb", 0)], "does not support this profile", "vgpu instances"),
     ],
@@ -227,7 +227,7 @@ def test_instances_are_made_for_vgpus_as_far_as_they_are_missing(tmp_path: Path)
     assert len(there(kernel)) == 3
     assert {vgpu.type for vgpu in api.scan(kernel).vgpus} == {"474"}
     before = there(kernel)
-    with pytest.raises(Refusal, match=r"no room for 5 vGPUs .*\(4 would fit\)"):
+    with pytest.raises(Refusal, match=r"no capacity for 5 vGPUs .*\(4 would fit\)"):
         apply(kernel, CreateVgpu(UUIDS[4:], type="A100-1-5C"))
     assert there(kernel) == before
     apply(kernel, CreateVgpu(UUIDS[4:8], type="A100-1-5C"))

@@ -80,9 +80,9 @@ def test_all_or_nothing_and_each_gpu_explained() -> None:
     with pytest.raises(Refusal) as caught:
         choose(host, asked(2, type="A40-24Q"))
     message = caught.value.message
-    assert "no room for 2 vGPUs A40-24Q (1 would fit)" in message
-    assert "0000:01:00.0: room for 1 of" in message
-    assert "0000:02:00.0: no room for another" in message
+    assert "no capacity for 2 vGPUs A40-24Q (1 would fit)" in message
+    assert "0000:01:00.0: capacity for 1 of" in message
+    assert "0000:02:00.0: no capacity for another" in message
     assert "size lock: its vGPU has 2048 MiB" in message
 
 
@@ -128,8 +128,8 @@ def test_every_gpu_that_was_passed_over_is_told_with_its_reason() -> None:
     host = vgpu_host((a40_type(2),), (a40_type(4),), ())
     notes = "\n".join(choose(host, asked(type="A40-2Q")).notes)
     assert "0000:01:00.0: 1 x nvidia-" in notes
-    assert "0000:03:00.0: has room, but pack prefers another" in notes
-    assert "0000:02:00.0: no room for another nvidia-5023 (NVIDIA A40-2Q): size lock" in notes
+    assert "0000:03:00.0: has capacity, but pack prefers another" in notes
+    assert "0000:02:00.0: no capacity for another nvidia-5023 (NVIDIA A40-2Q): size lock" in notes
 
 
 # -- properties ---------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_a_type_of_which_the_driver_does_not_tell_how_many_is_tried() -> None:
 
 
 def test_a_full_type_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"no room for another nvidia-2 \(NVIDIA A2-2Q\)"):
+    with pytest.raises(Refusal, match=r"no capacity for another nvidia-2 \(NVIDIA A2-2Q\)"):
         plan(HOST, create("nvidia-2"))
 
 

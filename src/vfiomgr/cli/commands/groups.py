@@ -43,11 +43,10 @@ _USUAL = tuple(column.heading for column in _COLUMNS)
 def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None:
     """List IOMMU groups: isolated or not, bound, and what blocks.
 
-    All functions of a group go to the same guest. ISOLATED is yes where it has the functions of
-    one device only, besides bridges. BOUND is yes where all of them are ready for a guest, partly
-    where some are. BLOCKS marks what keeps a guest from opening the group: functions that are bound
-    to a driver of the host. A filter selects the groups that have a matching device. JSON and YAML
-    list groups of ports too.
+    A group is assigned to one guest together. ISOLATED yes: the group has one device (bridges not
+    counted). BOUND yes: all functions are on VFIO drivers; partly: some are. BLOCKS: functions on
+    host drivers, which prevent a guest from opening the group. A filter selects the groups with a
+    matching device. JSON and YAML also list groups of ports.
 
     \b
     Examples:

@@ -172,14 +172,14 @@ def _schema(facts: RuntimeFacts, files: _Files) -> int:
         return schema
     if version is None:
         message = (
-            f"cannot choose the version of {facts.main.path}: it is empty, and the containerd "
-            "release is unknown"
+            f"cannot tell the configuration version of {facts.main.path}: the file is empty, and "
+            "the containerd release is unknown"
         )
         refuse(
             "runtime-release-unknown",
             facts.main.path,
             message,
-            "set it, e.g. --containerd-version 2.1",
+            "pass --containerd-version, e.g. --containerd-version 2.1",
         )
     return _V2 if version < _MERGES else _V3
 

@@ -199,7 +199,7 @@ class _Planner:
         if self.request.hypervisor != "qemu":
             return
         addresses = ", ".join(str(function.address) for function in self.request.functions)
-        comment = addresses or "for no device yet"
+        comment = addresses or "no device uses it yet"
         self._write("hypervisor", "pcie_root_port", self._root_ports(), comment)
         self._take_switch_ports_out()
 

@@ -226,6 +226,7 @@ def _port_order(sizing: Sizing) -> Iterator[Diagnostic]:
 def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
     others = [str(each.address) for each in sizing.functions if each.address.domain]
     if others:
+        same = _same_but_for_domain(sizing)
         yield finding(
             "kata-pci-domain",
             "warning",
@@ -233,5 +234,14 @@ def _domains(sizing: Sizing) -> Iterator[Diagnostic]:
             tuple(others),
             "the PCI domain is missing in the mapping of host devices that Kata passes to the "
             "agent",
-            "do not assign functions whose addresses differ only in the domain to one guest",
+            f"assign only one of {same}" if same else "use devices of domain 0000",
         )
+
+
+def _same_but_for_domain(sizing: Sizing) -> str:
+    """The functions whose addresses differ only in the domain, for example "A and B"."""
+    by_place: dict[str, list[str]] = {}
+    for each in sizing.functions:
+        text = str(each.address)
+        by_place.setdefault(text.partition(":")[2], []).append(text)
+    return "; ".join(" and ".join(texts) for texts in by_place.values() if len(texts) > 1)

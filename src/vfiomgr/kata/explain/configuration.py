@@ -38,7 +38,7 @@ def configuration(situation: PodContext) -> TraceStep:
     breaks = _breaks(situation)
     if settings is None:
         why = facts.problem or "no readable configuration"
-        what = f"the settings of Kata are unknown: {why}"
+        what = f"cannot find Kata's configuration: {why}"
         return judged("configuration", what, facts.looked_for, breaks, "unknown")
     read = (str(settings.path), *map(str, settings.drop_ins))
     port = settings.cold_plug

@@ -108,15 +108,15 @@ def handler(situation: PodContext) -> TraceStep:
     if name is None:
         return judged("handler", "no handler", looked, breaks, "unknown")
     if facts is None or (not facts.is_known and entry is None):
-        what = f"{name}: its entry in {program} is unknown, because {_why_unknown(facts)}"
+        what = f"{name}: {_why_unknown(facts, program)}"
         return judged("handler", what, looked, breaks, "unknown")
     if facts.disabling:
-        what = f"{name}: containerd runs no pods, because its CRI plugin is disabled"
+        what = f"{name}: containerd runs no pods: its CRI plugin is disabled"
         return judged("handler", what, looked, (_disabled(facts), *breaks))
     if entry is None:
         what = f"{name} is not in the configuration of {program}"
         return judged("handler", what, looked, (_lacking(facts, name), *breaks))
-    runs = entry.runtime_path or entry.shim or "an unknown program, because its type is not set"
+    runs = entry.runtime_path or entry.shim or "an unknown program (its type is not set)"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
     since = _drop_ins_since(facts)
@@ -127,12 +127,10 @@ def handler(situation: PodContext) -> TraceStep:
     return judged("handler", what, looked, breaks)
 
 
-def _why_unknown(facts: HandlerFacts | None) -> str:
-    if facts is None:
-        return "its files cannot be read"
-    if not facts.unreadable:
-        return "it has no configuration here"
-    return "its configuration cannot be read"
+def _why_unknown(facts: HandlerFacts | None, program: str) -> str:
+    if facts is not None and not facts.unreadable:
+        return f"no {program} configuration found"
+    return f"cannot read the configuration of {program}"
 
 
 def _unreadable(situation: PodContext) -> Iterator[Diagnostic]:

@@ -93,12 +93,12 @@ def _told(situation: PodContext) -> str:
             )
         case "unknown":
             return (
-                f"the pod requests {asked}; it depends on the configuration how Kata finds the "
-                "devices"
+                f"the pod requests {asked}; Kata finds devices by its configuration (vfio_mode, "
+                "cold_plug_vfio)"
             )
     settings = situation.settings
     if settings is not None and settings.cold_plug == NO_PORT:
-        return f"Kata does not look for devices of {asked}, because it plugs none"
+        return f"Kata does not look for devices of {asked}: it plugs none"
     return f"Kata cannot find out which devices of {asked} the pod has"
 
 

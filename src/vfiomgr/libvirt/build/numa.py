@@ -276,14 +276,14 @@ def _why_pins(shares: Sequence[NumaShare], topology: HostTopology, pins: Pins) -
     if not pins:
         return
     nodes = ", ".join(
-        f"node {share.node.number} has {format_cpulist(share.node.cpus)}"
+        f"node {share.node.number} has CPUs {format_cpulist(share.node.cpus)}"
         for share in shares
         if share.vcpus
     )
-    left = [*topology.boot_cpu_threads, *topology.isolated_cpus]
-    free = {cpu for _, cpus in pins for cpu in cpus}
-    kept = format_cpulist(cpu for cpu in left if cpu not in free)
-    yield Reason("cputune", nodes + (f"; {kept} stay with the host" if kept else ""))
+    pinned = {cpu for _, cpus in pins for cpu in cpus}
+    kept = format_cpulist(cpu for node in topology.nodes for cpu in node.cpus if cpu not in pinned)
+    rest = f"CPUs {kept} remain for the host" if kept else "no CPU is left for the host"
+    yield Reason("cputune", f"{nodes}; {rest}")
 
 
 def _notes(

@@ -222,7 +222,7 @@ def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic
         "blocker",
         f"this host does not have {hostdev.name}",
         (context.cite(hostdev),),
-        "whether it can migrate, and what it needs elsewhere, follows from the device",
+        "migration depends on the device",
         f"{own}; or name the host that has it: --snapshot FILE",
         subject=hostdev.name,
     )

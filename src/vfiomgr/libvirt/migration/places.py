@@ -165,13 +165,15 @@ def _vgpu_place(
             if left > 0:
                 created[gpu.name] = created.get(gpu.name, 0) + 1
                 return _creatable(vgpu, gpu, kind, left)
-            reasons.append(f"{gpu}: {found.unavailable_because or 'no room for another one'}")
-    text = f"no room for a vGPU of type {kind}: {'; '.join(reasons) or 'no GPU offers this type'}"
+            reasons.append(f"{gpu}: {found.unavailable_because or 'no capacity for another one'}")
+    text = (
+        f"no capacity for a vGPU of type {kind}: {'; '.join(reasons) or 'no GPU offers this type'}"
+    )
     return MigrationPlace(vgpu.name, None, is_ready=False, text=text)
 
 
 def _creatable(vgpu: Vgpu, gpu: Gpu, kind: str, left: int) -> MigrationPlace:
-    text = f"{gpu} has room for {left} of {kind}"
+    text = f"{gpu} has capacity for {left} of {kind}"
     uuid = f" {vgpu.uuid}" if vgpu.uuid and gpu.family == "mdev" else ""
     remedy = f"vfiomgr vgpu create{uuid} --parent {gpu.name} --type '{kind}'"
     return MigrationPlace(vgpu.name, None, is_ready=False, text=text, remedy=remedy)

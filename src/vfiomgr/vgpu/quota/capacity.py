@@ -280,7 +280,7 @@ def _room(host: HostSnapshot, device: PciDevice, vgpus: tuple[Vgpu, ...]) -> tup
 def _note(device: PciDevice, made: int, total: int, left: int | None) -> str:
     if device.driver == GIM:
         return f"{made} of {total} created; AMD's GIM creates them when loaded (vf_num)"
-    memory = "" if left is None else f", {in_bytes(left * MIB)} of memory left"
+    memory = "" if left is None else f"; {left:,} MiB of memory remain"
     if made:
-        return f"{made} of {total} created, all at once{memory}: vfiomgr sriov set"
-    return f"all are created at once{memory}: vfiomgr sriov set {device.address} N"
+        return f"{made} of {total} VFs created{memory}; vfiomgr sriov set replaces them all"
+    return f"vfiomgr sriov set {device.address} N creates N VFs{memory}"
