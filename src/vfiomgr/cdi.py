@@ -167,10 +167,10 @@ def check(host: HostSource, *files: str, consumer: str = ANY) -> CdiReport:
     is_image = seen.pci_unlisted is not None
     nodes = _present_nodes(host, seen, found)
     report = judge.check(found, readers, None if is_image else seen, nodes)
-    if not is_image:
+    if not is_image or not found:
         return report
-    unseen = f"whether the devices exist: {host.root} contains only files"
-    return replace(report, not_checked=(*report.not_checked, unseen))
+    unread = f"whether the devices exist: {host.root} contains only files"
+    return replace(report, unknown=(*report.unknown, unread))
 
 
 def named_devices(host: HostSource) -> tuple[tuple[CdiEntry, ...], tuple[str, ...]]:

@@ -8,14 +8,18 @@ import click
 
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import READING, LazyGroup, session_options
-from vfiomgr.cli.output import counted, note, print_document, print_findings, report_document, say
+from vfiomgr.cli.output import counted, print_document, print_findings, report_document, say
+from vfiomgr.cli.reports import (
+    exit_status,
+    note_not_checked,
+    say_unknown,
+    strict_option,
+    verdict,
+)
 from vfiomgr.cli.session import session_of
 
 if TYPE_CHECKING:
     from vfiomgr.check.model import Report
-
-_BLOCKED = 1
-
 
 _COMMANDS = {
     "domain": ("vfiomgr.libvirt.commands.preflight", "preflight"),
@@ -28,22 +32,27 @@ _COMMANDS = {
 
 
 @click.group("check", cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
-@click.option("--all", "every", is_flag=True, help="Also show what is fine.")
+@click.option(
+    "--all", "every", is_flag=True, help="Also show what is fine, and all that was not checked."
+)
+@strict_option()
 @session_options(*READING)
 @click.pass_context
-def check(context: click.Context, *, every: bool) -> None:
+def check(context: click.Context, *, every: bool, strict: bool) -> None:
     """Check a host, domain, pod, layout, Kata or CDI.
 
     Without a subcommand, check whether this host is ready for passthrough. Each finding has
     evidence, a reason and a remedy. A blocker prevents passthrough of every device; a warning
-    concerns some devices, or safety. JSON and YAML include what is fine.
+    concerns some devices, or safety. A fact that decides it and cannot be read is unknown. JSON and
+    YAML include what is fine.
 
-    Exit status: 0 if there is no blocker, 1 if there is one.
+    Exit status: 0 if there is no blocker, 1 if there is one, or with --strict something unknown.
 
     \b
     Examples:
       vfiomgr check
       vfiomgr check --all
+      vfiomgr check --strict
       vfiomgr check --format json
       vfiomgr check --snapshot host.json
       vfiomgr check domain win11
@@ -57,18 +66,18 @@ def check(context: click.Context, *, every: bool) -> None:
         print_document("CheckReport", report_document(report), session.format)
     else:
         _print(report, every=every)
-    context.exit(_BLOCKED if report.is_blocked else 0)
+    context.exit(exit_status(report, strict=strict))
 
 
 def _print(report: Report, *, every: bool) -> None:
     print_findings(report, every=every)
+    say_unknown(report.unknown)
     say(_summary(report, every=every))
-    for text in report.not_checked:
-        note(f"not checked: {text}")
+    note_not_checked(report.not_checked, every=every, option="--all")
 
 
 def _summary(report: Report, *, every: bool) -> str:
-    verdict = "not ready" if report.is_blocked else "no blocker found"
+    told = verdict(report, "not ready", "no blocker found")
     counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
     fine = f"{report.count('ok')} fine{'' if every else ' (--all shows them)'}"
-    return f"{verdict}: {', '.join((*counts, fine))}"
+    return f"{told}: {', '.join((*counts, fine))}"

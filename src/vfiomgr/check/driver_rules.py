@@ -8,7 +8,7 @@ from vfiomgr.check.model import command_line, rebuild_initramfs
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.expressions import expression
 from vfiomgr.passthrough import guards
-from vfiomgr.paths import IOMMU_GROUPS
+from vfiomgr.paths import IOMMU_GROUPS, PCI_DEVICES
 from vfiomgr.pci.iommu import HARMLESS_DRIVERS, acs_override_words, blockers, is_blocking
 from vfiomgr.pci.model import CLASS_VGA, PciDevice, is_address
 from vfiomgr.units import counted
@@ -38,18 +38,25 @@ def gpus(host: HostSnapshot) -> list[PciDevice]:
 
 
 def without_group(host: HostSnapshot) -> Iterator[Diagnostic]:
-    """Report GPUs that no IOMMU covers, if the host has one."""
-    for device in gpus(host):
-        for diagnostic in guards.isolation(host, device):
-            yield finding(
-                "no-group",
-                "warning",
-                f"{device} has no IOMMU group",
-                (f"/sys/bus/pci/devices/{device.address} has no iommu_group",),
-                "VFIO requires that an IOMMU isolates the function",
-                diagnostic.remedy,
-                subject=device,
-            )
+    """Report functions that no IOMMU covers, if the host has one: GPUs one by one."""
+    why = "VFIO requires that an IOMMU isolates the function"
+    own, others = gpus(host), list[tuple[PciDevice, Diagnostic]]()
+    for device in host.devices:
+        for found in () if device.is_bridge else guards.isolation(host, device):
+            if device not in own:
+                others.append((device, found))
+                continue
+            title = f"{device} has no IOMMU group"
+            shown = (_no_group(device),)
+            yield finding("no-group", "warning", title, shown, why, found.remedy, subject=device)
+    if others:
+        title = f"{counted(len(others), 'function')} without an IOMMU group"
+        evidence = tuple(_no_group(device) for device, _ in others)
+        yield finding("no-group", "warning", title, evidence, why, others[0][1].remedy)
+
+
+def _no_group(device: PciDevice) -> str:
+    return f"{PCI_DEVICES}/{device.address} has no iommu_group"
 
 
 def shared_with_gpu(host: HostSnapshot) -> Iterator[Diagnostic]:

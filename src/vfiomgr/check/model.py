@@ -29,6 +29,9 @@ class Report(Value):
 
     findings: tuple[Diagnostic, ...]
     not_checked: tuple[str, ...]
+    """What could not be checked, and what was missing."""
+    unknown: tuple[str, ...] = ()
+    """The same of facts that decide the result: without them nothing is known to be ready."""
 
     def count(self, severity: Severity) -> int:
         """The number of findings of one severity."""

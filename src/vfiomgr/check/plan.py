@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from vfiomgr.check import device_rules, driver_rules, platform_rules
 from vfiomgr.check.model import Report
 from vfiomgr.diagnostic import SEVERITIES
-from vfiomgr.paths import IOMMU_GROUPS, IOMMU_UNITS
 from vfiomgr.snapshot.model import UNIDENTIFIED
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +67,7 @@ def check(host: HostSnapshot) -> Report:
     if host.readiness is not None:
         found += [f for rule in _OF_READINESS for f in rule(host, host.readiness)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(tuple(found), tuple(_not_checked(host)))
+    return Report(tuple(found), tuple(_not_checked(host)), tuple(platform_rules.unread(host)))
 
 
 def _not_checked(host: HostSnapshot) -> Iterator[str]:
@@ -76,13 +76,11 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
         yield from _unseen_of_devices(host.devices)
     if host.pci_unidentified:
         count, first = len(host.pci_unidentified), host.pci_unidentified[0]
-        yield f"{count} PCI functions, e.g. {first}: {UNIDENTIFIED}"
-    if not host.iommu.is_known:
-        yield f"whether the IOMMU is on: neither {IOMMU_GROUPS} nor {IOMMU_UNITS} found"
+        yield f"{counted(count, 'PCI function')}, e.g. {first}: {UNIDENTIFIED}"
     if host.kernel_command_line is None:
         yield "the kernel command line: /proc/cmdline not found"
     if host.readiness is None:
-        yield "modules, interrupts, firmware, limits: not in the snapshot"
+        yield "firmware, limits, settings of modules: not in the snapshot"
     else:
         yield from _unseen(host.readiness)
 
@@ -100,7 +98,6 @@ def _unseen(facts: Readiness) -> Iterator[str]:
     for fact, text in (
         (facts.has_driver_override, "whether functions have a driver_override: none has the file"),
         (facts.module_settings, "settings of kernel modules: modprobe.d not found"),
-        (facts.interrupt_chips, "whether interrupts are remapped: /proc/interrupts not found"),
         (facts.framebuffers, "the firmware's framebuffer: /proc/iomem not found"),
         (facts.config_source, "the kernel's configuration: no /boot/config-RELEASE, no config.gz"),
         (facts.has_dev or None, "permissions of VFIO nodes: /dev not found"),

@@ -57,6 +57,36 @@ def iommu(host: HostSnapshot) -> Iterator[Diagnostic]:
     )
 
 
+def unread(host: HostSnapshot) -> Iterator[str]:
+    """What decides whether any function can be passed through, and could not be read.
+
+    For each of these a rule below would report a blocker.
+    """
+    if not host.devices:
+        return
+    yield from guards.iommu_unread(host)
+    facts = host.readiness
+    if facts is None:
+        yield "whether vfio-pci is available: not in the snapshot"
+    elif not any(vfio_pci(host, facts)):
+        missing = "neither /sys/module nor the lists of /lib/modules found"
+        yield f"whether vfio-pci is available: {missing}"
+    if not host.iommu.is_on or not _may_be_x86(host):
+        return
+    if facts is None:
+        yield "whether interrupts are remapped: not in the snapshot"
+    elif not any(interrupt_remapping(host, facts)):
+        missing = "/proc/interrupts" if facts.interrupt_chips is None else IOMMU_UNITS
+        yield f"whether interrupts are remapped: {missing} not found"
+
+
+def _may_be_x86(host: HostSnapshot) -> bool:
+    units = host.iommu.units
+    return any(u.startswith(_X86_UNITS) for u in units) or (
+        not units and host.architecture in (None, "x86_64")
+    )
+
+
 def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
     number = host.number_of_pci_groups
     count = f"{number} groups of PCI functions" if number else "no group of PCI functions"

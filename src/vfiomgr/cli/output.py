@@ -247,6 +247,7 @@ def report_document(report: Report) -> dict[str, object]:
     """A report in the JSON contract."""
     return {
         "items": [finding_document(found) for found in report.findings],
+        "unknown": report.unknown,
         "not_checked": report.not_checked,
         "summary": {severity: report.count(severity) for severity in SEVERITIES},
     }
@@ -254,14 +255,13 @@ def report_document(report: Report) -> dict[str, object]:
 
 def print_findings(report: Report, *, every: bool) -> None:
     """Print the findings with evidence, reason, remedy and rule; with `every`, passed ones too."""
-    screen = _screen()
     lines: list[str | Marked] = []
     for found in report.findings:
         if every or found.severity != "ok":
             colour = _COLOURS[found.severity]
             lines.append(Marked(found.severity, colour, f": {found.summary}"))
             for label, text in _labelled(found):
-                lines += _wrapped(label, text, screen)
+                lines += labelled(label, text)
     say(*lines)
 
 
@@ -279,9 +279,9 @@ def _labelled(found: Diagnostic) -> Iterator[tuple[str, str]]:
     yield "rule", found.rule
 
 
-def _wrapped(label: str, text: str, screen: os.terminal_size | None) -> list[str]:
+def labelled(label: str, text: str) -> list[str]:
     """The lines of a part of a finding: wrapped on a terminal, one line in a pipe (for grep)."""
-    head = f"  {label.ljust(8)}  "
+    head, screen = f"  {label.ljust(8)}  ", _screen()
     if screen is None:
         return [head + text]
     import textwrap  # noqa: PLC0415 - slow to import

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vfiomgr.kata.explain.image import GuestImage
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
 
@@ -38,11 +39,12 @@ def check_image(source: HostSource, *addresses: str, config: str | None = None) 
     source.require_live(
         "a snapshot has no files of Kata", "run the command on the host itself, or with --root"
     )
-    return check_guest_image(_guest_image(source, config), _devices(source, addresses))
-
-
-def _devices(source: HostSource, addresses: tuple[str, ...]) -> list[PciDevice]:
+    image = _guest_image(source, config)
     host = source.scan_devices()
+    return check_guest_image(image, _devices(host, addresses), host)
+
+
+def _devices(host: HostSnapshot, addresses: tuple[str, ...]) -> list[PciDevice]:
     if not addresses:
         known = (d for d in host.devices if d.is_graphics_or_accelerator)
         return [device for device in known if host.is_ready_for_guests(device)]

@@ -318,6 +318,11 @@ class Layout(_Document):
         return any(rule.select.serial for rule in self.devices)
 
     @property
+    def gives_to_guests(self) -> bool:
+        """Whether a rule is met only by devices that an IOMMU isolates."""
+        return any(isinstance(rule, PassthroughRule | VgpuRule) for rule in self.devices)
+
+    @property
     def chooses_resets(self) -> bool:
         """Whether a rule names a reset method."""
         return any(isinstance(r, PassthroughRule) and r.reset_method for r in self.devices)

@@ -50,18 +50,23 @@ def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
+def iommu_unread(host: HostSnapshot) -> tuple[str, ...]:
+    """What is missing to tell whether the IOMMU is on; empty if that is known."""
+    if host.iommu.is_known:
+        return ()
+    return (f"whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} nor {IOMMU_UNITS}",)
+
+
+READ_IT = "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json"
+"""The remedy for facts that a recording lacks."""
+
+
 def iommu_off(host: HostSnapshot) -> Diagnostic | None:
     """Return the diagnostic for a host without active IOMMU; None if the IOMMU is on."""
     if host.iommu.is_on:
         return None
-    if not host.iommu.is_known:
-        return blocker(
-            "iommu",
-            "",
-            f"cannot determine whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} "
-            f"nor {IOMMU_UNITS}",
-            "run vfiomgr on the host itself, or on a snapshot of it: vfiomgr snapshot > host.json",
-        )
+    for text in iommu_unread(host):
+        return blocker("iommu", "", f"cannot determine {text}", READ_IT)
     unsafe = (
         "; no-IOMMU mode is on, which lets a guest write to all of the host's memory"
         if host.vfio.is_noiommu_on

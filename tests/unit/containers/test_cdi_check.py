@@ -222,7 +222,7 @@ def test_nodes_that_are_not_vfios_are_asked_for_and_told_where_nobody_could_look
     text = vfio("/dev/nvidia0", "gpu0")
     assert other_nodes([etc(text), etc(vfio("/dev/vfio/4"))]) == {"/dev/nvidia0"}
     report = check([etc(text)], CONSUMERS, READY, None)
-    assert (report.findings, len(report.not_checked)) == ((), 1)
+    assert (report.findings, len(report.unknown)) == ((), 1)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def test_an_image_of_zeros_is_told_as_not_checked(run: Run, kata: FakeKernel) ->
     place = f"{SHARE}/kata-containers/kata-nvidia.img"
     kata.sysfs.put_bytes(place, bytes(8192))
     answer = run("kata", "check-image", GPU)
-    assert answer.stderr.startswith(f"not checked: the file system of {place}: none of ")
+    assert f"unknown: the file system of {place}\n  evidence  none of " in answer.stdout
 
 
 def test_the_configuration_that_the_installed_handler_names_is_looked_at(

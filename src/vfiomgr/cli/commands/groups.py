@@ -12,7 +12,7 @@ from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut
-from vfiomgr.passthrough.guards import iommu_off
+from vfiomgr.passthrough.guards import iommu_off, iommu_unread
 from vfiomgr.pci.iommu import acs_override_words, blockers
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def _tell_of_host(host: HostSnapshot, off: Diagnostic | None) -> None:
             "the kernel command line (see vfiomgr check)"
         )
     if off:
-        say(off.summary, f"remedy: {off.remedy}")
+        unread = [f"unknown: {text}" for text in iommu_unread(host)]
+        say(*(unread or (off.summary,)), f"remedy: {off.remedy}")
 
 
 def _fits(host: HostSnapshot, group: IommuGroup, selection: Selection) -> bool:

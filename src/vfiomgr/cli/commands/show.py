@@ -23,6 +23,7 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.library import tell_of_cut_off_runs
 from vfiomgr.libvirt.migration.devices import migratability_of
+from vfiomgr.passthrough.guards import READ_IT, iommu_unread
 from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
@@ -260,7 +261,13 @@ def _readiness(
     host: HostSnapshot, device: PciDevice, facts: dict[str, object]
 ) -> Iterator[tuple[str, str]]:
     refusal = facts["refusal"]
-    if device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group):
+    unread = iommu_unread(host)
+    if unread:
+        yield ("guest-ready", f"unknown: {'; '.join(unread)}")
+        yield ("remedy", READ_IT)
+    elif (
+        device.is_on_vfio and device.iommu_group is not None and host.is_viable(device.iommu_group)
+    ):
         nodes = host.existing_nodes(device)
         yield ("guest-ready", f"yes, VFIO node{'s' * (len(nodes) > 1)}: {', '.join(nodes)}")
     elif host.is_vendor_function(device) and host.is_ready_for_guests(device):

@@ -70,6 +70,8 @@ def _group(host: HostSnapshot, node: str, number: int) -> Target:
     ready = tuple(device for device in members if host.is_ready_for_guests(device))
     if host.group(number) is None:
         problem: str | None = f"no such IOMMU group: {number}"
+        if not host.iommu.is_known:
+            problem = f"whether IOMMU group {number} exists is unknown"
     elif mediated:
         problem = None
     elif not ready:
@@ -131,12 +133,15 @@ class CdiReport(Value):
 
     findings: tuple[CdiFinding, ...]
     verdicts: tuple[FileVerdict, ...]
-    not_checked: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What decides whether devices are available, and could not be checked."""
 
     @property
     def is_broken(self) -> bool:
         """Whether a consumer cannot use something."""
         return any(finding.found.severity == "blocker" for finding in self.findings)
+
+    is_blocked = is_broken
 
     def verdict(self, file: str, consumer: str) -> Verdict:
         """The verdict about a file for a consumer."""
@@ -175,8 +180,9 @@ def check(
                 found.add_host_facts(file, specification, using, host, nodes or {})
         if host is not None:
             found.add_twice_published(host, used, alike)
-    unseen = ("whether device nodes exist, except those of VFIO",) if nodes is None and host else ()
-    return found.report([file.path for file in files], unseen)
+    unseen = nodes is None and host is not None and other_nodes(files)
+    unknown = "whether device nodes exist, except those of VFIO: not in the snapshot"
+    return found.report([file.path for file in files], (unknown,) if unseen else ())
 
 
 def _readings(
@@ -348,7 +354,7 @@ class _Findings:
                         )
                         self._add(file.path, found, consumers, "warning")
 
-    def report(self, files: Sequence[str], not_checked: tuple[str, ...]) -> CdiReport:
+    def report(self, files: Sequence[str], unknown: tuple[str, ...]) -> CdiReport:
         order = {file: number for number, file in enumerate(files)}
         found = sorted(self._found, key=lambda one: (order[one.subject], one.line, one.rule))
         findings = tuple(_finding(one, self._in_order(self._found[one])) for one in found)
@@ -357,7 +363,7 @@ class _Findings:
             for file in files
             for consumer in self._consumers
         )
-        return CdiReport(findings, verdicts, not_checked)
+        return CdiReport(findings, verdicts, unknown)
 
     def _in_order(self, concerned: Iterable[Consumer]) -> list[Consumer]:
         names = {consumer.name for consumer in concerned}

@@ -21,6 +21,7 @@ from vfiomgr.cli.output import (
     print_yaml,
     say,
 )
+from vfiomgr.cli.reports import exit_status, say_unknown, strict_option
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
 from vfiomgr.containers.cdi.document import document_of, render_specification
@@ -74,15 +75,13 @@ def _consumer_option(text: str) -> Callable[[Any], Any]:
     )
 
 
-_BROKEN = 1
-
-
 @click.command("check")
 @click.argument("paths", nargs=-1, metavar="[FILE]...", shell_complete=complete_file)
 @_consumer_option("Check for this consumer or family: kata, containerd, podman.")
+@strict_option()
 @session_options(*READING)
 @click.pass_context
-def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> None:
+def check(context: click.Context, *, paths: tuple[str, ...], consumer: str, strict: bool) -> None:
     """Check which consumers can read the CDI specifications.
 
     All files in /etc/cdi and /run/cdi are checked for each consumer, or FILES of this machine (also
@@ -97,7 +96,8 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
     containerd-1.7.16, containerd-1.7.27, containerd-2.0, containerd-2.1 (2.0.5 to 2.2.0),
     containerd-2.3 (since 2.2.1), podman-4.3, podman-4.9, podman-5.4, podman-5.8.
 
-    Exit status: 0 if no problem is found, 1 if a consumer cannot use something.
+    Exit status: 0 if no problem is found, 1 if a consumer cannot use something, or with --strict
+    something is unknown.
 
     \b
     Examples:
@@ -115,9 +115,7 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str) -> N
         _print_check(report, consumers)
     if not report.verdicts:
         note("no CDI specifications in /etc/cdi and /run/cdi")
-    for text in report.not_checked:
-        note(f"not checked: {text}")
-    context.exit(_BROKEN if report.is_broken else 0)
+    context.exit(exit_status(report, strict=strict))
 
 
 _SEVERITIES: dict[Severity, str] = {"blocker": "error", "warning": "warning"}
@@ -143,7 +141,7 @@ def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]
         "items": [_item(finding) for finding in report.findings],
         "verdicts": report.verdicts,
         "consumers": consumers,
-        "not_checked": report.not_checked,
+        "unknown": report.unknown,
         "summary": {
             word: sum(finding.found.severity == severity for finding in report.findings)
             for severity, word in _SEVERITIES.items()
@@ -162,6 +160,7 @@ def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
     if files:
         rows = [row for file in files for row in _verdicts(report, file, consumers)]
         print_table(("FILE", "VERDICT", wrapped("CONSUMERS")), rows)
+    say_unknown(report.unknown)
 
 
 def _verdicts(

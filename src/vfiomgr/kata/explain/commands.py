@@ -13,11 +13,17 @@ from vfiomgr.cli.output import (
     Marked,
     counted,
     finding_document,
-    note,
     print_document,
     print_findings,
     report_document,
     say,
+)
+from vfiomgr.cli.reports import (
+    exit_status,
+    note_not_checked,
+    say_unknown,
+    strict_option,
+    verdict,
 )
 from vfiomgr.cli.session import session_of
 from vfiomgr.diagnostic import SEVERITIES
@@ -162,9 +168,8 @@ def _verdict(item: KataTrace) -> str:
     broken = [step.name for step in item.steps if step.state == "broken"]
     if broken:
         return f"broken: {', '.join(broken)}"
-    unknown = [step.name for step in item.steps if step.state == "unknown"]
-    if unknown:
-        return f"no problem found; unknown: {', '.join(unknown)}"
+    if item.unknown:
+        return f"unknown: {', '.join(item.unknown)}"
     doubtful = [step.name for step in item.steps if step.breaks]
     if doubtful:
         return f"the chain is complete, with possible problems: {', '.join(doubtful)}"
@@ -211,9 +216,12 @@ class _ExplainOptions(TypedDict):
     shell_complete=complete_cdi_kind,
     help="Use this resource name of the device plugin, for DEVICE.",
 )
+@strict_option()
 @session_options(*READING, "verbose")
 @click.pass_context
-def explain(context: click.Context, *, subject: str, **options: Unpack[_ExplainOptions]) -> None:
+def explain(
+    context: click.Context, *, subject: str, strict: bool, **options: Unpack[_ExplainOptions]
+) -> None:
     """Check whether a pod gets its devices, link by link.
 
     The pod is in a file (YAML or JSON, - for a pipe; also in a Deployment or a similar object), or
@@ -224,7 +232,7 @@ def explain(context: click.Context, *, subject: str, **options: Unpack[_ExplainO
     chooses the device of a resource, so all candidates are checked and their differences shown;
     without -v only the first ones are listed.
 
-    Exit status: 1 if a link is broken.
+    Exit status: 1 if a link is broken, or with --strict unknown.
 
     \b
     Examples:
@@ -237,11 +245,7 @@ def explain(context: click.Context, *, subject: str, **options: Unpack[_ExplainO
     session = session_of(context)
     found = explain_pod(session, subject, **options)
     print_explanations(found, session.format, is_whole=bool(session.verbose))
-    if any(explanation.is_broken for explanation in found):
-        context.exit(1)
-
-
-_BLOCKED = 1
+    context.exit(exit_status(*found, strict=strict))
 
 
 @click.command("check-image")
@@ -253,11 +257,19 @@ _BLOCKED = 1
     help="Use this configuration, a path on the host.  [default: that of the handler kata-vfio, "
     "else the first one in /etc/kata-containers or Kata's defaults]",
 )
-@click.option("--all", "every", is_flag=True, help="Also show what is correct.")
+@click.option(
+    "--all", "every", is_flag=True, help="Also show what is correct, and all that was not checked."
+)
+@strict_option()
 @session_options(*READING)
 @click.pass_context
 def check_image(
-    context: click.Context, addresses: tuple[str, ...], *, config: str | None, every: bool
+    context: click.Context,
+    addresses: tuple[str, ...],
+    *,
+    config: str | None,
+    every: bool,
+    strict: bool,
 ) -> None:
     """Check whether a Kata guest can use the devices.
 
@@ -265,7 +277,8 @@ def check_image(
     as file names and hooks show them) are checked, for ADDRESSES or for all available GPUs. The
     contents of an image are not checked.
 
-    Exit status: 0 if no blocker is found, 1 if no guest can start.
+    Exit status: 0 if no blocker is found, 1 if no guest can start, or with --strict something is
+    unknown.
 
     \b
     Examples:
@@ -279,10 +292,9 @@ def check_image(
         print_document("CheckReport", report_document(report), session.format)
     else:
         print_findings(report, every=every)
-        verdict = "no guest can start" if report.is_blocked else "no blockers"
+        say_unknown(report.unknown)
+        told = verdict(report, "no guest can start", "no blockers")
         counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
-        say(f"{verdict}: {', '.join(counts)}, {report.count('ok')} fine")
-        for text in report.not_checked:
-            note(f"not checked: {text}")
-    if report.is_blocked:
-        context.exit(_BLOCKED)
+        say(f"{told}: {', '.join(counts)}, {report.count('ok')} fine")
+        note_not_checked(report.not_checked, every=every, option="--all")
+    context.exit(exit_status(report, strict=strict))

@@ -7,11 +7,14 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from vfiomgr.check import platform_rules
 from vfiomgr.check.model import Report
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding, refuse, refuse_if_any
 from vfiomgr.kata.model import is_cdi_gpu
 from vfiomgr.kata.settings import VFIO_MODES
-from vfiomgr.passthrough.guards import bridge
+from vfiomgr.passthrough.guards import bridge, iommu_unread, isolation
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import is_uuid
@@ -126,7 +129,9 @@ _INSIDE = (
 )
 
 
-def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> Report:
+def check_guest_image(
+    image: GuestImage, devices: Sequence[PciDevice] = (), host: HostSnapshot | None = None
+) -> Report:
     """Findings about a guest, blockers first; without devices, for any GPU."""
     found = [
         *_settings(image),
@@ -135,11 +140,22 @@ def check_guest_image(image: GuestImage, devices: Sequence[PciDevice] = ()) -> R
         *_file_system(image),
         *_driver(image, devices),
         *_containers(image, devices),
+        *([] if host is None else _isolation(host, devices)),
     ]
     return Report(
         tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))),
-        (*_unknown_file_system(image), _INSIDE),
+        (_INSIDE,),
+        (*_unknown_file_system(image), *([] if host is None else iommu_unread(host))),
     )
+
+
+def _isolation(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagnostic]:
+    """The findings of `vfiomgr check` about the IOMMU, and devices without an IOMMU group."""
+    yield from (found for found in platform_rules.iommu(host) if found.severity != "ok")
+    for device in devices:
+        for found in isolation(host, device):
+            why = "VFIO requires that an IOMMU isolates the function"
+            yield replace(found, why=why)
 
 
 def _settings(image: GuestImage) -> Iterator[Diagnostic]:

@@ -202,6 +202,13 @@ class KataTrace(Value):
         """Whether a link is certainly broken."""
         return any(step.state == "broken" for step in self.steps)
 
+    is_blocked = is_broken
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The links that could not be checked."""
+        return tuple(step.name for step in self.steps if step.state == "unknown")
+
     @property
     def breaks(self) -> tuple[Diagnostic, ...]:
         """All problems, in the order of the links."""

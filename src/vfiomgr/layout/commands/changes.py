@@ -21,6 +21,7 @@ from vfiomgr.cli.options import (
     with_options,
 )
 from vfiomgr.cli.output import note, print_document, print_text, say
+from vfiomgr.cli.reports import say_unknown
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
@@ -42,6 +43,7 @@ from vfiomgr.layout.model import LayoutFile
 from vfiomgr.layout.named import KIND, ApplyLayout, is_plan, layout_of_text, read_plan
 from vfiomgr.layout.revert import reversion
 from vfiomgr.library import not_checked, tell_of_cut_off_runs
+from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.paths import BOOT_ID
 
 if TYPE_CHECKING:
@@ -190,7 +192,7 @@ def apply(
 def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Override, ...]) -> int:
     """Exit with status 3 if the host differs from FILE.
 
-    The differences are printed.
+    The differences are printed. The status is 3, too, if facts are missing to tell.
 
     \b
     Examples:
@@ -198,21 +200,27 @@ def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Overr
       vfiomgr layout assert fleet.yaml --layout kata-node --format json
     """
     request = ApplyLayout(file, name, frozenset(allow)).request(session)
-    compared = compare(host_of(session).facts_for(request), request)
+    host = host_of(session).facts_for(request)
+    compared = compare(host, request)
     differences = compared.differences
+    unknown = iommu_unread(host) if request.layout.gives_to_guests else ()
     if session.format != "table":
         body = {
             "layout": request.name,
-            "is_met": not differences,
+            "is_met": not differences and not unknown,
             "differences": to_jsonable(differences),
+            "unknown": unknown,
         }
         print_document("LayoutAssertion", body, session.format)
     elif differences:
         _print_differences(compared)
         say(f"host differs from layout '{request.name}'")
+    elif unknown:
+        say_unknown(unknown)
+        say(f"unknown whether the host matches layout '{request.name}'")
     else:
         say(f"host matches layout '{request.name}'")
-    return _DRIFT if differences else 0
+    return _DRIFT if differences or unknown else 0
 
 
 @click.command("export")

@@ -10,13 +10,13 @@ from vfiomgr.cli.completion import complete_host_file
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     counted,
-    note,
     or_dash,
     print_document,
     print_findings,
     report_document,
     say,
 )
+from vfiomgr.cli.reports import exit_status, note_not_checked, strict_option, verdict
 from vfiomgr.cli.session import Session, session_of
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.client.binding import DEADLINE
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
     from vfiomgr.libvirt.model import Domain, Hypervisor
 
-_BLOCKED = 1
 _VERDICTS = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
 
 
@@ -62,11 +61,18 @@ class _Target(HostSource):
     help="Also ask QEMU of the running domain why it refuses to migrate (QEMU 6.0). libvirt then "
     "marks the domain as tainted (custom-monitor) until it is shut off.",
 )
+@strict_option()
 @connect_option
-@session_options(*READING, "timeout")
+@session_options(*READING, "timeout", "verbose")
 @click.pass_context
 def migration(
-    context: click.Context, *, name: str, targets: tuple[str, ...], ask_qemu: bool, uri: str
+    context: click.Context,
+    *,
+    name: str,
+    targets: tuple[str, ...],
+    ask_qemu: bool,
+    strict: bool,
+    uri: str,
 ) -> None:
     """Check whether a domain can migrate, and to which hosts.
 
@@ -77,8 +83,8 @@ def migration(
 
     Create the snapshot of a target there, as root: vfiomgr snapshot > host2.json
 
-    Exit status: 0 if the domain can migrate to at least one target, 1 if not. Without --to only the
-    domain and its present host are checked.
+    Exit status: 0 if the domain can migrate to at least one target, 1 if not, or with --strict if
+    that is unknown. Without --to only the domain and its present host are checked.
 
     \b
     Examples:
@@ -93,10 +99,10 @@ def migration(
     others = {target: _Target(target) for target in targets}
     report = check_domain_migration(session, domain, others, hypervisor, reasons)
     if session.format == "table":
-        _print(report)
+        _print(report, every=bool(session.verbose))
     else:
         print_document("MigrationReport", _document(report), session.format)
-    context.exit(_BLOCKED if report.is_blocked else 0)
+    context.exit(exit_status(report, strict=strict))
 
 
 def _read(
@@ -137,15 +143,15 @@ def _asked_qemu(
     return blocked_reasons(domain.name, uri, deadline=session.timeout or DEADLINE)
 
 
-def _print(report: MigrationReport) -> None:
+def _print(report: MigrationReport, *, every: bool) -> None:
     print_findings(report.report, every=False)
-    verdict = "cannot migrate" if report.report.is_blocked else "nothing here prevents a migration"
-    say(f"{report.source}: {verdict}: {_counts(report.report)}")
+    told = verdict(report.report, "cannot migrate", "nothing here prevents a migration")
+    say(f"{report.source}: {told}: {_counts(report.report)}")
     for target in report.targets:
         _print_target(target)
-    told = (report.report, *(target.report for target in report.targets))
-    for text in dict.fromkeys(text for one in told for text in one.not_checked):
-        note(f"not checked: {text}")
+    reports = (report.report, *(target.report for target in report.targets))
+    unseen = (text for one in reports for text in one.not_checked)
+    note_not_checked(unseen, every=every, option="-v")
 
 
 def _print_target(target: MigrationTarget) -> None:

@@ -10,6 +10,13 @@ import click
 from vfiomgr.check.model import Report
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import counted, note, print_document, print_findings, report_document, say
+from vfiomgr.cli.reports import (
+    exit_status,
+    note_not_checked,
+    say_unknown,
+    strict_option,
+    verdict,
+)
 from vfiomgr.cli.session import Session, session_of
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.errors import HostError, UsageError, forbid_together
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
 
     from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
-_BLOCKED = 1
 _HERE = frozenset({"", "localhost"})
 
 
@@ -45,10 +51,13 @@ class _Judged(Value):
 @click.command("preflight")
 @click.argument("names", nargs=-1, metavar="DOMAIN|FILE...", shell_complete=complete_domain_or_file)
 @click.option("--all", "every", is_flag=True, help="Check all domains of libvirt.")
+@strict_option()
 @connect_option
-@session_options(*READING, "timeout")
+@session_options(*READING, "timeout", "verbose")
 @click.pass_context
-def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, uri: str) -> None:
+def preflight(
+    context: click.Context, *, names: tuple[str, ...], every: bool, strict: bool, uri: str
+) -> None:
     """Check what would prevent the next start of a domain.
 
     Each finding has evidence and a remedy. DOMAIN is a domain of libvirt, FILE its XML, - reads
@@ -63,7 +72,8 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     skipped checks are then reported as not checked. Line numbers of a DOMAIN are those of virsh
     dumpxml --inactive.
 
-    Exit status: 0 if nothing blocks the start, 1 if a blocker was found.
+    Exit status: 0 if nothing blocks the start, 1 if a blocker was found, or with --strict
+    something is unknown.
 
     \b
     Examples:
@@ -89,10 +99,11 @@ def preflight(context: click.Context, *, names: tuple[str, ...], every: bool, ur
     domains = tuple(_domains(names, hypervisor, every=every))
     judged = _judge(session, domains, hypervisor)
     if session.format == "table":
-        _print(judged, why_not if hypervisor is None else "")
+        why_not = why_not if hypervisor is None else ""
+        _print(judged, why_not, every=bool(session.verbose))
     else:
         _print_document(session, judged)
-    context.exit(_BLOCKED if any(one.report.is_blocked for one in judged) else 0)
+    context.exit(exit_status(*(one.report for one in judged), strict=strict))
 
 
 def _check_arguments(names: Sequence[str], *, every: bool) -> None:
@@ -183,15 +194,15 @@ def _judge(
     return [_Judged(*pair) for pair in zip(domains, reports, strict=True)]
 
 
-def _print(judged: Sequence[_Judged], why_not: str) -> None:
+def _print(judged: Sequence[_Judged], why_not: str, *, every: bool) -> None:
     for one in judged:
         print_findings(one.report, every=False)
+        say_unknown(one.report.unknown)
         counts = ", ".join(counted(one.report, s) for s in ("blocker", "warning", "info"))
-        blocked = one.report.is_blocked
-        verdict = "not ready" if blocked else "no device blocks its start"
-        say(f"{one.domain.source}: {verdict}: {counts}")
-    for text in dict.fromkeys(text for one in judged for text in one.report.not_checked):
-        note(f"not checked: {text}")
+        told = verdict(one.report, "not ready", "no device blocks its start")
+        say(f"{one.domain.source}: {told}: {counts}")
+    unseen = (text for one in judged for text in one.report.not_checked)
+    note_not_checked(unseen, every=every, option="-v")
     if why_not:
         note(f"libvirt was not queried: {why_not}")
     if not judged:

@@ -28,6 +28,7 @@ RELAXED_QEMU = Version(11, 0)
 """The QEMU that migrates guests with an IOMMU, if the host's IOMMU tracks dirty pages (iommufd)."""
 REASONS_QEMU = Version(6, 0)
 """The QEMU whose query-migrate has blocked-reasons (qapi/migration.json)."""
+UNKNOWN = "migration-unknown"
 _BLOCKED = "QEMU refuses to migrate the guest"
 _TRACKS = "dirty-tracking"
 """Devices that log the pages that they write (vfio_device_features_read of the kernel)."""
@@ -67,7 +68,7 @@ def _judged(
     rule: str
     severity: Severity = "blocker"
     if found.is_possible is None:
-        rule, severity = "migration-unknown", "warning"
+        rule, severity = UNKNOWN, "warning"
         summary = f"whether {name} can migrate is unknown: {found.why}"
         why = "QEMU asks its driver when the guest starts"
         remedy = found.remedy or "as root, read /sys/kernel/debug/vfio (CONFIG_VFIO_DEBUGFS)"

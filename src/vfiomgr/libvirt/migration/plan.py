@@ -46,7 +46,15 @@ def check(
     return MigrationReport(
         domain=domain.name,
         source=domain.source,
-        report=Report(_sorted(found), tuple(_not_checked(context, blocked_reasons))),
+        report=Report(
+            _sorted(found),
+            tuple(_not_checked(context, blocked_reasons)),
+            tuple(
+                f"whether {one.subject} can migrate: {one.summary.partition(': ')[2]}"
+                for one in found
+                if one.rule == domain_rules.UNKNOWN
+            ),
+        ),
         targets=tuple(_target(context, name, target, own) for name, target in targets.items()),
     )
 

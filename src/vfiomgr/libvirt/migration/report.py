@@ -53,6 +53,11 @@ class MigrationReport(Value):
     targets: tuple[MigrationTarget, ...] = ()
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """What decides it and could not be read."""
+        return self.report.unknown
+
+    @property
     def is_blocked(self) -> bool:
         """Whether it cannot migrate: its own host prevents it, or no target fits."""
         no_target = bool(self.targets) and not any(target.fits for target in self.targets)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vfiomgr.check import platform_rules
 from vfiomgr.check.model import Report
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.libvirt.attach.claims import unread_domains
@@ -356,11 +357,24 @@ def _judge(context: PreflightContext) -> Report:
         return Report((), (f"a domain of type {kind}: its devices do not use VFIO",))
     found = [finding for rule in RULES for finding in rule(context)]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(tuple(dict.fromkeys(found)), tuple(_not_checked(context)))
+    return Report(
+        tuple(dict.fromkeys(found)), tuple(_not_checked(context)), tuple(_unknown(context))
+    )
+
+
+def _unknown(context: PreflightContext) -> Iterator[str]:
+    """What decides whether the domain can start with its devices, and could not be read."""
+    host = context.host
+    if context.takes_functions:
+        yield from platform_rules.unread(host)
+    if context.hostdevs and host.users is None:
+        yield "processes that use the devices: requires root on the running host"
+    if context.hostdevs and host.host_uses is None:
+        yield "disks and routes of the host: no /proc"
 
 
 def _not_checked(context: PreflightContext) -> Iterator[str]:
-    """What the rules could not check, and the missing facts."""
+    """What else the rules could not check, and the missing facts."""
     if context.hypervisor is None:
         yield "other domains, and supported features of libvirt and QEMU: libvirt was not queried"
     else:
@@ -370,11 +384,7 @@ def _not_checked(context: PreflightContext) -> Iterator[str]:
         return
     host = context.host
     if host.readiness is None:
-        yield "modules, interrupts, limits: not in the snapshot"
-    if host.users is None:
-        yield "processes that use the devices: requires root on the running host"
-    if host.host_uses is None:
-        yield "disks and routes of the host: no /proc"
+        yield "limits on locked memory: not in the snapshot"
     if not context.domain.is_x86:
         yield (
             "addresses, BAR windows and the number of CPUs "

@@ -9,6 +9,7 @@ import click
 
 from vfiomgr.cli.options import complete_file, session_options
 from vfiomgr.cli.output import note, print_document, print_table, say
+from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
@@ -36,6 +37,8 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_file,
     help="Place the pods in FILE, with its claims and classes.",
 )
+@click.option("--allow-pending", is_flag=True, help="Exit with status 0 if pods stay pending.")
+@strict_option()
 @resource_options
 @session_options("format")
 @pass_session
@@ -44,16 +47,21 @@ def simulate(
     *,
     nodes: tuple[str, ...],
     file: str,
+    allow_pending: bool,
+    strict: bool,
     prefix: str,
     aliases: tuple[str, ...],
     consumer: Consumer,
-) -> None:
+) -> int:
     """Show where pods would run, or why they stay pending.
 
     NODE is an output of `vfiomgr snapshot`; the node is named after the file. FILE=COPIES stands
     for as many nodes like it. Claims are allocated by the rules of Kubernetes' scheduler, and
     limits of device plugins are counted. CPU, memory, affinity and taints of nodes are not
     simulated; Node objects in the file of the pods give nodes labels.
+
+    Exit status: 1 if a pod stays pending (without --allow-pending), or with --strict if the
+    snapshot of a node lacks what decides which devices it offers.
 
     \b
     Examples:
@@ -67,6 +75,8 @@ def simulate(
         _print(result, notes)
     else:
         print_document("Simulation", document_of(result, notes), session.format)
+    is_pending = result.is_blocked and not allow_pending
+    return int(is_pending or (strict and bool(result.unknown)))
 
 
 def _simulation() -> ModuleType:
@@ -89,5 +99,6 @@ def _print(result: SimulationResult, notes: tuple[str, ...]) -> None:
     if rows := node_rows(result):
         say("")
         print_table(_NODES, rows)
+    say_unknown(result.unknown)
     for line in (*notes, *lines_about(result)):
         note(line)

@@ -164,6 +164,13 @@ class SimulationResult(Value):
 
     pods: tuple[PodResult, ...]
     nodes: tuple[NodeUse, ...]
+    unknown: tuple[str, ...] = ()
+    """What decides which devices nodes offer, and their snapshots lack."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether pods stay pending."""
+        return self.pending > 0
 
     @property
     def pending(self) -> int:

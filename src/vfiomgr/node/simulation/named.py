@@ -13,15 +13,17 @@ from vfiomgr.node.dra.plan import pools
 from vfiomgr.node.names import labels
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.simulation.cluster import Cluster, template_of
+from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.snapshot.source import HostSource
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from vfiomgr.node.dra.model import Pool
     from vfiomgr.node.model import NodeSettings
     from vfiomgr.node.simulation.cluster import NodeTemplate
+    from vfiomgr.snapshot.model import HostSnapshot
 
 _COPIES = expression(r"(?P<file>.+)=(?P<copies>\d+)")
 _NAME = expression(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
@@ -67,16 +69,23 @@ def read_cluster(
         if len(seen) > _MOST:
             message = f"more than {_MOST} nodes"
             raise UsageError(message, "simulate fewer copies")
-        template = _template(named, settings)
+        source = HostSource()
+        source.snapshot = named.file
+        host = source.scan()
+        cluster.unknown += [text.replace(":", f" ({named.name}):", 1) for text in _unknown(host)]
+        template = _template(host, named, settings)
         for further, names in _by_labels(named, own_labels).items():
             cluster.add(replace(template, labels={**template.labels, **dict(further)}), names)
     return cluster
 
 
-def _template(named: NamedNodes, settings: NodeSettings) -> NodeTemplate:
-    source = HostSource()
-    source.snapshot = named.file
-    host = source.scan()
+def _unknown(host: HostSnapshot) -> Iterator[str]:
+    yield from iommu_unread(host)
+    if host.users is None:
+        yield "which devices are in use: the snapshot was made without root"
+
+
+def _template(host: HostSnapshot, named: NamedNodes, settings: NodeSettings) -> NodeTemplate:
     found = inventory(host, settings)
 
     def publish(allocated: frozenset[tuple[str, str]]) -> tuple[Pool, ...]:

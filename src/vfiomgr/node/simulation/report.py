@@ -18,6 +18,7 @@ def document_of(result: SimulationResult, notes: Sequence[str]) -> dict[str, obj
         "pods": result.pods,
         "nodes": result.nodes,
         "notes": notes,
+        "unknown": result.unknown,
         "summary": {"placed": len(result.pods) - result.pending, "pending": result.pending},
     }
 

@@ -101,7 +101,7 @@ class Scheduler:
             for workload in workloads
             for number in range(1, workload.replicas + 1)
         ]
-        return SimulationResult(tuple(pods), tuple(self._uses()))
+        return SimulationResult(tuple(pods), tuple(self._uses()), tuple(self._cluster.unknown))
 
     def _place(self, workload: Workload, pod: str) -> PodResult:
         claims = tuple(each for each in workload.claims if each.shared not in self._claims)

@@ -118,7 +118,7 @@ def test_what_qemu_refuses(directory: Path, run: Run, monkeypatch: pytest.Monkey
     answer_of_qemu(monkeypatch, error={"class": "CommandNotFound", "desc": "not found"})
     failed = run(*words)
     assert "error: cannot ask QEMU of test: not found\n" in failed.stderr
-    unasked = run(*words[:-3], *words[-2:])
+    unasked = run(*words[:-3], *words[-2:], "-v")
     assert "refuses: pass --ask-qemu (it taints the domain)" in unasked.stderr
 
 

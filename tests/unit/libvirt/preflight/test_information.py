@@ -70,7 +70,7 @@ def test_a_good_domain_on_a_good_host_has_no_finding_at_all() -> None:
     assert judge().findings == ()
     assert judge().not_checked == (
         OF_LIBVIRT,
-        "modules, interrupts, limits: not in the snapshot",
+        "limits on locked memory: not in the snapshot",
     )
 
 
@@ -370,9 +370,11 @@ def test_what_could_not_be_looked_at_is_told() -> None:
         cpu="<cpu mode='host-passthrough'><maxphysaddr mode='passthrough'/></cpu>",
     )
     blind = replace(host_of(NIC), users=None, host_uses=None, topology=None, cpu_address_bits=None)
-    told = " ".join(of(domain(text), blind).not_checked)
-    for words in ("other domains", "modules", "processes", "routes", "NUMA", "BARs", "ROM"):
-        assert words in told
+    report = of(domain(text), blind)
+    for words in ("other domains", "limits", "NUMA", "BARs", "ROM"):
+        assert words in " ".join(report.not_checked)
+    for words in ("vfio-pci", "processes", "routes"):
+        assert words in " ".join(report.unknown)
 
 
 def test_an_unknown_node_of_a_device_is_no_distance() -> None:

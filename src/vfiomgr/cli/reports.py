@@ -1,0 +1,72 @@
+"""The ends of reports: the verdict, what is unknown, and what was not checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from vfiomgr.cli.output import Marked, labelled, note, say
+from vfiomgr.passthrough.guards import READ_IT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_FAILED = 1
+_NAMED = 2
+"""Facts that a line names; of others it has the number."""
+
+
+class _Result(Protocol):
+    """A report, of whatever kind."""
+
+    @property
+    def unknown(self) -> tuple[str, ...]: ...
+
+    @property
+    def is_blocked(self) -> bool: ...
+
+
+def strict_option() -> Callable[[Any], Any]:
+    """The option that makes unknown facts fail a check."""
+    text = "Exit with status 1 if a fact that decides the result is unknown."
+    return click.option("--strict", is_flag=True, help=text)
+
+
+def exit_status(*results: _Result, strict: bool) -> int:
+    """1 if a result is negative, or with `strict` unknown; else 0."""
+    failed = any(one.is_blocked or (strict and one.unknown) for one in results)
+    return _FAILED if failed else 0
+
+
+def verdict(result: _Result, negative: str, positive: str) -> str:
+    """The verdict in the summary; `positive` only if all that decides is known."""
+    if result.is_blocked:
+        return negative
+    names = [text.partition(": ")[0] for text in result.unknown]
+    return f"unknown: {', '.join(names)}" if names else positive
+
+
+def say_unknown(texts: Iterable[str]) -> None:
+    """Print the facts that decide the result and are unknown, each once, with the remedy."""
+    found = [text.partition(": ") for text in dict.fromkeys(texts)]
+    for name, _, why in found:
+        say(Marked("unknown", "yellow", f": {name}"), *labelled("evidence", why))
+    if found:
+        say(*labelled("remedy", READ_IT))
+
+
+def note_not_checked(texts: Iterable[str], *, every: bool, option: str) -> None:
+    """Print what was not checked: in one line, with `every` all of it, with reasons."""
+    found = list(dict.fromkeys(texts))
+    if every or len(found) == 1:
+        for text in found:
+            note(f"not checked: {text}")
+    elif found:
+        note(f"not checked: {_first(found)} ({option} lists them)")
+
+
+def _first(texts: Sequence[str]) -> str:
+    names = [text.partition(": ")[0] for text in texts]
+    rest = len(names) - _NAMED
+    return "; ".join((*names[:_NAMED], *([f"and {rest} more"] if rest else [])))
