@@ -13,10 +13,11 @@ from vfiomgr.containers.cdi.grammar import needed_version
 from vfiomgr.containers.cdi.model import (
     DYNAMIC,
     CdiDevice,
-    CdiDeviceNode,
     CdiEdits,
     CdiSpecification,
+    device_nodes,
     own_file,
+    shared_nodes,
 )
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
@@ -30,6 +31,7 @@ from vfiomgr.paths import RUNTIME, VFIO_CDEVS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.model import Consumer, Inventory, NodeResource, NodeUnit
 
@@ -83,8 +85,8 @@ def _specification(resource: NodeResource) -> CdiSpecification:
     units = [unit for unit in resource.units if not any(r.rule in UNUSABLE for r in unit.reasons)]
     return specification_of(
         resource.name,
-        tuple(CdiDevice(unit.id, edits_of(unit.nodes)) for unit in units),
-        edits_of(_common_nodes(units, resource.consumer)),
+        tuple(CdiDevice(unit.id, edits_of(unit.nodes, unit.access)) for unit in units),
+        shared_edits(_common_nodes(units, resource.consumer), (unit.access for unit in units)),
     )
 
 
@@ -152,9 +154,14 @@ def common_nodes(paths: Sequence[str], consumer: Consumer) -> Iterator[str]:
         yield IOMMU
 
 
-def edits_of(paths: Iterable[str]) -> CdiEdits:
-    """The edits that add device nodes to a container."""
-    return CdiEdits(device_nodes=tuple(map(CdiDeviceNode, paths)))
+def edits_of(paths: Iterable[str], access: NodeAccess) -> CdiEdits:
+    """The edits that add the nodes of a device to a container."""
+    return CdiEdits(device_nodes=device_nodes(paths, access))
+
+
+def shared_edits(paths: Iterable[str], accesses: Iterable[NodeAccess]) -> CdiEdits:
+    """The edits that add the nodes that devices need in common."""
+    return CdiEdits(device_nodes=shared_nodes(paths, accesses))
 
 
 FILE = RUNTIME / "node-cdi.json"

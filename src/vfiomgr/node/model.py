@@ -9,6 +9,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
@@ -59,6 +60,8 @@ class NodeUnit(Value):
     """The ResourceClaim that has it, NAMESPACE/NAME."""
     is_open: bool = False
     """Whether a process has one of its nodes open."""
+    access: NodeAccess = ROOT_ONLY
+    """The owner and mode of its nodes in a container."""
 
     @property
     def is_healthy(self) -> bool:

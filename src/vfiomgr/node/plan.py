@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from vfiomgr.containers.cdi.devices import (
     AssignableGroup,
     default_form,
+    node_access,
     node_paths,
     offers,
     why_not_ready,
@@ -163,6 +164,7 @@ def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu
         pci_ids=tuple(f"{device.vendor_id}:{device.device_id}" for device in functions),
         driver=first.driver or "",
         type=_type_name(vgpu),
+        access=node_access(host, offer),
     )
     return _Found(unit, _device_kind(host, first, vgpu))
 

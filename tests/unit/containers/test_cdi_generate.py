@@ -12,7 +12,10 @@ from tests.unit.devices import host_of, pci_device
 from vfiomgr.containers.cdi.devices import specification_of
 from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.model import OfferRequest
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.host.owners import NodeOwner
+from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -63,11 +66,22 @@ def test_a_group_is_one_device_by_its_gpu_and_what_no_guest_can_take_is_left_out
         "devices": [
             {
                 "name": "0000:04:00.1",
-                "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/4"}]},
+                "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/4", "fileMode": 0o600}]},
             }
         ],
-        "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/vfio"}]},
+        "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/vfio", "fileMode": 0o600}]},
     }
+
+
+def test_a_node_has_the_owner_that_the_layout_says() -> None:
+    owner = NodeOwner("qemu:kvm", 64055, 108)
+    binding = PersistedBinding(GPU.identity, "vfio-pci", "vfio_pci", owner)
+    rule = TextFile(rule_file(GPU.address), render_rule(binding))
+    host = replace(with_nodes(host_of(GPU, at(GPU, 5))), files=(rule,))
+    made = specification_of(host, PGPU)
+    nodes = [node for device in made.devices for node in device.edits.device_nodes]
+    accesses = [(node.file_mode, node.uid, node.gid) for node in (*nodes, *made.edits.device_nodes)]
+    assert accesses == [(0o660, 64055, 108), (0o600, None, None), (0o666, None, None)]
 
 
 def test_the_control_node_is_of_the_kind_since_runtime_rs_plugs_each_node_of_a_device() -> None:

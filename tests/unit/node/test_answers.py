@@ -16,10 +16,13 @@ from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.grammar import CONSUMERS as CDI_CONSUMERS
 from vfiomgr.containers.cdi.grammar import is_annotation_key
 from vfiomgr.containers.cdi.model import DYNAMIC, CdiFile, own_file
+from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.host.owners import NodeOwner
 from vfiomgr.node.answers import answer, specifications
 from vfiomgr.node.model import CONSUMERS, Answer, NodeResource, NodeSettings
 from vfiomgr.node.plan import inventory
+from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
 
 if TYPE_CHECKING:
     from vfiomgr.node.model import Consumer
@@ -138,6 +141,20 @@ def test_a_specification_has_the_name_and_the_ids_of_its_resource() -> None:
     paths = {d.name: [node.path for node in d.edits.device_nodes] for d in made.devices}
     assert paths == {"0000:07:00.0": ["/dev/vfio/7"], "0000:41:00.0": ["/dev/vfio/41"]}
     assert [node.path for node in made.edits.device_nodes] == ["/dev/vfio/vfio"]
+
+
+def test_nodes_in_containers_are_for_root_only_or_for_the_owner_of_the_layout() -> None:
+    owner = NodeOwner("qemu:kvm", 64055, 108)
+    binding = PersistedBinding(A40.identity, "vfio-pci", "vfio_pci", owner)
+    rule = TextFile(rule_file(A40.address), render_rule(binding))
+    for host, modes in (
+        (HOST, {"7": 0o600, "41": 0o600, "vfio": 0o600}),
+        (replace(HOST, files=(rule,)), {"7": 0o600, "41": 0o660, "vfio": 0o666}),
+    ):
+        (made,) = specifications(inventory(host, SETTINGS))
+        edits = [*(device.edits for device in made.devices), made.edits]
+        nodes = [node for edit in edits for node in edit.device_nodes]
+        assert {node.path.rpartition("/")[2]: node.file_mode for node in nodes} == modes
 
 
 @pytest.mark.parametrize(

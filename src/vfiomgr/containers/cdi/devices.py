@@ -13,13 +13,15 @@ from vfiomgr.containers.cdi.model import (
     PGPU,
     STATIC,
     CdiDevice,
-    CdiDeviceNode,
     CdiEdits,
     CdiSpecification,
+    device_nodes,
+    shared_nodes,
 )
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.host.owners import ROOT_ONLY
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.model import PciAddress, PciDevice, is_address
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from vfiomgr.containers.cdi.model import CdiFile, OfferRequest
+    from vfiomgr.host.owners import NodeAccess
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -105,10 +108,15 @@ def specification_of(host: HostSnapshot, offer_request: OfferRequest) -> CdiSpec
     forms = [_form(host, offer, offer_request) for offer in chosen]
     numbers = {offer.group: number for number, offer in enumerate(every)}
     devices = tuple(
-        CdiDevice(_name(offer, numbers, offer_request), CdiEdits(device_nodes=_nodes(offer, form)))
+        CdiDevice(
+            _name(offer, numbers, offer_request),
+            CdiEdits(device_nodes=device_nodes(node_paths(offer, form), node_access(host, offer))),
+        )
         for offer, form in zip(chosen, forms, strict=True)
     )
-    built = CdiSpecification("", offer_request.kind, devices, _common(forms, offer_request))
+    accesses = [node_access(host, offer) for offer in chosen]
+    common = CdiEdits(device_nodes=shared_nodes(_common(forms, offer_request), accesses))
+    built = CdiSpecification("", offer_request.kind, devices, common)
     version = max(LOWEST, needed_version(built))
     made = CdiSpecification(str(version), offer_request.kind, devices, built.edits)
     refuse_unread(made, offer_request)
@@ -259,19 +267,21 @@ def node_paths(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[
     return (f"/dev/vfio/{offer.group}",)
 
 
-def _nodes(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[CdiDeviceNode, ...]:
-    return tuple(map(CdiDeviceNode, node_paths(offer, form)))
+def node_access(host: HostSnapshot, offer: AssignableGroup) -> NodeAccess:
+    """The owner and mode of its nodes in a container: those of the layout, else for root only."""
+    bindings = (host.binding(function.address) for function in offer.functions)
+    owners = (binding.owner for binding in bindings if binding is not None)
+    return next((owner.access for owner in owners if owner is not None), ROOT_ONLY)
 
 
-def _common(forms: Sequence[str], offer_request: OfferRequest) -> CdiEdits:
+def _common(forms: Sequence[str], offer_request: OfferRequest) -> list[str]:
     """What all devices need, once for the kind and not in each device.
 
     Kata's runtime-rs attaches every node of a device, and fails for /dev/vfio/vfio ("Invalid VFIO
     group path"); it ignores the edits of the kind.
     """
     paths = [str(CONTROL)] if "group" in forms else []
-    paths += [IOMMU] if "cdev" in forms and offer_request.is_plain else []
-    return CdiEdits(device_nodes=tuple(CdiDeviceNode(path) for path in paths))
+    return paths + ([IOMMU] if "cdev" in forms and offer_request.is_plain else [])
 
 
 def _name(offer: AssignableGroup, numbers: Mapping[int, int], offer_request: OfferRequest) -> str:

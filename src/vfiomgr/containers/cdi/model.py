@@ -13,12 +13,13 @@ from msgspec import field
 from vfiomgr.diagnostic import Diagnostic, Position, flaw
 from vfiomgr.documents.text import Path
 from vfiomgr.expressions import expression
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 STATIC = HostPath("/etc/cdi")
 DYNAMIC = HostPath("/run/cdi")
@@ -135,6 +136,26 @@ class CdiDeviceNode(Value):
     def on_host(self) -> str:
         """The path on the host."""
         return self.host_path or self.path
+
+
+_FOR_ALL = NodeAccess(0, 0, 0o666)
+
+
+def device_nodes(paths: Iterable[str], access: NodeAccess = ROOT_ONLY) -> tuple[CdiDeviceNode, ...]:
+    """Nodes with an owner and a mode: runtimes make a node without them open to all users."""
+    return tuple(
+        CdiDeviceNode(path, file_mode=access.mode, uid=access.uid or None, gid=access.gid or None)
+        for path in paths
+    )
+
+
+def shared_nodes(paths: Iterable[str], accesses: Iterable[NodeAccess]) -> tuple[CdiDeviceNode, ...]:
+    """The nodes that devices need in common, which alone give access to no device.
+
+    They are open to all users if the node of a device is open to another one than root.
+    """
+    is_for_root = all(access == ROOT_ONLY for access in accesses)
+    return device_nodes(paths, ROOT_ONLY if is_for_root else _FOR_ALL)
 
 
 class CdiMount(Value):

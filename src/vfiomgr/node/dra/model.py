@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import field
 
+from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.value import Value
 
 DRIVER = "vfiomgr.io"
@@ -141,6 +142,8 @@ class PreparedDevice(Value):
     """What was published as the device, in case it is not published any more."""
     reset: bool = False
     """Whether the device is reset when the claim is unprepared."""
+    access: NodeAccess = ROOT_ONLY
+    """The owner and mode of its nodes in a container."""
 
 
 class PreparedClaim(Value):

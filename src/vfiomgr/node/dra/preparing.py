@@ -287,7 +287,7 @@ class Preparing:
             metadata_name(claim.uid, device.request),
         )
         nodes = tuple(self._nodes(unit, parameters_of(claim, device.request)))
-        return replace(device, unit=unit.id, nodes=nodes, cdi_devices=names)
+        return replace(device, unit=unit.id, nodes=nodes, cdi_devices=names, access=unit.access)
 
     def _found(self, claim: Claim, name: str) -> NodeUnit:
         unit = self._unit(name)

@@ -17,7 +17,7 @@ from vfiomgr.containers.cdi.model import (
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
 from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NotARecord, read_own
-from vfiomgr.node.answers import common_nodes, edits_of, specification_of
+from vfiomgr.node.answers import common_nodes, edits_of, shared_edits, specification_of
 from vfiomgr.node.dra.model import PreparedClaim
 from vfiomgr.paths import RUNTIME
 
@@ -80,13 +80,14 @@ def write_claim(tree: HostTree, claim: PreparedClaim, metadata: tuple[CdiDevice,
 
     """
     devices = tuple(
-        CdiDevice(device_name(claim.uid, each.device), edits_of(each.nodes))
+        CdiDevice(device_name(claim.uid, each.device), edits_of(each.nodes, each.access))
         for each in claim.devices
     )
     if not devices:
         return  # runtimes reject a specification without devices
     paths = [path for each in claim.devices for path in each.nodes]
-    _write(tree, claim.uid, CLAIM_KIND, devices, edits_of(common_nodes(paths, "default")))
+    common = shared_edits(common_nodes(paths, "default"), (each.access for each in claim.devices))
+    _write(tree, claim.uid, CLAIM_KIND, devices, common)
     if metadata:
         _write(tree, claim.uid, METADATA_KIND, metadata, CdiEdits())
 
