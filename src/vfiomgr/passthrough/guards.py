@@ -323,6 +323,15 @@ def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagno
         )
 
 
+def usable_by_pod(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse what a pod or a claim has, unless the pod cannot use it on its present driver.
+
+    A bind repairs such a function. On the vendor's own driver it may be a vGPU.
+    """
+    if device.is_on_vfio or host.is_vendor_function(device):
+        yield from held_by_pod(host, device)
+
+
 def assigned(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
     """Refuse what a guest uses or a pod has."""
     yield from held_by_guest(host, holder)
@@ -358,7 +367,7 @@ TAKING: tuple[Guard, ...] = (
     host_use,
     open_nodes,
     held_by_guest,
-    held_by_pod,
+    usable_by_pod,
 )
 """Checks before a function leaves its host driver, by `bind` or by libvirt itself.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.devices import host_of, pci_device
+from tests.unit.devices import agent_of, host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.library import not_checked
@@ -456,6 +456,19 @@ def test_a_vendor_vfio_function_that_a_guest_holds_stays() -> None:
 def test_a_group_node_of_another_member_does_not_hold_a_native_function() -> None:
     user = DeviceUser("/dev/vfio/4", 4711, "qemu-system-x86")
     assert moved(bind(replace(host_of(GPU), users=(user,)), "0000:04:00.0")) == ["0000:04:00.0"]
+
+
+@pytest.mark.parametrize("given", [{"pod": "ml/train-0/main"}, {"claim": "ml/gpu"}, {"ago": 2.4}])
+@pytest.mark.parametrize("driver", [None, "mlx5_core"])
+def test_a_function_of_a_pod_that_left_its_vfio_driver_is_bound_again(
+    given: dict[str, Any], driver: str | None
+) -> None:
+    agent = agent_of("0000:05:00.0", **given)
+    lost = replace(host_of(replace(MLX5, driver=driver)), agent=agent)
+    assert moved(bind(lost, "0000:05:00.0")) == ["0000:05:00.0"]
+    held = replace(host_of(replace(MLX5, driver="vfio-pci")), agent=agent, variants=(VARIANT,))
+    with pytest.raises(Refusal, match=r"belongs to|was given to"):
+        bind(held, "0000:05:00.0", driver="mlx5_vfio_pci")
 
 
 def test_a_silent_device_is_refused() -> None:

@@ -70,7 +70,7 @@ _ASKED_ELSEWHERE = (
     guards.silence,
     guards.isolation,
     guards.held_by_guest,
-    guards.held_by_pod,
+    guards.usable_by_pod,
 )
 """Safety checks of bind that other rules of the preflight cover."""
 _LOOKS = tuple(guard for guard in guards.TAKING if guard not in _ASKED_ELSEWHERE)
