@@ -103,7 +103,9 @@ class Agent:
         )
         self._events: Events | None = None
         if settings.events is not None:
-            self._events = import_module("vfiomgr.node.events").Events(settings.events, tell)
+            self._events = import_module("vfiomgr.node.events").Events(
+                settings.events, tell, self._metrics.count_failure
+            )
         self._driver: Driver | None = None
         if settings.dra is not None:
             self._driver = import_module("vfiomgr.node.dra.driver").Driver(
@@ -112,6 +114,7 @@ class Agent:
                 share=lambda facts: self._scanning.tell(claims=facts),
                 offer=self._offer_if_known,
                 ledger=self._ledger,
+                metrics=self._metrics,
                 withhold=lambda unit, why: self._start(self._withhold_unreset(unit, why)),
                 tell=tell,
             )

@@ -35,8 +35,15 @@ _BROKEN = 500
 class Events:
     """Writes events one after the other; nothing waits for it."""
 
-    def __init__(self, settings: EventSettings, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: EventSettings,
+        tell: Callable[[str], None],
+        failed: Callable[[str, str, int], None] = lambda _verb, _resource, _status: None,
+    ) -> None:
         self._settings = settings
+        self._failed = failed
+        """Called for each failed request, with its verb, what it is for, and the HTTP status."""
         self._tell = tell
         self._waiting: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_WAITING)
         self._problem = ""
@@ -64,10 +71,12 @@ class Events:
             try:
                 answer = await self._post(event)
             except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+                self._failed("create", "events", 0)
                 problem = str(error) or type(error).__name__
                 continue
             if answer.status_code == _CREATED:
                 return ""
+            self._failed("create", "events", answer.status_code)
             problem = f"{answer.status_code} {cause(answer)}"
             if answer.status_code != _BUSY and answer.status_code < _BROKEN:
                 break

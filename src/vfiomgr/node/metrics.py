@@ -6,12 +6,16 @@ is OpenMetrics, https://prometheus.io/docs/specs/om/open_metrics_spec/.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import collections
+import time
+from collections import defaultdict
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from prometheus_client.core import (
     CollectorRegistry,
+    Counter,
     CounterMetricFamily,
     GaugeMetricFamily,
     Histogram,
@@ -208,7 +212,7 @@ def _links(host: HostSnapshot, devices: Iterable[PciDevice]) -> Iterator[Sample]
 def _vgpus(host: HostSnapshot) -> Iterator[Sample]:
     """The vGPUs of each GPU by type, and how many more have room."""
     for gpu in gpus(host):
-        active = Counter(_type_of(gpu, vgpu) for vgpu in gpu.instances)
+        active = collections.Counter(_type_of(gpu, vgpu) for vgpu in gpu.instances)
         free = {room.type.name or room.type.id: room.more for room in rooms(gpu)}
         for state, found in (("active", active), ("available", free)):
             for name, number in sorted(found.items()):
@@ -224,6 +228,8 @@ __all__ = ["CONTENT_TYPE_LATEST", "AgentMetrics", "render"]
 
 _END = "# EOF\n"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+_SECONDS_OF_CLAIMS = (0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 25.0, 45.0)
+"""The kubelet waits for 45 s."""
 
 
 def render(
@@ -255,6 +261,19 @@ class AgentMetrics:
             registry=self._registry,
             buckets=_SECONDS,
         )
+        self._claims = Histogram(
+            "vfiomgr_claim_seconds",
+            "Time to prepare or unprepare a ResourceClaim, by its result.",
+            ("operation", "result"),
+            registry=self._registry,
+            buckets=_SECONDS_OF_CLAIMS,
+        )
+        self._failures = Counter(
+            "vfiomgr_api_errors",
+            "Failed requests to the API server, by HTTP status; no status without an answer.",
+            ("verb", "resource", "status"),
+            registry=self._registry,
+        )
         self._registry.register(self)
         self.scanned = ""
         """The text of the last scan."""
@@ -262,6 +281,20 @@ class AgentMetrics:
     def observe(self, resource: str, seconds: float) -> None:
         """Count an allocation."""
         self._allocations.labels(resource).observe(seconds)
+
+    @contextmanager
+    def claim(self, operation: Literal["prepare", "unprepare"]) -> Iterator[None]:
+        """Measure the work for a claim, and count its result."""
+        begun, result = time.monotonic(), "failed"
+        try:
+            yield
+            result = "done"
+        finally:
+            self._claims.labels(operation, result).observe(time.monotonic() - begun)
+
+    def count_failure(self, verb: str, resource: str, status: int) -> None:
+        """Count a request that the API server refused, or did not answer (status 0)."""
+        self._failures.labels(verb, resource, str(status or "")).inc()
 
     def collect(self) -> Iterator[Family]:
         """The state of the registrations and of the last scan."""

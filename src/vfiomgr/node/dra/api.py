@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
@@ -14,7 +15,7 @@ from vfiomgr.node.api_server import LONGEST, authority, authorization, cause, tr
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 
 NOT_FOUND, GONE, BUSY = 404, 410, 429
 _UNAUTHORIZED, _FORBIDDEN, _BROKEN = 401, 403, 500
@@ -137,7 +138,14 @@ def version_of(thing: Mapping[str, Any]) -> int:
 class Api:
     """Requests to an API server with the credentials of a directory."""
 
-    def __init__(self, server: str, directory: str) -> None:
+    def __init__(
+        self,
+        server: str,
+        directory: str,
+        failed: Callable[[str, str, int], None] = lambda _verb, _resource, _status: None,
+    ) -> None:
+        self._failed = failed
+        """Called for each failed request, with its verb, its collection, and the HTTP status."""
         self._server = server
         """https://HOST:PORT."""
         self._directory = directory
@@ -238,7 +246,7 @@ class Api:
             "timeoutSeconds": str(seconds),
         }
         timeout = httpx.Timeout(_DEADLINE, read=seconds + _DEADLINE)
-        try:
+        with self._counted(request):
             client, headers = await self._connection()
             url = f"{self._server}{collection.path()}"
             async with client.stream(
@@ -249,8 +257,6 @@ class Api:
                     raise self._refused(request, answer)
                 async for line in _lines(answer):
                     yield self._change(request, line)
-        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _unanswered(request, error) from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -265,7 +271,7 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Object | None = None,
     ) -> Object:
-        try:
+        with self._counted(request):
             client, headers = await self._connection()
             answer = await client.request(
                 request.method,
@@ -277,11 +283,26 @@ class Api:
             if not answer.is_success:
                 raise self._refused(request, answer)
             document = answer.json()
-        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _unanswered(request, error) from None
-        if not isinstance(document, dict):
-            raise _malformed(request)
-        return document
+            if not isinstance(document, dict):
+                raise _malformed(request)
+            return document
+
+    @contextmanager
+    def _counted(self, request: _Request) -> Iterator[None]:
+        """Count a failure.
+
+        Raises:
+            ApiError: for any failure.
+
+        """
+        try:
+            try:
+                yield
+            except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL) as error:
+                raise _unanswered(request, error) from None
+        except ApiError as error:
+            self._failed(request.verb, request.collection.name, error.status)
+            raise
 
     async def _connection(self) -> tuple[httpx.AsyncClient, dict[str, str]]:
         """The client of the present authority, and the header with the present token."""

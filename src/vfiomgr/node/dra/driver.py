@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.model import Claim, DraDevice, Pool, PreparedClaim
     from vfiomgr.node.messages import DraSettings, Report
+    from vfiomgr.node.metrics import AgentMetrics
     from vfiomgr.node.model import Inventory, NodeUnit
     from vfiomgr.node.pods import PodLedger
 
@@ -69,6 +70,7 @@ class Driver:
         share: Callable[[ClaimFacts], Awaitable[None]],
         offer: Callable[[], Awaitable[None]],
         ledger: PodLedger,
+        metrics: AgentMetrics,
         withhold: Callable[[str, str], None],
         tell: Callable[[str], None],
     ) -> None:
@@ -94,7 +96,8 @@ class Driver:
         )
         self._working = 0
         """How many claims are being prepared, perhaps with new vGPUs."""
-        self._api = Api(settings.server, settings.directory)
+        self._metrics = metrics
+        self._api = Api(settings.server, settings.directory, metrics.count_failure)
         self._changed = asyncio.Event()
         self._is_received = asyncio.Event()
         """Set by each report."""
@@ -227,13 +230,14 @@ class Driver:
             await self._offer()
 
     def _held(self) -> dict[str, str]:
-        """The claim of each unit, allocated or prepared."""
+        """The claim of each unit; a claim that waits for the end of a pod does not have it yet."""
         allocated = {
             device.target.unit: claim
             for (pool, name), claim in self._allocated.items()
             if (device := self._device(pool, name)) is not None and device.target.unit
         }
-        return {**allocated, **self._preparing.held}
+        free = {u: claim for u, claim in allocated.items() if not self._ledger.pod_of(u)}
+        return {**free, **self._preparing.held}
 
     @property
     def _allocated(self) -> dict[tuple[str, str], str]:
@@ -256,6 +260,10 @@ class Driver:
         return isinstance(pool, str) and (pool == self._node or pool.startswith(f"{self._node}/"))
 
     async def _prepare(self, namespace: str, name: str, uid: str) -> PreparedClaim:
+        with self._metrics.claim("prepare"):
+            return await self._prepared(namespace, name, uid)
+
+    async def _prepared(self, namespace: str, name: str, uid: str) -> PreparedClaim:
         """Prepare a claim that the kubelet names; it is read from the API server.
 
         Raises:
@@ -297,11 +305,12 @@ class Driver:
             VfiomgrError: a part of it cannot be undone; the kubelet tries again.
 
         """
-        self._require_scan(f"release claim {namespace}/{name}")
-        async with self._work():
-            await self._preparing.unprepare(uid)
-            self._asked.pop(uid, None)
-            self._ledger.release(_name(namespace, name))
+        with self._metrics.claim("unprepare"):
+            self._require_scan(f"release claim {namespace}/{name}")
+            async with self._work():
+                await self._preparing.unprepare(uid)
+                self._asked.pop(uid, None)
+                self._ledger.release(_name(namespace, name))
 
     @asynccontextmanager
     async def _work(self) -> AsyncIterator[None]:

@@ -149,6 +149,24 @@ def test_the_agent_reads_only_the_claim_that_the_kubelet_names(place: Path) -> N
     tell(story())
 
 
+def test_metrics_count_claims_by_result_and_failed_requests(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            node.allocate(DEVICE)
+            await node.prepare()
+            with pytest.raises(PrepareError):
+                await node.claims.prepare_once(DRIVER, "ml", "none", "uid-2")
+            await node.unprepare()
+            _, text = await pages.page(place / "m", "/metrics")
+            counts = 'vfiomgr_claim_seconds_count{operation="%s",result="%s"} 1.0'
+            for made in (("prepare", "done"), ("prepare", "failed"), ("unprepare", "done")):
+                assert counts % made in text
+            failed = 'vfiomgr_api_errors_total{resource="resourceclaims",status="404",verb="get"}'
+            assert f"{failed} 1.0" in text
+
+    tell(story())
+
+
 def test_a_claim_that_was_deleted_while_the_agent_was_away_is_released(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
