@@ -132,6 +132,8 @@ REQUEST_KINDS: dict[str, type[Request]] = {}
 Topic = tuple[object, ...]
 DEADLINE = 60.0
 """Seconds for one step; a GPU's driver may need many to release a device or to start."""
+UDEV_DEADLINE = 300.0
+"""Seconds for a step that waits for udevd, which may need 180 for one rule."""
 
 
 class Step:

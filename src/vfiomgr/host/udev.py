@@ -7,17 +7,23 @@ from errno import ENOBUFS
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from vfiomgr.host.tree import HostTree
 
 _UDEVD = HostPath("/run/udev/control")
 _DATABASE = HostPath("/run/udev/data")
+_QUEUE = HostPath("/run/udev/queue")
+"""It exists while udevd has events to handle."""
+_ANSWER = 60.0
+"""Seconds in which udevd answers, however busy the machine is."""
 _RULES = tuple(
     HostPath(f"{place}/udev/rules.d")
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
@@ -98,12 +104,43 @@ def is_settled(tree: HostTree, node: HostPath) -> bool:
     devtmpfs creates a node for root; udevd then applies its rules, which may grant access to a
     guest without root privileges, and writes its record of the node, which libudev checks too
     (sd_device_get_is_initialized in systemd). True without udevd, and on other hosts than this
-    machine.
+    machine. A record that is older than the node belongs to an earlier node of the same number,
+    whose removal udevd has not handled yet.
     """
     if not tree.is_machine or not tree.exists(_UDEVD):
         return True
+    record, found = _record(tree, node), tree.status(node)
+    return record is not None and found is not None and record.st_mtime_ns >= found.st_mtime_ns
+
+
+def _record(tree: HostTree, node: HostPath) -> os.stat_result | None:
     number = tree.device_number(node)
-    return number is not None and tree.exists(_DATABASE / f"c{number[0]}:{number[1]}")
+    return None if number is None else tree.status(_DATABASE / f"c{number[0]}:{number[1]}")
+
+
+def has_received(tree: HostTree) -> bool:
+    """Wait until udevd has received all events that the kernel has sent; False if it is not asked.
+
+    It answers only after it has queued them (on_ctrl_msg has idle priority in udev-manager.c).
+    """
+    try:
+        tree.call("udevadm", "control", "--ping", limit=_ANSWER)
+    except HostError:
+        return False
+    return True
+
+
+def is_busy(tree: HostTree) -> bool:
+    """Whether udevd has events that it has not handled."""
+    return tree.exists(_QUEUE)
+
+
+def has_record(tree: HostTree, node: HostPath) -> bool:
+    """Whether udevd has handled an event of a node; after its last one, that is the present node.
+
+    Unlike `is_settled`, this is right after the clock was set back too.
+    """
+    return _record(tree, node) is not None
 
 
 @lru_cache(maxsize=1)

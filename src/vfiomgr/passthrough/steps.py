@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Request, Step
+from vfiomgr.engine.plan import (
+    UDEV_DEADLINE,
+    Checkpoint,
+    Exchange,
+    FunctionRequest,
+    Request,
+    Step,
+)
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.paths import echo
 from vfiomgr.pci.capabilities import ResetMethod
@@ -137,6 +144,11 @@ class _RecordStep(Step, Value):
         """The function of the saved state."""
         return str(self.origin.device.address)
 
+    @property
+    def tied_to(self) -> DeviceIdentity:
+        """The device of the saved state."""
+        return self.origin.device
+
     def commands(self) -> tuple[str, ...]:
         """Return no command: only vfiomgr uses the saved state."""
         return ()
@@ -146,11 +158,6 @@ class SaveOriginalState(_RecordStep):
     """Save the original state of a function, so that `unbind` can restore it."""
 
     kind: ClassVar[str] = "save-original-state"
-
-    @property
-    def tied_to(self) -> DeviceIdentity:
-        """The device of the saved state."""
-        return self.origin.device
 
     def describe(self) -> str:
         """Describe the step in one line."""
@@ -282,6 +289,7 @@ class AwaitVfioNode(Step, Value):
     """False on a kernel without nodes of groups, where each function has a cdev."""
     kind: ClassVar[str] = "await-vfio-node"
 
+    deadline: ClassVar[float | None] = UDEV_DEADLINE
     needs_udev: ClassVar[bool] = True
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from vfiomgr import paths
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 NODE_DEADLINE = 10.0
 """Seconds. devtmpfs creates the node immediately; udev may take longer."""
-UDEV_DEADLINE = 5.0
-"""Seconds for udevd to apply its rules to a new node."""
+_QUEUE_DEADLINE = 200.0
+"""Seconds for udevd to handle its events; it ends a handler after 180 (event_timeout)."""
+_UNSEEN_DEADLINE = 5.0
+"""Seconds to wait for a udevd that cannot be asked, e.g. from a container without udevadm."""
 
 
 def cdevs(tree: HostTree, device: HostPath) -> list[HostPath]:
@@ -33,11 +36,21 @@ def cdevs(tree: HostTree, device: HostPath) -> list[HostPath]:
 
 
 def let_udev_finish(tree: HostTree, node: HostPath) -> None:
-    """Wait for the owner and mode of a node; guests that run as root do not need them."""
-    if not tree.exists(node) or udev.is_settled(tree, node):
+    """Wait until udevd has set the owner and mode of a node, or warn that it has not.
+
+    The wait ends with udevd's queue, not after some time: a busy machine may need minutes.
+    """
+    if not tree.exists(node) or udev.is_settled(tree, node) or not udev.rules_give_access(tree):
         return
-    if udev.rules_give_access(tree):
-        becomes_true(lambda: udev.is_settled(tree, node), UDEV_DEADLINE)
+    if udev.has_received(tree):
+        becomes_true(lambda: udev.is_settled(tree, node) or not udev.is_busy(tree), _QUEUE_DEADLINE)
+        is_final = udev.has_record(tree, node) and not udev.is_busy(tree)
+    else:
+        becomes_true(lambda: udev.is_settled(tree, node), _UNSEEN_DEADLINE)
+        is_final = False
+    if not is_final and not udev.is_settled(tree, node):
+        text = f"udev has not set the owner of {node} yet: {tree.access(node)}"
+        warnings.warn(f"{text}; wait for it with: udevadm settle", stacklevel=2)
 
 
 @performs(AwaitVfioNode)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vfiomgr import paths
 from vfiomgr.diagnostic import Override
-from vfiomgr.engine.plan import Checkpoint, Exchange, Request, Step
+from vfiomgr.engine.plan import UDEV_DEADLINE, Checkpoint, Exchange, Request, Step
 from vfiomgr.paths import echo
 from vfiomgr.pci.model import DeviceIdentity
 from vfiomgr.value import Value
@@ -148,6 +148,7 @@ class CreateMdev(_MdevStep):
     """Create a mediated device."""
 
     kind: ClassVar[str] = "create-mdev"
+    deadline: ClassVar[float | None] = UDEV_DEADLINE
 
     def made_vgpu(self, host: HostSnapshot) -> Vgpu | None:
         """The vGPU, if it exists."""

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import errno
+import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from vfiomgr.engine import verified_write
+from vfiomgr.host import udev
 from vfiomgr.host.tree import HostTree
 from vfiomgr.host.udev import DeviceChanges, DeviceEvents, is_settled, rules_give_access
+from vfiomgr.passthrough.vfio_nodes import let_udev_finish
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 NODE = HostPath("/dev/null")
@@ -98,13 +104,27 @@ def test_the_devices_of_all_events_are_taken_once(monkeypatch: pytest.MonkeyPatc
 class Machine(HostTree):
     """This machine with the files of /run/udev that a test gives it."""
 
-    def __init__(self, *files: str) -> None:
+    def __init__(self, *files: str, age: int = 0) -> None:
         super().__init__("/")
-        self._files = files
+        self.files = list(files)
+        self._age = age
+        self.calls: list[tuple[str, ...]] = []
 
     def exists(self, path: HostPath) -> bool:
         """Whether the test gave it."""
-        return path in self._files
+        return path in self.files or path == NODE
+
+    def status(self, path: HostPath) -> os.stat_result | None:
+        """That of the node, less its age for a file that the test gave."""
+        if not self.exists(path):
+            return None if path.startswith("/run/udev/") else super().status(path)
+        found = os.stat(NODE)
+        when = found.st_mtime_ns - (0 if path == NODE else self._age)
+        return os.stat_result((*found[:10],), {"st_mtime_ns": when})
+
+    def call(self, *command: str, limit: float | None = 60) -> None:  # noqa: ARG002 - as there
+        """Note the command."""
+        self.calls.append(command)
 
 
 def test_another_host_has_no_udevd_to_wait_for(tmp_path: Path) -> None:
@@ -121,6 +141,70 @@ def test_without_udevd_nothing_is_waited_for() -> None:
 def test_a_node_is_settled_once_udevd_has_a_record_of_it(record: str, *, is_done: bool) -> None:
     machine = Machine("/run/udev/control", f"/run/udev/data/{record}")
     assert is_settled(machine, NODE) is is_done
+
+
+def test_a_record_that_is_older_than_the_node_is_of_an_earlier_node() -> None:
+    machine = Machine("/run/udev/control", RECORD, age=1)
+    assert not is_settled(machine, NODE)
+
+
+class Clock:
+    """A clock that only sleepers advance, and what happens after so many seconds."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, events: dict[float, Callable[[], None]]
+    ) -> None:
+        self.now = 0.0
+        self._events = events
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self._sleep)
+        monkeypatch.setattr(verified_write, "time", clock)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for when in [when for when in self._events if when <= self.now]:
+            self._events.pop(when)()
+
+
+@pytest.fixture
+def rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udev, "rules_give_access", lambda _: True)
+
+
+QUEUE, RECORD = "/run/udev/queue", "/run/udev/data/c1:3"
+
+
+@pytest.mark.usefixtures("rules")
+def test_the_owner_of_a_node_is_waited_for_while_udevd_is_busy(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    machine = Machine("/run/udev/control", QUEUE)
+    clock = Clock(monkeypatch, {100.0: lambda: machine.files.append(RECORD)})
+    let_udev_finish(machine, NODE)
+    assert machine.calls == [("udevadm", "control", "--ping")]
+    assert clock.now == pytest.approx(100.0, abs=1)
+    assert not recwarn
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_node_that_udevd_does_not_handle_is_reported_with_its_present_owner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its queue is empty, so that more time would change nothing."""
+    machine = Machine("/run/udev/control", QUEUE)
+    clock = Clock(monkeypatch, {3.0: lambda: machine.files.remove(QUEUE)})
+    with pytest.warns(UserWarning, match="udev has not set the owner of /dev/null yet: 0:0 0666"):
+        let_udev_finish(machine, NODE)
+    assert clock.now == pytest.approx(3.0, abs=1)
+
+
+@pytest.mark.usefixtures("rules")
+def test_a_record_from_before_the_clock_was_set_back_counts_once_udevd_is_idle(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    machine = Machine("/run/udev/control", RECORD, age=10**12)
+    Clock(monkeypatch, {})
+    let_udev_finish(machine, NODE)
+    assert not recwarn
 
 
 @pytest.mark.parametrize("node", ["/dev/no-such-node", "/proc/version"])
