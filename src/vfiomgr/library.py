@@ -25,6 +25,7 @@ from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.journal_files import unusable
 from vfiomgr.engine.plan import Request
+from vfiomgr.engine.unfinished import checkpoint_for
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
@@ -182,11 +183,11 @@ class Host(HostSource):
 
         """
         wanted = self.request(request)
-        tell_of_cut_off_runs(self)
+        runs = tell_of_cut_off_runs(self)
+        host = self.scan_or_image() if only_files else self.facts_for(wanted)
+        made = registry.plan(host, wanted, checkpoint_for(wanted, runs, host, self.files))
         if only_files:
-            return registry.plan(self.scan_or_image(), wanted)
-        host = self.facts_for(wanted)
-        made = registry.plan(host, wanted)
+            return made
         return replace(made, not_checked=not_checked(host, wanted, made))
 
     def apply(
@@ -414,10 +415,10 @@ class Host(HostSource):
         )
 
 
-def tell_of_cut_off_runs(host: HostSource) -> None:
-    """Note interrupted operations, if this user may read the journal."""
+def tell_of_cut_off_runs(host: HostSource) -> tuple[CutOff, ...]:
+    """Note interrupted operations, and return them, if this user may read the journal."""
     if host.snapshot is not None:
-        return
+        return ()
     boot_id = host.files.read(BOOT_ID)
     with suppress(PermissionError):
         left = survey(host.files, boot_id)
@@ -428,6 +429,8 @@ def tell_of_cut_off_runs(host: HostSource) -> None:
             )
         for text in unusable(left):
             host.on_note(text)
+        return left.cut_off
+    return ()
 
 
 def not_checked(host: HostSnapshot, request: Request, plan: Plan) -> tuple[str, ...]:

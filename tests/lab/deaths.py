@@ -1,6 +1,7 @@
 """Kills vfiomgr before, during and after every step of a run, then recovers: `make lab-faults`.
 
-And in two runs on the same functions, one after the other, at random steps. In a guest:
+And in two runs on the same functions, one after the other, at random steps; and in one run that is
+then repeated, before `recover`. In a guest:
 `python -m tests.lab.deaths`. A child process plans and applies an intent and is ended with SIGKILL;
 the parent then recovers and looks where each function is.
 """
@@ -20,6 +21,7 @@ from tests import api
 from tests.lab.topology import EVERY_MOMENT_VARIABLE, current
 from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.worker import WorkerPool
+from vfiomgr.layout.model import Layout
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, pci_device
 from vfiomgr.pci.drivers import read_origins
@@ -41,6 +43,8 @@ TREE = api.HostTree("/")
 _VIRTUAL_FUNCTIONS = 2
 _DOUBLES = 30
 """Double deaths in each guest, for `make lab-faults`."""
+_REPETITIONS = 30
+"""Deaths in each guest after which the request is repeated, for `make lab-faults`."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,15 @@ def dies(intent: Request, step: int, moment: Moment) -> bool:
 
 def _dies(intent: Request, chosen: Callable[[int], int], moment: Moment) -> bool:
     """The same, at the step that is chosen by how many there are."""
+    return _killed(lambda: api.apply(intent, tree=TREE), chosen, moment)
+
+
+def _killed(change: Callable[[], object], chosen: Callable[[int], int], moment: Moment) -> bool:
     child = os.fork()
     if child == 0:
         try:
             _arm(chosen, moment)
-            api.apply(intent, tree=TREE)
+            change()
         finally:
             os._exit(0)  # never a second copy of the tests
     _, status = os.waitpid(child, 0)
@@ -211,6 +219,85 @@ def _lead_back(before: dict[str, object], names: Sequence[PciAddress]) -> None:
     assert picture(names) == before
 
 
+# ---- a run that dies and is repeated
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """One death, and what came of the same request and a recovery; else empty."""
+
+    death: str
+    problem: str
+
+
+def repetitions(
+    random: Random, wishes: Sequence[Wish], names: Sequence[PciAddress], count: int
+) -> Iterator[Repetition]:
+    """Random deaths of requests, `count` times, each repeated and then recovered from."""
+    before = picture(names)
+    done: dict[int, dict[str, object]] = {}
+    for number in range(count):
+        turn = number % len(wishes)
+        wanted, back = wishes[turn]
+        if turn not in done:
+            wanted()
+            done[turn] = picture(names)
+            back()
+        death = _killed_somewhere(random, wanted)
+        wanted()
+        repeated = picture(names)
+        recovered = len(api.recover(tree=TREE))
+        now = picture(names)
+        problem = "" if repeated == now == done[turn] else f"{repeated}, then {now}"
+        problem += f"; recovered {recovered}" if recovered else ""
+        back()
+        problem += "" if picture(names) == before else f"; the way back ends at {picture(names)}"
+        yield Repetition(death or "at its end", problem)
+
+
+Wish = tuple["Callable[[], object]", "Callable[[], object]"]
+"""A change, and the way back."""
+
+
+def _killed_somewhere(random: Random, change: Callable[[], object]) -> str:
+    share, moment = random.random(), random.choice(MOMENTS)
+    died = _killed(change, lambda steps: int(share * steps), moment)
+    return f"{moment} {share:.0%}" if died else ""
+
+
+def repetitions_of_topology(
+    random: Random, addresses: Mapping[str, str], count: int
+) -> Iterator[Repetition]:
+    """Requests for what a guest has: a GPU with its audio, or virtual functions and a layout."""
+    places = {name: PciAddress.parse(text) for name, text in addresses.items()}
+
+    def applied(request: Request) -> Callable[[], object]:
+        return lambda: api.apply(request, tree=TREE)
+
+    if "nvme" not in places:
+        functions = (places["gpu"], places["gpu_audio"])
+        _there_and_back(functions)
+        bind, unbind = (applied(one(functions[:1])) for one in (Bind, Unbind))
+        yield from repetitions(random, [(bind, unbind)], functions, count)
+        return
+    nvme = places["nvme"]
+    with virtual_function(nvme) as virtual:
+        names = (nvme, *virtual)
+    some, none = (SetVirtualFunctions(nvme, count) for count in (_VIRTUAL_FUNCTIONS, 0))
+    rule = {
+        "select": {"address": str(nvme)},
+        "state": "sriov",
+        "count": _VIRTUAL_FUNCTIONS,
+        "functions": "passthrough",
+    }
+    layout = api.layout_request(TREE, "lab", Layout.model_validate({"devices": [rule]}))
+    wishes: list[Wish] = [
+        (applied(some), applied(none)),
+        (applied(layout), lambda: api.revert(tree=TREE)),
+    ]
+    yield from repetitions(random, wishes, names, count)
+
+
 @contextmanager
 def clock_set_back(seconds: float = 86400.0) -> Iterator[None]:
     """The wall clock of this machine, which is the laboratory's own, shows an earlier time."""
@@ -307,7 +394,8 @@ def main() -> int:
         end = death.problem or ("recovered" if death.recovered else "had come to its end")
         print(f"{death.name}: killed {death.moment} step {death.step}: {end}", flush=True)
     print(f"{topology.name}: {counted} deaths, {problems} functions left stranded", flush=True)
-    return 1 if _tell_doubles(topology) or problems or not counted else 0
+    problems += _tell_doubles(topology) + _tell_repetitions(topology)
+    return 1 if problems or not counted else 0
 
 
 def _tell_doubles(topology: Topology) -> int:
@@ -322,6 +410,17 @@ def _tell_doubles(topology: Topology) -> int:
     print(
         f"{topology.name}: {_DOUBLES} double deaths, {problems} problems, seed {seed}", flush=True
     )
+    return problems
+
+
+def _tell_repetitions(topology: Topology) -> int:
+    """Die, repeat, recover and count; how often the wanted state did not stay."""
+    seed = SystemRandom().getrandbits(32)
+    problems = 0
+    for found in repetitions_of_topology(Random(seed), topology.addresses, _REPETITIONS):  # noqa: S311
+        problems += bool(found.problem)
+        print(f"killed {found.death}, repeated: {found.problem or 'as wanted'}", flush=True)
+    print(f"{topology.name}: {_REPETITIONS} repeated, {problems} problems, seed {seed}", flush=True)
     return problems
 
 

@@ -1,10 +1,11 @@
 """The journal: what a run is about to do, written before it is done.
 
 One file per run in /var/lib/vfiomgr/journal, numbered in the order of their start, one record per
-line (journal_records.py): `plan` with the request, its checkpoint and all steps, then `begin`,
+line (journal_files.py): `plan` with the request, its checkpoint and all steps, then `begin`,
 `done`, `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with steps that
-could only be planned then, and `end`. A run holds a lock on its file: one without `end` and without
-a lock was interrupted. An incomplete last line was never written.
+could only be planned then, `settled` with steps that a later run has completed, and `end`. A run
+holds a lock on its file: one without `end` and without a lock was interrupted. An incomplete last
+line was never written.
 
 The plan is on disk before anything is done. So is the beginning of each step whose effect outlasts
 a reboot, and of the first steps of any run; later ones are synced together (run.py).
@@ -215,13 +216,15 @@ class CutOff(Value):
     is_of_this_boot: bool
     """A reboot undoes the changes to devices, but not those to files."""
     boot_id: str | None = None
-    has_settings: bool = False
-    """Whether only this run can restore a setting that it changed, such as autoprobe."""
+    settings: frozenset[int] = frozenset()
+    """The steps that changed a setting, such as autoprobe, which only this run can restore."""
+    is_settled: bool = False
+    """Whether later runs have settled all of it, and only its end is missing."""
 
-    def is_resolved_by(self, plan: Plan) -> bool:
-        """Whether a later plan has set everything that this run concerned to a new state."""
-        covers = self.subjects <= set(plan.resolves) and self.locks <= set(plan.locks)
-        return covers and not self.has_settings
+    @property
+    def has_settings(self) -> bool:
+        """Whether only this run can restore a setting that it changed."""
+        return bool(self.settings)
 
 
 class Damaged(Value):
@@ -241,16 +244,20 @@ class Survey(Value):
     damaged: tuple[Damaged, ...]
     foreign: tuple[str, ...]
     """Other names in the journal's directory."""
+    settled: tuple[CutOff, ...] = ()
+    """Interrupted runs of which nothing is left, and whose end can be recorded."""
 
 
 def survey(tree: HostTree, boot_id: str | None) -> Survey:
     """Examine all journals of runs that are neither running nor ended."""
     found = [run for name in names(tree) if (run := _left_by(tree, name, boot_id)) is not None]
-    runs = (run for run in found if isinstance(run, CutOff))
+    runs = [run for run in found if isinstance(run, CutOff)]
+    runs.sort(key=lambda run: place_of(run.name, is_of_this_boot=run.is_of_this_boot))
     return Survey(
-        tuple(sorted(runs, key=lambda r: place_of(r.name, is_of_this_boot=r.is_of_this_boot))),
+        tuple(run for run in runs if not run.is_settled),
         tuple(run for run in found if isinstance(run, Damaged)),
         tuple(foreign_names(tree)),
+        tuple(run for run in runs if run.is_settled),
     )
 
 
@@ -275,7 +282,9 @@ def _left_by(tree: HostTree, name: str, boot_id: str | None) -> CutOff | Damaged
     contents = decode(data)
     if contents.damage or len(data) > MOST_BYTES:
         return _damaged(name, contents.damage or "it is too large", contents.records)
-    return _cut_off(name, contents.records, boot_id) if contents.records else None
+    if not contents.records:
+        return None
+    return _cut_off(name, contents.records, boot_id, settled_in(tree, contents.records))
 
 
 def _damaged(name: str, why: str, records: list[dict[str, Any]]) -> Damaged:
@@ -292,7 +301,41 @@ def _touched(records: list[dict[str, Any]]) -> tuple[frozenset[str], frozenset[s
     return frozenset(locks), frozenset(filter(None, subjects))
 
 
-def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> CutOff:
+def settled_in(tree: HostTree, records: Iterable[Mapping[str, Any]]) -> frozenset[int] | None:
+    """The steps of a run that later runs have settled; None if none has recorded any.
+
+    A later run records it before its own end, so that a kill between the two changes nothing.
+    """
+    found = [r["settled"] for r in records if r["event"] == "settled" and _is_done(tree, r["by"])]
+    return frozenset(step for steps in found for step in steps) if found else None
+
+
+def _is_done(tree: HostTree, name: str | None) -> bool:
+    """Whether a run that settled another one came to its end; one without steps has no name."""
+    if name is None:
+        return True
+    try:
+        with os.fdopen(open_own(tree, DIRECTORY / name), "rb") as file:
+            last = _last_of(file)
+    except FileNotFoundError:
+        return True  # only ended runs are removed
+    except NotARecord:
+        return False
+    return last is not None and (last["event"], last.get("outcome")) == ("end", "done")
+
+
+def settle(tree: HostTree, run: CutOff, steps: Iterable[int], by: str | None) -> None:
+    """Record that the run `by`, or one without steps, settles steps of an interrupted run."""
+    with Journal.resume(tree, run.name) as journal:
+        journal.record("settled", {"settled": sorted(steps), "by": by})
+
+
+def _cut_off(
+    name: str,
+    records: list[dict[str, Any]],
+    boot_id: str | None,
+    settled: frozenset[int] | None,
+) -> CutOff:
     plan = records[0]
     begun = [record["step"] for record in records if "step" in record]
     planned = all_of(records, "steps")
@@ -300,7 +343,8 @@ def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> C
     last = begun[-1] if begun else 0
     is_of_this_boot = plan["boot_id"] == boot_id
     has_lost_some = not is_of_this_boot and _may_have_lost_some(planned, begun)
-    has_settings = any(_is_restored_later(planned, number) for number in begun)
+    left = set(begun) - (settled or set())
+    settings = {number for number in left if _is_restored_later(planned, number)}
     return CutOff(
         name,
         plan["summary"],
@@ -308,7 +352,8 @@ def _cut_off(name: str, records: list[dict[str, Any]], boot_id: str | None) -> C
         *_touched(records),
         is_of_this_boot,
         plan["boot_id"],
-        has_settings=is_of_this_boot and has_settings,
+        frozenset(settings if is_of_this_boot else ()),
+        is_settled=settled is not None and not left,
     )
 
 
@@ -345,10 +390,14 @@ def supersede(tree: HostTree, run: CutOff) -> None:
 
 def _has_ended(file: BinaryIO) -> bool:
     """Whether a run ended and nothing remains to be done; its last record shows that."""
+    last = _last_of(file)
+    return last is not None and last["event"] == "end" and last.get("outcome") != "incomplete"
+
+
+def _last_of(file: BinaryIO) -> dict[str, Any] | None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))
-    last = last_record(file.read(_TAIL))
-    return last is not None and last["event"] == "end" and last.get("outcome") != "incomplete"
+    return last_record(file.read(_TAIL))
 
 
 def _is_locked(file: BinaryIO) -> bool:

@@ -234,6 +234,11 @@ def names_planned_steps(records: Iterable[Mapping[str, Any]]) -> bool:
     for record in records:
         if record["event"] in PLANS:
             steps += len(record["steps"])
+        elif record["event"] == "settled":
+            numbers, by = record.get("settled"), record.get("by", 0)
+            is_list = isinstance(numbers, list) and all(_is_number(n, steps) for n in numbers)
+            if not is_list or not (by is None or (isinstance(by, str) and _is_ours(by))):
+                return False
         elif ("step" in record or record["event"] in _ABOUT_STEPS) and not _is_number(
             record.get("step"), steps
         ):

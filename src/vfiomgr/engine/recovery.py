@@ -7,21 +7,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.engine.journal import (
-    Journal,
-    cut_off_runs,
-    read_journal,
-    supersede,
-    survey,
-    unreadable,
-)
-from vfiomgr.engine.journal_files import DIRECTORY, all_of
+from vfiomgr.engine.journal import Journal, cut_off_runs, survey, unreadable
 from vfiomgr.engine.locks import hold, without_kernel
-from vfiomgr.engine.plan import Checkpoint, Request, Step, Topic
-from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
+from vfiomgr.engine.plan import Step, Topic
 from vfiomgr.engine.run import undo as undo_steps
 from vfiomgr.engine.transaction import apply
 from vfiomgr.engine.undo import plan_undo, refuse_other_devices
+from vfiomgr.engine.unfinished import Unfinished, read_unfinished
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.paths import BOOT_ID
 from vfiomgr.value import Value
@@ -33,44 +25,6 @@ if TYPE_CHECKING:
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.engine.undo import UndoPlan
-    from vfiomgr.host.tree import HostTree
-
-
-class Unfinished(Value):
-    """The content of an interrupted run's journal: the request, its steps, the begun ones."""
-
-    request: Request
-    checkpoint: Checkpoint | None
-    """Facts from before the run; None if the request needs none."""
-    steps: tuple[Step, ...]
-    begun: tuple[int, ...]
-
-
-def read_unfinished(tree: HostTree, name: str) -> Unfinished:
-    """Read an interrupted run, so that it can be undone or finished.
-
-    Raises:
-        InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
-
-    """
-    records = read_journal(tree, name)
-    try:
-        request = read_request(records[0]["request"])
-        checkpoint = read_checkpoint(records[0].get("checkpoint"), request)
-        steps = tuple(map(read_step, all_of(records, "steps")))
-    except (KeyError, TypeError, ValueError) as error:
-        message = f"cannot read {DIRECTORY / name}: {error}"
-        raise InvalidDocument(
-            " ".join(message.split())[:300],
-            (
-                "recover it with the version of vfiomgr that wrote it, or check the devices and "
-                "remove the file"
-            ),
-        ) from None
-    begun = [record["step"] for record in records if record["event"] == "begin"]
-    undone = {record["step"] for record in records if record["event"] == "undo-done"}
-    left = tuple(step for step in begun if step not in undone)
-    return Unfinished(request, checkpoint, steps, left)
 
 
 def overlapping(runs: Sequence[CutOff]) -> list[tuple[CutOff, ...]]:
@@ -112,7 +66,7 @@ def sequel(runs: Sequence[Unfinished]) -> Sequel:
     begun: list[list[tuple[int, Step]]] = []
     for run in runs:
         firsts.append(len(steps))
-        begun.append([(len(steps) + number, run.steps[number]) for number in run.begun])
+        begun.append([(len(steps) + number, run.steps[number]) for number in run.left])
         steps += run.steps
     left_out = covered(begun)
     numbers = (number for run in begun for number, _ in run)
@@ -304,10 +258,4 @@ def _finish(run: CutOff, work: ApplyContext) -> None:
     """Finish the interrupted run, with the devices that it was planned for."""
     left = read_unfinished(work.tree, run.name)
     refuse_other_devices(work.scan(left.request), left.steps)
-    begun = (left.steps[number].subject for number in left.begun)
-    checkpoint = left.checkpoint
-    if checkpoint is not None:
-        checkpoint = checkpoint.resumed(filter(None, begun))
-    apply(left.request, work, checkpoint)
-    if run in cut_off_runs(work.tree, work.tree.read(BOOT_ID)):
-        supersede(work.tree, run)
+    apply(left.request, work, left.resumed)

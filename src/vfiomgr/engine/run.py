@@ -71,11 +71,12 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
     on_step: Callable[[Step], None] = lambda _step: None,
     deadline: float = DEADLINE,
     go_on: Callable[[], Plan | None] = lambda: None,
+    on_done: Callable[[Plan], None] = lambda _plan: None,
 ) -> Outcome:
     """Carry out the steps of a plan and of its follow-up plans; all or none.
 
     After each plan, `go_on` returns the next one for the host as it then is; an error from it
-    undoes all plans.
+    undoes all plans. `on_done` records what the completed run means for earlier ones.
 
     Raises:
         RolledBack: a step failed; all steps were undone.
@@ -91,6 +92,8 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
         following = _advance(
             _Stage(following, done.steps, begun, go_on), tree, journal, on_step, deadline
         )
+    with _recording():
+        on_done(done)
     _note(journal, "end", outcome="done")
     return Outcome(done, is_changed=bool(done.steps))
 
@@ -344,10 +347,16 @@ def _late(step: Step) -> RollbackIncomplete:
 
 def _note(journal: Recorder, event: str, **details: object) -> None:
     """Record if possible: a full disk must not prevent the restoration of a device."""
-    try:
+    with _recording():
         journal.record(event, details)
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        warnings.warn(f"the journal cannot be written: {error}", stacklevel=2)
+        warnings.warn(f"the journal cannot be written: {error}", stacklevel=4)
 
 
 @contextmanager

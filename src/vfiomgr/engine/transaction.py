@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
 from vfiomgr.documents.text import TextFile
-from vfiomgr.engine.journal import Journal, runs_so_far, supersede, survey
+from vfiomgr.engine.journal import Journal, runs_so_far, settle, supersede, survey
 from vfiomgr.engine.journal_files import refuse_lost_state, unusable
 from vfiomgr.engine.locks import hold, require_file_rights, require_rights
 from vfiomgr.engine.plan import DEADLINE, Plan, Step
@@ -16,6 +16,7 @@ from vfiomgr.engine.registry import follow_change, plan, refuse_obsolete, resolv
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
 from vfiomgr.engine.undo import refuse_other_steps
+from vfiomgr.engine.unfinished import inherited, interrupted
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
@@ -29,6 +30,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.engine.journal import CutOff, Survey
     from vfiomgr.engine.plan import Checkpoint, Request
     from vfiomgr.snapshot.values import DeviceUser
 
@@ -225,36 +227,74 @@ def _with_holders(stuck: StuckInKernel, before: HostSnapshot, work: ApplyContext
 def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = None) -> Outcome:
     """Like `carry_out`, for one of several changes that were `prepared` together.
 
-    `checkpoint` belongs to an interrupted run that this one finishes.
+    `checkpoint` belongs to an interrupted run that this one finishes; without it, that of an
+    interrupted run of the same request is used.
     """
     seen = runs_so_far(work.tree)
     host = work.scan(request)
-    left = survey(work.tree, host.boot_id)
-    for run in left.cut_off:
-        work.on_note(
-            f"an earlier operation was interrupted: {run.summary}, in step: {run.step}; "
-            "roll it back: vfiomgr recover; complete it: vfiomgr recover --finish"
-        )
-    for text in unusable(left):
-        work.on_note(text)
-    host, first = _plan_patiently(request, host, work, checkpoint)
-    refuse_lost_state(first, left, work.tree)
-    outcome = Outcome(first, is_changed=False)
-    if not first.is_empty:
-        try:
-            with hold(work.tree, first.locks, work.on_note):
-                if runs_so_far(work.tree) != seen:
-                    host = work.scan(request)  # another vfiomgr was at work meanwhile
-                    refuse_obsolete(request, work.tree)
-                elif not request.only_paths is not None:
-                    host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
-                outcome = _apply_locked(request, host, first, work, checkpoint)
-        except StuckInKernel as stuck:
-            raise _with_holders(stuck, host, work) from stuck
-    for run in left.cut_off:
-        if run.is_resolved_by(outcome.plan):
-            supersede(work.tree, run)
-    return outcome
+    earlier = _Earlier(request, host, work)
+    earlier.report()
+    host, first = _plan_patiently(request, host, work, checkpoint or earlier.checkpoint)
+    refuse_lost_state(first, earlier.left, work.tree)
+    if first.is_empty and not earlier.settled_by(first):
+        return Outcome(first, is_changed=False)
+    try:
+        with hold(work.tree, first.locks, work.on_note):
+            if runs_so_far(work.tree) != seen:
+                host = work.scan(request)  # another vfiomgr was at work meanwhile
+                earlier = _Earlier(request, host, work)
+                refuse_obsolete(request, work.tree)
+            elif not request.only_paths is not None:
+                host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
+            checkpoint = checkpoint or earlier.checkpoint
+            return _apply_locked(request, host, first, work, checkpoint, earlier)
+    except StuckInKernel as stuck:
+        raise _with_holders(stuck, host, work) from stuck
+
+
+class _Earlier:
+    """The interrupted runs that a request finds, and what it completes of them."""
+
+    def __init__(self, request: Request, host: HostSnapshot, work: ApplyContext) -> None:
+        self._host, self._work = host, work
+        self.left = survey(work.tree, host.boot_id)
+        _close(work.tree, self.left)
+        self._runs = tuple(interrupted(request, self.left.cut_off, host, work.tree))
+        self.checkpoint = inherited(self._runs)
+
+    def report(self) -> None:
+        """Note interrupted operations and unreadable journals."""
+        repeated = [run.run for run in self._runs if run.is_repeated]
+        for run in self.left.cut_off:
+            remedy = (
+                "this operation completes it"
+                if run in repeated
+                else "roll it back: vfiomgr recover; complete it: vfiomgr recover --finish"
+            )
+            text = f"an earlier operation was interrupted: {run.summary}, in step: {run.step}"
+            self._work.on_note(f"{text}; {remedy}")
+        for text in unusable(self.left):
+            self._work.on_note(text)
+
+    def settled_by(self, done: Plan) -> list[tuple[CutOff, frozenset[int]]]:
+        """What a completed plan settles: interrupted runs, with their steps."""
+        found = ((run.run, run.settled_by(done, self._host)) for run in self._runs)
+        return [(run, steps) for run, steps in found if steps is not None]
+
+    def settle(self, done: Plan, by: str | None) -> None:
+        """Record what a plan settles that is completed, by the run `by` if it had steps."""
+        for run, steps in self.settled_by(done):
+            settle(self._work.tree, run, steps, by)
+
+    def close(self) -> None:
+        """Close the journals of which nothing is left."""
+        if self._runs:
+            _close(self._work.tree, survey(self._work.tree, self._host.boot_id))
+
+
+def _close(tree: HostTree, left: Survey) -> None:
+    for run in left.settled:
+        supersede(tree, run)
 
 
 def _plan_patiently(
@@ -272,16 +312,19 @@ def _plan_patiently(
     return host, plan(host, request, checkpoint)
 
 
-def _apply_locked(
+def _apply_locked(  # noqa: PLR0913, PLR0917 - what `apply` has found
     request: Request,
     host: HostSnapshot,
     first: Plan,
     work: ApplyContext,
     checkpoint: Checkpoint | None,
+    earlier: _Earlier,
 ) -> Outcome:
     """Plan on the host as it is under the locks, and run the plan."""
     current = plan(host, request, checkpoint)
     if current.is_empty:
+        earlier.settle(current, None)
+        earlier.close()
         return Outcome(current, is_changed=False)
     if not set(current.locks) <= set(first.locks):
         message = "the host's IOMMU groups changed while waiting for another vfiomgr"
@@ -294,7 +337,7 @@ def _apply_locked(
         ExitStack() as further_locks,
         Journal.create(work.tree, current, request, host.boot_id, checkpoint) as journal,
     ):
-        return run_plan(
+        outcome = run_plan(
             current,
             tree=work.tree,
             journal=journal,
@@ -307,7 +350,10 @@ def _apply_locked(
                 journal,
                 further_locks,
             ),
+            on_done=lambda done: earlier.settle(done, journal.name),
         )
+    earlier.close()
+    return outcome
 
 
 class _Replanner:

@@ -10,7 +10,7 @@ from vfiomgr.errors import UnknownDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Step  # noqa: TC004
@@ -120,15 +120,19 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
         Refusal: another device is at an address; both are named.
 
     """
-    for step in steps:
-        found = None if step.tied_to is None else _present(host, step.tied_to)
-        if isinstance(found, str):
-            refuse(
-                "another-device",
-                step.tied_to,
-                found,
-                "to close the run without touching it: vfiomgr recover --undo",
-            )
+    for device, found in other_devices(host, steps):
+        remedy = "to close the run without touching it: vfiomgr recover --undo"
+        refuse("another-device", device, found, remedy)
+
+
+def other_devices(
+    host: HostSnapshot, steps: Iterable[Step]
+) -> Iterator[tuple[DeviceIdentity, str]]:
+    """The functions of a run that have been replaced, with a text that names both devices."""
+    for expected in (step.tied_to for step in steps):
+        found = None if expected is None else _present(host, expected)
+        if expected is not None and isinstance(found, str):
+            yield expected, found
 
 
 def refuse_other_steps(steps: Sequence[Step], reviewed: Sequence[Step]) -> None:

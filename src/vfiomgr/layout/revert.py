@@ -10,8 +10,8 @@ from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import names
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan
-from vfiomgr.engine.recovery import read_unfinished
 from vfiomgr.engine.registry import checks, plans
+from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.layout.requests import ApplyLayout, RevertLayout
 from vfiomgr.passthrough.steps import ChangeDriver, DropOriginalState
 from vfiomgr.paths import BOOT_ID

@@ -67,7 +67,7 @@ def plan_set(
     refuse_if_any(impossible(host, device, request.count))
     refuse_if_any([*_unshareable(host, device, request), *_no_vectors(host, device, request)])
     if device.sriov_numvfs == request.count:
-        plan = Plan(summary, (), locks)
+        plan = Plan(summary, (), locks, resolves=(str(device.address),))
         return _plan_as_many(host, device, request, checkpoint, plan)
     refuse_if_any(
         [
@@ -83,6 +83,7 @@ def plan_set(
         (*_departures(host, device, present), *_changes(host, device, request, checkpoint)),
         locks,
         notes=tuple(_notes(host, device, request, checkpoint)),
+        resolves=tuple(str(one.address) for one in (device, *present)),
     )
 
 

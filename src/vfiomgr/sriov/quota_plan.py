@@ -153,6 +153,7 @@ def plan_change(
         summary=f"set the quotas of {request.address}: {request.share}",
         steps=(*(record if steps else ()), *steps),
         locks=_locks(host, physical),
+        resolves=(str(named.address),),
         notes=tuple(_notes(known, request)) if steps else (),
         already=() if steps else (f"{named} already has {request.share}",),
     )

@@ -42,6 +42,7 @@ def plan_vectors(host: HostSnapshot, request: ChangeVectors) -> Plan:
         f"set the MSI-X vectors of {who} to {request.vectors}",
         steps,
         tuple(sorted({device_lock(physical), *map(device_lock, chosen)})),
+        resolves=(str(named.address),),
         already=() if steps else (f"{who} already has {request.vectors} MSI-X vectors",),
     )
 

@@ -133,16 +133,6 @@ class TestFaults(EveryFault):
     courses = COURSES
 
 
-# Of a mediated device that is gone with all that told of it, nobody knows the parent any more,
-# whose lock the first run had: only recover can end that one.
-@pytest.mark.parametrize("name", [name for name in COURSES if name != "remove"])
-def test_after_a_power_cut_the_same_command_finishes(tmp_path: Path, name: str) -> None:
-    """It does not know whose the vGPU is that it finds: it leaves the mark."""
-    COURSES[name](tmp_path).assert_the_same_command_ends_all_power_cuts(
-        ignoring=lambda path: path.startswith(("/run/vfiomgr/vgpus/", "own "))
-    )
-
-
 def test_a_reboot_takes_vgpus_and_leaves_what_they_are_to_be(kernel: FakeKernel) -> None:
     api.apply(DEFINE, tree=kernel)
     api.apply(START, tree=kernel)

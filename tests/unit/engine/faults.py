@@ -108,9 +108,9 @@ class Course:
         assert told, "a reset is an event"
         return whole.after
 
-    def cuts(self, *, after: Callable[[int], bool] = is_even) -> Iterator[Cut]:
-        """A power cut at each of its operations, before it or `after` it."""
-        for at in self.operations():
+    def cuts(self, *, after: Callable[[int], bool] = is_even, every: int = 1) -> Iterator[Cut]:
+        """A power cut at each of its operations, before it or `after` it, or at some of them."""
+        for at in self.operations()[::every]:
             kernel, intent = self.prepared(self.tmp_path / str(at))
             kernel.kill(at=at, after=after(at))
             with pytest.raises(PowerCut):
@@ -136,7 +136,7 @@ class Course:
         """Recovery leads on to the end, and from there back, or back from any operation."""
         done = self.done()
         recovered = 0
-        for at, kernel, intent, before in self.cuts():
+        for at, kernel, intent, before in self.cuts(every=_FINISHED if finish else 1):
             ended = api.recover(tree=kernel, finish=finish)
             recovered += len(ended)
             if not ended and finish:
@@ -148,18 +148,21 @@ class Course:
                 assert changes(before, kept(kernel)) == {}, at
         assert recovered
 
-    def assert_the_same_command_ends_all_power_cuts(
-        self, *, ignoring: Callable[[str], bool] = lambda _: False
-    ) -> None:
-        """Typed again, it leads on to the end; `ignoring` says what of it may be otherwise."""
+    def assert_the_same_request_ends_all_power_cuts(self) -> None:
+        """Repeated, the request leads to its end, which `recover` then leaves alone."""
         done = self.done()
         for at, kernel, intent, _ in self.cuts():
             api.apply(intent, tree=kernel)
-            left = changes(done, kept(kernel))
-            assert {path: texts for path, texts in left.items() if not ignoring(path)} == {}, at
-            assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == [], at
+            assert changes(done, kept(kernel)) == {}, at
+            assert api.recover(tree=kernel) == (), at
+            assert changes(done, kept(kernel)) == {}, at
+            if self.back is not None:
+                self.back(kernel)
+                assert changes(self.whole.before, kept(kernel)) == {}, at
 
 
+_FINISHED = 3
+"""`recover --finish` is tried at every third operation: the same request is tried at each."""
 _WHOLES: dict[Callable[[Path], Course], Whole] = {}
 _MOST_WHOLES = 16
 """How many are kept: the tests of a course follow each other, and each of them is large."""
@@ -203,6 +206,12 @@ class EveryFault:
     ) -> None:
         """By `recover`, from the middle of each."""
         known(made, tmp_path).assert_all_power_cuts_can_be_ended(finish=finish)
+
+    def test_the_same_request_after_a_death_is_complete_and_recover_leaves_it(
+        self, tmp_path: Path, made: Callable[[Path], Course]
+    ) -> None:
+        """It also restores settings, and closes the interrupted run."""
+        known(made, tmp_path).assert_the_same_request_ends_all_power_cuts()
 
 
 def named(

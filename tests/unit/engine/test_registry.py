@@ -20,7 +20,7 @@ from vfiomgr.capability import Capability
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal_files import names
 from vfiomgr.engine.plan import Request, Step
-from vfiomgr.engine.recovery import read_unfinished
+from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress

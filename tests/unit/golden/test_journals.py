@@ -18,7 +18,7 @@ from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.journal_files import DIRECTORY, encode
-from vfiomgr.engine.recovery import Unfinished, read_unfinished
+from vfiomgr.engine.unfinished import Unfinished, read_unfinished
 from vfiomgr.errors import InvalidDocument
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from vfiomgr.host.owners import NodeAccess
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.from_host import export
 from vfiomgr.layout.model import Layout
+from vfiomgr.layout.revert import reversion
 from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, Unbind
-from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.paths import BOOT_ID, HostPath, pci_device
 from vfiomgr.pci.facts import read_virtual_functions
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.sriov.steps import SetVirtualFunctions
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
     from vfiomgr.engine.plan import Plan
-    from vfiomgr.layout.requests import ApplyLayout
+    from vfiomgr.layout.requests import ApplyLayout, RevertLayout
 
 GPU, AUDIO, NIC = map(PciAddress.parse, ("0000:01:00.0", "0000:01:00.1", "0000:05:00.0"))
 WHOLE: list[dict[str, Any]] = [
@@ -559,10 +560,21 @@ def gpu_course(tmp_path: Path, name: str) -> Course:
     return Course(tmp_path, prepared, back=lambda kernel: api.revert(tree=kernel))
 
 
+def reverted(tmp_path: Path) -> Course:
+    """A layout that is undone."""
+
+    def prepared(place: Path) -> tuple[FakeKernel, RevertLayout]:
+        kernel = mixed(place)
+        apply(kernel, layout())
+        return kernel, reversion(kernel, kernel.read(BOOT_ID), frozenset())
+
+    return Course(tmp_path, prepared)
+
+
 class TestFaults(EveryFault):
     """A failure, and a death, at each operation."""
 
-    courses = named(course, COURSES) | named(gpu_course, GPU_COURSES)
+    courses = named(course, COURSES) | named(gpu_course, GPU_COURSES) | {"reverted": reverted}
 
 
 def test_groups_that_the_kernel_assigns_late_are_examined_when_all_parts_are_moved(

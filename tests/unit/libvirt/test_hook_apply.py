@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed, workstation
-from tests.unit.engine.faults import Course, changes, kept
+from tests.unit.engine.faults import EveryFault, changes, kept, told
 from tests.unit.libvirt.domains import EMPTY, hostdev, with_hostdevs
 from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.errors import Refusal, VfiomgrError
@@ -264,26 +264,10 @@ def test_no_script_runs_a_module(tmp_path: Path) -> None:
         api.apply(InstallHook("/home/a b/vfiomgr"), tree=hooked(tmp_path / "again"))
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("which", ["install", "uninstall"])
-def test_a_fault_at_any_operation_of_installing_is_undone(
-    tmp_path: Path, which: str, *, late: bool
-) -> None:
-    _course(tmp_path, which).assert_all_faults_are_undone(late=late)
+class TestFaults(EveryFault):
+    """A failure, and a death, at each operation."""
 
-
-@pytest.mark.parametrize("finish", [False, True], ids=["undo", "finish"])
-@pytest.mark.parametrize("which", ["install", "uninstall"])
-def test_a_power_cut_at_any_operation_of_installing_can_be_ended(
-    tmp_path: Path, which: str, *, finish: bool
-) -> None:
-    _course(tmp_path, which).assert_all_power_cuts_can_be_ended(finish=finish)
-
-
-def _course(tmp_path: Path, which: str) -> Course:
-    earlier: tuple[Request, ...] = () if which == "install" else (INSTALL,)
-    intent: Request = INSTALL if which == "install" else UninstallHook()
-    return Course(tmp_path, lambda path: (hooked(path, *earlier), intent))
+    courses = told({"install": ((), INSTALL), "uninstall": ((INSTALL,), UninstallHook())}, hooked)
 
 
 # ---- what libvirt hands over

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text import parse_json, source_of, text_of
 from vfiomgr.engine.undo import refuse_other_steps
+from vfiomgr.engine.unfinished import checkpoint_for
 from vfiomgr.errors import (
     HostError,
     RollbackIncomplete,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from vfiomgr.layout import requests
     from vfiomgr.layout.compare import Comparison
     from vfiomgr.layout.named import ReviewedPlan
+    from vfiomgr.layout.requests import LayoutCheckpoint
 
 
 _DRIFT = 3
@@ -115,13 +117,14 @@ def plan(
       vfiomgr --snapshot host.json plan fleet.yaml --layout kata-node
     """
     library = host_of(session)
-    tell_of_cut_off_runs(session)
+    runs = tell_of_cut_off_runs(session)
     request = ApplyLayout(file, name, frozenset(allow)).request(session)
     host = library.facts_for(request)
-    compared = compare(host, request)
+    checkpoint = cast("LayoutCheckpoint | None", checkpoint_for(request, runs, host, library.files))
+    compared = compare(host, request, checkpoint)
     if session.format == "table":
         _print_differences(compared)
-    made = plan_of(host, request, compared)
+    made = plan_of(host, request, compared, checkpoint)
     made = replace(made, not_checked=not_checked(host, request, made))
     body = _planned(request, compared, made)
     if out is not None:

@@ -1,0 +1,162 @@
+"""Interrupted runs: what their journals say, and what a later run completes of them.
+
+The same request completes an interrupted run: it is planned with the checkpoint of that run, which
+is then closed. A request of the same kind for the same functions restores its settings too. Any
+other run settles the steps whose devices or files it has set itself; `recover` leaves those alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.engine.journal import CutOff, read_journal, settled_in
+from vfiomgr.engine.journal_files import DIRECTORY, all_of
+from vfiomgr.engine.locks import device_lock
+from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
+from vfiomgr.engine.undo import other_devices
+from vfiomgr.errors import InvalidDocument
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.model import HostSnapshot
+
+
+class Unfinished(Value):
+    """The content of an interrupted run's journal."""
+
+    request: Request
+    checkpoint: Checkpoint | None
+    """Facts from before the run; None if the request needs none."""
+    steps: tuple[Step, ...]
+    begun: tuple[int, ...]
+    """The steps that had begun and are not undone."""
+    settled: frozenset[int] = frozenset()
+    """The steps whose effect a later run has confirmed or replaced."""
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The steps to undo."""
+        return tuple(step for step in self.begun if step not in self.settled)
+
+    @property
+    def resumed(self) -> Checkpoint | None:
+        """The checkpoint for a run that finishes this one."""
+        begun = filter(None, (self.steps[number].subject for number in self.begun))
+        return None if self.checkpoint is None else self.checkpoint.resumed(begun)
+
+
+def read_unfinished(tree: HostTree, name: str) -> Unfinished:
+    """Read an interrupted run, so that it can be undone or finished.
+
+    Raises:
+        InvalidDocument: another version of vfiomgr wrote it, or it is damaged.
+
+    """
+    records = read_journal(tree, name)
+    try:
+        request = read_request(records[0]["request"])
+        checkpoint = read_checkpoint(records[0].get("checkpoint"), request)
+        steps = tuple(map(read_step, all_of(records, "steps")))
+    except (KeyError, TypeError, ValueError) as error:
+        message = f"cannot read {DIRECTORY / name}: {error}"
+        raise InvalidDocument(
+            " ".join(message.split())[:300],
+            (
+                "recover it with the version of vfiomgr that wrote it, or check the devices and "
+                "remove the file"
+            ),
+        ) from None
+    begun = [record["step"] for record in records if record["event"] == "begin"]
+    undone = {record["step"] for record in records if record["event"] == "undo-done"}
+    left = tuple(step for step in begun if step not in undone)
+    return Unfinished(request, checkpoint, steps, left, settled_in(tree, records) or frozenset())
+
+
+class Interrupted(Value):
+    """An interrupted run, as a later request finds it."""
+
+    run: CutOff
+    content: Unfinished
+    is_continued: bool
+    """Whether the request sets what the run was setting, and restores what it would have."""
+    is_repeated: bool
+    """Whether the request is that of the run."""
+
+    def settled_by(self, done: Plan, host: HostSnapshot) -> frozenset[int] | None:
+        """The steps that a completed plan of the request settles; None if the plan is unrelated."""
+        begun = frozenset(self.content.left)
+        if self.is_repeated or self._is_covered(done):
+            return begun
+        topics = {step.topic for step in done.steps}
+        found = {number for number in begun if self._is_settled(number, done, topics, host)}
+        if found and all(self._is_gone(number, host) for number in begun - found):
+            return begun
+        return frozenset(found) or None
+
+    def _is_gone(self, number: int, host: HostSnapshot) -> bool:
+        """Whether a step concerns a function that does not exist any more, and makes none."""
+        step = self.content.steps[number]
+        if step.tied_to is None or step.recreates_below is not None:
+            return False
+        return host.device_named(str(step.tied_to.address)) is None
+
+    def _is_covered(self, done: Plan) -> bool:
+        covers = self.run.subjects <= set(done.resolves) and self.run.locks <= set(done.locks)
+        return covers and (self.is_continued or not self.run.has_settings)
+
+    def _is_settled(
+        self, number: int, done: Plan, topics: set[tuple[object, ...]], host: HostSnapshot
+    ) -> bool:
+        if number in self.run.settings and not self.is_continued:
+            return False
+        step = self.content.steps[number]
+        removed = {device_lock(function) for function in step.functions_removed_by_undo(host)}
+        return (
+            step.inverse() is None
+            or step.subject in done.resolves
+            or step.topic in topics
+            or not removed.isdisjoint(done.locks)
+        )
+
+
+def interrupted(
+    request: Request, runs: Iterable[CutOff], host: HostSnapshot, tree: HostTree
+) -> Iterator[Interrupted]:
+    """The interrupted runs that can be read, the oldest first."""
+    for run in runs:
+        try:
+            content = read_unfinished(tree, run.name)
+        except InvalidDocument:
+            continue  # `recover` reports it
+        is_repeated = request == content.request
+        is_alike = is_repeated or _is_about_the_same(request, content.request)
+        is_alike = is_alike and run.is_of_this_boot and not any(other_devices(host, content.steps))
+        yield Interrupted(run, content, is_alike, is_repeated)
+
+
+def _is_about_the_same(one: Request, other: Request) -> bool:
+    functions = one.named_functions
+    return type(one) is type(other) and functions != () and functions == other.named_functions
+
+
+def checkpoint_for(
+    request: Request, runs: Iterable[CutOff], host: HostSnapshot, tree: HostTree
+) -> Checkpoint | None:
+    """The checkpoint with which a request is planned after interrupted runs."""
+    return inherited(interrupted(request, runs, host, tree))
+
+
+def inherited(runs: Iterable[Interrupted]) -> Checkpoint | None:
+    """The checkpoint of the interrupted runs that a request continues: their state before."""
+    found: Checkpoint | None = None
+    for run in runs:
+        own = run.content.resumed if run.is_continued else None
+        if own is not None:
+            begun = filter(None, (run.content.steps[n].subject for n in run.content.begun))
+            found = own if found is None else found.completed(own).resumed(begun)
+    return found

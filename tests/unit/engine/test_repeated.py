@@ -1,0 +1,203 @@
+"""A run that dies, then another one that completes; `recover` leaves alone what that one did.
+
+The same request after a death at each operation: `EveryFault` (faults.py), for every kind.
+"""
+
+from __future__ import annotations
+
+import importlib
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import api
+from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import mixed
+from tests.unit.engine.faults import EveryFault, changes, kept
+from tests.unit.engine.test_double_deaths import (
+    ADAPTER,
+    BIND,
+    CREATE,
+    FUNCTION,
+    GPU,
+    REMOVE,
+    TAKE,
+    THREE,
+    TWO,
+    UNBIND,
+    dies,
+)
+from vfiomgr.engine import registry
+from vfiomgr.engine.journal import Journal, cut_off_runs
+from vfiomgr.errors import Refusal, UnknownDevice
+from vfiomgr.passthrough.steps import Bind
+from vfiomgr.paths import BOOT_ID, pci_device
+from vfiomgr.pci.facts import read_driver_state
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.steps import SetVirtualFunctions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.engine.plan import Request
+
+AUDIO = PciAddress.parse("0000:01:00.1")
+NONE = SetVirtualFunctions(ADAPTER, 0)
+AUTOPROBE = pci_device(ADAPTER) / "sriov_drivers_autoprobe"
+EARLIER: tuple[Request, ...] = (BIND, UNBIND, CREATE, REMOVE)
+"""They create the directories of vfiomgr and load vfio-pci."""
+
+
+def prepared(place: Path, *earlier: Request) -> FakeKernel:
+    kernel = mixed(place)
+    for request in (*EARLIER, *earlier):
+        api.apply(request, tree=kernel)
+    return kernel
+
+
+def after_deaths(tmp_path: Path, first: Request, *earlier: Request) -> Iterator[FakeKernel]:
+    """The host after a death of a request at each of its operations."""
+    for at in count(1):
+        kernel = prepared(tmp_path / str(at), *earlier)
+        if not dies(kernel, first, at, after=at % 2 == 0):
+            return
+        yield kernel
+
+
+REPLACED: dict[str, tuple[Request, Request, tuple[Request, ...]]] = {
+    "other number": (TWO, THREE, ()),
+    "no functions": (TWO, NONE, ()),
+    "other number of functions that a guest has": (THREE, NONE, (TWO, TAKE)),
+    "unbind": (BIND, UNBIND, ()),
+    "bind": (UNBIND, BIND, (BIND,)),
+    "remove": (CREATE, REMOVE, ()),
+    "create": (REMOVE, CREATE, (CREATE,)),
+}
+"""A request that dies, one that replaces its result, and what the host was prepared with."""
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_recover_keeps_what_another_request_for_the_same_devices_completed(
+    tmp_path: Path, name: str
+) -> None:
+    first, second, earlier = REPLACED[name]
+    whole = prepared(tmp_path / "whole", *earlier)
+    api.apply(second, tree=whole)
+    for kernel in after_deaths(tmp_path, first, *earlier):
+        api.apply(second, tree=kernel)
+        assert changes(kept(whole), kept(kernel)) == {}
+        assert api.recover(tree=kernel) == ()
+        assert changes(kept(whole), kept(kernel)) == {}
+
+
+def test_recover_keeps_a_function_that_was_bound_after_its_creation_was_interrupted(
+    tmp_path: Path,
+) -> None:
+    bound = 0
+    for kernel in after_deaths(tmp_path, TWO):
+        try:
+            api.apply(TAKE, tree=kernel)
+        except (Refusal, UnknownDevice):
+            continue
+        bound += 1
+        api.recover(tree=kernel)
+        assert read_driver_state(kernel, FUNCTION).driver == "vfio-pci"
+        assert [str(origin.device.address) for origin in api.scan(kernel).origins] == [
+            str(FUNCTION)
+        ]
+        assert kernel.read(AUTOPROBE) == "1"
+        assert api.recover(tree=kernel) == ()
+    assert bound
+
+
+def test_recover_undoes_only_the_devices_that_no_later_run_has_bound(tmp_path: Path) -> None:
+    bound = 0
+    for kernel in after_deaths(tmp_path, BIND):
+        try:
+            api.apply(Bind((AUDIO,), only=True), tree=kernel)
+        except Refusal:
+            continue  # the GPU is still on its host driver
+        bound += 1
+        api.recover(tree=kernel)
+        assert read_driver_state(kernel, AUDIO).driver == "vfio-pci"
+        assert read_driver_state(kernel, GPU).driver == "nvidia"
+        assert [origin.device.address for origin in api.scan(kernel).origins] == [AUDIO]
+    assert bound
+
+
+@pytest.mark.parametrize("name", ["sriov set", "bind"])
+def test_a_death_at_any_record_of_the_second_run_leaves_the_state_before_or_the_wanted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What it settles of the first run counts only with its own end."""
+    request: Request = TWO if name == "sriov set" else BIND
+    at = 3 if name == "sriov set" else 5
+    whole, record = prepared(tmp_path / "whole"), Journal.record
+    before = kept(whole)
+    api.apply(request, tree=whole)
+    found: list[bool] = []
+    for number in count(1):
+        kernel = prepared(tmp_path / str(number))
+        assert dies(kernel, request, at, after=True)
+        left = [number]
+
+        def deadly(*arguments: Any, left: list[int] = left, **options: Any) -> None:
+            left[0] -= 1
+            if not left[0]:
+                raise PowerCut
+            record(*arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "record", deadly)
+            try:
+                api.apply(request, tree=kernel)
+            except PowerCut:
+                kernel.revive()
+            else:
+                break
+        is_done = changes(kept(whole), kept(kernel)) == {}
+        recovered = api.recover(tree=kernel)
+        assert changes(before if recovered else kept(whole), kept(kernel)) == {}, number
+        assert is_done or recovered
+        assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
+        found.append(bool(recovered))
+    assert set(found) == {True, False}
+
+
+def test_a_plan_after_an_interrupted_run_shows_the_settings_that_the_run_restores(
+    tmp_path: Path,
+) -> None:
+    kernel = prepared(tmp_path)
+    assert dies(kernel, TWO, 3, after=True)
+    assert kernel.read(AUTOPROBE) == "0"
+    host = api.host_at(kernel)
+    assert "sriov_drivers_autoprobe" in str(host.plan(TWO))
+    planned = host.plan(TWO).steps
+    assert host.apply(TWO).plan.steps == planned
+    assert kernel.read(AUTOPROBE) == "1"
+
+
+def _classes() -> Iterator[type[EveryFault]]:
+    root = Path(__file__).parents[3]
+    for file in sorted((root / "tests/unit").rglob("test_*.py")):
+        if "(EveryFault)" in file.read_text():
+            module = importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
+            found = (vars(module)[name] for name in dir(module) if name.startswith("Test"))
+            yield from (one for one in found if issubclass(one, EveryFault))
+
+
+def test_every_kind_of_request_is_killed_and_repeated(tmp_path: Path) -> None:
+    """Courses from stories name their request; others are prepared until no kind is left."""
+    courses = [made for one in _classes() for made in one.courses.values()]
+    stories = [getattr(made, "keywords", {}).get("story") for made in courses]
+    others = [made for made, story in zip(courses, stories, strict=True) if story is None]
+    kinds = registry.request_kinds().values()
+    left = {kind.kind for kind in kinds if kind.__module__.startswith("vfiomgr.")}
+    left -= {story[1].kind for story in stories if story is not None}
+    for number, made in enumerate(others):
+        if left:
+            left.discard(made(tmp_path).prepared(tmp_path / str(number))[1].kind)
+    assert left == set(), "each kind of request needs a course of EveryFault"
