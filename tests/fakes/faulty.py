@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from tests.fakes.programs import Program
 
+DEAD = 1 << 24
+"""A number that no process has: more than PID_MAX_LIMIT."""
 _BY_HAND = "run it manually to see why"
 
 
@@ -85,8 +87,7 @@ class FaultyTree(HostTree, ABC):
         )
 
     def _leave_torn(self, path: HostPath, data: bytes) -> None:
-        torn = self.locate(path.parent / f".{path.name}.torn")
-        with open(torn, "wb") as file:
+        with open(self.locate(path.parent / f".{path.name}.{DEAD}"), "wb") as file:
             file.write(data[: len(data) // 2])
 
     def remove(self, path: HostPath) -> None:

@@ -37,7 +37,6 @@ from vfiomgr.engine.journal_files import (
 )
 from vfiomgr.engine.registry import step_kinds
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.host.durable import sync_directory
 from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own, read_own
 from vfiomgr.value import Value
 
@@ -62,10 +61,7 @@ class Journal:
 
     def __init__(self, tree: HostTree, name: str, flags: int = 0) -> None:
         self.name = name
-        self._path = tree.locate(DIRECTORY / name)
-        self.descriptor = os.open(
-            self._path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
-        )
+        self.descriptor = tree.open(DIRECTORY / name, os.O_RDWR | os.O_APPEND | flags)
         self._length = 0
         """Bytes of complete records; a failed write may have left more."""
         try:
@@ -99,16 +95,17 @@ class Journal:
                     **_contents(plan),
                 },
             )
-            sync_directory(os.path.dirname(journal._path))
+            with tree.directory(DIRECTORY) as directory:
+                os.fsync(directory)
         except BaseException:
-            journal._discard()
+            journal._discard(tree)
             raise
         return journal
 
-    def _discard(self) -> None:
+    def _discard(self, tree: HostTree) -> None:
         """Remove a journal that is not used; if that fails, it is empty or incomplete."""
-        with suppress(OSError):
-            os.unlink(self._path)
+        with suppress(OSError), tree.directory(DIRECTORY) as directory:
+            os.unlink(self.name, dir_fd=directory)
         os.close(self.descriptor)
 
     @classmethod

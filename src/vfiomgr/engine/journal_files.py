@@ -25,7 +25,6 @@ import msgspec
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
-from vfiomgr.host.durable import sync_directory
 from vfiomgr.paths import STATE
 from vfiomgr.pci import drivers
 from vfiomgr.value import Value
@@ -325,24 +324,20 @@ def next_name(tree: HostTree) -> Iterator[str]:
         OSError: the number cannot be stored.
 
     """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    descriptor = os.open(tree.locate(DIRECTORY), flags)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        number = _next_number(tree)
-        yield f"{number:012}.jsonl"
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child of another thread may have it too
-        os.close(descriptor)
+    with tree.directory(DIRECTORY) as directory:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            number = _next_number(tree)
+            yield f"{number:012}.jsonl"
+        finally:
+            fcntl.flock(directory, fcntl.LOCK_UN)  # a child of another thread may have it too
 
 
 def _next_number(tree: HostTree) -> int:
     present = _highest(tree.children(DIRECTORY))
-    file = tree.locate(LAST)
-    is_new = not os.path.lexists(file)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    is_new = not tree.exists(LAST)
     try:
-        descriptor = os.open(file, flags, 0o600)
+        descriptor = tree.open(LAST, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
     except OSError as error:
         if is_new:
             raise
@@ -356,7 +351,8 @@ def _next_number(tree: HostTree) -> int:
         kept.write(b"%0*d\n" % (_DIGITS, number))
         os.fsync(descriptor)
     if is_new:
-        sync_directory(os.path.dirname(file))
+        with tree.directory(LAST.parent) as directory:
+            os.fsync(directory)
     return number
 
 

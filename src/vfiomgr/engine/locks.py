@@ -108,9 +108,8 @@ def open_lock(tree: HostTree, name: str) -> int:
 
     """
     tree.make_directory(_LOCKS)
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(tree.locate(_LOCKS / name), flags, 0o600)
+        descriptor = tree.open(_LOCKS / name, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK)
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise

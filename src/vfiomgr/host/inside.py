@@ -6,8 +6,10 @@ An absolute link restarts at the root, and `..` stops there (RESOLVE_IN_ROOT of 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from errno import EINVAL, ELOOP, ENOTDIR
 
+_WALK = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOST_LINKS = 40
 """Maximum number of nested links, as in the kernel (MAXSYMLINKS)."""
 
@@ -90,6 +92,39 @@ class Inside:
         directory = self.directory(above, links)
         known = self._known.get(path)
         return self._step(directory, name, links) if known is None else known
+
+    def open_directory(self, path: str, makes: int | None = None) -> int:
+        """A descriptor of a directory that is below the root while it is opened.
+
+        The path is resolved anew, then walked without following links. With `makes`, missing
+        directories are created with that mode.
+
+        Raises:
+            OSError: it does not exist, or a directory was exchanged for a link in the meantime.
+
+        """
+        self.forget()
+        opened = os.open(self._root or "/", _WALK)
+        for name in self.directory(path).split("/")[1:]:
+            above = opened
+            try:
+                opened = self._entered(above, name, makes)
+            finally:
+                os.close(above)
+        return opened
+
+    @staticmethod
+    def _entered(above: int, name: str, makes: int | None) -> int:
+        try:
+            return os.open(name, _WALK, dir_fd=above)
+        except FileNotFoundError:
+            if makes is None:
+                raise
+        with suppress(FileExistsError):  # another process was first
+            os.mkdir(name, makes, dir_fd=above)
+        made = os.open(name, _WALK, dir_fd=above)
+        os.fchmod(made, makes)
+        return made
 
     def _step(self, directory: str, name: str, links: int) -> str:
         """Append one name to a directory whose path has no link."""

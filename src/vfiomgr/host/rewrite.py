@@ -13,7 +13,7 @@ from errno import EISDIR, ELOOP
 from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError
-from vfiomgr.host.durable import take_over
+from vfiomgr.host.durable import remove_leftovers, replacing, take_over
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -245,28 +245,15 @@ def _write_to(file: Reached, after: bytes) -> None:
 
 
 def _exchange(file: Reached, before: bytes | None, after: bytes) -> None:
-    directory = file.directory
-    temporary = f".{file.name}.{os.getpid()}"
-    with suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)  # of a process of this number that was killed
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    remove_leftovers(file.directory, file.name)
     mode = _NEW_MODE if file.status is None else 0o600
-    descriptor = os.open(temporary, flags, mode, dir_fd=directory)
-    try:
-        with os.fdopen(descriptor, "wb") as made:
-            made.write(after)
-            made.flush()
-            if file.status is not None:
-                _keep(file, made.fileno())
-            os.fsync(made.fileno())
+    with replacing(file.directory, file.name, mode) as made:
+        made.write(after)
+        if file.status is not None:
+            _keep(file, made.fileno())
         if before is not None and file.read(len(before) + 1) != before:
             message = f"{file.path} was changed by something else in the meantime"
             raise HostError(message, "check it, then run the command again")
-        os.replace(temporary, file.name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        os.unlink(temporary, dir_fd=directory)
-        raise
-    os.fsync(directory)
 
 
 def _keep(file: Reached, made: int) -> None:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from errno import EBUSY, EINVAL, ENAMETOOLONG, ENOENT, ENOTDIR
+from typing import TYPE_CHECKING
 
 from vfiomgr.errors import HostError, WriteFailed
 from vfiomgr.host.descriptors import Closer
-from vfiomgr.host.durable import replace_file, sync_directory
+from vfiomgr.host.durable import remove_leftovers, replace_file
 from vfiomgr.host.inside import MOST_LINKS, Inside
 from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.programs import Programs
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import RUNTIME, STATE, HostPath
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OWN = (f"{STATE}/", f"{RUNTIME}/")
+"""Directories that only vfiomgr writes to."""
 _READ_LIMIT = 4096
 """An attribute fits in a page (fs/sysfs/file.c)."""
 _MOST_BYTES = 64 << 20
@@ -310,6 +316,37 @@ class HostTree(Programs):
         except (OSError, ValueError):
             return None
 
+    @contextmanager
+    def directory(self, path: str) -> Iterator[int]:
+        """A descriptor of a directory, whose files are then opened and changed in it.
+
+        With another root than `/`, the directory is inside the root, whatever is exchanged for a
+        link in the meantime.
+
+        Raises:
+            OSError: it does not exist, or is not accessible.
+
+        """
+        if self._prefix:
+            descriptor = self._inside.open_directory(path)
+        else:
+            descriptor = os.open(path or "/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def open(self, path: HostPath, flags: int, mode: int = 0o600) -> int:
+        """Open a file in its directory; never a link.
+
+        Raises:
+            OSError: it does not exist, is a link, or is not accessible.
+
+        """
+        above, _, name = path.rpartition("/")
+        with self.directory(above) as directory:
+            return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, mode, dir_fd=directory)
+
     def write(self, path: HostPath, text: str) -> None:
         """Write one attribute with a single write, as the kernel requires.
 
@@ -320,9 +357,8 @@ class HostTree(Programs):
             WriteFailed: with the errno of the open or of the write.
 
         """
-        self._inside.forget()  # `driver` may link elsewhere by now
         try:
-            descriptor = os.open(self.locate(path), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = self.open(path, os.O_WRONLY)
             try:
                 os.write(descriptor, (text or "\n").encode())
             finally:
@@ -338,23 +374,30 @@ class HostTree(Programs):
         Owner and label of an existing file are kept. A file that is useless after a reboot need not
         be `durable`, which avoids the fsync.
         """
-        replace_file(self.locate(path), data, mode, durable=durable)
+        with self.directory(path.parent) as directory:
+            remove_leftovers(directory, None if path.startswith(_OWN) else path.name)
+            replace_file(directory, path.name, data, mode, durable=durable)
 
     def remove(self, path: HostPath) -> None:
         """Remove a file durably; no error if it does not exist."""
-        target = self.locate(path)
         try:
-            os.unlink(target)
+            with self.directory(path.parent) as directory:
+                remove_leftovers(directory, None if path.startswith(_OWN) else path.name)
+                os.unlink(path.name, dir_fd=directory)
+                os.fsync(directory)
         except OSError as error:
             if error.errno not in (ENOENT, ENOTDIR, ENAMETOOLONG):
                 raise
-            return
-        sync_directory(os.path.dirname(target))
+
+    def remove_leftovers(self, path: HostPath) -> None:
+        """Remove the temporary files that killed runs left of a file."""
+        with suppress(FileNotFoundError), self.directory(path.parent) as directory:
+            remove_leftovers(directory, path.name)
 
     def remove_empty_directory(self, path: HostPath) -> None:
         """Remove a directory if it is empty and can be removed."""
-        with suppress(OSError):
-            os.rmdir(self.locate(path))
+        with suppress(OSError), self.directory(path.parent) as directory:
+            os.rmdir(path.name, dir_fd=directory)
         self._inside.forget()
 
     def make_directory(self, path: HostPath, mode: int = 0o755) -> None:
@@ -362,15 +405,7 @@ class HostTree(Programs):
         found = self.status(path)
         if found is not None and stat.S_ISDIR(found.st_mode):
             return
-        missing: list[str] = []
-        directory = self._real(path)
-        while not os.path.isdir(directory):
-            missing.append(directory)
-            directory = os.path.dirname(directory)
-        for directory in reversed(missing):
-            with suppress(FileExistsError):  # another process was first
-                os.mkdir(directory, mode)
-                os.chmod(directory, mode)
+        os.close(self._inside.open_directory(path, makes=mode))
         self._inside.forget()
 
     def access(self, path: HostPath) -> NodeAccess | None:
@@ -388,9 +423,8 @@ class HostTree(Programs):
             HostError: this process may not do that.
 
         """
-        target = self.locate(path)
         try:
-            descriptor = os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = self.open(path, os.O_PATH)
         except FileNotFoundError:
             return
         try:

@@ -90,6 +90,8 @@ def replace_file(tree: HostTree, step: ReplaceFile) -> None:
         elif current != step.after:
             tree.make_directory(target.parent)
             tree.replace(target, step.after.encode(), step.mode)
+        else:
+            tree.remove_leftovers(target)
     except OSError as error:
         what = "remove" if step.after is None else "write"
         message = f"cannot {what} {target}: {error.strerror or error}"

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 def kept(kernel: FakeKernel) -> dict[str, str]:
     """The state of a kernel, and vfiomgr's records, without the numbers that it counts up."""
     numbered = ("iommu_group", "/dev/vfio/", "vfio-dev", "/sys/class/vfio")
-    passing = (*numbered, ".torn")  # a temporary file that a power cut left behind
     files = {path: text for path, text in kernel.sysfs.picture("/etc").items() if text != "/"}
     state = {
         path: text
         for path, text in (kernel.state(modules=False) | files).items()
-        if not any(part in path or part in text for part in passing)
+        if not any(part in path or part in text for part in numbered)
     }
     host = api.scan(kernel, with_gpu_modes=True)
     vgpus = {f"vGPU {vgpu.name}": f"{vgpu.parent} {vgpu.type}" for vgpu in host.vgpus}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.fakes.faults import PowerCut
+from tests.fakes.faulty import DEAD
 from tests.unit.fakes.deeds import (
     AUDIO,
     GPU,
@@ -234,7 +235,7 @@ def test_a_torn_replacement_leaves_the_old_file(kernel: FakeKernel) -> None:
     with pytest.raises(PowerCut):
         kernel.replace(file, b"new")
     assert kernel.read(file) == "old"
-    assert kernel.children(HostPath("/var/lib")) == [".record.json.torn", "record.json"]
+    assert kernel.children(HostPath("/var/lib")) == [f".record.json.{DEAD}", "record.json"]
 
 
 def test_the_nth_operation_fails_before_it_acts(kernel: FakeKernel) -> None:

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import signal
 import socket
 import stat
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -16,11 +18,14 @@ from hypothesis import strategies as st
 
 from tests.unit.host_files import tree_of
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
+from vfiomgr.host.inside import Inside
+from vfiomgr.host.owners import NodeAccess
 from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.host.tree import HostTree
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import STATE, HostPath
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -331,6 +336,111 @@ def test_a_file_that_a_killed_process_of_this_number_left_is_in_nobodys_way(
     assert (tmp_path / "file").read_text() == "whole\n"
 
 
+DEAD = 1 << 24
+"""A number that no process has."""
+
+
+@pytest.mark.parametrize("change", ["replace", "remove"])
+def test_a_write_removes_what_killed_runs_left_of_the_same_file(
+    tmp_path: Path, change: str
+) -> None:
+    for name in (f".file.{DEAD}", f".file.{DEAD + 1}", f".other.{DEAD}", ".file.1", ".file.x"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / f".file.{DEAD + 2}").symlink_to("/nowhere")
+    tree = HostTree(tmp_path)
+    tree.replace(HostPath("/file"), b"new") if change == "replace" else tree.remove(
+        HostPath("/file")
+    )
+    left = {path.name for path in tmp_path.iterdir()} - {"file"}
+    assert left == {f".other.{DEAD}", ".file.1", ".file.x", f".file.{DEAD + 2}"}
+
+
+def test_a_temporary_file_of_a_run_in_another_pid_namespace_is_kept(tmp_path: Path) -> None:
+    """Its process has no number here, and holds the lock."""
+    temporary = tmp_path / f".file.{DEAD}"
+    with temporary.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        HostTree(tmp_path).replace(HostPath("/file"), b"new")
+        assert temporary.exists()
+    HostTree(tmp_path).replace(HostPath("/file"), b"newer")
+    assert not temporary.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_temporary_file_of_another_user_is_kept(tmp_path: Path) -> None:
+    temporary = tmp_path / f".file.{DEAD}"
+    temporary.write_text("mine")
+    os.chown(temporary, 1234, 1234)
+    HostTree(tmp_path).replace(HostPath("/file"), b"new")
+    assert temporary.exists()
+
+
+def test_any_write_in_a_directory_of_vfiomgr_removes_all_leftovers(tmp_path: Path) -> None:
+    tree = HostTree(tmp_path)
+    tree.make_directory(STATE / "origins")
+    (tmp_path / f"var/lib/vfiomgr/origins/.gone.{DEAD}").write_text("half")
+    tree.replace(STATE / "origins/record", b"new")
+    assert tree.children(STATE / "origins") == ["record"]
+
+
+WRITERS: dict[str, Callable[[HostTree, HostPath], object]] = {
+    "replace": lambda tree, at: tree.replace(at / "file", b"new"),
+    "write": lambda tree, at: tree.write(at / "file", "new"),
+    "remove": lambda tree, at: tree.remove(at / "file"),
+    "remove empty directory": lambda tree, at: tree.remove_empty_directory(at / "empty"),
+    "make directory": lambda tree, at: tree.make_directory(at / "made"),
+    "change access": lambda tree, at: tree.change_access(at / "file", NodeAccess(0, 0, 0o640)),
+    "open": lambda tree, at: os.close(tree.open(at / "new", os.O_CREAT | os.O_WRONLY)),
+}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before", "while resolved"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_change_leaves_the_root_where_a_directory_is_exchanged_for_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, *, is_late: bool
+) -> None:
+    """After a scan has seen it, or even after the path was resolved again."""
+    outside, etc = tmp_path / "outside", tmp_path / "root/etc"
+    (outside / "empty").mkdir(parents=True)
+    (etc / "udev/empty").mkdir(parents=True)
+    for directory in (outside, etc / "udev"):
+        (directory / "file").write_text("old")
+        (directory / "file").chmod(0o600)
+    before = pictured(outside)
+    tree, at = HostTree(tmp_path / "root"), HostPath("/etc/udev")
+    assert tree.read(at / "file") == "old"
+    assert tree.children(at) == ["empty", "file"]
+
+    def exchange() -> None:
+        (etc / "udev").rename(etc / "was")
+        (etc / "udev").symlink_to(outside)
+
+    resolve = Inside.directory
+
+    def exchanged(inside: Inside, path: str, *links: int) -> str:
+        found = resolve(inside, path, *links)
+        if (etc / "udev").is_dir() and not (etc / "udev").is_symlink():
+            exchange()
+        return found
+
+    if is_late:
+        monkeypatch.setattr(Inside, "directory", exchanged)
+    else:
+        exchange()
+    with suppress(OSError, HostError):
+        WRITERS[name](tree, at)
+    assert (etc / "udev").is_symlink()
+    assert pictured(outside) == before
+
+
+def pictured(place: Path) -> dict[str, tuple[int, str]]:
+    """The modes and texts of all files below a directory."""
+    return {
+        str(path): (path.stat().st_mode, path.read_text() if path.is_file() else "")
+        for path in place.rglob("*")
+    }
+
+
 def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,11 +448,11 @@ def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
     label = {"security.selinux": b"container_config_t"}
     kept: dict[str, bytes] = {}
     owners: list[tuple[int, int]] = []
-    lstat = os.lstat
+    stat_of = os.stat
 
-    def of_another(path: str) -> os.stat_result:
-        found = list(lstat(path))
-        found[4], found[5] = 12345, 54321
+    def of_another(path: str | int, **options: Any) -> os.stat_result:
+        found = list(stat_of(path, **options))
+        found[4:6] = (12345, 54321) if str(path).startswith("/proc/self/fd/") else found[4:6]
         return os.stat_result(found)
 
     module = "vfiomgr.host.durable.os"
@@ -352,7 +462,7 @@ def test_owner_and_label_of_a_file_that_is_replaced_are_kept(
     )
     monkeypatch.setattr(f"{module}.setxattr", lambda _, name, value: kept.update({name: value}))
     monkeypatch.setattr(f"{module}.fchown", lambda _, uid, gid: owners.append((uid, gid)))
-    monkeypatch.setattr(f"{module}.lstat", of_another)
+    monkeypatch.setattr(f"{module}.stat", of_another)
     HostTree(tmp_path).replace(HostPath("/file"), b"new\n", 0o640)
     assert (kept, owners) == (label, [(12345, 54321)])
     assert (tmp_path / "file").read_text() == "new\n"

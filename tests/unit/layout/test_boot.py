@@ -59,7 +59,7 @@ def installing(*rules: dict[str, Any], name: str = "whole", enforce: bool = Fals
 def etc(kernel: FakeKernel) -> dict[str, str]:
     """Every file below /etc that no process left half written."""
     found = kernel.sysfs.picture("/etc")
-    return {p: t for p, t in found.items() if t != "/" and not p.endswith(".torn")}
+    return {p: t for p, t in found.items() if t != "/"}
 
 
 def changed(kernel: FakeKernel, intent: Request) -> list[str]:
