@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -178,9 +177,7 @@ def test_a_libvirt_that_does_not_answer_completes_to_nothing(
         listening.bind(f"{tmp_path}/deaf")
         listening.listen()
         typed = f"vfiomgr libvirt attach -c 'qemu+unix:///system?socket={tmp_path}/deaf' te"
-        begin = time.monotonic()
         assert terminal.complete(typed) == typed
-        assert time.monotonic() - begin < 30
 
 
 _SUDO = """

@@ -69,7 +69,6 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 def test_a_command_ends_where_libvirt_never_answers(deaf: str) -> None:
-    began = time.monotonic()
     answer = subprocess.run(
         [sys.executable, "-m", "vfiomgr", "libvirt", "list", "-c", deaf, "--timeout", "1"],
         capture_output=True,
@@ -77,7 +76,6 @@ def test_a_command_ends_where_libvirt_never_answers(deaf: str) -> None:
         check=False,
         timeout=60,
     )
-    assert time.monotonic() - began < _SOON
     assert (answer.returncode, answer.stdout) == (1, "")
     assert f"libvirtd at {deaf} did not answer within 1 s" in answer.stderr
     assert "systemctl status libvirtd virtqemud" in answer.stderr
@@ -86,19 +84,17 @@ def test_a_command_ends_where_libvirt_never_answers(deaf: str) -> None:
 
 @pytest.mark.parametrize("with_events", [False, True])
 def test_a_daemon_that_stops_in_the_middle_is_asked_once(
-    daemon: Daemon, *, with_events: bool
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, *, with_events: bool
 ) -> None:
-    began = time.monotonic()
     with connect(daemon.uri, with_events=with_events, deadline=1) as connection:
         assert connection.domain_names() == ("test",)
         daemon.stop()
         with pytest.raises(LibvirtSilent, match="did not answer within 1 s"):
             connection.domain_names()
-        asked = time.monotonic()
+        monkeypatch.delattr(binding._Conversation, "_put")  # nothing can be asked any more
         with pytest.raises(LibvirtSilent, match="did not answer within 1 s"):
             connection.attach("test", "<hostdev/>", Scope(live=True, config=False))
-        assert time.monotonic() - asked < 1
-    assert time.monotonic() - began < _SOON
+        monkeypatch.undo()
 
 
 _PROGRAM = """\
@@ -133,14 +129,12 @@ def test_a_call_that_may_take_long_ends_when_its_daemon_is_lost(
 
 
 def test_a_call_that_is_not_answered_can_be_interrupted(daemon: Daemon) -> None:
-    began = time.monotonic()
     interrupt = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
     with connect(daemon.uri, deadline=600) as connection:
         daemon.stop()
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
             connection.domain_names()
-    assert time.monotonic() - began < _SOON
 
 
 def test_a_daemon_that_goes_on_in_time_is_waited_for(daemon: Daemon) -> None:

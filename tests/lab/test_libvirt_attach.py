@@ -8,7 +8,6 @@ powered gives its device back at once (pcie_cap_slot_unplug_request_cb in hw/pci
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.topology("sriov")
 
 PROGRAM = Path("/usr/local/bin/vfiomgr")
-_NEVER = 300.0
-"""Seconds after which what ends at its deadline would not: a busy machine is many times slower."""
 DOMAINS = ("open", "keeper", "full", "hooked")
 PORT = "<controller type='pci' model='pcie-root-port'/>"
 
@@ -189,9 +186,7 @@ def test_a_guest_that_never_releases_a_device_ends_at_the_deadline(
     define("keeper", xml("keeper", ports=2))
     define("open", xml("open", ports=2, rest=NATIVE))
     libvirt("attach", "keeper", first, "--live")
-    begun = time.monotonic()
     told = libvirt("detach", "keeper", first, "--live", "--timeout", "8", status=5)
-    assert time.monotonic() - begun < _NEVER
     assert f"cannot detach {first}: guest keeper has not released it within 8 s" in told
     assert "the request stays pending" in told
     assert f'host = "{first}"' in devices_of("keeper")

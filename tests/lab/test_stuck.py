@@ -8,7 +8,6 @@ import mmap
 import os
 import struct
 import subprocess
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -32,8 +31,6 @@ pytestmark = pytest.mark.topology("workstation")
 TREE = api.HostTree("/")
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
-_NEVER = 300.0
-"""Seconds after which what ends at its deadline would not: a busy machine is many times slower."""
 
 
 @contextmanager
@@ -116,11 +113,9 @@ def test_a_guest_is_refused_and_when_forced_the_truth_is_told_at_the_deadline(
     with nested_guest(address) as guest:
         refused = vfiomgr("unbind", address, status=4).stderr
         assert f"is in use by: qemu-system-x86 (PID {guest.pid})" in refused
-        began = time.monotonic()
         forced = vfiomgr(
             "unbind", address, "--allow", "in-use", "--yes", "--timeout", "3", status=5
         ).stderr
-        assert time.monotonic() - began < _NEVER
         assert "the kernel has not returned from" in forced
         assert f"in use by qemu-system-x86 (PID {guest.pid})" in forced
         # Nothing hangs now that the kernel has the lock of the device.

@@ -885,11 +885,12 @@ def test_an_agent_that_was_killed_delays_no_command(place: Path) -> None:
             node.process = None
             tree = HostTree(node.kernel.root)
             assert tree.exists(CONTROL)
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
                 warnings.simplefilter("error")
-                begun = time.monotonic()
+                patch.setattr(
+                    "vfiomgr.snapshot.node_agent._PATIENCE", 3600.0
+                )  # nothing is waited for
                 assert find_status(tree) is None
-                assert time.monotonic() - begun < 0.5
 
     tell(story())
 
@@ -943,15 +944,13 @@ def answering(tree: HostTree, answer: bytes | None) -> Iterator[None]:
         (answer_with(pod=f"a/{'b.' * 126}bb/c"), "this is not a container of a pod: 'a/b.b."),
     ],
 )
-def test_an_agent_that_does_not_answer_is_reported_after_a_second(
+def test_an_agent_that_does_not_answer_is_reported_with_the_reason(
     place: Path, answer: bytes | None, why: str
 ) -> None:
     tree = gpu_node(place)
-    with answering(tree, answer):
-        begun = time.monotonic()
-        with pytest.warns(UserWarning, match="cannot ask the node agent on") as told:
-            found = Host(tree).scan(with_users=True)
-        assert time.monotonic() - begun < 2.5
+    warned = pytest.warns(UserWarning, match="cannot ask the node agent on")
+    with answering(tree, answer), warned as told:
+        found = Host(tree).scan(with_users=True)
     assert found.agent is None
     assert why in f"{told[0].message}$"
 

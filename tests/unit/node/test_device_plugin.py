@@ -507,17 +507,17 @@ def test_a_list_of_pods_may_be_larger_than_what_grpc_allows_by_default(place: Pa
     tell(story())
 
 
-def test_a_thousand_devices_in_milliseconds(place: Path) -> None:
+def test_a_thousand_devices_are_offered_and_allocated(place: Path) -> None:
+    """`make bench` measures how long that takes."""
+
     async def story() -> None:
         made = resource(1000)
         async with node(place, made) as (kubelet, agent):
             assert kubelet.capacity(NAME) == (1000, 1000)
             for number in range(50):
                 await kubelet.admit(f"default/p{number}", NAME, 1)
-            assert sorted(agent.seconds)[48] < 0.05  # of 50; the aim is 5 ms
-            begun = time.monotonic()
+            assert len(agent.seconds) == 50
             agent.offer(with_unhealthy(made, made.units[-1].id))
             await kubelet.until_capacity(NAME, 1000, 999)
-            assert time.monotonic() - begun < 1
 
     tell(story())

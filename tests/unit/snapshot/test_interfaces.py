@@ -192,17 +192,18 @@ def test_a_kernel_that_lists_no_interfaces_is_waited_for_once(
         is_machine = can_hang = True
 
     def hang(_: str) -> Iterator[str]:
-        time.sleep(3600)
+        with (tmp_path / "asked").open("a") as file:
+            file.write("x")
+        time.sleep(120)
         yield ""
 
     monkeypatch.setattr(bounded, "DEADLINE", 0.1)
     monkeypatch.setattr("vfiomgr.snapshot.routing._links_at", hang)
     numbers = range(1, 60)
     tree_of(tmp_path, "\n".join(f"proc/{pid}/ns/net -> net:[{pid}]" for pid in numbers))
-    begin = time.monotonic()
     with pytest.warns(UserWarning, match="cannot examine all network namespaces"):
         assert read_far_links(Machine(tmp_path)) == ()
-    assert time.monotonic() - begin < 10
+    assert len((tmp_path / "asked").read_text()) == 1
 
 
 def test_the_machine_is_asked_for_ipv4_addresses_and_routes_of_all_tables(

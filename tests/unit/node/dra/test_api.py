@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import time
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -266,13 +265,11 @@ def test_a_stream_that_breaks_is_an_error(place: Path, monkeypatch: pytest.Monke
 def test_a_watch_that_is_left_does_not_hold_its_connection(place: Path) -> None:
     async def story() -> None:
         async with talking(place) as (server, api):
-            begun = time.monotonic()
             for number in range(120):  # more than a client has connections
                 server.put("nodes", {"metadata": {"name": f"gpu-{number}"}})
                 async with aclosing(api.watch(NODES, "0")) as changes:
                     await anext(changes)
             await until(lambda: len(server.watches()) == 120)
-            assert time.monotonic() - begun < 60
 
     tell(story())
 
