@@ -56,7 +56,7 @@ _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 
 
 def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: bool) -> None:
-    """Print the links of each pod in order; JSON has a complete `KataTrace` of all."""
+    """Print the steps of each pod in order; JSON has a complete `KataTrace` of all."""
     if output != "table":
         items = [_document(item) for item in found]
         body = {"items": items, "is_broken": any(item.is_broken for item in found)}

@@ -108,7 +108,7 @@ def is_broken(breaks: Iterable[Diagnostic]) -> bool:
 
 
 class TraceStep(Value):
-    """A link of the chain."""
+    """A step from the pod to its devices."""
 
     name: StepName
     state: StepState
