@@ -46,12 +46,12 @@ _STATE_WIDTH = 9
 _NAME_WIDTH = 15
 _INDENT = " " * _STATE_WIDTH
 _CHAINS = 3
-"""How many devices a table shows; the links report problems of all devices."""
+"""How many devices a table shows; the steps report problems of all devices."""
 _PARTS = 3
 """How many parts of a longer list a table shows."""
 _LONG = 5
 _BREAKS = 8
-"""How many problems of a link with many devices a table shows."""
+"""How many problems of a step with many devices a table shows."""
 _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 
 
@@ -222,17 +222,17 @@ class _ExplainOptions(TypedDict):
 def explain(
     context: click.Context, *, subject: str, strict: bool, **options: Unpack[_ExplainOptions]
 ) -> None:
-    """Check whether a pod gets its devices, link by link.
+    """Check whether a pod gets its devices, step by step.
 
     The pod is in a file (YAML or JSON, - for a pipe; also in a Deployment or a similar object), or
-    it is one that requests DEVICE (an address, or KIND=NAME of CDI). The links are RuntimeClass,
+    it is one that requests DEVICE (an address, or KIND=NAME of CDI). The steps are RuntimeClass,
     handler, Kata's configuration, resource, CDI name, specification, device node, IOMMU group,
     functions, root ports, and the GPU index in the guest. Nothing is started, and no cluster is
     contacted; the node agent, if it runs here, is asked which devices are available. The kubelet
     chooses the device of a resource, so all candidates are checked and their differences shown;
     without -v only the first ones are listed.
 
-    Exit status: 1 if a link is broken, or with --strict unknown.
+    Exit status: 1 if a step is broken, or with --strict unknown.
 
     \b
     Examples:

@@ -113,7 +113,7 @@ class TraceStep(Value):
     name: StepName
     state: StepState
     parts: tuple[str, ...]
-    """The state; for a link with many devices, of each device."""
+    """The state; for a step with many devices, of each device."""
     looked_at: tuple[str, ...] = ()
     """The evidence: files and facts."""
     breaks: tuple[Diagnostic, ...] = ()
@@ -211,5 +211,5 @@ class KataTrace(Value):
 
     @property
     def breaks(self) -> tuple[Diagnostic, ...]:
-        """All problems, in the order of the links."""
+        """All problems, in the order of the steps."""
         return tuple(found for step in self.steps for found in step.breaks)

@@ -296,7 +296,7 @@ def trace(situation: PodContext) -> KataTrace:
 
 
 def _later(situation: PodContext) -> Iterator[TraceStep]:
-    """The links after the configuration; unknown for a pod without a Kata handler."""
+    """The steps after the configuration; unknown for a pod without a Kata handler."""
     for step in (resources.request(situation), devices.cdi(situation), *functions.steps(situation)):
         is_open = situation.has_no_handler and step.state == "ok"
         yield replace(step, state="unknown") if is_open else step
