@@ -30,6 +30,7 @@ REVERSIBLE: tuple[Override, ...] = ("in-use", "mounted-disk", "default-route")
 
 OptionName = Literal[
     "allow",
+    "at-boot",
     "only",
     "not-only",
     "function-only",

@@ -16,6 +16,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
+from vfiomgr.passthrough import guards
 from vfiomgr.passthrough import plan as passthrough_plan
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence import plan as persistence_plan
@@ -72,8 +73,8 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
 
     """
     compared = compare(host, request.apply)
-    refused = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
-    refuse_if_any(refused)
+    found = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
+    refuse_if_any(one for one in found if not guards.ends_at_reboot(host, one))
     name = request.apply.name
     services = _services(host, request)
     before = _without_own_rules(host)
@@ -100,7 +101,8 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
             *_replacing_notes(host, rules.written),
             *kept.notes,
             *_service_notes(host, request, is_changed=bool(steps)),
-            *_difference_notes(request, len(compared.differences)),
+            *dict.fromkeys(one.summary for one in found),
+            *_difference_notes(request, len(compared.differences), is_busy=bool(found)),
         ),
         already=(f"the layout {name} is already installed",) * (not steps),
     )
@@ -280,8 +282,10 @@ def _replacing_notes(host: HostSnapshot, written: Iterable[WrittenRule]) -> Iter
             yield f"{rule.path} of bind --persist {does} until vfiomgr layout uninstall"
 
 
-def _difference_notes(request: InstallLayout, differences: int) -> Iterator[str]:
-    if differences:
+def _difference_notes(request: InstallLayout, differences: int, *, is_busy: bool) -> Iterator[str]:
+    if is_busy:
+        yield "no device is changed now; the layout is applied at the next boot"
+    elif differences:
         command = shell_command(request.apply.name, _kept_allowances(request))
         yield (
             f"no device is changed now; the host differs in {counted(differences, 'thing')}; "

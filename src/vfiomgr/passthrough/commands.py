@@ -98,6 +98,7 @@ def _refuse_name(text: str) -> None:
 )
 @click.option("--no-d3cold", is_flag=True, help="Forbid D3cold until unbind.")
 @click.option("--persist", is_flag=True, help="Bind again at each boot and hot-plug.")
+@click.option("--at-boot", is_flag=True, help="Like --persist, but only from the next boot on.")
 @click.option(
     "--owner",
     metavar="USER[:GROUP]",
@@ -122,6 +123,7 @@ def bind(
     reset_method: ResetMethod | None,
     no_d3cold: bool,
     persist: bool,
+    at_boot: bool,
     owner: str | None,
     driverctl: bool,
     update_initramfs: bool,
@@ -130,6 +132,9 @@ def bind(
 
     All functions of the slot are bound, for example the audio function of a GPU. The original
     driver is saved; `vfiomgr unbind` restores it. A failed bind is rolled back.
+
+    A device that is in use can be bound at the next boot: --at-boot writes its rules, and leaves
+    the device as it is until then. `vfiomgr unbind --forget` removes them.
 
     With --persist --driverctl the VFIO entries of /etc/driverctl.d become rules of vfiomgr, and no
     device is changed now. Other entries stay with driverctl, as do entries of absent devices
@@ -140,6 +145,7 @@ def bind(
       vfiomgr bind 0000:04:00.0
       vfiomgr bind 04:00.0 --dry-run
       vfiomgr bind 04:00.0 --persist --owner libvirt-qemu:kvm
+      vfiomgr bind 04:00.0 --at-boot
       vfiomgr bind 0000:04:00.0 0000:05:00.0 --format json
       vfiomgr bind 0000:04:00.0 --reset-method flr --no-d3cold
       vfiomgr bind 10de:2684            # all devices with these PCI IDs
@@ -147,8 +153,8 @@ def bind(
       vfiomgr bind --persist --driverctl --dry-run
     """
     if driverctl:
-        others = (addresses, match, driver, only, with_group, allow, reset_method, no_d3cold, owner)
-        _require_import(is_alone=not any(others), persist=persist)
+        settings = (driver, only, with_group, allow, reset_method, no_d3cold, at_boot, owner)
+        _require_import(is_alone=not any((addresses, match, *settings)), persist=persist)
         import_driverctl(session, update_initramfs=update_initramfs)
         return
     addresses = _chosen(session, addresses, match)
@@ -161,6 +167,7 @@ def bind(
         reset_method=reset_method,
         no_d3cold=no_d3cold,
         persist=persist,
+        at_boot=at_boot,
         owner=owner,
         update_initramfs=update_initramfs,
     ).request(session)
@@ -361,7 +368,7 @@ def _persisted_cells(row: PersistedFunction) -> tuple[str, ...]:
         row.owner,
         _PRESENCE.get(row.device, row.device),
         or_dash(None if row.node_owner is None else row.node_owner.name),
-        or_dash(row.driver_now),
+        f"{row.driver_now} until reboot" if row.is_pending else or_dash(row.driver_now),
     )
 
 

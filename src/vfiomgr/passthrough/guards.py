@@ -422,6 +422,19 @@ def undoing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagno
     yield from _all(UNDOING, host, devices)
 
 
+_OF_PROCESSES = frozenset({"in-use", "held-by-guest", PERSISTENCE_MODE})
+
+
+def ends_at_reboot(host: HostSnapshot, diagnostic: Diagnostic) -> bool:
+    """Whether a reboot ends what a diagnostic found: processes, but not those of a pod.
+
+    A pod keeps its devices over a reboot, whether or not it has opened them.
+    """
+    name = diagnostic.subject.partition(" ")[0]
+    in_pod = host.agent is not None and name in {*host.agent.pods, *host.agent.claimed}
+    return diagnostic.rule in _OF_PROCESSES and not in_pod
+
+
 def _all(
     guards: Sequence[Guard], host: HostSnapshot, devices: Sequence[PciDevice]
 ) -> Iterator[Diagnostic]:

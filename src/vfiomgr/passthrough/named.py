@@ -52,6 +52,8 @@ class BindOptions(TypedDict, total=False):
     """Forbid D3cold until unbind."""
     persist: bool
     """Bind them again at each boot and hot-plug."""
+    at_boot: bool
+    """Like `persist`, but the devices keep their drivers until the next boot."""
     owner: str | None
     """The owner of the VFIO nodes: USER or USER:GROUP, by name or number."""
     update_initramfs: bool
@@ -77,6 +79,12 @@ class Bind:
         """
         said = self.options
         _refuse_contradictions(said)
+        if said.get("at_boot"):
+            for option in ("reset_method", "no_d3cold"):
+                if said.get(option):
+                    words = f"--{option.replace('_', '-')}"
+                    forbid_together("--at-boot", words, "no udev rule can set it")
+            said = {**said, "persist": True}
         if said.get("update_initramfs") and not said.get("persist"):
             forbid_alone("--update-initramfs", "--persist", "no udev rule changes")
         require_choice("--reset-method", said.get("reset_method"), RESET_METHODS)

@@ -38,6 +38,7 @@ from vfiomgr.persistence.steps import LoadModule
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
+    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -103,17 +104,19 @@ def plan_bind(
     wanted = drivers_for(host, request, others)
     targets = [host.device(address) for address in wanted]
     moving = [device for device in targets if device.driver != wanted[device.address].driver]
-    refuse_if_any(
-        [
-            *guards.taking(host, moving),
-            *guards.foreign_members(host, targets, request, going),
-            *reset.diagnostics(host, named, request),
-            *(installed_layout.diagnostics(host, targets) if request.persist else ()),
-        ],
-        request.allow,
-    )
+    found = [
+        *guards.taking(host, moving),
+        *guards.foreign_members(host, targets, request, going),
+        *reset.diagnostics(host, named, request),
+        *(installed_layout.diagnostics(host, targets) if request.persist else ()),
+    ]
+    refuse_if_any(_later(host, request, targets, found), request.allow)
     drivers = [wanted[device.address].driver for device in named]
     staying = [device for device in targets if device not in moving]
+    companions = _companion_notes("binding", named, targets, moving)
+    pending = moving if request.at_boot else []
+    if request.at_boot:
+        moving = []
     repinned = dict(_repinned(host, staying, request))
     kept = persistence_plan.part_of_bind(host, wanted, moving, request)
     steps: list[Step] = [
@@ -121,6 +124,7 @@ def plan_bind(
         *(step for d in moving for step in _take(host, d, wanted[d.address].driver, request)),
         *repinned.values(),
         *_awaiting(host, moving),
+        *(persistence_plan.marked_as_swept(host) if pending and kept.steps else ()),
         *kept.steps,
     ]
     on_it = (
@@ -129,18 +133,47 @@ def plan_bind(
         if device.address not in repinned
     )
     return Plan(
-        summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}",
+        summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}"
+        + " at the next boot" * request.at_boot,
         steps=tuple(steps),
         parallel_groups=_parallel_groups(host, steps),
-        resolves=tuple(str(device.address) for device in targets),
+        resolves=tuple(str(device.address) for device in targets if device not in pending),
         locks=(*_locks(targets), *kept.locks),
         notes=(
-            *_companion_notes("binding", named, targets, moving),
+            *companions,
+            *(f"{d.address} stays on {d.driver or 'no driver'} until reboot" for d in pending),
             *kept.notes,
         ),
         alternatives=() if request.with_group else _alone(named, targets, moving),
         already=(*on_it, *kept.already),
     )
+
+
+def _later(
+    host: HostSnapshot, request: Bind, targets: Iterable[PciDevice], found: list[Diagnostic]
+) -> list[Diagnostic]:
+    """The reasons to refuse a bind at the next boot, or now, with that as one of the remedies."""
+    ending = [one for one in found if guards.ends_at_reboot(host, one)]
+    later = [one for one in found if one not in ending]
+    if request.at_boot:
+        return later
+    is_pinned = request.reset_method is not None or request.no_d3cold
+    if is_pinned or any(one.override not in request.allow for one in later):
+        return found
+    if all(host.binding(device.address) is not None for device in targets):
+        return found
+    way = Remedy("bind it at the next boot: ", Option("at-boot", _at_boot(request)))
+    return [replace(one, remedies=(*one.remedies, way)) if one in ending else one for one in found]
+
+
+def _at_boot(request: Bind) -> str:
+    """The command that binds the same functions in the same way at the next boot."""
+    words = ["vfiomgr bind --at-boot", *map(str, request.addresses)]
+    words += [f"--driver {request.driver}"] * (request.driver is not None)
+    words += ["--function-only"] * request.only + ["--with-group"] * request.with_group
+    words += [f"--owner {request.owner.name}"] if request.owner is not None else []
+    words += [f"--allow {name}" for name in sorted(request.allow)]
+    return " ".join([*words, *["--update-initramfs"] * request.update_initramfs])
 
 
 def _repinned(

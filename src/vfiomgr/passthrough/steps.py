@@ -47,6 +47,8 @@ class Bind(Request, Value):
     """Forbid D3cold until unbind."""
     persist: bool = False
     """Bind the functions again whenever the kernel finds them."""
+    at_boot: bool = False
+    """With `persist`: only write the rules; drivers do not change before the next boot."""
     owner: NodeOwner | None = None
     """The owner of the VFIO nodes."""
     update_initramfs: bool = False

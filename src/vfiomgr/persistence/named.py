@@ -39,6 +39,11 @@ class PersistedFunction(Value):
     """The owner of the VFIO nodes."""
     driver_now: str | None
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the device is there, on a host driver, and is bound at the next boot."""
+        return self.device == "same" and self.driver_now not in (None, self.driver)
+
 
 def persisted(host: HostSource) -> tuple[PersistedFunction, ...]:
     """The persistent bindings of vfiomgr, of an installed layout, and of driverctl."""

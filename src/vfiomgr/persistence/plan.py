@@ -58,7 +58,8 @@ def part_of_bind(
 ) -> Part:
     """Plan rules for all functions of a bind, and the owners of their nodes."""
     targets = [host.device(address) for address in drivers]
-    access = tuple(_access_steps(host, targets, moving, request.owner))
+    owner = None if request.at_boot else request.owner
+    access = tuple(_access_steps(host, targets, moving, owner))
     notes = tuple(_driverctl_notes(host, targets))
     if request.owner is not None and host.vfio.has_groups is False:
         who = f"a QEMU that {request.owner.name} runs"
@@ -184,7 +185,12 @@ def _why_left(host: HostSnapshot, entry: DriverctlOverride, device: PciDevice | 
 def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
     """Mark all existing functions as checked, so that a new service moves none of them."""
     if any(getattr(step, "path", None) == UNIT for step in steps) and host.file(UNIT) is None:
-        yield from replaced(host, SWEPT, host.file(SWEPT) or "")
+        yield from marked_as_swept(host)
+
+
+def marked_as_swept(host: HostSnapshot) -> Iterator[ReplaceFile]:
+    """Mark all existing functions as checked, so that the service moves none of them now."""
+    return replaced(host, SWEPT, host.file(SWEPT) or "")
 
 
 def binding_for(

@@ -47,6 +47,7 @@ MOVED = {
 """Fields of intents that are a checkpoint's now; and `begun`, which has two names."""
 FIRST = "000000000001.jsonl"
 LATER: dict[str, dict[str, object]] = {
+    "bind": {"at_boot": False},
     "reset": {"with_bus": False},
     "set-virtual-functions": {"vectors": None},
     "set-vf-count": {"vectors": []},

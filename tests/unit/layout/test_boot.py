@@ -257,13 +257,16 @@ def test_a_layout_that_the_host_cannot_have_is_not_installed(tmp_path: Path) -> 
     assert etc(kernel) == before
 
 
-def test_who_uses_a_device_now_is_of_now(tmp_path: Path) -> None:
+def test_a_layout_is_installed_while_its_devices_are_in_use(tmp_path: Path) -> None:
     kernel = host(tmp_path)
     kernel.sysfs.make("/proc/812/fd")
     kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
     wanted = installing(WHOLE[0])
-    with pytest.raises(Refusal, match="is in use by"):
-        api.apply(wanted, tree=kernel)
+    outcome = api.apply(wanted, tree=kernel)
+    assert any("is in use by" in note for note in outcome.plan.notes)
+    assert "no device is changed now; the layout is applied at the next boot" in outcome.plan.notes
+    assert not [one for one in kernel.operations if one.path.startswith("/sys")]
+    api.apply(UninstallLayout(), tree=kernel)
     allowed = replace(wanted.apply, allow=frozenset({"in-use", "boot-display"}))
     api.apply(replace(wanted, apply=allowed), tree=kernel)
     text = kernel.read_text(BOOT) or ""

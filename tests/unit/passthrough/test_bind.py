@@ -6,14 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import agent_of, host_of, pci_device
+from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.host.owners import NodeOwner
 from vfiomgr.library import not_checked
 from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState
 from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
-from vfiomgr.persistence.steps import LoadModule
+from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
+from vfiomgr.persistence.steps import LoadModule, ReplaceFile
 from vfiomgr.snapshot.values import DeviceUser, HostUse
 from vfiomgr.vgpu.model import Family, Vgpu, VgpuParent
 
@@ -520,6 +523,54 @@ def test_persistence_mode_is_refused_and_can_be_overridden() -> None:
     assert "is in persistence mode" in refused.message
     assert "nvidia-smi -i 0000:04:00.0 -pm 0" in refused.hint
     assert bind(host, "0000:04:00.0", allow=frozenset({"in-use"}))
+
+
+def test_a_card_that_a_desktop_shows_is_bound_at_the_next_boot_and_not_touched_now() -> None:
+    shown = replace(GPU, nodes=("/dev/dri/card0",))
+    user = DeviceUser("/dev/dri/card0", 4711, "gnome-shell")
+    host = replace(host_of(shown, AUDIO), users=(user,), has_systemd=True)
+    command = "bind it at the next boot: vfiomgr bind --at-boot 0000:04:00.0"
+    assert command in refusal(host, "0000:04:00.0").hint
+    assert f"{command} --owner qemu" in plan_refused(host, owner=NodeOwner("qemu", 64055)).hint
+
+    request = Bind((GPU.address,), persist=True, at_boot=True, program="/usr/bin/vfiomgr")
+    made = plan(host, request)
+    texts = [step for step in made.steps if isinstance(step, ReplaceFile)]
+    written = [step.path for step in texts]
+    assert written == [SWEPT, *map(rule_file, (GPU.address, AUDIO.address)), UNIT]
+    assert len(made.steps) == len(written)
+    assert "0000:04:00.0 stays on nvidia until reboot" in made.notes
+    assert made.resolves == ()
+
+    files = tuple(TextFile(s.path, s.after or "") for s in texts)
+    kept = replace(host, files=files)
+    assert plan(kept, request).is_empty
+    assert "--at-boot" not in refusal(kept, "0000:04:00.0").hint
+
+
+def plan_refused(host: HostSnapshot, **options: Any) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        bind(host, "0000:04:00.0", **options)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gpu": CONSOLE}, {"uses": "mounted-disk"}, {"uses": "network"}, {"pod": "ml/train"}],
+    ids=["console", "disk", "network", "pod"],
+)
+def test_what_must_not_be_bound_at_boot_is_refused_and_not_offered(changes: Any) -> None:
+    shown = replace(GPU, nodes=("/dev/dri/card0",), **changes.get("gpu", {}))
+    host = replace(host_of(shown), users=(DeviceUser("/dev/dri/card0", 4711, "Xorg"),))
+    if "uses" in changes:
+        host = replace(host, host_uses=(HostUse(GPU.address, changes["uses"], "it"),))
+    if "pod" in changes:
+        host = replace(host, agent=agent_of(str(GPU.address), pod=changes["pod"]))
+    refused = refusal(host, "0000:04:00.0")
+    assert "in use by: Xorg" in refused.message
+    assert "--at-boot" not in refused.hint
+    later = plan_refused(host, persist=True, at_boot=True)
+    assert ("Xorg" in later.message) is ("pod" in changes)
 
 
 def test_a_disk_that_a_process_has_open_is_refused() -> None:

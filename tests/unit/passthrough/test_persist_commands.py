@@ -95,6 +95,34 @@ def test_driverctl_is_imported(run: Run, kernel: FakeKernel) -> None:
     assert run("bind", "--persist", "--driverctl").stdout.endswith("nothing to do\n")
 
 
+def test_a_card_in_use_is_bound_at_the_next_boot_and_the_undo_leaves_nothing(
+    run: Run, kernel: FakeKernel
+) -> None:
+    kernel.sysfs.make("/proc/812/fd")
+    kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
+    for refused in (run("bind", "02:00.0"), run("bind", "--persist", "02:00.0")):
+        assert refused.status == 4
+        assert "bind it at the next boot: vfiomgr bind --at-boot 0000:02:00.0" in refused.stderr
+    done = run("bind", "--at-boot", "02:00.0")
+    assert done.status == 0
+    assert "0000:02:00.0 stays on nvidia until reboot" in done.stdout
+    assert done.stderr == "undo with: vfiomgr unbind 0000:02:00.0 --forget\n"
+    assert "nvidia until reboot" in run("list", "--persistent").stdout
+    assert "at next boot     bound to vfio-pci" in run("show", "02:00.0").stdout
+    assert run("bind", "--at-boot", "02:00.0").stdout.endswith("nothing to do\n")
+    assert run("unbind", "02:00.0", "--forget").status == 0
+    assert not [one for one in kernel.operations if one.path.startswith("/sys")]
+    assert "at next boot" not in run("show", "02:00.0").stdout
+    assert not os.listdir(os.path.join(kernel.root, "etc/udev/rules.d"))
+
+
+def test_what_no_rule_can_set_is_not_bound_at_boot(run: Run) -> None:
+    for option in (("--reset-method", "flr"), ("--no-d3cold",)):
+        refused = run("bind", "--at-boot", "02:00.0", *option)
+        assert refused.status == 2
+        assert f"--at-boot and {option[0]} contradict each other" in refused.stderr
+
+
 def test_names_of_owners_are_those_of_the_host(run: Run) -> None:
     assert run("bind", "0000:02:00.0", "--owner", "qemu:kvm").status == 0
     refused = run("bind", "0000:02:00.0", "--owner", "nobody-here")

@@ -81,6 +81,8 @@ def _own_facts(device: PciDevice) -> dict[str, object]:
 def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     origin = host.origin(device)
     refusal = _refusal(host, device)
+    binding = host.binding(device.address)
+    is_pending = binding and binding.is_of(device.identity) and binding.driver != device.driver
     return {
         "group_members": [d.address for d in host.group_members(device.iommu_group)],
         "slot": [d.address for d in host.slot(device)],
@@ -90,6 +92,7 @@ def _facts(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
         ],
         "users": _users(host, device),
         "host_uses": [u.what for u in host.host_uses or () if u.address == device.address],
+        "driver_at_next_boot": binding.driver if is_pending and binding else None,
         "origin": origin.state if origin else None,
         "reset_unavailable": unavailable_resets(host, device),
         "migration": None if device.is_bridge else migratability_of(host, device),
@@ -136,6 +139,7 @@ def _lines(
         ("class", f"{device.class_name} [{device.class_code}]"),
         ("ids", f"{device.vendor_id}:{device.device_id}, subsystem {device.subsystem_id}"),
         ("driver", _driver(device)),
+        *_at_next_boot(facts["driver_at_next_boot"]),
         ("original driver", or_dash(facts["origin"])),
         ("IOMMU group", group_cell(host, device)),
         *_members(host, device),
@@ -152,6 +156,11 @@ def _lines(
         ("in use by", _held(facts["users"])),  # type: ignore[arg-type]
         *_readiness(host, device, facts),
     ]
+
+
+def _at_next_boot(driver: object) -> Iterator[tuple[str, str]]:
+    if driver:
+        yield ("at next boot", f"bound to {driver}")
 
 
 def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
