@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.containers.cdi.devices import offers as ready_groups
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import is_kind
-from vfiomgr.containers.cdi.model import DEFAULT_KIND, generating
+from vfiomgr.containers.cdi.model import generating
+from vfiomgr.containers.resource_names import default_names
 from vfiomgr.errors import InvalidDocument, UsageError, forbid_together
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
@@ -37,12 +40,14 @@ from vfiomgr.kata.model import (
     guest_mebibytes,
 )
 from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
+from vfiomgr.snapshot.node_agent import find_status
 from vfiomgr.units import mebibytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.kata.manifests.plan import PodRequest, Workload
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 
@@ -73,7 +78,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
     runtime_class: str = DEFAULT_HANDLER,
     image: str | None = None,
     resource: str | None = None,
-    naming: Naming = "kind",
+    naming: Naming = "agent",
     count: int | None = None,
     memory: str = "16G",
     cpus: int = 4,
@@ -93,13 +98,15 @@ def pods(  # noqa: PLR0913 - each is an option of the command
 
     """
     host = source.scan()
+    if source.snapshot is None:
+        host = replace(host, agent=find_status(source.tree))
     if resource is not None:
         require_resource("--resource", resource)
     units = _units(host, addresses)
     if dra and resource is None:
         offered = selections(units) or {"": ()}
     else:
-        offered = {resource: units} if resource else offers(units, naming, DEFAULT_KIND)
+        offered = {resource: units} if resource else offers(units, naming, _names(host, units))
     kind: Workload = "VirtualMachine" if kubevirt else "Deployment" if deployment else "Pod"
     options = PodOptions(
         kind=kind,
@@ -113,10 +120,19 @@ def pods(  # noqa: PLR0913 - each is an option of the command
         by_claim=dra and resource is None,
         selector=selection_of(resource, units) if dra and resource else "",
     )
-    offered = offered or {resource_of_none(naming, DEFAULT_KIND): ()}
+    offered = offered or {resource_of_none(naming): ()}
     wanted = pods_for(offered, options, together=bool(addresses))
     _tell(source, host, offered, wanted)
     return wanted
+
+
+def _names(host: HostSnapshot, units: Iterable[PodDevice]) -> dict[PciAddress, str]:
+    """The resources of units: those of the running node agent, or those that it has by default."""
+    names = dict(default_names(host, [unit.lead for unit in units]))
+    for resource in host.agent.resources if host.agent is not None else ():
+        ids = {name for device in resource.devices for name in (device.id, *device.addresses)}
+        names |= {address: resource.name for address in names if str(address) in ids}
+    return names
 
 
 def _limit(memory: str) -> int:
@@ -169,8 +185,14 @@ def _tell(
                 f"a pod requests {count} of {name}, but this host has {len(offered[name])}: it "
                 "waits for a node with more"
             )
-        source.on_note(f"the pods wait until a device plugin offers {name}")
-        if name not in kinds:
+        if host.agent is not None and any(r.name == name for r in host.agent.resources):
+            continue
+        own = name in _names(host, offered[name]).values()
+        source.on_note(
+            f"the pods wait until a device plugin offers {name}"
+            + ("; the node agent does: vfiomgr node manifests" if own else "")
+        )
+        if not own and name not in kinds:
             source.on_note(f"no CDI specification has the kind {name}: {generating(name)}")
 
 

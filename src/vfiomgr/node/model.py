@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from msgspec import field
 from msgspec.structs import replace
 
+from vfiomgr.containers.resource_names import DEFAULT_PREFIX
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess
 from vfiomgr.pci.model import PciAddress
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 Consumer = Literal["default", "kata", "kubevirt", "container"]
 """Who receives a device; `default` serves Kata and plain containers."""
 CONSUMERS: tuple[Consumer, ...] = get_args(Consumer)
-DEFAULT_PREFIX = "vfiomgr.io"
-"""The domain of resource names."""
 UnitKind = Literal["function", "mdev", "vendor", "quota"]
 """A function on a VFIO driver, or a vGPU by its family (vgpu.md)."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"

@@ -18,6 +18,15 @@ from vfiomgr.containers.cdi.devices import (
 )
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import CLAIM_KIND, DEFAULT_KIND
+from vfiomgr.containers.resource_names import (
+    DeviceKind,
+    is_fit,
+    is_without_memory,
+    kind_of_function,
+    kind_of_vgpu,
+    name_resources,
+    qualified,
+)
 from vfiomgr.diagnostic import Diagnostic, blocker, finding
 from vfiomgr.node.health import UNUSABLE, HealthContext, published_in, reasons, users_of
 from vfiomgr.node.model import (
@@ -29,7 +38,6 @@ from vfiomgr.node.model import (
     ResourceRule,
     UnitKind,
 )
-from vfiomgr.node.names import DeviceKind, kind_of_model, kind_of_type, name_resources, qualified
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.value import Value
@@ -43,8 +51,6 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
-_NVIDIA = "10de"
-_MIB, _GIB = 1 << 20, 1 << 30
 _NONE: Mapping[str, str] = MappingProxyType({})
 _NO_QUARANTINE: Mapping[str, Diagnostic] = MappingProxyType({})
 
@@ -125,27 +131,8 @@ def _units(host: HostSnapshot) -> Iterator[_Found]:
     for offer in offers(host, with_mediated=True):
         if offer.vgpu is not None:
             yield _mediated(host, offer, offer.vgpu)
-        elif _is_fit(host, offer):
+        elif is_fit(host, offer):
             yield _group(host, offer, quotas)
-
-
-def _is_fit(host: HostSnapshot, offer: AssignableGroup) -> bool:
-    """Whether a guest can use all functions of a group that the kernel would let it have."""
-    members = host.group_members(offer.group)
-    return not any(
-        device.virtual_functions
-        or _is_without_memory(host, device)
-        or not (device.is_bridge or host.is_ready_for_guests(device))
-        for device in members
-    )
-
-
-def _is_without_memory(host: HostSnapshot, device: PciDevice) -> bool:
-    """Whether it is a virtual function of an NVIDIA GPU on a VFIO driver, which has no memory."""
-    physical = host.device_named(str(device.physical_function))
-    if physical is None or not device.is_on_vfio or device.vendor_id != _NVIDIA:
-        return False
-    return physical.is_graphics_or_accelerator
 
 
 def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu]) -> _Found:
@@ -166,7 +153,7 @@ def _group(host: HostSnapshot, offer: AssignableGroup, quotas: Mapping[str, Vgpu
         type=_type_name(vgpu),
         access=node_access(host, offer),
     )
-    return _Found(unit, _device_kind(host, first, vgpu))
+    return _Found(unit, kind_of_function(host, first))
 
 
 def _unit_kind(vgpu: Vgpu | None) -> UnitKind:
@@ -179,32 +166,6 @@ def _type_name(vgpu: Vgpu | None) -> str:
     if vgpu is None:
         return ""
     return vgpu.type_name or ("" if vgpu.family == "sriov-vf" else vgpu.type)
-
-
-def _device_kind(host: HostSnapshot, device: PciDevice, vgpu: Vgpu | None) -> DeviceKind:
-    if vgpu is not None and vgpu.family == "vendor-vfio":
-        return _kind_of_vgpu(host, vgpu)
-    physical = host.device_named(str(device.physical_function))
-    ids = (device.vendor_id, device.device_id)
-    if physical is None or (physical.vendor_id, physical.device_id) != ids:
-        return kind_of_model(device)
-    return kind_of_model(device, quota=_memory(host, device))
-
-
-def _memory(host: HostSnapshot, device: PciDevice) -> str:
-    """The memory of a virtual function in a name: `4G`, `1536M`; empty if unknown."""
-    quotas = host.function_quotas(device)
-    memory = quotas.memory if quotas is not None else None
-    if not memory:
-        return ""
-    return f"{memory // _GIB}G" if memory % _GIB == 0 else f"{memory // _MIB}M"
-
-
-def _kind_of_vgpu(host: HostSnapshot, vgpu: Vgpu) -> DeviceKind:
-    name = vgpu.type_name or next(
-        (t.name for p in host.vgpu_parents for t in p.types if t.id == vgpu.type and t.name), None
-    )
-    return kind_of_type(vgpu.type, name)
 
 
 def _mediated(host: HostSnapshot, offer: AssignableGroup, vgpu: Vgpu) -> _Found:
@@ -226,7 +187,7 @@ def _mediated(host: HostSnapshot, offer: AssignableGroup, vgpu: Vgpu) -> _Found:
         driver=vgpu.driver or "",
         type=_type_name(vgpu),
     )
-    return _Found(unit, _kind_of_vgpu(host, vgpu))
+    return _Found(unit, kind_of_vgpu(host, vgpu))
 
 
 def _numa_nodes(functions: Iterable[PciDevice]) -> tuple[int, ...]:
@@ -366,7 +327,7 @@ def _why_not(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     against = against or next(guards.vgpu_parent(host, device), None)
     if against is None and not device.is_on_vfio and not host.is_vendor_function(device):
         against = next(guards.boot_display(host, device), None) or _on_host_driver(device)
-    if against is None and _is_without_memory(host, device):
+    if against is None and is_without_memory(host, device):
         against = _note(
             "vgpu-function",
             device,

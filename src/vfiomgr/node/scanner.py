@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from vfiomgr.containers.resource_names import qualified
 from vfiomgr.diagnostic import diagnostics_of, finding
 from vfiomgr.errors import Refusal, VfiomgrError
 from vfiomgr.node.answers import read_written, write_specifications
 from vfiomgr.node.facts import forgiven, kata_handlers
 from vfiomgr.node.health import users_of
+from vfiomgr.node.labels import labels
 from vfiomgr.node.messages import (
     ClaimFacts,
     Problem,
@@ -23,7 +25,6 @@ from vfiomgr.node.messages import (
     read,
 )
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.node.names import labels, qualified
 from vfiomgr.node.observing import Observer
 from vfiomgr.node.offers import SETTLE, Sandboxes
 from vfiomgr.node.plan import inventory

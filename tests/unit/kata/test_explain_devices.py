@@ -220,7 +220,7 @@ def test_a_device_on_its_host_driver_is_told_what_it_needs(
     answer = explain(subject="41:00.0")
     assert answer.status == 1
     assert "remedy: vfiomgr bind 0000:41:00.0" in answer.stdout
-    assert "vfiomgr cdi generate --kind vfiomgr.io/vfio --write" in answer.stdout
+    assert "remedy: vfiomgr node run" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "broken: CDI, functions"
     assert "\nunknown  node " in answer.stdout
     assert ", missing until its functions are available" in answer.stdout

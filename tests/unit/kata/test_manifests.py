@@ -173,20 +173,21 @@ def test_pods_for_devices_of_many_hosts_are_valid(
     kind: Workload, device: Any, functions: int, *, together: bool
 ) -> None:
     slot = [replace(device, address=moved(device.address, function=n)) for n in range(functions)]
-    offered = offers([PodDevice(tuple(slot))] * 2, "kind", "vfiomgr.io/vfio")
+    named = {each.address: "vfiomgr.io/A" for each in slot}
+    offered = offers([PodDevice(tuple(slot))] * 2, "agent", named)
     made = pods_for(offered, replace(OPTIONS, kind=kind), together=together)
     validate([render.workload(each) for each in made])
     (wanted,) = made
     is_gpu = device.is_graphics_or_accelerator
     count = 2 if together else 1
-    assert wanted.resources == (ResourceRequest("vfiomgr.io/vfio", count, is_gpu=is_gpu),)
+    assert wanted.resources == (ResourceRequest("vfiomgr.io/A", count, is_gpu=is_gpu),)
     assert ("cuda" in wanted.image) == (device is GPU)
     assert bool(wanted.command) == (device is NIC or kind == "Deployment")
 
 
 def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
     other = replace(GPU, name="NVIDIA Corporation GH100 [H100 PCIe]")
-    offered = offers([PodDevice((GPU, AUDIO)), PodDevice((other,))], "model", "")
+    offered = offers([PodDevice((GPU, AUDIO)), PodDevice((other,))], "model", {})
     assert list(offered) == ["nvidia.com/GA107GL_A2___A16", "nvidia.com/GH100_H100_PCIE"]
     apart = pods_for(offered, OPTIONS, together=False)
     assert [wanted.name for wanted in apart] == ["gpu-1", "gpu-2"]
@@ -197,7 +198,7 @@ def test_each_resource_has_a_pod_of_its_own_unless_devices_are_named() -> None:
 
 
 def test_sixteen_root_ports_are_all_that_one_pod_gets() -> None:
-    offered = offers([PodDevice((GPU, AUDIO))], "pgpu", "")
+    offered = offers([PodDevice((GPU, AUDIO))], "pgpu", {})
     assert pods_for(offered, replace(OPTIONS, count=8), together=True)
     with pytest.raises(Refusal, match="18 functions need a root port each"):
         pods_for(offered, replace(OPTIONS, count=9), together=True)
@@ -219,7 +220,7 @@ def test_a_model_is_named_as_kubevirts_plugin_does(name: str, resource: str) -> 
 
 def test_plugins_of_nvidia_offer_nothing_else() -> None:
     with pytest.raises(Refusal, match="no NVIDIA plugin offers"):
-        offers([PodDevice((NIC,))], "pgpu", "")
+        offers([PodDevice((NIC,))], "pgpu", {})
 
 
 def test_names_have_the_grammar_of_kubernetes() -> None:

@@ -9,6 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.unit.kata_nodes import CONFIGURATION, CONTAINERD, KataNode
+from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,18 +115,39 @@ def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> No
     (made,) = objects(answer)
     (container,) = made["spec"]["containers"]
     assert made["spec"]["runtimeClassName"] == "kata-vfio"
-    assert container["resources"]["limits"]["vfiomgr.io/vfio"] == "1"
+    assert container["resources"]["limits"]["vfiomgr.io/PCI_10DE_2684"] == "1"
     assert "cuda" in container["image"]
     assert answer.stderr == (
-        "the pods wait until a device plugin offers vfiomgr.io/vfio\n"
-        "no CDI specification has the kind vfiomgr.io/vfio: vfiomgr cdi generate --kind "
-        "vfiomgr.io/vfio --write\n"
+        "the pods wait until a device plugin offers vfiomgr.io/PCI_10DE_2684; the node agent does: "
+        "vfiomgr node manifests\n"
     )
     pgpu = run("kata", "pod", "--naming", "pgpu").stderr
     assert "vfiomgr cdi generate --kind nvidia.com/pgpu --name-by group --write\n" in pgpu
-    run("cdi", "generate", "--write")
-    assert "cdi generate" not in run("kata", "pod").stderr
     assert json.loads(run("kata", "pod", "--format", "json").stdout) == made
+
+
+def test_a_pod_requests_what_the_node_agent_offers(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (before,) = objects(run("kata", "pod", GPU))
+    run("bind", GPU)
+    offered = run("node", "run", "--once").stderr
+    (made,) = objects(run("kata", "pod"))
+    assert made == before
+    assert f"{next(iter(_limits(made)))}: 1" in offered
+
+    device = DeviceStatus(GPU, (GPU,), (), is_healthy=True, used_by="")
+    resource = ResourceStatus("example.com/GPU", "kata", is_registered=True, devices=(device,))
+    status = NodeStatus(1, "/plugins", has_kubelet=True, resources=(resource,))
+    monkeypatch.setattr("vfiomgr.kata.workloads.find_status", lambda _: status)
+    answer = run("kata", "pod", GPU)
+    assert "example.com/GPU" in _limits(objects(answer)[0])
+    assert answer.stderr == ""
+
+
+def _limits(pod: Any) -> dict[str, str]:
+    (container,) = pod["spec"]["containers"]
+    return {name: count for name, count in container["resources"]["limits"].items() if "/" in name}
 
 
 def test_a_small_limit_without_a_unit_is_refused(run: Run) -> None:
@@ -133,7 +155,7 @@ def test_a_small_limit_without_a_unit_is_refused(run: Run) -> None:
     assert answer.status == 2
     assert "missing unit: --memory 8\n" in answer.stderr
     assert "remedy: write --memory 8G (a number without a unit is MiB)" in answer.stderr
-    assert run("kata", "pod", "--memory", "64M").status == 0
+    assert run("kata", "pod", GPU, "--memory", "64M").status == 0
 
 
 def test_objects_are_printed_as_they_always_were(run: Run, matches: Matches) -> None:
@@ -176,7 +198,7 @@ def test_a_deployment_keeps_its_pod_running(run: Run) -> None:
 
 
 def test_without_a_device_the_pod_is_printed_and_the_lack_is_told(run: Run) -> None:
-    answer = run("kata", "pod")
+    answer = run("kata", "pod", "--naming", "pgpu")
     assert len(objects(answer)) == 1
     assert answer.stderr.startswith(
         "no device is available yet; run vfiomgr bind ADDRESS or vfiomgr vgpu create"
@@ -204,6 +226,7 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
     [
         ("pod 0000:03:00.0", 4, "is a bridge"),
         ("pod 0000:99:00.0", 2, "no such PCI device"),
+        ("pod", 4, "no available device whose model could name the resource"),
         ("pod --naming model", 4, "no available device whose model could name the resource"),
         ("pod --resource cpu", 2, "is not a resource of a device plugin"),
         ("pod --name Gpu", 2, "--name 'Gpu' is not a valid Kubernetes name"),
@@ -240,7 +263,7 @@ def test_what_cannot_be_is_refused_before_anything_is_printed(
         "--deployment",
         "--memory=16G",
         "--cpus=4",
-        "--naming=kind",
+        "--naming=agent",
     ],
 )
 def test_a_runtime_class_takes_no_option_of_pods(run: Run, option: str) -> None:

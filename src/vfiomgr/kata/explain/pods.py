@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from msgspec.structs import replace
 
 from vfiomgr.containers.cdi.document import read_file
-from vfiomgr.containers.cdi.model import DEFAULT_KIND
+from vfiomgr.containers.resource_names import default_names
 from vfiomgr.containers.runtimes.handlers import CriName
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
 from vfiomgr.errors import UsageError, forbid_together, require_choice
@@ -196,7 +196,8 @@ class _Scene:
         if "=" in text:
             return self._explain_name(text, resource, handler)
         (device,) = devices_named(self._host, (text,))
-        kind = resource or self._kind_of(device) or DEFAULT_KIND
+        kind = resource or self._kind_of(device)
+        kind = kind or default_names(self._host, [device])[device.address]
         return self.explain(_pod_for(text, kind, handler), _NOTHING, handler, only=(device,))
 
     def _explain_name(self, text: str, resource: str | None, handler: str) -> KataTrace:

@@ -112,9 +112,9 @@ def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--naming",
     type=click.Choice(NAMINGS),
-    default="kind",
+    default="agent",
     show_default=True,
-    help="Name the resource like cdi generate (kind), kubevirt-gpu-device-plugin (model) or "
+    help="Name the resource like vfiomgr's node agent, kubevirt-gpu-device-plugin (model) or "
     "sandbox-device-plugin (pgpu).",
 )
 @click.option(

@@ -14,8 +14,9 @@ from vfiomgr.pci.model import PciDevice
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
+    from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
 
 
@@ -142,10 +143,10 @@ class RuntimeClassRequest(Value):
     node_selector: tuple[tuple[str, str], ...]
 
 
-Naming = Literal["kind", "model", "pgpu"]
-"""Who offers the resource: the kind of a CDI specification, kubevirt-gpu-device-plugin (the
-model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
-NAMINGS: tuple[Naming, ...] = ("kind", "model", "pgpu")
+Naming = Literal["agent", "model", "pgpu"]
+"""Who offers the resource: the node agent of vfiomgr, kubevirt-gpu-device-plugin (the model from
+pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
+NAMINGS: tuple[Naming, ...] = ("agent", "model", "pgpu")
 
 _MAKER = expression(r"^NVIDIA Corporation ", re.IGNORECASE)
 _UNKNOWN = expression(r"^(?:.* )?[0-9a-f]{4}:[0-9a-f]{4}$")
@@ -189,15 +190,15 @@ def model_name(device: PciDevice) -> str:
     return re.sub(r"[^A-Z0-9_]+", "", re.sub(r"\s+", "_", text))[:_MOST].strip("_")
 
 
-def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
-    """The resource of a unit.
+def resource_of(unit: PodDevice, naming: Naming, names: Mapping[PciAddress, str]) -> str:
+    """The resource of a unit; `names` are those of the node agent.
 
     Raises:
         Refusal: that plugin does not offer such a device.
 
     """
-    if naming == "kind":
-        return kind
+    if naming == "agent":
+        return names[unit.lead.address]
     if not unit.is_nvidia_gpu:
         message = f"no NVIDIA plugin offers {unit.lead}, so --naming {naming} gives no name"
         hint = "set the resource that offers it: --resource domain/name"
@@ -205,29 +206,29 @@ def resource_of(unit: PodDevice, naming: Naming, kind: str) -> str:
     return f"nvidia.com/{model_name(unit.lead)}" if naming == "model" else PGPU
 
 
-def resource_of_none(naming: Naming, kind: str) -> str:
+def resource_of_none(naming: Naming) -> str:
     """The resource of future devices if none is available yet.
 
     Raises:
         Refusal: it depends on their model.
 
     """
-    if naming == "model":
+    if naming != "pgpu":
         message = "no available device whose model could name the resource"
         hint = (
             "name a device: vfiomgr kata pod ADDRESS; or set the resource: --resource domain/name"
         )
         refuse("kata-resource-unnamed", "", message, hint)
-    return kind if naming == "kind" else PGPU
+    return PGPU
 
 
 def offers(
-    units: Iterable[PodDevice], naming: Naming, kind: str
+    units: Iterable[PodDevice], naming: Naming, names: Mapping[PciAddress, str]
 ) -> dict[str, tuple[PodDevice, ...]]:
     """The units of each resource, by address."""
     found: dict[str, tuple[PodDevice, ...]] = {}
     for unit in units:
-        name = resource_of(unit, naming, kind)
+        name = resource_of(unit, naming, names)
         found[name] = (*found.get(name, ()), unit)
     return found
 

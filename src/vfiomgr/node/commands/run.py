@@ -15,6 +15,7 @@ from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
+from vfiomgr.containers.resource_names import DEFAULT_PREFIX, name_resources
 from vfiomgr.errors import HostError, UsageError, forbid_alone
 from vfiomgr.node.messages import (
     KUBELET_DIRECTORY,
@@ -25,8 +26,7 @@ from vfiomgr.node.messages import (
     EventSettings,
     Settings,
 )
-from vfiomgr.node.model import CONSUMERS, DEFAULT_PREFIX, SERVICE_ACCOUNT, NodeSettings
-from vfiomgr.node.names import name_resources
+from vfiomgr.node.model import CONSUMERS, SERVICE_ACCOUNT, NodeSettings
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.node_agent import CONTROL
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.node.dra.plan import pools
-from vfiomgr.node.names import labels
+from vfiomgr.node.labels import labels
 from vfiomgr.node.plan import inventory
 from vfiomgr.node.simulation.cluster import Cluster, template_of
 from vfiomgr.passthrough.guards import iommu_unread

@@ -1,32 +1,40 @@
-"""Names of extended resources, as users of NVIDIA's plugins know them, and labels of the node.
+"""Names of extended resources, as users of NVIDIA's plugins know them.
+
+The node agent offers devices under these names, and `kata pod` requests them.
 
 The rule for models is that of NVIDIA's kubevirt-gpu-device-plugin (getDeviceName): upper case, `/`,
 `.` and white space become `_`, the rest is removed. vGPU types keep their case and `-`.
-A name must also be the class of a CDI kind, which begins with a letter. Labels are lines for the
-local source of Node Feature Discovery (features.d).
+A name must also be the class of a CDI kind, which begins with a letter.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
+from vfiomgr.containers.cdi.devices import offers
 from vfiomgr.containers.cdi.grammar import is_kind
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.node.model import DEFAULT_PREFIX
 from vfiomgr.pci.names import maker_and_model
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from collections.abc import Set as AbstractSet
 
-    from vfiomgr.node.model import Inventory, NodeSettings
-    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.containers.cdi.devices import AssignableGroup
+    from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.vgpu.model import Vgpu
 
+DEFAULT_PREFIX = "vfiomgr.io"
+"""The domain of resource names."""
+_NVIDIA = "10de"
+_MIB, _GIB = 1 << 20, 1 << 30
 LONGEST = 63
 """Characters of a resource name."""
 _LONGEST_PREFIX = 40
@@ -39,6 +47,23 @@ _DOMAIN = expression(rf"[a-z]([a-z0-9-]*[a-z0-9])?(\.{_LABEL})+")
 _UNNAMED = expression(r"(.*?)\s*\b([0-9a-f]{4}:[0-9a-f]{4})")
 """A device that pci.ids does not have (pci/names.py)."""
 _RESERVED = "kubernetes.io"
+
+
+class NameSettings(Protocol):
+    """What a user may change about names."""
+
+    @property
+    def prefix(self) -> str:
+        """Their domain."""
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Names of their own for models and vGPU types."""
+
+
+class _Defaults(Value):
+    prefix: str = DEFAULT_PREFIX
+    aliases: Mapping[str, str] = MappingProxyType({})
 
 
 class DeviceKind(Value):
@@ -77,7 +102,7 @@ def kind_of_type(type_id: str, type_name: str | None) -> DeviceKind:
     return DeviceKind(f"vGPU {known}", name, _digest(type_id).upper(), tuple(texts))
 
 
-def name_resources(kinds: Iterable[DeviceKind], settings: NodeSettings) -> Mapping[str, str]:
+def name_resources(kinds: Iterable[DeviceKind], settings: NameSettings) -> Mapping[str, str]:
     """DOMAIN/NAME by the key of each kind; different kinds only share a name given by an alias.
 
     Raises:
@@ -123,7 +148,7 @@ def _digest_suffix(kind: DeviceKind) -> str:
     return f"_{_digest(kind.key, 2 * _DIGEST).upper()}"
 
 
-def qualified(name: str, settings: NodeSettings) -> str:
+def qualified(name: str, settings: NameSettings) -> str:
     """The name of a resource as a user wrote it, with the domain if it has none.
 
     Raises:
@@ -178,42 +203,66 @@ def _digest(text: str, length: int = _DIGEST) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
-_MOST = 63
-"""Characters of the name of a label."""
-_INVALID = expression(r"[^A-Za-z0-9._-]+")
+def is_fit(host: HostSnapshot, offer: AssignableGroup) -> bool:
+    """Whether a guest can use all functions of a group that the kernel would let it have."""
+    members = host.group_members(offer.group)
+    return not any(
+        device.virtual_functions
+        or is_without_memory(host, device)
+        or not (device.is_bridge or host.is_ready_for_guests(device))
+        for device in members
+    )
 
 
-def labels(
-    inventory: Inventory, host: HostSnapshot, handlers: Iterable[str] = ()
-) -> tuple[str, ...]:
-    """`DOMAIN/NAME=VALUE` of each label, sorted; `handlers` are those of Kata.
-
-    They say what a node has, not what is free: a label that changes with every pod is a load for
-    the API server.
-    """
-    found = dict(_labels(inventory, host, handlers))
-    return tuple(sorted(f"{DEFAULT_PREFIX}/{name}={value}" for name, value in found.items()))
+def is_without_memory(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether it is a virtual function of an NVIDIA GPU on a VFIO driver, which has no memory."""
+    physical = host.device_named(str(device.physical_function))
+    if physical is None or not device.is_on_vfio or device.vendor_id != _NVIDIA:
+        return False
+    return physical.is_graphics_or_accelerator
 
 
-def _labels(
-    inventory: Inventory, host: HostSnapshot, handlers: Iterable[str]
-) -> Iterator[tuple[str, str]]:
-    yield "iommu", _flag(is_set=host.iommu.is_on)
-    yield "iommufd", _flag(is_set=any(device.vfio_cdev for device in host.devices))
-    for resource in inventory.resources:
-        model = resource.name.partition("/")[2]
-        is_vgpu = any(unit.kind != "function" for unit in resource.units)
-        yield _name("vgpu" if is_vgpu else "model", model), str(len(resource.units))
-    for driver in sorted({unit.driver for unit in inventory.units if unit.driver}):
-        yield _name("driver", driver), "true"
-    for handler in handlers:
-        yield _name("kata", handler), "true"
+def kind_of_function(host: HostSnapshot, device: PciDevice) -> DeviceKind:
+    """The kind of a function: its model, its quota, or the type of the vGPU that it is."""
+    vgpu = host.vgpu(str(device.address)) if host.is_vendor_function(device) else None
+    if vgpu is not None and vgpu.family == "vendor-vfio":
+        return kind_of_vgpu(host, vgpu)
+    physical = host.device_named(str(device.physical_function))
+    ids = (device.vendor_id, device.device_id)
+    if physical is None or (physical.vendor_id, physical.device_id) != ids:
+        return kind_of_model(device)
+    return kind_of_model(device, quota=_memory(host, device))
 
 
-def _name(kind: str, text: str) -> str:
-    """`model.GA102GL_A40`; cut to the longest valid name."""
-    return f"{kind}.{_INVALID.sub('_', text)}"[:_MOST].rstrip("._-")
+def _memory(host: HostSnapshot, device: PciDevice) -> str:
+    """The memory of a virtual function in a name: `4G`, `1536M`; empty if unknown."""
+    quotas = host.function_quotas(device)
+    memory = quotas.memory if quotas is not None else None
+    if not memory:
+        return ""
+    return f"{memory // _GIB}G" if memory % _GIB == 0 else f"{memory // _MIB}M"
 
 
-def _flag(*, is_set: bool) -> str:
-    return "true" if is_set else "false"
+def kind_of_vgpu(host: HostSnapshot, vgpu: Vgpu) -> DeviceKind:
+    """The kind of a vGPU, with the name of its type as the host has it."""
+    name = vgpu.type_name or next(
+        (t.name for p in host.vgpu_parents for t in p.types if t.id == vgpu.type and t.name), None
+    )
+    return kind_of_type(vgpu.type, name)
+
+
+def default_names(host: HostSnapshot, functions: Iterable[PciDevice]) -> Mapping[PciAddress, str]:
+    """The names under which an agent without settings offers functions, ready or not."""
+    kinds = {device.address: kind_of_function(host, device) for device in functions}
+    ready = [
+        kind_of_vgpu(host, offer.vgpu) if offer.vgpu else kind_of_function(host, first_of(offer))
+        for offer in offers(host, with_mediated=True)
+        if offer.vgpu is not None or is_fit(host, offer)
+    ]
+    names = name_resources([*ready, *kinds.values()], _Defaults())
+    return {address: names[kind.key] for address, kind in kinds.items()}
+
+
+def first_of(offer: AssignableGroup) -> PciDevice:
+    """The function that names a group."""
+    return next(d for d in offer.functions if str(d.address) == offer.name)

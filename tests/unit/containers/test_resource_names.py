@@ -9,9 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.node.made import A40, A40_NAME, UUID, at, node_of, offered, vgpu_node
 from vfiomgr.containers.cdi.grammar import is_annotation_key, is_kind
-from vfiomgr.errors import UsageError
-from vfiomgr.node.model import NodeSettings
-from vfiomgr.node.names import (
+from vfiomgr.containers.resource_names import (
     LONGEST,
     DeviceKind,
     kind_of_model,
@@ -19,6 +17,8 @@ from vfiomgr.node.names import (
     name_resources,
     qualified,
 )
+from vfiomgr.errors import UsageError
+from vfiomgr.node.model import NodeSettings
 
 SETTINGS = NodeSettings()
 

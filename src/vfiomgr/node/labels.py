@@ -1,0 +1,54 @@
+"""Labels of a node, as lines for the local source of Node Feature Discovery (features.d)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.containers.resource_names import DEFAULT_PREFIX
+from vfiomgr.expressions import expression
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.node.model import Inventory
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_MOST = 63
+"""Characters of the name of a label."""
+_INVALID = expression(r"[^A-Za-z0-9._-]+")
+
+
+def labels(
+    inventory: Inventory, host: HostSnapshot, handlers: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """`DOMAIN/NAME=VALUE` of each label, sorted; `handlers` are those of Kata.
+
+    They say what a node has, not what is free: a label that changes with every pod is a load for
+    the API server.
+    """
+    found = dict(_labels(inventory, host, handlers))
+    return tuple(sorted(f"{DEFAULT_PREFIX}/{name}={value}" for name, value in found.items()))
+
+
+def _labels(
+    inventory: Inventory, host: HostSnapshot, handlers: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    yield "iommu", _flag(is_set=host.iommu.is_on)
+    yield "iommufd", _flag(is_set=any(device.vfio_cdev for device in host.devices))
+    for resource in inventory.resources:
+        model = resource.name.partition("/")[2]
+        is_vgpu = any(unit.kind != "function" for unit in resource.units)
+        yield _name("vgpu" if is_vgpu else "model", model), str(len(resource.units))
+    for driver in sorted({unit.driver for unit in inventory.units if unit.driver}):
+        yield _name("driver", driver), "true"
+    for handler in handlers:
+        yield _name("kata", handler), "true"
+
+
+def _name(kind: str, text: str) -> str:
+    """`model.GA102GL_A40`; cut to the longest valid name."""
+    return f"{kind}.{_INVALID.sub('_', text)}"[:_MOST].rstrip("._-")
+
+
+def _flag(*, is_set: bool) -> str:
+    return "true" if is_set else "false"
