@@ -1,6 +1,6 @@
-"""The main job told in a guest of the laboratory: `make demo`.
+"""The main job, shown in a guest of the laboratory: `make demo`.
 
-Each command is shown before its output; the story ends at the first surprise.
+Each command is shown before its output; the demonstration ends at the first failure.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ BEGIN = time.monotonic()
 
 
 class Surprise(Exception):
-    """Something did not go as told."""
+    """Something was not as expected."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
 
 
 def main() -> int:
-    """Tell the story; 0 where it went as expected."""
+    """Show it; 0 if all was as expected."""
     topology = current()
     if topology is None:
-        print("the story is told in a guest: make demo", file=sys.stderr)
+        print("this runs in a guest of the laboratory: make demo", file=sys.stderr)
         return 2
     try:
         with ThreadPoolExecutor() as beside:
             _tell(topology, beside.submit(_start_libvirt))
     except Surprise as surprise:
-        print(f"\n### A surprise, and the end of the story: {surprise}")
+        print(f"\n### Failed: {surprise}")
         return 1
-    print(f"\n### Told in {time.monotonic() - BEGIN:.0f} seconds.")
+    print(f"\n### Done in {time.monotonic() - BEGIN:.0f} seconds.")
     return 0
 
 
@@ -55,35 +55,33 @@ def _start_libvirt() -> bool:
 def _tell(topology: Topology, libvirt: Future[bool]) -> None:
     gpu, audio = topology.addresses["gpu"], topology.addresses["gpu_audio"]
 
-    _chapter("The host, and the display function that stands for a GPU")
+    _chapter("The host. Its second display adapter stands for a GPU")
     first_list = _run("vfiomgr list")
-    _run("vfiomgr groups")
     before = _states(gpu, audio)
 
-    _chapter("To the guests: the whole slot, its audio function comes along")
+    _chapter("Bind the GPU to vfio-pci, with its audio function")
     _run(f"vfiomgr bind {gpu}")
     _expect(_drivers(gpu, audio) == ["vfio-pci", "vfio-pci"], "a function is not on vfio-pci")
 
-    _chapter("A domain that libvirt starts from vfiomgr's XML")
+    _chapter("Start a libvirt guest with the GPU")
     elements = _run(f"vfiomgr libvirt hostdev {gpu}")
     _expect(libvirt.result(), "libvirtd does not answer")
     _start_domain(elements)
-    _expect_in_guest({"pair": 1}, "the guest has not both functions at one slot")
+    _expect_in_guest({"pair": 1}, "GPU and audio function in one slot")
 
-    _chapter("What Kata and container runtimes read")
-    _run("vfiomgr kata config")
-    _expect(gpu in _run("vfiomgr cdi generate"), "the CDI specification does not name the GPU")
-
-    _chapter("While a guest holds the device, the kernel's unbind would never return")
+    _chapter("The kernel would wait for the guest, so unbind is refused")
     _run(f"vfiomgr unbind {gpu}", status=4)
 
-    _chapter("A vGPU for the domain's next start")
+    _chapter("The configuration of Kata Containers for the same GPU")
+    _run("vfiomgr kata config")
+
+    _chapter("Create a vGPU, and start the guest with both")
     _run("virsh destroy guest")
     uuid = _run(f"vfiomgr vgpu create --parent {VGPU_PARENT} --type {VGPU_TYPE}").strip()
     _start_domain(elements + _run(f"vfiomgr libvirt hostdev {uuid}"))
-    _expect_in_guest({"pair": 1, "lone": 1}, "the guest has not all three functions")
+    _expect_in_guest({"pair": 1, "lone": 1}, "GPU, audio function and vGPU")
 
-    _chapter("Back to the host, exactly as it was")
+    _chapter("Return everything to the host")
     _run("virsh destroy guest")
     _run("virsh undefine guest")
     _run(f"vfiomgr vgpu remove {uuid}")
@@ -91,7 +89,7 @@ def _tell(topology: Topology, libvirt: Future[bool]) -> None:
     _expect(_states(gpu, audio) == before, f"{gpu} or {audio} is not as it was")
     _expect(_run("vfiomgr list") == first_list, "the list is not the first one")
     for address, (driver, override) in before.items():
-        print(f"{address}: driver {driver}, driver_override {override}: as at first")
+        print(f"{address}: driver {driver}, driver_override {override}, as before")
 
 
 def _start_domain(elements: str) -> None:
@@ -100,10 +98,10 @@ def _start_domain(elements: str) -> None:
     _run("virsh start guest")
 
 
-def _expect_in_guest(expected: dict[str, int], otherwise: str) -> None:
-    """Wait for the devices of the guest, and show QEMU's list of them."""
-    _expect(nested.await_displays(expected), otherwise)
-    _run(shlex.join(nested.MONITOR))
+def _expect_in_guest(expected: dict[str, int], what: str) -> None:
+    """Wait until QEMU lists the devices of the guest."""
+    _expect(nested.await_displays(expected), f"the guest does not have this: {what}")
+    print(f"\nThe guest has: {what}", flush=True)
 
 
 def _states(*addresses: str) -> dict[str, tuple[str, str]]:

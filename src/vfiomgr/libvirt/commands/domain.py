@@ -241,7 +241,8 @@ def domain(
     placed on the nodes of the devices, and devices of several root complexes are placed behind
     expanders. The window for BARs is made large enough; if that is impossible, the command fails.
     --explain adds the reasons. If kernel, libvirt and QEMU have iommufd, the devices use it, unless
-    several GPUs or network adapters could then not reach each other's memory.
+    several GPUs or network adapters could then not reach each other's memory. docs/libvirt.md has
+    more examples.
 
     \b
     Examples:
@@ -251,30 +252,8 @@ def domain(
       vfiomgr libvirt domain os --memory 8G --vcpus 4 --cdrom /os.iso --network default --tpm \\
         --boot cdrom
       vfiomgr libvirt domain desk --memory 8G --vcpus 4 --device 04:00.0,rom=/gpu.rom --explain
-      vfiomgr libvirt domain old --memory 8G --vcpus 4 --device 04:00.0,vga --firmware bios \\
-        --graphics none --hide-kvm
-      vfiomgr libvirt domain lap --memory 8G --vcpus 4 --device 01:00.0,subsystem=17aa:3aff
-      vfiomgr libvirt domain pair --memory 8G --vcpus 4 --device 04:00.0,managed \\
-        --device 05:00.0,managed,unassigned
       vfiomgr libvirt domain ml --memory 256G --vcpus 64 --hugepages 1G --device 0000:17:00.0
-      vfiomgr libvirt domain any --memory 8G --vcpus 4 --device 04:00.0 --numa off --spare-ports 8
-      vfiomgr libvirt domain pin --memory 8G --vcpus 4 --device 04:00.0 --no-pinning --locked
-      vfiomgr libvirt domain nest --memory 8G --vcpus 4 --device 04:00.0,only --viommu intel
-      vfiomgr libvirt domain grace --memory 64G --vcpus 16 --device 0009:01:00.0 --viommu smmuv3 \\
-        --ats --pasid-bits 16 --libvirt-version 12.8
-      vfiomgr libvirt domain tight --memory 8G --vcpus 4 --device 04:00.0 --hard-limit 12G
-      vfiomgr libvirt domain big --memory 64G --vcpus 8 --device 04:00.0 --fixed-aperture
-      vfiomgr libvirt domain narrow --memory 8G --vcpus 4 --device 04:00.0 --address-bits 42
-      vfiomgr libvirt domain fd --memory 8G --vcpus 4 --device 04:00.0 --iommufd \\
-        --libvirt-version 12.2
-      vfiomgr libvirt domain vg --memory 8G --vcpus 4 --device 04:00.0 --no-iommufd
-      vfiomgr libvirt domain td --memory 16G --vcpus 8 --device 04:00.0 --launch-security tdx \\
-        --libvirt-version 12.8 --qemu-version 11.1
-      vfiomgr libvirt domain net --memory 4G --vcpus 2 --device 05:10.0,teaming=ua-net0 \\
-        --network default,model=virtio,alias=ua-net0,mac=52:54:00:12:34:56
       vfiomgr libvirt domain soft --memory 1G --vcpus 1 --virt-type qemu --device 41:00.4
-      vfiomgr libvirt domain k --memory 1G --vcpus 1 --kernel /boot/vmlinuz --initrd /boot/initrd \\
-        --kernel-arguments console=ttyS0
     """
     versions = Versions(session, libvirt_version, qemu_version)
     plan = planned_domain(session, name, versions, options)
