@@ -515,7 +515,7 @@ class Agent:
         pods, allocated = self._ledger.held(self._offered), self._ledger.allocated(self._offered)
         return NodeStatus(
             pid=os.getpid(),
-            plugin_directory=directory,
+            plugin_directory=str(directory),
             has_kubelet=self._kubelet_stamp() is not None,
             resources=tuple(
                 ResourceStatus(
