@@ -243,7 +243,7 @@ class Host(HostSource):
         *,
         with_bus: bool = False,
     ) -> Outcome:
-        """Reset a device, or all devices on its bus, and verify that they answer as before.
+        """Reset a device, or all devices on its bus; verify that their configuration spaces answer.
 
         Raises:
             VfiomgrError: as `apply`.

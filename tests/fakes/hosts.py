@@ -22,6 +22,7 @@ def workstation(
     vfio_loaded: bool = False,
     has_cdev: bool = False,
     has_override: bool = True,
+    network_driver: str = "igb",
 ) -> FakeKernel:
     """A host with an IOMMU and one of each kind of trouble.
 
@@ -39,13 +40,13 @@ def workstation(
     And a virtual mdev parent `mbochs` with 256 MB for instances of three sizes.
     """
     kernel = FakeKernel(tmp_path / "host", has_cdev=has_cdev, has_override=has_override)
-    _add_drivers(kernel, vfio_loaded=vfio_loaded)
+    _add_drivers(kernel, vfio_loaded=vfio_loaded, network_driver=network_driver)
     _add_root_complex(kernel)
     _add_gpu(kernel, 1, "0000:00:01.0", group=10)
     _add_gpu(kernel, 2, "0000:00:01.1", group=11)
     _add_volume_management(kernel)
     _add_shared_group(kernel)
-    _add_network_adapter(kernel)
+    _add_network_adapter(kernel, network_driver)
     _add_vgpu_parents(kernel)
     return kernel
 
@@ -59,14 +60,14 @@ def without_iommu(tmp_path: Path) -> FakeKernel:
     return kernel
 
 
-def network_adapter(tmp_path: Path) -> FakeKernel:
+def network_adapter(tmp_path: Path, driver: str = "igb") -> FakeKernel:
     """The workstation's network adapter with its VFs, and nothing else: quick to build."""
     kernel = FakeKernel(tmp_path / "host")
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
-    kernel.add_driver("igb", ids=[("8086", "1521")])
+    kernel.add_driver(driver, ids=[("8086", "1521")])
     kernel.add_driver("igbvf", ids=[("8086", "1520")])
     kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True)
-    _add_network_adapter(kernel)
+    _add_network_adapter(kernel, driver)
     return kernel
 
 
@@ -165,7 +166,7 @@ def dual_adapter(tmp_path: Path) -> FakeKernel:
     return kernel
 
 
-def _add_drivers(kernel: FakeKernel, *, vfio_loaded: bool) -> None:
+def _add_drivers(kernel: FakeKernel, *, vfio_loaded: bool, network_driver: str = "igb") -> None:
     kernel.add_driver("pcieport", module=None, ids=[("*", "*", "0604")], manages_dma=True)
     kernel.add_driver("i915", ids=[("8086", "*", "03")])
     kernel.add_driver("nvidia", ids=[("10de", "*", "03")])
@@ -174,7 +175,7 @@ def _add_drivers(kernel: FakeKernel, *, vfio_loaded: bool) -> None:
     kernel.add_driver("nvme", ids=[("*", "*", "010802")])
     kernel.add_driver("xhci_hcd", module="xhci_pci", ids=[("*", "*", "0c0330")])
     kernel.add_driver("vmd", ids=[("8086", "467f")])
-    kernel.add_driver("igb", ids=[("8086", "1521")])
+    kernel.add_driver(network_driver, ids=[("8086", "1521")])
     kernel.add_driver("igbvf", ids=[("8086", "1520")])
     kernel.add_driver("vfio-pci", is_vfio=True, manages_dma=True, loaded=vfio_loaded)
 
@@ -323,7 +324,7 @@ def _add_shared_group(kernel: FakeKernel) -> None:
     kernel.mount("/dev/nvme0n1p2", "/").default_route("enp4s0")
 
 
-def _add_network_adapter(kernel: FakeKernel) -> None:
+def _add_network_adapter(kernel: FakeKernel, driver: str = "igb") -> None:
     _add_root_port(kernel, "0000:00:1d.0", group=14)
     kernel.add_pci(
         "0000:05:00.0",
@@ -332,7 +333,7 @@ def _add_network_adapter(kernel: FakeKernel) -> None:
         class_code="020000",
         group=21,
         bridge="0000:00:1d.0",
-        driver="igb",
+        driver=driver,
         total_vfs=4,
         vf_device="1520",
         gives=[("net", "net/enp5s0")],

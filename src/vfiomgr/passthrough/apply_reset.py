@@ -1,4 +1,4 @@
-"""Reset functions and buses, and check that what was reset still answers as before."""
+"""Reset functions and buses, and check that configuration spaces still answer."""
 
 from __future__ import annotations
 

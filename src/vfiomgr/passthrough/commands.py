@@ -292,7 +292,10 @@ def reset(
     with_bus: bool,
     allow: tuple[Override, ...],
 ) -> None:
-    """Reset a device, and check that it answers as before.
+    """Reset a device, and check its configuration space.
+
+    The device must be on a VFIO driver, without a driver, or on a driver that handles resets, such
+    as nvme and ice: any other host driver would stop working.
 
     The kernel tries the methods of reset_method in order; `vfiomgr show` lists the available ones,
     and why others are unavailable. --method uses one method; reset_method is restored afterwards.
@@ -319,8 +322,9 @@ def _was_reset(outcome: Outcome, address: PciAddress) -> str:
     bus = (step for step in outcome.plan.steps if isinstance(step, ResetBus))
     others = len([each for step in bus for each in step.functions]) - 1
     if others > 0:
-        return f"{address} and {counted(others, 'other function')} were reset and answer as before"
-    return f"{address} was reset and answers as before"
+        were = f"{address} and {counted(others, 'other function')} were reset"
+        return f"{were}; their configuration spaces answer"
+    return f"{address} was reset; its configuration space answers"
 
 
 _PERSISTED_HEADINGS = ("ADDRESS", "DRIVER", "OWNER", "DEVICE", "NODES", "NOW")

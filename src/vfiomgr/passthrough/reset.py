@@ -22,6 +22,7 @@ from vfiomgr.passthrough.steps import (
 )
 from vfiomgr.pci.capabilities import COMMON_RESETS, RESET_METHODS
 from vfiomgr.pci.drivers import DriverState
+from vfiomgr.pci.reset_handlers import handles_resets
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -80,7 +81,11 @@ def plan_reset(
     if request.with_bus:
         return _plan_bus(host, device, request.allow)
     refuse_if_any(
-        [*_obstacles(host, device), *method_diagnostics(host, device, request.method)],
+        [
+            *_obstacles(host, device),
+            *_driver_diagnostics(host, device),
+            *method_diagnostics(host, device, request.method),
+        ],
         request.allow,
     )
     now = " ".join(device.reset_method)
@@ -318,9 +323,25 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
             yield replace(diagnostic, remedies=remedies)
 
 
+def _driver_diagnostics(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
+    """Refuse a function on a host driver that would go on with a function that lost its state."""
+    driver = device.driver
+    if driver is None or device.is_on_vfio or handles_resets(driver, host.kernel_version):
+        return
+    address = device.address
+    yield blocker(
+        "driver-without-reset",
+        device,
+        f"cannot reset {device}: its driver {driver} is not known to handle resets, and the "
+        "device would stop working",
+        f"bind it first, and unbind it afterwards: vfiomgr bind {address}; "
+        f"vfiomgr reset {address}; vfiomgr unbind {address}",
+    )
+
+
 def _notes(device: PciDevice) -> Iterator[str]:
     if device.driver is not None and not device.is_on_vfio:
-        yield f"{device} remains bound to {device.driver}; the driver may need a rebind"
+        yield f"{device} remains bound to {device.driver}, which handles resets"
 
 
 def state_of(device: PciDevice) -> DriverState:

@@ -345,7 +345,7 @@ class ResetFunction(Step, Value):
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        return f"{self.device.address}: reset, and check that it answers as before"
+        return f"{self.device.address}: reset, and check that its configuration space answers"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -379,7 +379,9 @@ class ResetBus(_BusStep):
     def describe(self) -> str:
         """Describe the step in one line."""
         number = counted(len(self.functions), "function")
-        return f"{self.device.address}: reset its bus, and check that {number} answer as before"
+        return (
+            f"{self.device.address}: reset its bus, and check the configuration space of {number}"
+        )
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -398,7 +400,7 @@ class RequireBusAnswers(_BusStep):
     def describe(self) -> str:
         """Describe the step in one line."""
         number = counted(len(self.functions), "function")
-        return f"{self.device.address}: check that {number} answer as before the reset"
+        return f"{self.device.address}: check the configuration space of {number}"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""
@@ -417,7 +419,7 @@ class RequireAnswer(Step, Value):
 
     def describe(self) -> str:
         """Describe the step in one line."""
-        return f"{self.device.address}: check that it answers as before the reset"
+        return f"{self.device.address}: check that its configuration space answers"
 
     def commands(self) -> tuple[str, ...]:
         """Return the equivalent shell commands."""

@@ -9,12 +9,15 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
+from tests.fakes.hosts import network_adapter
 from vfiomgr.engine import journal_files, registry
 from vfiomgr.engine.journal_files import DIRECTORY, current, decode, encode, names
 from vfiomgr.passthrough.steps import Reset
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.fakes.kernel import FakeKernel
 
 NIC = PciAddress.parse("0000:05:00.0")
@@ -78,8 +81,9 @@ def test_what_is_current_or_no_plan_stays(record: dict[str, Any]) -> None:
     assert current(record) == record
 
 
-def test_an_old_run_that_was_cut_off_is_finished_with_what_it_had_found(kernel: FakeKernel) -> None:
+def test_an_old_run_that_was_cut_off_is_finished_with_what_it_had_found(tmp_path: Path) -> None:
     """The methods of a function are another version's to restore: only its journal has them."""
+    kernel = network_adapter(tmp_path, "ice")
     methods = api.scan(kernel).device(NIC).reset_method
     assert len(methods) > 1
     _cut_off_with_another_method(kernel)

@@ -12,7 +12,7 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
-from tests.fakes.hosts import vector_adapter, without_iommu
+from tests.fakes.hosts import vector_adapter, without_iommu, workstation
 from tests.fakes.servers import vgpu_server
 from tests.unit.golden.transcripts import Scenario
 from tests.unit.layout.test_apply_commands import RULES
@@ -377,14 +377,17 @@ HOST_SCENARIOS = (
         """
         reset 05:00.0 --dry-run
         reset 05:00.0
+        reset 04:02.0
         reset 00:02.0
         reset 03:00.0
         """,
+        partial(workstation, network_driver="ice"),
         journals={"reset": "reset"},
     ),
     Scenario(
         "reset",
         "reset 05:00.0 --method bus --dry-run\nreset 05:00.0 --method bus",
+        partial(workstation, network_driver="ice"),
         case="method",
         journals={"reset-method": "reset"},
     ),

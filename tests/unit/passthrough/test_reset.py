@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import agent_of, host_of, pci_device
+from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.passthrough.reset import unavailable, working
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
 
-GPU = replace(pci_device(), nodes=("/dev/dri/card1",))
+GPU = replace(pci_device(), driver="nvme", nodes=("/dev/dri/card1",))
 AUDIO = replace(pci_device("0000:04:00.1"), driver="snd_hda_intel", reset_method=())
 
 
@@ -60,10 +61,37 @@ def test_what_the_function_was_like_is_what_it_must_be_like_after() -> None:
 
 def test_a_native_driver_is_told_of() -> None:
     made = plan(host_of(GPU), Reset(GPU.address))
-    assert "remains bound to nvidia; the driver may need a rebind" in made.notes[0]
+    assert "remains bound to nvme, which handles resets" in made.notes[0]
     assert made.locks == ("group-4",)
     bound = replace(GPU, driver="vfio-pci")
     assert plan(host_of(bound), Reset(GPU.address)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("driver", "release", "is_reset"),
+    [
+        ("nvidia", "7.2.0", False),
+        ("xhci_hcd", "7.2.0", False),
+        ("virtio-pci", "7.2.0", False),
+        ("nvme", "6.1.0-56-amd64", True),
+        ("nvme", "5.15.0-91-generic", False),
+        ("nvme", None, False),
+        ("idxd", "6.12.57", False),
+        ("idxd", "7.2.13", True),
+        ("vfio-pci", None, True),
+        ("mlx5_vfio_pci", "6.1.0", True),
+        (None, None, True),
+    ],
+)
+def test_a_function_on_a_driver_that_is_not_known_to_handle_resets_is_not_reset(
+    driver: str | None, release: str | None, *, is_reset: bool
+) -> None:
+    host = replace(host_of(replace(GPU, driver=driver)), kernel_release=release)
+    if is_reset:
+        assert plan(host, Reset(GPU.address)).steps == (ResetFunction(GPU.identity, None),)
+        return
+    with pytest.raises(Refusal, match=f"its driver {driver} is not known to handle resets"):
+        plan(host, Reset(GPU.address, allow=frozenset(OVERRIDES)))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ PINNED = Bind((NIC,), reset_method="flr", no_d3cold=True)
 
 @pytest.fixture
 def kernel(tmp_path: Path) -> FakeKernel:
-    return workstation(tmp_path, vfio_loaded=True)
+    return workstation(tmp_path, vfio_loaded=True, network_driver="ice")
 
 
 def attribute(address: PciAddress, name: str) -> HostPath:
@@ -50,8 +50,25 @@ def written(kernel: FakeKernel) -> list[tuple[str, str]]:
 def test_a_reset_writes_once_and_the_driver_stays(kernel: FakeKernel) -> None:
     outcome = api.apply(Reset(NIC), tree=kernel)
     assert written(kernel) == [("reset", "1")]
-    assert "stays on igb" in outcome.plan.notes[0]
-    assert kernel.driver_of(str(NIC)) == "igb"
+    assert "remains bound to ice, which handles resets" in outcome.plan.notes[0]
+    assert kernel.driver_of(str(NIC)) == "ice"
+
+
+def test_a_usb_controller_on_its_host_driver_is_not_reset(kernel: FakeKernel) -> None:
+    usb = PciAddress.parse("0000:04:02.0")
+    assert kernel.driver_of(str(usb)) == "xhci_hcd"
+    with pytest.raises(Refusal, match="xhci_hcd is not known to handle resets") as caught:
+        api.apply(Reset(usb), tree=kernel)
+    assert f"vfiomgr bind {usb}; vfiomgr reset {usb}; vfiomgr unbind {usb}" in caught.value.hint
+    assert written(kernel) == []
+
+
+def test_a_device_on_vfio_is_reset_whatever_its_host_driver_was(tmp_path: Path) -> None:
+    kernel = network_adapter(tmp_path)
+    with pytest.raises(Refusal, match="igb is not known to handle resets"):
+        api.apply(Reset(NIC), tree=kernel)
+    api.apply(Bind((NIC,)), tree=kernel)
+    assert api.apply(Reset(NIC), tree=kernel).is_changed
 
 
 def test_a_chosen_method_is_not_kept(kernel: FakeKernel) -> None:
@@ -73,6 +90,7 @@ def test_a_function_with_neighbours_gets_back_all_methods_that_the_kernel_takes(
     kernel: FakeKernel,
 ) -> None:
     """The kernel lists `bus` for a first function, and refuses to have it written back."""
+    api.apply(Bind((GPU,)), tree=kernel)
     assert pins(kernel, GPU) == ("flr bus", True)
     api.apply(Reset(GPU, "flr"), tree=kernel)
     assert pins(kernel, GPU) == ("flr", True)
@@ -204,7 +222,7 @@ def test_a_record_without_pins_is_still_read(kernel: FakeKernel) -> None:
         json.dump(document, target)
     kernel.write(attribute(NIC, "reset_method"), "flr")
     api.apply(Unbind((NIC,)), tree=kernel)
-    assert kernel.driver_of(str(NIC)) == "igb"
+    assert kernel.driver_of(str(NIC)) == "ice"
     assert pins(kernel, NIC) == ("flr", True)
 
 
@@ -217,7 +235,11 @@ INTENTS: Stories = {
 }
 
 
+def ice_adapter(tmp_path: Path) -> FakeKernel:
+    return network_adapter(tmp_path, "ice")
+
+
 class TestFaults(EveryFault):
     """A failure, and a death, at each operation."""
 
-    courses = told(INTENTS, network_adapter)
+    courses = told(INTENTS, ice_adapter)

@@ -27,6 +27,8 @@ def test_plans_are_golden_and_change_nothing(
     if name == "sriov-set-plan":
         run("sriov", "set", NIC, "2")
         run("bind", "0000:05:10.0")
+    if name == "reset-plan":
+        run("bind", NIC)
     done = len(kernel.operations)
     matches(f"{name}.txt", run(*arguments, "--dry-run").stdout)
     matches(f"{name}.json", run(*arguments, "--dry-run", "--format", "json").stdout)
@@ -71,15 +73,17 @@ def test_too_many_is_refused_with_the_limit(run: Run) -> None:
     assert run("sriov", "set", NIC, "-1").status == 2
 
 
-def test_a_reset_says_what_it_did(run: Run) -> None:
+def test_a_reset_says_what_it_checked(run: Run) -> None:
+    run("bind", NIC)
     answer = run("reset", NIC, "--method", "flr")
     assert answer.status == 0
-    assert answer.stdout.splitlines()[-1] == f"{NIC} was reset and answers as before"
+    assert answer.stdout.splitlines()[-1] == f"{NIC} was reset; its configuration space answers"
     document = json.loads(run("reset", NIC, "--format", "json").stdout)
     assert (document["kind"], document["changed"]) == ("Outcome", True)
 
 
 def test_a_reset_that_fails_has_two_lines(run: Run, kernel: FakeKernel) -> None:
+    run("bind", NIC)
     kernel.fail_writes("/reset", errno.ENOTTY)
     failed = run("reset", NIC)
     assert failed.status == 1
@@ -94,11 +98,12 @@ def test_a_reset_that_fails_has_two_lines(run: Run, kernel: FakeKernel) -> None:
 
 def test_an_open_device_is_reset_only_where_that_is_allowed(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.put("/proc/812/comm", "python3")
-    kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvidiactl")
-    refused = run("reset", "0000:02:00.0")
+    kernel.sysfs.link_absolute("/proc/812/fd/7", "/dev/nvme1")
+    disk = "10000:01:00.0"
+    refused = run("reset", disk)
     assert refused.status == 4
     assert "is in use by: python3 (PID 812)" in refused.stderr
-    assert run("reset", "0000:02:00.0", "--allow", "in-use").status == 0
+    assert run("reset", disk, "--allow", "in-use").status == 0
 
 
 def test_all_commands_name_the_same_reset_methods(run: Run, kernel: FakeKernel) -> None:
@@ -107,6 +112,7 @@ def test_all_commands_name_the_same_reset_methods(run: Run, kernel: FakeKernel) 
     assert gpu is not None
     kernel.sysfs.put(gpu / "reset_method", "flr pm bus")
     assert "  reset            flr, pm; bus: its bus" in run("show", "0000:02:00.0").stdout
+    run("bind", "0000:02:00.0")
     planned = run("reset", "0000:02:00.0", "--dry-run").stdout
     assert planned.startswith("plan: reset 0000:02:00.0 by flr, pm\n")
     refused = run("reset", "0000:02:00.0", "--method", "bus", "--dry-run").stderr
