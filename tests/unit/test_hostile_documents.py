@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +24,8 @@ from vfiomgr.definitions.model import parse_definition, parse_gpu_definition, re
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.jsonable import to_jsonable
 from vfiomgr.documents.reader import read_values
-from vfiomgr.documents.text import Malformed, TextFile, parse_json, parse_toml, text_of
-from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.documents.text import MOST_BYTES, Malformed, TextFile, parse_json, parse_toml, text_of
+from vfiomgr.errors import InvalidDocument, Refusal, UsageError
 from vfiomgr.kata.explain.pod import read_objects
 from vfiomgr.kata.settings import read_settings, require_tables
 from vfiomgr.layout.document import read_layouts
@@ -37,6 +39,9 @@ from vfiomgr.snapshot.source import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.unit.conftest import Run
 
 _SECONDS = 20.0
 """Of processor time for one text: some are read in minutes, or in years, where nobody counts."""
@@ -225,6 +230,60 @@ def _written(number: int) -> str:
     return "1" + "0" * 5_000 if number == 10**5_000 else str(number)
 
 
-def test_a_file_that_never_ends_is_no_document() -> None:
-    with pytest.raises(InvalidDocument, match="a layout file /dev/zero: it is larger than 16 MiB"):
-        text_of("/dev/zero", "a layout file")
+@pytest.mark.parametrize("kind", ["a device", "a FIFO", "a socket"])
+def test_only_a_regular_file_is_opened(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/dev/zero" if kind == "a device" else str(tmp_path / "pod.yaml")
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    if kind == "a socket":
+        monkeypatch.chdir(tmp_path)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind("pod.yaml")
+    monkeypatch.setattr(os, "open", None)
+    with pytest.raises(UsageError, match=r"cannot read a pod .*: not a regular file") as caught:
+        text_of(path, "a pod")
+    assert "- for a pipe" in caught.value.hint
+
+
+def test_a_file_that_becomes_a_fifo_while_it_is_opened_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    regular, fifo = tmp_path / "regular", tmp_path / "fifo"
+    regular.touch()
+    os.mkfifo(fifo)
+    seen = os.stat(regular)
+    monkeypatch.setattr(os, "stat", lambda _: seen)
+    with pytest.raises(UsageError, match="not a regular file"):
+        text_of(str(fifo), "a pod")
+
+
+def test_a_file_that_is_too_large_is_read_only_up_to_the_limit(tmp_path: Path) -> None:
+    large = tmp_path / "large.yaml"
+    large.touch()
+    os.truncate(large, MOST_BYTES)
+    assert len(text_of(str(large), "a layout file")) == MOST_BYTES
+    os.truncate(large, 1 << 40)
+    with pytest.raises(InvalidDocument, match=r"large.yaml: it is larger than 16 MiB"):
+        text_of(str(large), "a layout file")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--snapshot", "{}", "list"),
+        ("check", "layout", "{}"),
+        ("check", "domain", "{}"),
+        ("check", "pod", "{}"),
+        ("check", "cdi", "{}"),
+        ("layout", "import", "--vgpu-device-manager", "{}"),
+        ("plan", "{}"),
+        ("vgpu", "define", "--jsonfile", "{}", "--parent", "0000:06:00.0"),
+        ("libvirt", "edit", "{}", "--remove", "02:00.0"),
+    ],
+)
+def test_no_command_reads_a_device_in_place_of_a_file(run: Run, arguments: tuple[str, ...]) -> None:
+    answer = run(*(part.format("/dev/zero") for part in arguments))
+    assert answer.status == 2
+    assert "/dev/zero: not a regular file" in answer.stderr

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import sys
+from errno import EINVAL, EISDIR
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from msgspec import field
@@ -266,8 +268,8 @@ def _escaped(character: str) -> str:
 
 
 STANDARD_INPUT = "-"
-_MOST_BYTES = 16 << 20
-"""Larger than any layout, plan, pod or specification."""
+MOST_BYTES = 16 << 20
+"""Larger than any layout, plan, pod or specification; what may be larger passes its own limit."""
 
 
 def source_of(path: str) -> str:
@@ -285,11 +287,7 @@ def text_of(path: str, what: str) -> str:
     """
     source = source_of(path)
     try:
-        data = _read(path)
-        if len(data) > _MOST_BYTES:
-            message = f"cannot read {what} {source}: it is larger than {_MOST_BYTES >> 20} MiB"
-            raise InvalidDocument(message, "check whether it is the right file")
-        return data.decode()
+        return bytes_of(path, what).decode()
     except OSError as error:
         message = f"cannot read {what} {source}: {error.strerror}"
         raise UsageError(message, "use an existing, readable file, or - for a pipe") from None
@@ -299,11 +297,35 @@ def text_of(path: str, what: str) -> str:
         raise InvalidDocument(message, "save it as UTF-8") from None
 
 
-def _read(path: str) -> bytes:
+def bytes_of(path: str, what: str, most: int = MOST_BYTES) -> bytes:
+    """The content of a file named by a user: a regular file, or standard input (`-`).
+
+    A FIFO or a device may never end, or keep its reader waiting; none is opened.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file.
+        InvalidDocument: it has more than `most` bytes.
+
+    """
     if path == STANDARD_INPUT:
-        return sys.stdin.buffer.read(_MOST_BYTES + 1)
-    with open(path, "rb") as file:
-        return file.read(_MOST_BYTES + 1)
+        data = sys.stdin.buffer.read(most + 1)
+    else:
+        _require_regular(os.stat(path).st_mode)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+        with open(os.open(path, flags), "rb") as file:
+            _require_regular(os.fstat(file.fileno()).st_mode)  # it may have been exchanged
+            data = file.read(most + 1)
+    if len(data) > most:
+        message = f"cannot read {what} {source_of(path)}: it is larger than {most >> 20} MiB"
+        raise InvalidDocument(message, "check whether it is the right file")
+    return data
+
+
+def _require_regular(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+    if not stat.S_ISREG(mode):
+        raise OSError(EINVAL, "not a regular file")
 
 
 class TextFile(Value):

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 _WILD = frozenset("*?[")
 
 
+_MOST_COMPARED = 100
+"""With so many earlier rules a rule is compared, besides equal ones: more is for no layout."""
+
+
 def idle_rules(
     where: str, rules: Sequence[Rule | None], selects: Mapping[int, Located]
 ) -> Iterator[Diagnostic]:
@@ -61,18 +65,26 @@ class _Seen(Struct):
     """The selectors of earlier rules; those with addresses are indexed, since there may be many."""
 
     others: list[tuple[int, Selector]] = field(default_factory=list)
+    """The first ones without addresses, with which each later rule is compared."""
+    equal: dict[str, tuple[int, Selector]] = field(default_factory=dict)
+    """All without addresses, by their text."""
     by_address: dict[PciAddress, list[tuple[int, Selector]]] = field(default_factory=dict)
 
     def add(self, number: int, select: Selector) -> None:
         """Add a rule that was checked."""
         if not select.address:
-            self.others.append((number, select))
+            self.equal.setdefault(str(select), (number, select))
+            if len(self.others) < _MOST_COMPARED:
+                self.others.append((number, select))
         for address in select.address:
             self.by_address.setdefault(address, []).append((number, select))
 
     def before(self, select: Selector) -> list[tuple[int, Selector]]:
         """Earlier rules that may cover a selector."""
-        return self.by_address.get(select.address[0], []) if select.address else self.others
+        if select.address:
+            return self.by_address.get(select.address[0], [])
+        equal = self.equal.get(str(select))
+        return self.others if equal is None else [*self.others, equal]
 
 
 def _covered(

@@ -6,6 +6,7 @@ import difflib
 import functools
 import json
 from io import StringIO
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -132,6 +133,8 @@ _OTHER_KINDS = {
 """Documents of vfiomgr that are not layouts, and how they are used."""
 _MOST_LINES = 40
 """Maximum number of errors that are printed."""
+_MOST_FLAWS = 1000
+"""Maximum number of errors that are looked for; each takes a comparison with all known words."""
 _DEVICES = 4
 """Length of the path of a rule: layouts, a name, devices, a number."""
 
@@ -217,12 +220,18 @@ class _Checker(Struct):
 
     def flaws(self) -> Iterator[Diagnostic]:
         """All errors; if there are none, `read` is set."""
-        by_hand = list(self._by_hand())
+        by_hand = list(islice(self._by_hand(), _MOST_FLAWS))
         yield from (found for _, found in by_hand)
-        told = [path for path, _ in by_hand]
+        if len(by_hand) == _MOST_FLAWS:
+            what = f"there are {_MOST_FLAWS} errors or more: the rest of the file was not checked"
+            place = by_hand[-1][1].place or Position()
+            yield flaw("layout-unchecked", place, "", what, "correct the errors above first")
+            return
+        told = {path for path, _ in by_hand}
         seen = {path[:-1] for path in told if _key(path[:-1]) == "select"}
         for path, error in self._errors():
-            if path not in seen and not any(path[: len(begin)] == begin for begin in told):
+            begins = (path[:length] for length in range(len(path) + 1))
+            if path not in seen and told.isdisjoint(begins):
                 seen.add(path)
                 yield self._flaw(path, error)
         for name, layout in self._layouts():

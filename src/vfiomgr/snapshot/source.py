@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from vfiomgr import documents
 from vfiomgr.documents.jsonable import API_VERSION, Misfit, from_jsonable, to_jsonable
+from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import HostError, InvalidDocument, UsageError, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import MACHINE, PCI_DEVICES
@@ -101,8 +102,8 @@ def _check_versions(host: HostSnapshot) -> None:
 
 
 _NVIDIA = "10de"
-_LONGEST_SNAPSHOT = 512 << 20
-"""Characters; a host with 16,384 functions needs a twentieth of that."""
+_LONGEST_SNAPSHOT = 64 << 20
+"""Bytes; a host with 16,384 functions needs less than half of that."""
 _GZIP = b"\x1f\x8b"
 """The first bytes of a file of gzip (RFC 1952)."""
 _ROOT_HINT = "--root requires the root directory of a host"
@@ -328,17 +329,12 @@ class HostSource:
 def _load_snapshot(source: str) -> HostSnapshot:
 
     try:
-        with open(source, encoding="utf-8") as file:
-            text = file.read(_LONGEST_SNAPSHOT + 1)
+        text = bytes_of(source, "the snapshot", _LONGEST_SNAPSHOT).decode()
     except OSError as error:
         message = f"cannot read the snapshot {source}: {error.strerror}"
         raise UsageError(message, f"create one with: {CREATE}") from None
     except UnicodeDecodeError as error:
         raise _not_text(source, error.object[:2]) from None
-    if len(text) > _LONGEST_SNAPSHOT:
-        most = _LONGEST_SNAPSHOT >> 20
-        message = f"cannot read the snapshot {source}: it is larger than {most} MiB"
-        raise InvalidDocument(message, REMEDY)
     return read_snapshot(text, source)
 
 

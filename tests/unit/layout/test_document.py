@@ -244,3 +244,52 @@ def test_of_very_many_flaws_the_first_are_told() -> None:
         read_layouts(text, "host.yaml")
     assert caught.value.details[-1] == "and 59 more"
     assert len(caught.value.details) == 41
+
+
+def rules_by_name(number: int) -> str:
+    """A layout with rules of different names."""
+    rules = [{"select": {"name": f"GPU {n}"}, "state": "passthrough"} for n in range(number)]
+    return json.dumps({"version": "vfiomgr/v1", "layouts": {"lab": {"devices": rules}}})
+
+
+def test_the_comparisons_of_rules_grow_with_their_number_not_with_its_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = []
+
+    def counting(earlier: Selector, later: Selector) -> bool:
+        compared.append(later)
+        return covers(earlier, later)
+
+    monkeypatch.setattr("vfiomgr.layout.diagnostics.covers", counting)
+    found, flaws = find_flaws(rules_by_name(600))
+    assert found is not None
+    assert flaws == ()
+    assert len(compared) <= 100 * 600
+
+
+def test_equal_rules_are_found_however_many_others_are_between_them() -> None:
+    document = json.loads(rules_by_name(300))
+    devices = document["layouts"]["lab"]["devices"]
+    devices.append(devices[250])
+    _, flaws = find_flaws(json.dumps(document))
+    assert [flaw.rule for flaw in flaws] == ["layout-rule-idle"]
+    assert "rule 251 (" in flaws[0].summary
+
+
+def test_the_search_for_errors_ends_at_a_thousand(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def close(word: str, *_: object) -> list[str]:
+        compared.append(word)
+        return []
+
+    monkeypatch.setattr("difflib.get_close_matches", close)
+    rule = {"select": {"id": "10de:2235"}, "state": "passthrough"}
+    rule |= {f"key_{n}": 1 for n in range(20_000)}
+    text = json.dumps({"version": "vfiomgr/v1", "layouts": {"lab": {"devices": [rule]}}})
+    found, flaws = find_flaws(text)
+    assert found is None
+    assert len(flaws) == 1001
+    assert flaws[-1].rule == "layout-unchecked"
+    assert len(compared) == 1000

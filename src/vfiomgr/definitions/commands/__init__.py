@@ -20,6 +20,7 @@ from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.definitions.model import Configuration, canonical, read_configuration
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.restore import restore as restore_vgpus
+from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.libvirt.commands.connection import (
     complete_nodedev_or,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 1 << 20
-"""Maximum length of a definition; a longer one is truncated and then fails to parse."""
+"""Maximum length of a definition; mdevctl's have a few hundred bytes."""
 _FORMAT = "see CONFIGURATION FILE FORMAT in mdevctl(8)"
 
 
@@ -191,8 +192,8 @@ def _attribute(text: str) -> tuple[str, str]:
 
 def _configuration(source: str) -> Configuration:
     try:
-        with open(source, encoding="utf-8") as file:
-            return read_configuration(file.read(_LONGEST), is_input=True)
+        text = bytes_of(source, "the definition", _LONGEST).decode()
+        return read_configuration(text, is_input=True)
     except OSError as error:
         message = f"cannot read {source}: {error.strerror}"
         raise UsageError(message, _FORMAT) from None

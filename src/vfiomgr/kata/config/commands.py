@@ -13,6 +13,7 @@ from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.kata.commands import release_options
@@ -219,10 +220,12 @@ def _body(plan: KataPlan, text: str, path: str) -> dict[str, object]:
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, encoding="utf-8", errors="replace", newline="") as file:
-            return file.read()
-    except OSError:
+        return bytes_of(path, "the configuration").decode(errors="replace")
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        message = f"cannot replace {path}: {error.strerror}"
+        raise UsageError(message, "name a regular file, or one that does not exist") from None
 
 
 def _write(path: str, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from vfiomgr.cli.options import CHANGING, LazyGroup, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.text import STANDARD_INPUT
 from vfiomgr.documents.xml_text import parse
 from vfiomgr.errors import LibvirtFailed, VfiomgrError, forbid_alone, forbid_together
 from vfiomgr.libvirt.commands.connection import (
@@ -26,7 +26,7 @@ from vfiomgr.libvirt.commands.connection import (
 from vfiomgr.libvirt.guest_hook import prepare_guest, release_guest
 from vfiomgr.libvirt.hook import OPT_IN, PREFIX, PREPARE, RELEASE, InstallHook, UninstallHook
 from vfiomgr.libvirt.model import NAMESPACE
-from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, says_yes
+from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, read_xml, says_yes
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.named import own_program
 
@@ -227,7 +227,7 @@ def run(session: Session, *, domain: str, operation: str, rest: tuple[str, ...])
     acts = {PREPARE: (prepare_guest, "bound"), RELEASE: (release_guest, "returned to the host")}
     if operation not in acts:
         return
-    guest = read_guest(sys.stdin.buffer.read(), domain)
+    guest = read_guest(read_xml(STANDARD_INPUT), domain)
     if guest is None:
         return
     act, what = acts[operation]

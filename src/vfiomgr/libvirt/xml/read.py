@@ -5,12 +5,11 @@ Unknown and newer elements and attributes are ignored.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from vfiomgr.documents.text import STANDARD_INPUT, source_of
+from vfiomgr.documents.text import bytes_of
 from vfiomgr.documents.xml_text import QEMU_NAMESPACE, parse
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.model import (
     NAMESPACE,
     Domain,
@@ -57,20 +56,10 @@ def read_xml(path: str, remedy: str = _REMEDY) -> bytes:
 
     """
     try:
-        if path == STANDARD_INPUT:
-            text = sys.stdin.buffer.read(MOST_BYTES + 1)
-        else:
-            with open(path, "rb") as file:
-                text = file.read(MOST_BYTES + 1)
+        return bytes_of(path, "domain", MOST_BYTES)
     except OSError as error:
         message = f"cannot read domain {path}: {error.strerror}"
         raise UsageError(message, remedy) from None
-    if len(text) > MOST_BYTES:
-        message = (
-            f"{source_of(path)} is larger than {MOST_BYTES >> 20} MiB, the limit for a domain's XML"
-        )
-        raise InvalidDocument(message, "check that it is the right file; virsh has the same limit")
-    return text
 
 
 _UNLIMITED = 9_007_199_254_740_991 * 1024

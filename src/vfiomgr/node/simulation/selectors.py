@@ -14,6 +14,14 @@ from cel.stdlib import EXTENSIONS
 
 from vfiomgr.expressions import expression
 from vfiomgr.node.dra.model import DRIVER
+from vfiomgr.node.simulation.cel_cost import (
+    COUNTER,
+    EXCEEDED,
+    Meter,
+    TooCostly,
+    metered,
+    require_short,
+)
 from vfiomgr.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -64,6 +72,9 @@ class Selectors:
         logging.getLogger("cel").disabled = True  # it repeats errors that are raised
         self._programs: dict[str, tuple[cel.Program, frozenset[str]]] = {}
         self._found: dict[tuple[str, Facts], bool] = {}
+        self._meter = Meter()
+        counted = {name: self._meter.counted(name, call) for name, call in _FUNCTIONS.items()}
+        self._functions = {**counted, COUNTER: self._meter.count}
 
     def compile(self, expression: str) -> None:
         """Require an expression that can be compiled.
@@ -91,14 +102,18 @@ class Selectors:
     def _evaluated(self, expression: str, facts: Facts) -> bool:
         self.compile(expression)
         program, domains = self._programs[expression]
-        context = cel.Context({"device": _variable(facts, domains)}, _FUNCTIONS)
+        context = cel.Context({"device": _variable(facts, domains)}, self._functions)
+        self._meter.steps = 0
         try:
             found = program.execute(context)
         except KeyError as error:
             message = f"no such key: {error.args[0]}"
             raise SelectorError(message) from None
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-            raise SelectorError(_first_sentence(error)) from None
+            why = EXCEEDED if self._meter.is_exceeded else _first_sentence(error)
+            raise SelectorError(why) from None
+        if self._meter.is_exceeded:
+            raise SelectorError(EXCEEDED)
         if not isinstance(found, bool):
             message = f"the result is not true or false but {found!r}"
             raise SelectorError(message)
@@ -111,7 +126,11 @@ def _compiled(expression: str) -> tuple[cel.Program, frozenset[str]]:
         message = "vfiomgr cannot evaluate cel.bind or optional fields (.? and [?)"
         raise SelectorError(message)
     try:
+        require_short(expression)
         program = cel.compile(expression)
+        with_steps = cel.compile(metered(expression))
+    except TooCostly as error:
+        raise SelectorError(str(error)) from None
     except (ValueError, RuntimeError) as error:
         raise SelectorError(_first_line(error)) from None
     known = _FUNCTIONS.keys() | _BUILT_IN
@@ -123,7 +142,7 @@ def _compiled(expression: str) -> tuple[cel.Program, frozenset[str]]:
     if undeclared := [name for name in program.variables() if name not in variables]:
         message = f"unknown variable: {', '.join(undeclared)}"
         raise SelectorError(message)
-    return program, texts
+    return with_steps, texts
 
 
 def _first_line(error: Exception) -> str:

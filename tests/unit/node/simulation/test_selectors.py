@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vfiomgr.node.dra.model import DraDevice, Target
+from vfiomgr.node.simulation import cel_cost
 from vfiomgr.node.simulation.selectors import SelectorError, Selectors, facts_of
 from vfiomgr.units import GIB
 
@@ -16,6 +17,14 @@ DEVICE = DraDevice(
 )
 OWN = 'device.attributes["vfiomgr.io"]'
 MEMORY = 'device.capacity["vfiomgr.io"].memory'
+
+
+def nested(depth: int, body: str, items: int = 10) -> str:
+    """`all` in `all`: items to the power of depth steps."""
+    numbers = ", ".join(map(str, range(items)))
+    for level in range(depth):
+        body = f"[{numbers}].all(v{level}, {body})"
+    return body
 
 
 def matches(expression: str) -> bool:
@@ -79,3 +88,61 @@ def test_an_expression_is_evaluated_once_for_equal_devices(monkeypatch: pytest.M
     assert selectors.matches("true", facts_of(DEVICE))
     with pytest.raises(TypeError):
         selectors.matches("false", facts_of(DEVICE))
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        nested(9, "true"),
+        nested(9, "false || true"),
+        f"{nested(9, 'v0 >= 0')} || true",
+        nested(9, "true").replace(".all(", ".exists_one("),
+        nested(9, "true").replace(".all(", " . /* */all(").replace("/* */", "// all(\n"),
+        f'["{"a" * 100}"]{".map(t, t + t)" * 60}.size() == 1',
+        "[[1, 2]]" + ".map(t, t + t)" * 60 + ".size() == 1",
+        f"{'[' * 30}1{']' * 30}{'.map(t, [t, t])' * 40}.size() == 1",
+        f"""[{", ".join(['"a"'] * 300)}].all(t, t.replace("", "{"b" * 400}") != "")""",
+    ],
+)
+def test_an_expression_that_costs_more_than_kubernetes_allows_is_ended(
+    expression: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cel_cost, "MOST_STEPS", 10_000)
+    selectors = Selectors()
+    with pytest.raises(SelectorError, match=r"^actual cost limit exceeded$"):
+        selectors.matches(expression, facts_of(DEVICE))
+    assert selectors._meter.steps <= 10_000 + cel_cost._MOST_SIZE
+
+
+def test_the_limits_are_those_of_kubernetes() -> None:
+    assert (cel_cost.MOST_STEPS, cel_cost.MOST_BYTES) == (1_000_000, 10_240)
+
+
+@pytest.mark.parametrize(
+    ("expression", "number"),
+    [("true", 0), (nested(3, "true"), 1110), ("[1, 2].map(x, x > 1, x * 2) == [4]", 2)],
+)
+def test_each_step_of_a_macro_is_counted(expression: str, number: int) -> None:
+    selectors = Selectors()
+    assert selectors.matches(expression, facts_of(DEVICE))
+    assert selectors._meter.steps == number
+
+
+def test_an_expression_that_is_too_long_for_kubernetes_is_an_error() -> None:
+    with pytest.raises(SelectorError, match=r"^too long: more than 10240 bytes$"):
+        matches(f'"{"a" * 10_240}" == ""')
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        '[\'.all(x, \', "b)"].exists(t, t == "b)")',
+        r"[r'\'].all(t, t.size() == 1)",
+        '["""a"b(""", \'c\'].map(t, t.size()) == [4, 1]',
+        "[1, 2] // .all(\n .filter(x, x > 1 // )\n).size() == 1",
+        "[[1], [2]].all(x, x.exists(y, y in [1, 2]))",
+        "{'a': 1}.all(k, k == 'a') && [1].map(x, x + 1)[0] == 2",
+    ],
+)
+def test_texts_and_comments_that_look_like_macros_are_left_alone(expression: str) -> None:
+    assert matches(expression)
