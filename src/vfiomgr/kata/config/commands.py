@@ -221,7 +221,7 @@ def _body(plan: KataPlan, text: str, path: str) -> dict[str, object]:
 def _read(path: str) -> str | None:
     try:
         return bytes_of(path, "the configuration").decode(errors="replace")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         message = f"cannot replace {path}: {error.strerror}"
