@@ -83,11 +83,15 @@ class Agent:
         self._tell = tell
         self._found = self._offered = Inventory()
         self._is_scanned = asyncio.Event()
+        self._is_serving = asyncio.Event()
+        """Whether the kubelet can find what was scanned, as far as it answers."""
         self._offers = Offers(settings.debounce)
         self._served: dict[str, ServedResource] = {}
         self._ledger = PodLedger(settings.pod_resources)
         self._joined: tuple[bool, Mapping[tuple[str, str], str]] = False, {}
         """Whether pods were known at the last offer, and which."""
+        self._is_offering = False
+        """Whether devices were offered, from which those of pods follow."""
         self._held: dict[str, str] | None = {} if settings.dra is None else None
         """The pods of offered devices, as the scanning process knows them."""
         self._drift: Mapping[str, str] = {}
@@ -116,6 +120,7 @@ class Agent:
                 ledger=self._ledger,
                 metrics=self._metrics,
                 withhold=lambda unit, why: self._start(self._withhold_unreset(unit, why)),
+                require_answer=self._scanning.require_answer,
                 tell=tell,
             )
         self._quarantine = Quarantine(HostTree(settings.root))
@@ -268,6 +273,7 @@ class Agent:
         self._offered = self._offers.merge(
             self._found, self._ledger.pods, self._quarantined, time.monotonic(), self._claims
         )
+        self._is_offering = True
         for unit in self._offered.units:
             self._report_change(before.get(unit.id, unit), unit)
         for resource in self._offered.resources:
@@ -330,6 +336,8 @@ class Agent:
             served = tuple(self._served.values())
             pages = self._control.tend(), self._pages.tend()
             await asyncio.gather(*pages, *(each.tend() for each in served))
+            if self._is_offering or not self._is_following:
+                self._is_serving.set()
             await self._listing.check(served, self._sockets.since)
             await self._sockets.wait(self._rest())
             if self._offers.wait(time.monotonic()) == 0:
@@ -414,7 +422,7 @@ class Agent:
 
     async def _reload(self) -> None:
         """Scan now; each scan reads the layout again. Before readiness, a scan is under way."""
-        if not self._is_scanned.is_set():
+        if not self._is_serving.is_set():
             return
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         await self._scanning.scan()
@@ -468,11 +476,11 @@ class Agent:
     # ---- what others ask
 
     async def _watch(self) -> None:
-        """Tell systemd that the agent is ready, and then that it works."""
-        await self._is_scanned.wait()
+        """Report to systemd that the agent serves, for which kubelets wait, then that it works."""
+        await self._is_serving.wait()
+        notify("READY=1")
         gc.collect()
         gc.freeze()  # what lives as long as the agent: each collection would delay answers by 10 ms
-        notify("READY=1")
         seconds = watchdog_seconds()
         while seconds is not None:
             if self._scanning.is_alive:

@@ -121,7 +121,7 @@ class Question(Value):
     verify: tuple[str, ...] = ()
     """The devices of a container that is about to start."""
     resource: str = ""
-    """Of the devices to verify."""
+    """Of the devices to verify; for devices of claims it is empty, and they must only answer."""
     number: int = 0
     """Of a verification; the report has the same."""
     allocated: tuple[str, ...] = ()

@@ -2,7 +2,8 @@
 
 Everything is read for a question of the agent, and from time to time. An event leads to the devices
 that it names. What no event announces is looked at in intervals, for the offered devices only: the
-processes that have a device open, errors of PCI Express, and what `KeptSnapshot.look` reads.
+processes that have a device open, errors of PCI Express, whether suspended functions still answer,
+and what `KeptSnapshot.look` reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from msgspec.structs import replace
 
 from vfiomgr.node.facts import read_health, with_present_fatal
 from vfiomgr.node.model import HealthFacts
-from vfiomgr.pci.model import PciDevice
+from vfiomgr.paths import PCI_DEVICES, pci_device
+from vfiomgr.pci import facts as pci_facts
+from vfiomgr.pci.function import address_in
+from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
@@ -24,11 +28,12 @@ from vfiomgr.snapshot.users import read_holders
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Container, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.udev import DeviceEvents
     from vfiomgr.library import Host
+    from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.values import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
@@ -36,7 +41,11 @@ if TYPE_CHECKING:
 EVERYTHING = 3600.0
 """Seconds until everything is read again, whatever was announced."""
 THOROUGH = 4
-"""Every so many looks, errors that are not fatal are counted too: only metrics show them."""
+"""In so many looks, errors that are not fatal are counted once, because only metrics show them, and
+each suspended function is looked at once."""
+_ASLEEP = "suspended"
+_ROOT_ERRORS = "aer_rootport_total_err_fatal"
+_OWN_ERRORS = "aer_dev_fatal"
 
 
 class Observed(Value):
@@ -65,6 +74,14 @@ class Observer:
         self._users: tuple[DeviceUser, ...] | None = None
         self._health = HealthFacts()
         self._observed: Observed | None = None
+        self._silent: frozenset[PciAddress] = frozenset()
+        """The suspended functions that did not answer."""
+        self._shown = self._silent
+        """Those of the last observation."""
+        self._errors: dict[tuple[HostPath, str], str | None] = {}
+        """The files that count fatal errors of watched functions, and what was last in them."""
+        self._errors_of: tuple[HostSnapshot | None, frozenset[PciAddress]] = None, frozenset()
+        """What these files belong to."""
         self._read_at = 0.0
         self._looks = 0
 
@@ -72,12 +89,13 @@ class Observer:
         """End the process that reads attributes."""
         self._kept.close()
 
-    def read(self) -> Observed:
-        """Read everything."""
+    def read(self, woken: Collection[PciAddress] = ()) -> Observed:
+        """Read everything, and wake the suspended ones of these functions to see if they answer."""
         seen = self._kept.read()
         self._read_at = time.monotonic()
         self._health = read_health(self._tree, (device.address for device in seen.devices))
         self._note_nodes(seen)
+        self._wake(seen, woken)
         users = read_holders(self._tree, self._nodes.keys())
         return self._observe(seen, users)
 
@@ -87,10 +105,14 @@ class Observer:
         seen = self._kept.follow(events)
         if before is None or self._observed is None:
             return self.read()
+        names = (address_in(path.rpartition("/")[2]) for path in events.paths)
+        named = {address for address in names if address is not None}
         if seen is before:
-            return self._observed
+            self._read_health(seen, named)  # an error is an event too (pci_uevent_ers)
+            return self._observe(seen, self._users)
         new = self._note_nodes(seen)
-        self._read_health(seen, {each.address for each in new if isinstance(each, PciDevice)})
+        named.update(each.address for each in new if isinstance(each, PciDevice))
+        self._read_health(seen, named)
         users = self._users
         if users is None or not self._nodes.keys() <= nodes:
             users = read_holders(self._tree, self._nodes.keys())
@@ -103,12 +125,81 @@ class Observer:
         if self._seen is None or time.monotonic() > self._read_at + EVERYTHING:
             return self.read()
         watched = frozenset(addresses)
+        self._note_errors()
         seen = self._kept.look([d for d in self._seen.devices if d.address in watched])
         self._looks += 1
         self._read_health(seen, watched, only_fatal=self._looks % THOROUGH != 0)
         if seen is not self._seen:
             self._note_nodes(seen)
+        self._note_silent(self._asleep(seen, watched))
         return self._observe(seen, read_holders(self._tree, self._nodes.keys()))
+
+    def wake(self, addresses: Collection[PciAddress]) -> Observed:
+        """Read whether these functions answer, and nothing else: a claim waits for it."""
+        if self._seen is None:
+            return self.read(addresses)
+        self._wake(self._seen, addresses)
+        return self._observe(self._seen, self._users)
+
+    def _wake(self, seen: HostSnapshot, addresses: Collection[PciAddress]) -> None:
+        self._note_silent(
+            (device.address, pci_facts.answers(self._tree, device.address))
+            for device in seen.devices
+            if device.address in addresses and device.runtime_status == _ASLEEP
+        )
+
+    def has_errors(self, addresses: Iterable[PciAddress]) -> bool:
+        """Whether fatal errors of these functions were counted since the last call or look.
+
+        Their root ports count them first (aer_isr_one_error in drivers/pci/pcie/aer.c): a host has
+        few of them, and none is woken.
+        """
+        seen, watched = of = self._seen, frozenset(addresses)
+        if seen is not self._errors_of[0] or watched != self._errors_of[1]:
+            known, self._errors_of = self._errors, of
+            self._errors = {f: known.get(f, n) for f, n in self._counters(seen, watched).items()}
+        before = self._errors
+        return self._note_errors() != before
+
+    def _note_errors(self) -> dict[tuple[HostPath, str], str | None]:
+        self._errors = {file: self._tree.read_in(*file) for file in self._errors}
+        return self._errors
+
+    def _counters(
+        self, seen: HostSnapshot | None, watched: Container[PciAddress]
+    ) -> dict[tuple[HostPath, str], str]:
+        """The files that count fatal errors of functions, and what is in them.
+
+        Where the firmware handles errors, a root port counts none, and each function is asked.
+        """
+        found: dict[tuple[HostPath, str], str | None] = {}
+        for device in () if seen is None else seen.devices:
+            if device.address not in watched:
+                continue
+            own = pci_device(device.address), _OWN_ERRORS
+            root = next(filter(is_address, device.bridges), None)
+            for file in (own,) if root is None else ((PCI_DEVICES / root, _ROOT_ERRORS), own):
+                if file not in found:
+                    found[file] = self._tree.read_in(*file)
+                if found[file] is not None:
+                    break
+        return {file: number for file, number in found.items() if number is not None}
+
+    def _asleep(
+        self, seen: HostSnapshot, watched: Container[PciAddress]
+    ) -> Iterator[tuple[PciAddress, bool | None]]:
+        """Whether suspended functions answer, of each look a part, and the silent ones again."""
+        asleep = (d for d in seen.devices if d.address in watched and d.runtime_status == _ASLEEP)
+        for number, device in enumerate(asleep):
+            is_due = (number + self._looks) % THOROUGH == 0
+            if is_due or device.address in self._silent:
+                yield device.address, pci_facts.answers_asleep(self._tree, device)
+
+    def _note_silent(self, found: Iterable[tuple[PciAddress, bool | None]]) -> None:
+        known = dict(found)
+        silent = {address for address, answers in known.items() if answers is False}
+        silent |= {address for address in self._silent if not known.get(address)}
+        self._silent = frozenset(silent)
 
     def _note_nodes(self, seen: HostSnapshot) -> list[PciDevice | Vgpu]:
         """Note the nodes of a snapshot, and return what the one before did not have.
@@ -153,8 +244,19 @@ class Observer:
     def _observe(self, seen: HostSnapshot, users: tuple[DeviceUser, ...] | None) -> Observed:
         """What is known now; the same object as before if nothing has changed."""
         last = self._observed
-        is_same = seen is self._seen and users == self._users
-        self._seen, self._users = seen, users
+        silent = frozenset(
+            device.address
+            for device in seen.devices
+            if device.address in self._silent and device.runtime_status == _ASLEEP
+        )
+        is_same = seen is self._seen and users == self._users and silent == self._shown
+        self._seen, self._users, self._silent, self._shown = seen, users, silent, silent
         if last is None or not is_same or last.health is not self._health:
-            self._observed = last = Observed(replace(seen, users=users), self._health)
+            devices = seen.devices
+            if silent:
+                devices = tuple(
+                    replace(d, is_responsive=False) if d.address in silent else d for d in devices
+                )
+            host = replace(seen, users=users, devices=devices)
+            self._observed = last = Observed(host, self._health)
         return last

@@ -37,7 +37,7 @@ class Offers:
     """Remembers since when devices are unhealthy.
 
     A healthy device is offered at once. One that becomes unhealthy is reported after `debounce`
-    seconds, or at once if it is quarantined.
+    seconds, or at once if it is quarantined or had fatal errors.
     """
 
     def __init__(self, debounce: float) -> None:
@@ -62,7 +62,7 @@ class Offers:
             for each in resource.units:
                 key = (resource.name, each.id)
                 unit = _in_one_resource(each, resource.name, resources_of.get(each.id))
-                is_withheld = unit.id in quarantine or unit.id in claims
+                is_withheld = unit.id in quarantine or unit.id in claims or _stays(unit)
                 if not unit.is_healthy and key in self._healthy and not is_withheld:
                     begun = self._since.get(key, now)
                     if now < begun + self._debounce:
@@ -80,6 +80,11 @@ class Offers:
         """Seconds until a device that is still offered as healthy is not; None without any."""
         first = min(self._since.values(), default=None)
         return None if first is None else max(0.0, first + self._debounce - now)
+
+
+def _stays(unit: NodeUnit) -> bool:
+    """Whether a device is unhealthy for a reason that no reset ends: errors stay counted."""
+    return any(reason.rule == "fatal-errors" for reason in unit.reasons)
 
 
 def _in_one_resource(unit: NodeUnit, name: str, pods_name: str | None) -> NodeUnit:

@@ -16,6 +16,8 @@ from vfiomgr.node.messages import write
 from vfiomgr.node.scanner import Scanner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vfiomgr.library import Host
     from vfiomgr.node.messages import Report
     from vfiomgr.node.scanner import Measured
@@ -39,21 +41,24 @@ def serve(host: Host, source: int, sink: int, measured: Measured | None = None) 
 def _serve(scanner: Scanner, host: Host, source: int, sink: int) -> None:
     changes = DeviceChanges(host.tree) if host.tree.is_machine else None
     watched = [source, *(() if changes is None else (changes.fileno(),))]
-    rest = b""
-    due = 0.0
+    unread = b""
+    due = glance_at = 0.0
     while True:
-        ready, _, _ = select.select(watched, [], [], max(0.0, due - time.monotonic()))
+        rest = min(due, glance_at) - time.monotonic()
+        ready, _, _ = select.select(watched, [], [], max(0.0, rest))
+        reports: Iterable[Report] = ()
         if source in ready:
             data = os.read(source, _BYTES)
             if not data:
                 return
-            *lines, rest = (rest + data).split(b"\n")
-            reports = list(scanner.answers(lines))
-        else:
-            reports = [_observe(scanner, changes, has_event=bool(ready))]
+            *lines, unread = (unread + data).split(b"\n")
+            reports = scanner.answers(lines, has_events=changes is not None)
+        elif ready or time.monotonic() >= due or scanner.has_errors():
+            reports = (_observe(scanner, changes, has_event=bool(ready)),)
         for report in reports:
             _write_all(sink, write(report))
             due = time.monotonic() + scanner.pause(has_events=changes is not None)
+        glance_at = time.monotonic() + scanner.pause_of_glances()
 
 
 def _observe(scanner: Scanner, changes: DeviceChanges | None, *, has_event: bool) -> Report:

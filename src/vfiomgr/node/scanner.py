@@ -35,7 +35,7 @@ from vfiomgr.snapshot.scan import with_gpu_modes
 from vfiomgr.snapshot.users import runs_guest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.host.tree import HostTree
@@ -58,6 +58,8 @@ _SHARE = 0.01
 """The part of a processor that complete scans may take, on hosts that announce no events."""
 _SHARE_OF_LOOKS = 0.0003
 """The part of a processor that looks may take where events are announced."""
+_GLANCE = 4.0
+"""Seconds between glances at the errors of offered devices."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
 _MODES_INTERVAL = 600.0
@@ -94,14 +96,16 @@ class Scanner:
         self._previous: Inventory | None = None
         self._before = HealthFacts()
         """Errors until the agent found a function, or until its device was released."""
-        self._released = ""
+        self._released: set[str] = set()
         self._known_modes: _KnownModes | None = None
         self._sandboxes = Sandboxes(partial(runs_guest, host.tree))
         self._observer = Observer(host)
         self._reported: tuple[Observed, tuple[object, ...]] | None = None
         """What the last report was made of."""
-        self.cost = self.cost_of_look = 0.0
-        """Seconds of processor time that the last scan, or look, took."""
+        self.cost = self.cost_of_look = self.cost_of_glance = 0.0
+        """Seconds of processor time that the last scan, look, or glance at errors took."""
+        self._has_errors = False
+        """Whether the last glance found errors."""
 
     def close(self) -> None:
         """End the process that reads attributes."""
@@ -115,15 +119,52 @@ class Scanner:
         wanted = self.cost_of_look / _SHARE_OF_LOOKS if has_events else self.cost / _SHARE
         return min(max(interval, wanted), 2 * interval)
 
-    def answers(self, lines: Iterable[bytes]) -> Iterator[Report]:
-        """The reports for questions; what was allocated needs none."""
+    def answers(self, lines: Iterable[bytes], *, has_events: bool = False) -> Iterator[Report]:
+        """The reports for questions; what was allocated needs none.
+
+        Each verification has its own. What several others say leads to one: the agent that starts
+        learns the pods and the claims while the first scan runs.
+        """
+        last: Question | None = None
         for question in (read(Question, line) for line in lines):
             self._sandboxes.forget(question.allocated)
-            if not question.allocated:
-                yield self.answer(question)
+            if question.allocated:
+                continue
+            self._learn(question)
+            last = None if question.verify else question if last is None else _wider(last, question)
+            if question.verify:
+                yield self.scan(question)
+        if last is not None:
+            yield self._answer(last) if has_events else self.scan(last)
+
+    def _answer(self, question: Question) -> Report:
+        """The report for what the agent knows, where events say what has changed on the host."""
+        if question.settings is not None or question == Question():
+            return self.scan(question)
+        return self._attempt(lambda: self._observer.look(self._offered()), question)
+
+    def has_errors(self) -> bool:
+        """Whether fatal errors of offered devices were counted since the last look, or call.
+
+        A look that follows may be too early for the counter of the device itself, so the next call
+        asks for another one.
+        """
+        begun = time.process_time()
+        has_errors = self._observer.has_errors(self._offered())
+        self.cost_of_glance = time.process_time() - begun
+        is_due, self._has_errors = has_errors or self._has_errors, has_errors
+        return is_due
+
+    def pause_of_glances(self) -> float:
+        """Seconds until errors are looked for again."""
+        return max(_GLANCE, self.cost_of_glance / _SHARE_OF_LOOKS)
 
     def answer(self, question: Question) -> Report:
         """Take over what a question says, scan, and verify what it names."""
+        self._learn(question)
+        return self.scan(question)
+
+    def _learn(self, question: Question) -> None:
         if question.settings is not None:
             self.settings, self._layout = question.settings, None
         if question.pods is not None:
@@ -139,15 +180,22 @@ class Scanner:
         if question.before is not None:
             self._before = question.before
         if question.forgive:
-            self._released = question.forgive
-        return self.scan(question)
+            self._released.add(question.forgive)
 
     def scan(self, question: Question | None = None) -> Report:
         """Scan the host, and report; an error is reported too."""
-        begun = time.process_time()
-        report = self._attempt(self._observer.read, question or Question())
+        begun, asked = time.process_time(), question or Question()
+        woken = self._functions(asked.verify)
+        if woken and not asked.resource:
+            return self._attempt(lambda: self._observer.wake(woken), asked)
+        report = self._attempt(lambda: self._observer.read(woken), asked)
         self.cost = time.process_time() - begun
         return report
+
+    def _functions(self, devices: Container[str]) -> frozenset[PciAddress]:
+        """The functions of devices, and their physical functions."""
+        units = () if self._previous is None else self._previous.units
+        return frozenset(_functions_of(unit for unit in units if unit.id in devices))
 
     def follow(self, events: DeviceEvents) -> Report:
         """Report the host after events: what they name is read again."""
@@ -163,10 +211,7 @@ class Scanner:
 
     def _offered(self) -> Iterator[PciAddress]:
         """The functions of all units, and their physical functions."""
-        for unit in () if self._previous is None else self._previous.units:
-            yield from unit.addresses
-            if unit.parent is not None:
-                yield unit.parent
+        return _functions_of(() if self._previous is None else self._previous.units)
 
     def _attempt(self, observe: Callable[[], Observed], asked: Question | None = None) -> Report:
         """Observe the host, write its files, and report; an error is reported too.
@@ -320,8 +365,8 @@ class Scanner:
         self, seen: HostSnapshot, now: HealthFacts, written: frozenset[str]
     ) -> Inventory:
         known = self._previous.units if self._previous is not None else ()
-        released = {a for unit in known if unit.id == self._released for a in unit.addresses}
-        self._before, self._released = forgiven(self._before, now, released), ""
+        released = {a for unit in known if unit.id in self._released for a in unit.addresses}
+        self._before, self._released = forgiven(self._before, now, released), set()
         return inventory(
             seen,
             self._node_settings(seen),
@@ -373,6 +418,9 @@ class Scanner:
         """Why a container must not start with the devices of a question."""
         resource = found.resource(question.resource)
         units = {unit.id: unit for unit in resource.units} if resource else {}
+        if not question.resource:
+            yield from _silent(found, question.verify)
+            return
         for device in question.verify:
             unit = units.get(device)
             if unit is None:
@@ -402,6 +450,26 @@ class Scanner:
                 yield Problem(unit.id, f"cannot reset {address}: {reasons}")
             except VfiomgrError as error:
                 yield Problem(unit.id, error.message, has_failed_reset=is_of_device(error))
+
+
+def _functions_of(units: Iterable[NodeUnit]) -> Iterator[PciAddress]:
+    for unit in units:
+        yield from unit.addresses
+        if unit.parent is not None:
+            yield unit.parent
+
+
+def _wider(first: Question, second: Question) -> Question:
+    """The one of two questions that asks for a complete scan; what they say is known already."""
+    return first if first.settings is not None or first == Question() else second
+
+
+def _silent(found: Inventory, devices: Container[str]) -> Iterator[Problem]:
+    """The devices of claims that do not answer."""
+    for unit in found.units:
+        reason = next((r for r in unit.reasons if r.rule == "silent-device"), None)
+        if reason is not None and unit.id in devices:
+            yield Problem(unit.id, reason.summary)
 
 
 def _text(error: VfiomgrError) -> str:

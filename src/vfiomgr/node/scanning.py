@@ -110,6 +110,18 @@ class Scanning:
         finally:
             del self._waiting[number], self._asked[number]
 
+    async def require_answer(self, devices: tuple[str, ...]) -> None:
+        """Have devices of a claim read, which may be suspended.
+
+        Raises:
+            HostError: one does not answer, or the scanning process does not.
+
+        """
+        problems = await self.verify("", devices) if devices else ()
+        if problems:
+            message = "; ".join(problem.message for problem in problems)
+            raise HostError(message, "see vfiomgr node status on the node")
+
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None  # noqa: S101 - it was asked for
         await self._send(self._state, *self._asked.values())

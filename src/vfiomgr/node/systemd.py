@@ -92,7 +92,7 @@ Before={_KUBELETS}
 
 [Service]
 Type=notify
-TimeoutStartSec=30
+TimeoutStartSec=90
 ExecStartPre=+mkdir -p -m 0750 {PLUGINS}
 ExecStart={_command(program, options, arguments)}
 ExecReload=kill -HUP $MAINPID

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.names import Names
 
 
+_D3COLD = "D3cold"
 _ASLEEP = "suspended"
 """Reading the configuration space of a function in this state would wake it (pci_read_config)."""
 _UNDER_LOCK = ("driver_override", "sriov_numvfs", "sriov_vf_total_msix")
@@ -331,6 +332,20 @@ def _is_as_before(tree: HostTree, device: PciDevice) -> bool:
 def answers(tree: HostTree, address: PciAddress) -> bool:
     """Whether the configuration space reads as anything but all ones."""
     return is_alive(config_header(Function(tree, pci_device(address))))
+
+
+def answers_asleep(tree: HostTree, device: PciDevice) -> bool | None:
+    """Whether a suspended function answers; None if reading would wake it or its bridge.
+
+    Reading the configuration space resumes the bridge above a function, and the function itself
+    only from D3cold (pci_config_pm_runtime_get in drivers/pci/pci.c).
+    """
+    bridge = device.bridges[-1]
+    if is_address(bridge) and tree.read(pci_device(bridge) / "power/runtime_status") == _ASLEEP:
+        return None
+    if tree.read_in(pci_device(device.address), "power_state") == _D3COLD:
+        return None
+    return answers(tree, device.address)
 
 
 _FIRMWARE_RANGE = expression(

@@ -88,6 +88,10 @@ class Node:
         self.published = {device.name: device for device in devices}
         self.quarantined: list[str] = []
         self.notes: list[str] = []
+        self.woken: list[tuple[str, ...]] = []
+        """The units that were asked whether they answer, for each claim."""
+        self.silent: set[str] = set()
+        """The units that do not."""
         self.units: dict[str, NodeUnit] = {}
         self.scan()
         self.restart()
@@ -108,7 +112,15 @@ class Node:
             self.creating,
             quarantine=lambda unit, _text: self.quarantined.append(unit),
             note=lambda unit, text: self.notes.append(f"{unit}: {text}"),
+            require_answer=self._require_answer,
         )
+
+    async def _require_answer(self, units: tuple[str, ...]) -> None:
+        self.woken.append(units)
+        silent = self.silent.intersection(units)
+        if silent:
+            message = f"{min(silent)} does not answer"
+            raise HostError(message)
 
     @property
     def files(self) -> dict[str, str]:

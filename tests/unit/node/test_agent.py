@@ -721,6 +721,40 @@ def test_a_signal_to_reload_before_readiness_does_not_end_the_agent(place: Path)
     tell(story())
 
 
+def test_systemd_waits_until_the_resources_are_served(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What can be done later is done after readiness."""
+    done: list[str] = []
+
+    async def story() -> None:
+        agent = waiting_agent(place)
+        agent._is_following = True
+        monkeypatch.setattr(agent._scanning, "tell", lambda **_: asyncio.sleep(0))
+        await agent._lock.take()
+        tasks = [asyncio.create_task(work) for work in (agent._watch(), agent._tend())]
+        agent._is_scanned.set()
+        await asyncio.sleep(0.05)
+        assert done == []
+        await agent._receive(Report(Inventory((resource(2, NAME),))))
+        agent._sockets.stir()
+        while len(done) < 2:  # noqa: ASYNC110 - a test
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*(served.close() for served in agent._served.values()))
+        agent._lock.close()
+
+    def notified(state: str) -> None:
+        served = any(name.startswith("vfiomgr-") for name in os.listdir(place))
+        done.append(f"{state} {served}")
+
+    monkeypatch.setattr("vfiomgr.node.agent.notify", notified)
+    monkeypatch.setattr("vfiomgr.node.agent.gc.freeze", lambda: done.append("freeze"))
+    tell(story())
+    assert done == ["READY=1 True", "freeze"]
+
+
 def _field(status: Path, name: str) -> str:
     """A field of /proc/PID/status."""
     lines = (line.partition(":") for line in status.read_text().splitlines())

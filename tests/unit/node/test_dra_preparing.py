@@ -142,6 +142,18 @@ def test_every_consumer_reads_the_specifications(tmp_path: Path, form: str) -> N
     assert "twice-published" not in {note.rule for note in notes}
 
 
+def test_a_device_that_does_not_answer_is_not_prepared(node: Node) -> None:
+    """All devices of a claim are asked at once, and only for a new claim."""
+    node.silent.add(SECOND)
+    with pytest.raises(HostError, match=f"{SECOND} does not answer"):
+        prepare(node, claim_for(ONE, OTHER))
+    assert node.files == {}
+    node.silent.clear()
+    for _ in range(2):
+        prepare(node, claim_for(ONE, OTHER))
+    assert node.woken == [(FIRST, SECOND)] * 2
+
+
 def test_the_same_claim_gets_the_same_again(node: Node) -> None:
     claim = claim_for(ONE)
     made, before = prepare(node, claim), node.files

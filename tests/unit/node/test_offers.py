@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from tests.unit.node.stories import NAME, resource, with_unhealthy
+from vfiomgr.diagnostic import blocker
 from vfiomgr.node.model import Inventory, NodeResource
 from vfiomgr.node.offers import Offers
 
@@ -59,6 +60,15 @@ def test_a_quarantine_is_reported_at_once() -> None:
     offers = Offers(10)
     health(offers, TWO, 0)
     assert health(offers, SICK, 1, quarantine=(FIRST,)) == [False, True]
+
+
+def test_fatal_errors_are_reported_at_once() -> None:
+    """They stay counted until a release; a reset is over in a second."""
+    offers = Offers(10)
+    health(offers, TWO, 0)
+    unit = replace(TWO.units[0], reasons=(blocker("fatal-errors", FIRST, "had 1 error", "wait"),))
+    failed = replace(TWO, units=(unit, *TWO.units[1:]))
+    assert health(offers, failed, 1) == [False, True]
 
 
 def test_reasons_of_a_device_that_is_still_offered_are_not_shown() -> None:

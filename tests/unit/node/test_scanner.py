@@ -22,6 +22,7 @@ from vfiomgr.library import Host
 from vfiomgr.node.messages import ClaimFacts, Problem, Question, Report, Settings, read, write
 from vfiomgr.node.metrics import render
 from vfiomgr.node.model import Inventory, NodeSettings
+from vfiomgr.node.observing import THOROUGH
 from vfiomgr.node.scan_process import serve
 from vfiomgr.node.scanner import FEATURES, Scanner
 from vfiomgr.paths import HostPath, pci_device
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.node.observing import Observed
 
 NAME = "vfiomgr.io/GA102GL_A40"
 GPUS = ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0")
@@ -611,6 +613,196 @@ def test_a_look_finds_users_errors_layouts_and_lost_files(
     kernel.replace(FILE, LAYOUT.encode())
     names = [r.name for r in found(scanner.look()).resources]
     assert names == ["vfiomgr.io/training"]
+
+
+def put_to_sleep(kernel: FakeKernel, address: str, state: str = "D3hot") -> None:
+    """vfio-pci suspends functions that nobody has open."""
+    directory = pci_device(PciAddress.parse(address))
+    kernel.sysfs.put(directory / "power/runtime_status", "suspended")
+    kernel.sysfs.put(directory / "power_state", state)
+
+
+@pytest.mark.parametrize("state", ["D3hot", "D3cold"])
+def test_a_suspended_function_is_read_before_a_container_starts(
+    kernel: FakeKernel, scanner: Scanner, state: str
+) -> None:
+    """It fell off the bus while it was suspended."""
+    for gpu in GPUS:
+        put_to_sleep(kernel, gpu, state)
+    scanner.scan()
+    kernel.fall_off_bus(GPUS[0])
+    assert reasons(scanner.scan())[GPUS[0]] == []
+    report = scanner.answer(asking(*GPUS[:2]))
+    (problem,) = report.problems
+    assert (problem.device, "does not answer" in problem.message) == (GPUS[0], True)
+    assert reasons(report)[GPUS[0]] == ["silent-device"]
+    assert reasons(scanner.scan()) == {GPUS[0]: ["silent-device"], GPUS[1]: [], GPUS[2]: []}
+
+
+def test_a_suspended_function_is_read_before_a_claim_is_prepared(
+    kernel: FakeKernel, scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet waits for it: nothing else is read."""
+    for gpu in GPUS:
+        put_to_sleep(kernel, gpu)
+    scanner.scan()
+    kernel.fall_off_bus(GPUS[0])
+    monkeypatch.setattr(scanner._observer._kept, "read", None)
+    report = scanner.answer(asking(*GPUS[:2], resource=""))
+    assert [problem.device for problem in report.problems] == [GPUS[0]]
+    assert (report.number, reasons(report)[GPUS[0]]) == (7, ["silent-device"])
+
+
+def test_each_suspended_function_is_looked_at_once_in_a_while(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    for gpu in GPUS:
+        put_to_sleep(kernel, gpu)
+    settled(scanner)
+    kernel.fall_off_bus(GPUS[1])
+    reports = [scanner.look() for _ in range(THOROUGH)]
+    (report,) = (each for each in reports if not each.is_unchanged)
+    assert reasons(report) == {GPUS[0]: [], GPUS[1]: ["silent-device"], GPUS[2]: []}
+    kernel.sysfs.put_bytes(pci_device(PciAddress.parse(GPUS[1])) / "config", bytes(256))
+    assert reasons(scanner.look())[GPUS[1]] == []
+
+
+@pytest.mark.parametrize("who", ["function", "bridge"])
+def test_a_look_wakes_neither_a_function_nor_its_bridge(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """Reading would resume a function in D3cold, and a bridge that is suspended."""
+    kernel.add_pci("0000:00:01.0", vendor="8086", device="1901", class_code="060400", group=1)
+    kernel.add_pci(
+        "0000:09:00.0",
+        vendor="10de",
+        device="2235",
+        class_code="030200",
+        group=9,
+        driver="vfio-pci",
+        bridge="0000:00:01.0",
+    )
+    put_to_sleep(kernel, "0000:09:00.0", "D3cold" if who == "function" else "D3hot")
+    if who == "bridge":
+        put_to_sleep(kernel, "0000:00:01.0")
+    scanner = settled(Scanner(Host(kernel), render))
+    kernel.fall_off_bus("0000:09:00.0")
+    reads: list[str] = []
+    monkeypatch.setattr("vfiomgr.pci.facts.answers", lambda _, device: reads.append(str(device)))
+    assert all(scanner.look().is_unchanged for _ in range(THOROUGH))
+    assert sorted(reads) == sorted(GPUS)
+
+
+def test_an_event_of_an_error_leads_to_its_counter(kernel: FakeKernel, scanner: Scanner) -> None:
+    """The kernel announces the recovery of a device (pci_uevent_ers)."""
+    count_fatal(kernel, GPUS[0], 0)
+    settled(scanner)
+    count_fatal(kernel, GPUS[0], 1)
+    report = scanner.follow(event(kernel, GPUS[0]))
+    assert reasons(report)[GPUS[0]] == ["fatal-errors"]
+
+
+def test_errors_are_noticed_by_the_counter_of_a_root_port(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One file is read however many functions are behind the port."""
+    kernel.add_pci("0000:00:01.0", vendor="8086", device="1901", class_code="060400")
+    counter = HostPath("/sys/bus/pci/devices/0000:00:01.0/aer_rootport_total_err_fatal")
+    for bus in (8, 9):
+        kernel.add_pci(
+            f"0000:{bus:02x}:00.0",
+            vendor="10de",
+            device="2235",
+            class_code="030200",
+            group=bus,
+            driver="vfio-pci",
+            bridge="0000:00:01.0",
+        )
+        count_fatal(kernel, f"0000:{bus:02x}:00.0", 0)
+    kernel.replace(counter, b"0\n")
+    scanner = settled(Scanner(Host(kernel), render))
+    assert not scanner.has_errors()
+    reads: list[str] = []
+    read_in = type(kernel).read_in
+
+    def counted(tree: FakeKernel, above: str, name: str) -> str | None:
+        reads.append(name)
+        return read_in(tree, above, name)
+
+    monkeypatch.setattr(type(kernel), "read_in", counted)
+    assert not scanner.has_errors()
+    assert reads == ["aer_rootport_total_err_fatal"]
+    kernel.replace(counter, b"1\n")
+    count_fatal(kernel, "0000:09:00.0", 1)
+    assert scanner.has_errors()
+    assert reasons(scanner.look())["0000:09:00.0"] == ["fatal-errors"]
+    assert [scanner.has_errors() for _ in range(2)] == [True, False]
+
+
+def test_errors_lead_to_a_look_between_the_others(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, questions = os.pipe()
+    answers, sink = os.pipe()
+    scans = 0
+
+    def scan(*_: object) -> Report:
+        nonlocal scans
+        scans += 1
+        if scans == 3:
+            os.close(questions)
+        return Report()
+
+    monkeypatch.setattr(Scanner, "scan", scan)
+    monkeypatch.setattr(Scanner, "pause", lambda *_, **__: 3600.0)
+    monkeypatch.setattr(Scanner, "pause_of_glances", lambda _: 0.0)
+    monkeypatch.setattr(Scanner, "has_errors", lambda _: scans > 0)
+    serve(Host(kernel), source, sink)
+    for descriptor in (source, answers, sink):
+        os.close(descriptor)
+    assert scans == 3
+
+
+def test_errors_are_noticed_by_the_counter_of_a_function_without_a_root_port(
+    kernel: FakeKernel, scanner: Scanner
+) -> None:
+    count_fatal(kernel, GPUS[2], 5)
+    settled(scanner)
+    assert not scanner.has_errors()
+    count_fatal(kernel, GPUS[2], 6)
+    assert scanner.has_errors()
+
+
+def test_what_the_agent_learns_during_a_scan_leads_to_one_more(
+    scanner: Scanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where events are announced, that one reads only what no event announces."""
+    settled(scanner)
+    reads: list[str] = []
+
+    def noted(way: str) -> Callable[..., Observed]:
+        made: Callable[..., Observed] = getattr(scanner._observer, way)
+
+        def note(*arguments: object) -> Observed:
+            reads.append(way)
+            return made(*arguments)
+
+        return note
+
+    for way in ("read", "look"):
+        monkeypatch.setattr(scanner._observer, way, noted(way))
+    learned = (
+        Question(pods={GPUS[0]: "default/a/c"}),
+        Question(claims=ClaimFacts(number=4)),
+        Question(quarantine={}),
+    )
+    (report,) = scanner.answers(map(write, learned), has_events=True)
+    assert (report.knows_pods, report.claims, reads) == (True, 4, ["look"])
+    verifying = (*learned, asking(GPUS[1]))
+    (report,) = scanner.answers(map(write, verifying), has_events=True)
+    assert (report.number, reads) == (7, ["look", "read"])
+    (_,) = scanner.answers([write(Question())], has_events=True)
+    assert reads == ["look", "read", "read"]
 
 
 def test_an_error_is_reported_again_until_it_is_gone(scanner: Scanner) -> None:

@@ -59,7 +59,8 @@ class Driver:
 
     `share` informs the scanning process, and `offer` the device plugin, when claims have other
     devices than before. `ledger` knows the devices of pods, and `withhold` quarantines a unit that
-    could not be reset.
+    could not be reset, and `require_answer` raises an error if one of
+    some units does not answer.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
@@ -72,6 +73,7 @@ class Driver:
         ledger: PodLedger,
         metrics: AgentMetrics,
         withhold: Callable[[str, str], None],
+        require_answer: Callable[[tuple[str, ...]], Awaitable[None]],
         tell: Callable[[str], None],
     ) -> None:
         self._node = settings.node
@@ -93,6 +95,7 @@ class Driver:
             quarantine=withhold,
             note=lambda unit, text: tell(f"{unit}: {text}"),
             metadata=_metadata(tree, settings.kubelet_directory),
+            require_answer=require_answer,
         )
         self._working = 0
         """How many claims are being prepared, perhaps with new vGPUs."""

@@ -43,7 +43,7 @@ from vfiomgr.paths import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.node.dra.creating import Creator
@@ -62,13 +62,18 @@ def _ignore(_unit: str, _text: str) -> None:
     """Report to nobody."""
 
 
+async def _trust(_units: tuple[str, ...]) -> None:
+    """Take devices to answer."""
+
+
 class Preparing:
     """Prepares claims, and undoes it.
 
     `device` finds what is published by pool and name, and `unit` finds a unit of the last scan.
     `quarantine` is called with a unit that could not be reset and the cause, and `note` with one
     that was not reset although nothing is wrong with it. `metadata` is the kubelet's directory of
-    the driver, for the files that describe devices to containers.
+    the driver, for the files that describe devices to containers. `require_answer` raises an error
+    if one of some units, which may be suspended, does not answer.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
@@ -81,6 +86,7 @@ class Preparing:
         quarantine: Report = _ignore,
         note: Report = _ignore,
         metadata: HostPath = DIRECTORY,
+        require_answer: Callable[[tuple[str, ...]], Awaitable[None]] = _trust,
     ) -> None:
         self._tree = tree
         self._device = device
@@ -89,6 +95,7 @@ class Preparing:
         self._quarantine = quarantine
         self._note = note
         self._metadata = metadata
+        self._require_answer = require_answer
         self._boot = tree.read(BOOT_ID) or ""
         self._records = read_records(tree)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -261,6 +268,7 @@ class Preparing:
         made = reserved
         if is_new:
             write_record(self._tree, made)
+            await self._require_answer(tuple(d.target.unit for d in made.devices if d.target.unit))
         for number, device in enumerate(reserved.devices):
             found = await self._prepared(claim, device, is_new=is_new)
             devices = (*made.devices[:number], found, *made.devices[number + 1 :])
