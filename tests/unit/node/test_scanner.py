@@ -90,7 +90,8 @@ def test_bound_gpus_are_a_resource_with_a_specification(
     report = scanner.scan()
     assert [resource.name for resource in found(report).resources] == [NAME]
     assert reasons(report) == {gpu: [] for gpu in GPUS}
-    nodes = {gpu: [{"path": f"/dev/vfio/{n}"}] for n, gpu in enumerate(GPUS, 11)}
+    mode = 0o600
+    nodes = {g: [{"path": f"/dev/vfio/{n}", "fileMode": mode}] for n, g in enumerate(GPUS, 11)}
     assert specification(kernel) == {gpu: {"deviceNodes": nodes[gpu]} for gpu in GPUS}
     assert kernel.status(CDI).st_mode & 0o777 == 0o644  # type: ignore[union-attr]
     assert 'vfiomgr_device_ready{address="0000:01:00.0",reason=""} 1.0' in report.metrics
