@@ -17,11 +17,11 @@ demo:  ## the main job, told in the laboratory
 	@$(PYTHON) -m tests.lab demo
 
 test: check  ## static checks, then all tests
-	@status=0; \
+	@status=0; VFIOMGR_TEST_TOTALS=$$(mktemp); export VFIOMGR_TEST_TOTALS; \
 	$(UNIT_TESTS) || status=1; \
 	$(PYTHON) -m compileall -q src tests || status=1; \
 	$(PYTHON) -m pytest tests/integration tests/lab || status=1; \
-	exit $$status
+	rm -f "$$VFIOMGR_TEST_TOTALS"; exit $$status
 
 test-fast: check  ## static checks and unit tests: before each commit
 	$(UNIT_TESTS)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import totals
 from tests.costs import Stopwatch, by_test, dearest
 from tests.lab.outcomes import OUTCOMES
 from tests.lab.platforms import PLATFORMS
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 KINDS = {"unit": "unit", "integration": "integration", "lab": "laboratory"}
 PROGRAM = "program"
 """The property of a test that names a program as it was really run."""
+_TOTALS = os.environ.pop(totals.VARIABLE, None)
+"""The file with the outcomes of several runs; not for runs that tests start."""
 _STOPWATCH = Stopwatch()
 _MOST_YOUNG = 10_000
 """Objects between two passes of the garbage collector: thousands of tests are collected once, and
@@ -70,6 +73,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note that a run begins, for the summary of several; not the processes of one."""
+    if _TOTALS is not None and not hasattr(session.config, "workerinput"):
+        totals.begin(_TOTALS)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail where a test was skipped and all were required to run."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
@@ -92,10 +101,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         spent[_kind(nodeid)] += cost
     terminalreporter.section("dearest tests, by processor time")
     terminalreporter.write_line("\n".join(dearest(costs)))
+    total = totals.Totals(outcomes, spent, 0)
+    if _TOTALS is not None:
+        total = totals.end(_TOTALS, outcomes, spent)
     terminalreporter.section("tests by kind")
-    for kind, count in outcomes.items():
+    for kind, count in total.outcomes.items():
         shown = ", ".join(f"{count[outcome]} {outcome}" for outcome in OUTCOMES)
-        terminalreporter.write_line(f"{KINDS[kind]}: {shown}; {spent[kind]:.0f} s")
+        terminalreporter.write_line(f"{KINDS[kind]}: {shown}; {total.spent.get(kind, 0):.0f} s")
+    if total.unfinished:
+        crashed = f"{total.unfinished} earlier run(s) ended without a result"
+        terminalreporter.write_line(f"not counted: {crashed}")
 
 
 def _write_programs(terminalreporter: pytest.TerminalReporter) -> None:

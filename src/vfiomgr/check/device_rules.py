@@ -148,11 +148,12 @@ def none(host: HostSnapshot) -> Iterator[Diagnostic]:
     """Report a host without PCI functions, e.g. in a container or an empty recording."""
     unidentified = host.pci_unidentified
     if not host.devices and unidentified:
+        count = counted(len(unidentified), "function")
         yield finding(
             "no-devices",
             "blocker",
             "no PCI function can be identified",
-            (f"{_DEVICES}: {len(unidentified)} functions, e.g. {unidentified[0]}: {UNIDENTIFIED}",),
+            (f"{_DEVICES}: {count}, e.g. {unidentified[0]}: {UNIDENTIFIED}",),
             "vfiomgr cannot determine which of them can be assigned",
             "record these files of each function too, or run vfiomgr on the host itself",
         )

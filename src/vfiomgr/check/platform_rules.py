@@ -16,6 +16,7 @@ from vfiomgr.paths import (
     VFIO_CDEVS,
 )
 from vfiomgr.pci.iommu import command_line_words
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,8 +90,8 @@ def _may_be_x86(host: HostSnapshot) -> bool:
 
 def _iommu_evidence(host: HostSnapshot) -> Iterator[str]:
     number = host.number_of_pci_groups
-    count = f"{number} groups of PCI functions" if number else "no group of PCI functions"
-    yield f"{IOMMU_GROUPS}: {count}"
+    count = counted(number, "group") if number else "no group"
+    yield f"{IOMMU_GROUPS}: {count} of PCI functions"
     yield f"{IOMMU_UNITS}: {', '.join(host.iommu.units) or 'no unit'}"
     if host.readiness is not None and host.readiness.has_acpi_tables:
         tables = ", ".join(host.iommu.firmware_tables) or "none of DMAR, IVRS, IORT"

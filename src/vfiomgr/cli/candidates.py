@@ -19,7 +19,7 @@ from vfiomgr.errors import UsageError, VfiomgrError
 from vfiomgr.paths import MACHINE, MDEV_DEVICES, PCI_DEVICES, HostPath
 from vfiomgr.pci.drivers import PLAIN, read_variants
 from vfiomgr.pci.function import identifiers_of
-from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_DISPLAY, is_address
+from vfiomgr.pci.model import CLASS_ACCELERATOR, CLASS_BRIDGE, CLASS_DISPLAY, is_address
 from vfiomgr.pci.names import Names
 from vfiomgr.vgpu.facts import EMPTY, read_current
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     """Words, each with what says what it is."""
 
 _LIBVIRT = "pci_"
+_FIRST = (CLASS_DISPLAY, CLASS_ACCELERATOR)
 _ACCOUNTS = (HostPath("/etc/passwd"), HostPath("/etc/group"))
 
 
@@ -102,6 +103,30 @@ def complete_address(context: click.Context, parameter: click.Parameter, incompl
         return complete_file(context, parameter, incomplete)
     names = dict(_functions(session_of(context)))
     return _addresses(context, parameter, incomplete, names)
+
+
+def complete_assignable(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> Items:
+    """Addresses of what a guest can get: GPUs and accelerators first, no bridges."""
+    if incomplete.startswith("/"):
+        return complete_file(context, parameter, incomplete)
+    session = session_of(context)
+    codes = dict(_class_codes(session))
+    names = dict(_functions(session))
+    kept = [name for name in names if not codes.get(name, "").startswith(CLASS_BRIDGE)]
+    kept.sort(key=lambda name: not codes.get(name, "").startswith(_FIRST))
+    return _addresses(context, parameter, incomplete, {name: names[name] for name in kept})
+
+
+def _class_codes(session: Session) -> Iterator[tuple[str, str]]:
+    """The class of each function, without its leading 0x."""
+    if session.snapshot is not None:
+        yield from ((str(d.address), d.class_code) for d in _host_of(session).devices)
+        return
+    for address in _listed(session.tree):
+        code = session.tree.read(PCI_DEVICES / address / "class") or ""
+        yield address, code.removeprefix("0x")
 
 
 def _addresses(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vfiomgr.cli.candidates import (
         complete_address,
+        complete_assignable,
         complete_board,
         complete_defined_or_active,
         complete_definition,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     __all__ = [
         "complete_address",
+        "complete_assignable",
         "complete_board",
         "complete_defined_or_active",
         "complete_definition",

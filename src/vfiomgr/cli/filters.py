@@ -66,6 +66,28 @@ class Filter(NamedTuple):
         found = [host.device(address).address for address in session.addresses(self.addresses)]
         return Selection(self, frozenset(found))
 
+    def nothing_found(self, host: HostSnapshot, what: str) -> str:
+        """Why a list is empty: no device has a vendor or driver, or none has all that was asked."""
+        devices = host.devices
+        drivers = {device.driver or _NO_DRIVER for device in devices}
+        drivers |= {vgpu.driver for vgpu in host.vgpus if vgpu.driver}
+        for value in self.vendors:
+            if not any(_is_by(device, value) for device in devices):
+                makers = {device.short_name.partition(" ")[0].casefold() for device in devices}
+                return f"no device has vendor {value}{_meant(value, makers)}"
+        for value in self.drivers:
+            if value not in drivers:
+                return f"no device has driver {value}{_meant(value, drivers)}"
+        return f"none of {what} matches"
+
+
+def _meant(value: str, known: set[str]) -> str:
+    """The closest of what devices of this host have."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only mistakes need it
+
+    near = get_close_matches(value, sorted(known), 1)
+    return f". Did you mean {near[0]}?" if near else ""
+
 
 class Selection(NamedTuple):
     """A filter, and the devices of a host that it names."""

@@ -20,7 +20,7 @@ from vfiomgr.errors import Refusal
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.check.model import Report
     from vfiomgr.cli.options import Format
@@ -176,14 +176,37 @@ def note_text(text: str) -> None:
 def print_error(error: VfiomgrError) -> None:
     """The cause on one line, one for each detail, the remedy, and how its rules are explained."""
     word = "refused" if type(error).__name__ == "Refusal" else "error"
-    note(f"vfiomgr: {word}: {_one_line(error.message)}")
+    found: tuple[Diagnostic, ...] = getattr(error, "diagnostics", ())
+    if len(found) > _IN_ONE_LINE:
+        note(f"vfiomgr: {word}: {len(found)} reasons")
+        _note_each(found)
+    else:
+        note(f"vfiomgr: {word}: {_one_line(error.message)}")
     for detail in error.details:
         note(_one_line(detail))
-    if error.hint:
+    if error.hint and len(found) <= _IN_ONE_LINE:
         note(f"  remedy: {_one_line(error.hint)}")
-    rules = dict.fromkeys(found.rule for found in getattr(error, "diagnostics", ()))
+    rules = dict.fromkeys(one.rule for one in found)
     if rules:
         note(f"  explain: {'; '.join(f'vfiomgr explain {rule}' for rule in rules)}")
+
+
+_IN_ONE_LINE = 3
+"""More reasons than these have lines of their own."""
+
+
+def _note_each(diagnostics: Iterable[Diagnostic]) -> None:
+    """A line for each reason, and one for its remedy; the name of equal devices is said once."""
+    names: set[str] = set()
+    for found in diagnostics:
+        address, _, name = found.subject.partition(" (")
+        text, hint = found.summary, found.hint
+        if name in names:
+            text, hint = (part.replace(found.subject, address) for part in (text, hint))
+        names.update((name,) if name else ())
+        note(f"  {_one_line(text)}")
+        if hint:
+            note(f"    remedy: {_one_line(hint)}")
 
 
 def _one_line(text: str) -> str:

@@ -18,6 +18,7 @@ from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.expressions import expression
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
+from vfiomgr.units import counted
 from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.placement import more_of
 from vfiomgr.vgpu.model import by_start
@@ -171,7 +172,7 @@ def _print_use(session: Session, outcome: Outcome, address: PciAddress) -> None:
     driver = function_state(session, address).driver
     functions = [vf.address for vf in virtual_functions(session, address)]
     line = f"{address} is on {driver or 'no driver'}"
-    line += f", with {len(functions)} virtual functions" if functions else ""
+    line += f", with {counted(len(functions), 'virtual function')}" if functions else ""
     lines = [line] if outcome.is_changed else []
     print_outcome(session, outcome, lines, driver=driver, virtual_functions=functions)
 

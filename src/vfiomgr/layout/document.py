@@ -35,6 +35,7 @@ from vfiomgr.layout.diagnostics import (
     wrong_value,
 )
 from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuRequest
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +155,7 @@ def read_layouts(text: str, source: str) -> LayoutFile:
         raise InvalidDocument(lines[0], _HINT)
     if len(flaws) > _MOST_LINES:
         lines.append(f"and {len(flaws) - _MOST_LINES} more")
-    message = f"{source}: {len(flaws)} errors"
+    message = f"{source}: {counted(len(flaws), 'error')}"
     raise InvalidDocument(message, _HINT, tuple(lines))
 
 

@@ -15,6 +15,7 @@ from vfiomgr.layout.model import VgpuRequest
 from vfiomgr.layout.parts import Difference
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import Gpu
 from vfiomgr.vgpu.model import PARAMETERS
@@ -292,7 +293,8 @@ def _too_many(rule: VgpuRule, gpu: Gpu) -> Iterator[Diagnostic]:
         yield blocker(
             "vgpu-no-capacity",
             gpu,
-            f"{gpu} has {len(functions)} virtual functions, too few for {total} vGPUs",
+            f"{gpu} has {counted(len(functions), 'virtual function')}, too few for "
+            f"{counted(total, 'vGPU')}",
             "request fewer vGPUs, or more functions in the rule",
         )
     memory = sum(count * (kind.framebuffer or 0) for count, kind in kinds)

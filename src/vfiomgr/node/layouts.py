@@ -51,7 +51,7 @@ def _rule(claim: RuleMatch) -> Iterator[ResourceRule]:
 def drift(host: HostSnapshot, layout: Layout) -> dict[str, str]:
     """The devices on other drivers than their rules say, with the reason.
 
-    The rest of a layout is compared by `vfiomgr diff`, which takes longer.
+    The rest of a layout is compared by `vfiomgr plan`, which takes longer.
     """
     return {
         str(device.address): text

@@ -233,7 +233,9 @@ def _filled(document: Object, request: ManifestRequest) -> Any:  # noqa: ANN401 
     """Fill in what all pods have in common; return their specification."""
     spec = document["spec"]["template"]["spec"]
     selector = ((quoted(key), quoted(value)) for key, value in request.node_selector)
-    spec["nodeSelector"].update(selector)
+    own = spec["nodeSelector"]
+    for number, (key, value) in enumerate(selector):
+        own.insert(number, key, value)  # what ends with a comment stays the last key
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         container["image"] = quoted(request.image)
     return spec

@@ -9,7 +9,12 @@ import click
 
 from vfiomgr import passthrough
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
-from vfiomgr.cli.completion import complete_address, complete_owner, complete_vfio_driver
+from vfiomgr.cli.completion import (
+    complete_address,
+    complete_assignable,
+    complete_owner,
+    complete_vfio_driver,
+)
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
@@ -80,7 +85,7 @@ def _refuse_name(text: str) -> None:
 
 
 @click.command("bind")
-@click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_address)
+@click.argument("addresses", nargs=-1, metavar="ADDRESS...", shell_complete=complete_assignable)
 @_match_option
 @click.option(
     "--driver",

@@ -299,8 +299,8 @@ class HostSource:
             return (text,)
         host = self.scan_devices()
         found = host.with_identifiers(text)
-        named = ", ".join(f"{address} ({host.device(address).name})" for address in found)
-        self.on_note(f"{text}: {named}")
+        names = dict.fromkeys(host.device(address).name for address in found)
+        self.on_note(f"{text} ({', '.join(names)}): {', '.join(map(str, found))}")
         return tuple(map(str, found))
 
     def _required(self, host: HostSnapshot) -> HostSnapshot:

@@ -9,6 +9,7 @@ from vfiomgr import paths
 from vfiomgr.engine.plan import Checkpoint, Exchange, FunctionRequest, Step
 from vfiomgr.paths import HostPath, echo
 from vfiomgr.pci.model import DeviceIdentity
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 from vfiomgr.vgpu.mig.steps import FunctionsStep
 from vfiomgr.vgpu.model import InstancePlace
@@ -283,4 +284,4 @@ def _numbers_of(vectors: tuple[int | None, ...]) -> str:
     first, *rest = (f"(VF {', '.join(numbers)})" for numbers in named.values())
     counts = list(named)
     others = (f", {count} {who}" for count, who in zip(counts[1:], rest, strict=True))
-    return f"{counts[0]} MSI-X vectors {first}{''.join(others)}"
+    return f"{counted(counts[0], 'MSI-X vector')} {first}{''.join(others)}"

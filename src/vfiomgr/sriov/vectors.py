@@ -10,6 +10,7 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.paths import echo, pci_device
 from vfiomgr.sriov.steps import ChangeVectors, SetVectors
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +88,8 @@ def impossible(physical: PciDevice, counts: Sequence[int]) -> Iterator[Diagnosti
             "vectors-exceeded",
             physical,
             f"{physical} has {total} MSI-X vectors for its virtual functions, not {sum(counts)}",
-            f"request at most {total // len(counts)} for each of {len(counts)} virtual functions",
+            f"request at most {total // len(counts)} for each of "
+            f"{counted(len(counts), 'virtual function')}",
         )
 
 

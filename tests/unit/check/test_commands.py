@@ -141,7 +141,7 @@ def test_a_tree_that_identifies_no_function_is_not_called_empty(run: Run, tmp_pa
     answer = run("--root", str(tmp_path), "check")
     assert answer.status == 1
     assert answer.stdout.startswith("blocker: no PCI function can be identified\n")
-    place = "/sys/bus/pci/devices: 1 functions, e.g. 0000:01:00.0"
+    place = "/sys/bus/pci/devices: 1 function, e.g. 0000:01:00.0"
     assert f"  evidence  {place}: {why}\n" in answer.stdout
     for command in (("list", "--all"), ("groups",)):
         listed = run("--root", str(tmp_path), *command).stderr

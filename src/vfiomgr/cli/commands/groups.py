@@ -14,6 +14,7 @@ from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.passthrough.guards import iommu_off, iommu_unread
 from vfiomgr.pci.iommu import acs_override_words, blockers
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -75,10 +76,10 @@ def groups(session: Session, *, every: bool, wanted: Filter, view: View) -> None
         rows = [row for document in shown for row in _rows(document)]
         view.print(_COLUMNS, rows, _USUAL)
     elif host.groups and any(wanted):
-        note(f"none of the {len(host.groups)} IOMMU groups matches")
+        note(wanted.nothing_found(host, f"the {counted(len(host.groups), 'IOMMU group')}"))
     if len(shown) < len(documents):
         left = len(documents) - len(shown)
-        note(f"not listed: {left} group{'s' * (left > 1)} of PCIe ports and bridges (see --all)")
+        note(f"not listed: {counted(left, 'group')} of PCIe ports and bridges (see --all)")
 
 
 def _iommu_document(host: HostSnapshot, off: Diagnostic | None) -> dict[str, Any]:

@@ -119,9 +119,9 @@ def _list_devices(session: Session, *, every: bool, vfs: bool, wanted: Filter, v
         shown = devices if vfs else _folded(devices)
         _print_table(host, shown, view, is_live=session.is_live)
     elif any(wanted) and host.devices:
-        note(f"none of the {len(host.devices)} PCI devices matches")
+        note(wanted.nothing_found(host, f"the {counted(len(host.devices), 'PCI device')}"))
     elif host.devices:
-        note(f"no GPUs or accelerators; --all lists all {len(host.devices)} PCI devices")
+        note(f"no GPUs or accelerators; --all lists {counted(len(host.devices), 'PCI device')}")
     else:
         note_no_devices(host)
 

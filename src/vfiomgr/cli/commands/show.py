@@ -31,6 +31,8 @@ from vfiomgr.pci.capabilities import COMMON_RESETS
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
 from vfiomgr.units import GIB, MIB
+from vfiomgr.vgpu.commands.active import show_active
+from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +52,7 @@ _UNSEEN = "unknown (requires root on a running host)"
 @session_options(*READING)
 @pass_session
 def show(session: Session, address: str) -> None:
-    """Show the details of one device.
+    """Show the details of one device, or of an active vGPU by its UUID.
 
     The details are its IOMMU group and peers, driver, users, reset methods, power state, NUMA node,
     BARs, vGPUs, and whether ATS and PASID are enabled.
@@ -62,6 +64,10 @@ def show(session: Session, address: str) -> None:
     """
     tell_of_cut_off_runs(session)
     host = session.scan(with_users=True, with_resets=True, with_guests=True)
+    vgpu = host.vgpu(address) if is_uuid(address) else None
+    if vgpu is not None:
+        show_active(session, host, vgpu)
+        return
     device = host.device(host.parse_address(address))
     facts = _facts(host, device)
     if session.format != "table":

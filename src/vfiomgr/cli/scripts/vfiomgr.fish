@@ -23,4 +23,4 @@ function __vfiomgr_complete
     end
 end
 
-complete --command vfiomgr --no-files --arguments '(__vfiomgr_complete)'
+complete --command vfiomgr --keep-order --no-files --arguments '(__vfiomgr_complete)'

@@ -38,6 +38,7 @@ from vfiomgr.containers.cdi.model import (
 )
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -305,7 +306,7 @@ def _print(session: Session, made: CdiSpecification, output: str | None) -> None
 
 def _save(output: str, made: CdiSpecification, *, dry_run: bool) -> None:
     if dry_run:
-        note(f"would write {output}: {len(made.devices)} devices")
+        note(f"would write {output}: {counted(len(made.devices), 'device')}")
         return
     rewrite(output, None, render_specification(made).encode())
     note(f"wrote {output}")

@@ -12,7 +12,7 @@ from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.manifests.plan import is_extended_resource
-from vfiomgr.units import parse_quantity, whole
+from vfiomgr.units import counted, parse_quantity, whole
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def read_objects(text: str, source: str) -> Objects:
         ]
         if len(lines) == 1:
             raise InvalidDocument(lines[0], _HINT)
-        message = f"{source} has {len(lines)} errors"
+        message = f"{source} has {counted(len(lines), 'error')}"
         raise InvalidDocument(message, _HINT, tuple(lines[:_MOST]))
     if not reader.pods:
         kinds = ", ".join(dict.fromkeys(("RuntimeClass",) * bool(reader.classes) + reader.kinds))

@@ -14,6 +14,7 @@ from vfiomgr.kata.explain.pod import POD_TEMPLATES, read_objects
 from vfiomgr.node.simulation.claims import CLASSES, ClaimReader
 from vfiomgr.node.simulation.model import ClaimSpec, PodClaim, Workload
 from vfiomgr.node.simulation.reading import Part, guess
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _require_valid(flaws: list[Diagnostic], source: str) -> None:
     if len(lines) == 1:
         raise InvalidDocument(lines[0], _HINT)
     if lines:
-        message = f"{source} has {len(lines)} errors"
+        message = f"{source} has {counted(len(lines), 'error')}"
         raise InvalidDocument(message, _HINT, tuple(lines[:_MOST]))
 
 

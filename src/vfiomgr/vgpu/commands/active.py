@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.cli.output import note, or_dash, print_document, print_table, unknown_users
+from vfiomgr.cli.output import note, or_dash, print_document, print_table, say, unknown_users
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.sriov.commands import quota_item
 from vfiomgr.vgpu.model import describe_type
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _HEADINGS = (
     *("VGPU", "PARENT", "TYPE", cut("NAME"), "GROUP", "DRIVER", "DEFINED", "MADE BY"),
     wrapped("USED BY"),
+)
+_LABELS = (
+    *("parent", "type", "name", "IOMMU group", "driver", "defined", "made by", "in use by"),
+    "VFIO node",
 )
 _UNSEEN = "unknown"
 
@@ -43,6 +47,21 @@ def list_active(session: Session) -> None:
         note("no active vGPUs")
     if host.users is None and vgpus:
         note(unknown_users("USED BY", is_live=session.is_live))
+
+
+def show_active(session: Session, host: HostSnapshot, vgpu: Vgpu) -> None:
+    """Print an active vGPU, with what `vgpu list` has of it."""
+    if session.format != "table":
+        print_document("VgpuList", {"items": [_item(host, vgpu)]}, session.format)
+        return
+    parent = host.device_named(vgpu.parent)
+    nodes = sorted(host.guest_nodes(vgpu))
+    _, _, *rest = _row(host, vgpu)
+    cells = (or_dash(parent or vgpu.parent), *rest, or_dash(", ".join(nodes)))
+    say(
+        str(vgpu),
+        *(f"  {label.ljust(11)}  {cell}" for label, cell in zip(_LABELS, cells, strict=True)),
+    )
 
 
 def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:

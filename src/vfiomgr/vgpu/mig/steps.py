@@ -246,7 +246,8 @@ def creation(host: HostSnapshot, device: PciDevice, count: int | None = None) ->
     """
     if lacks_vgpu_functions(host, device):
         return f"vfiomgr vgpu mode {device.address} vgpu"
-    return f"vfiomgr sriov set {device.address} {count or device.sriov_totalvfs}"
+    number = count or device.sriov_totalvfs or "COUNT"
+    return f"vfiomgr sriov set {device.physical_function or device.address} {number}"
 
 
 def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
