@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 OF_OTHERS = ("dev/", "proc/", "tmp/", "var/cache/man/", "var/lib/dpkg/", "var/log/", "root/.rpmdb")
 """Where dpkg, rpm and man-db keep what they know."""
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
 
 
 @dataclass(frozen=True)
@@ -34,17 +35,24 @@ class Root:
         return self._said(["chroot", str(self.place), *command], status)
 
     def run_on(self, host: str, *command: str, status: int = 0) -> str:
-        """What a command says on a recorded host: /sys is mounted, of files that stay as they are.
+        """What a command says on a recorded host; it ends with the status."""
+        return self._said(self._on(host, command), status)
+
+    def start_on(self, host: str, *command: str) -> subprocess.Popen[str]:
+        """A command that runs on a recorded host until it is terminated."""
+        within = self._on(host, command)
+        return subprocess.Popen(within, stderr=subprocess.PIPE, text=True, env=_ENVIRONMENT)
+
+    def _on(self, host: str, command: tuple[str, ...]) -> list[str]:
+        """A command with /sys mounted, of files that stay as they are.
 
         The mounts are gone with the command. dracut needs devices, and the processes of /proc.
         """
         mounts = "mount --rbind /dev dev && mount -t proc none proc && mount -t tmpfs none sys"
         script = f'cd $0 && {mounts} && cp -a .{host}/sys/. sys && exec chroot . "$@"'
-        within = ["unshare", "--mount", "sh", "-c", script, str(self.place)]
-        return self._said([*within, *command], status)
+        return ["unshare", "--mount", "sh", "-c", script, str(self.place), *command]
 
     def _said(self, command: list[str], status: int) -> str:
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
         ran = subprocess.run(
             command,
             check=False,
@@ -52,7 +60,7 @@ class Root:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment,
+            env=_ENVIRONMENT,
         )
         assert ran.returncode == status, ran.stdout
         return ran.stdout

@@ -12,6 +12,8 @@ from pathlib import Path
 from tools.package.wheels import ARCHITECTURES, CHECKOUT, PYTHONS, REQUIREMENTS, download
 
 _HEAD = "# Written by `python -m tools.package.lock`.\n"
+_EXTRAS = ("node", "simulate")
+"""What units and commands of the packages import; `libvirt` belongs to the system's libvirt."""
 
 
 def locked() -> str:
@@ -19,7 +21,8 @@ def locked() -> str:
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        (place / "wanted.txt").write_text("\n".join(project["dependencies"]))
+        extras = (one for extra in _EXTRAS for one in project["optional-dependencies"][extra])
+        (place / "wanted.txt").write_text("\n".join((*project["dependencies"], *extras)))
         resolved = _resolved(place)
         (place / "pinned.txt").write_text("\n".join(resolved))
         wheels = place / "wheels"

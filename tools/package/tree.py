@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tools.package.wheels import CHECKOUT, PYTHONS, unpack
 from tools.reference.__main__ import write_manual
 from vfiomgr.cli.main import cli
+from vfiomgr.host.installation import PACKAGED
 from vfiomgr.node import systemd
 from vfiomgr.persistence import installed_layout
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOURCES = CHECKOUT / "packaging"
-HOME = "usr/lib/vfiomgr"
+HOME = PACKAGED.lstrip("/")
 SITE = f"{HOME}/lib/python{PYTHONS[0]}/site-packages"
 _PROGRAM = f"/{HOME}/bin/python -I -m vfiomgr"
 _UNITS = "usr/lib/systemd/system"
@@ -42,8 +43,19 @@ class Library:
     name: str
     version: str
     license: str
-    pattern: str
-    """How the names of its files begin."""
+    """An expression of SPDX."""
+    names: tuple[str, ...]
+    """How the names of its directories begin."""
+
+
+_MODULES = {"common_expression_language": "cel", "protobuf": "google"}
+"""Modules that do not have the name of their library."""
+_LICENSES = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "BSD License": "BSD-3-Clause",
+    "ISC License": "ISC",
+    "MIT License": "MIT",
+}
 
 
 def template(name: str, **values: object) -> str:
@@ -89,7 +101,8 @@ def _library(found: Distribution) -> Library:
     assert isinstance(found, PathDistribution)  # noqa: S101 - a directory
     terms = found.metadata["License-Expression"] or _classified(found)
     module = found.name.lower().replace("-", "_").removesuffix("_py").split(".")[0]
-    return Library(found.name, found.version, terms.replace(" ", "-"), module)
+    names = dict.fromkeys((module, _MODULES.get(module, module)))
+    return Library(found.name, found.version, _LICENSES.get(terms, terms), tuple(names))
 
 
 def _classified(found: Distribution) -> str:
@@ -98,8 +111,7 @@ def _classified(found: Distribution) -> str:
     if terms and "\n" not in terms:
         return terms
     classes = found.metadata.get_all("Classifier") or []
-    words = [one.split(" :: ")[-1] for one in classes if one.startswith("License :: ")]
-    return {"MIT License": "MIT", "BSD License": "BSD-3-Clause"}.get(words[0], str(words[0]))
+    return next(str(one).split(" :: ")[-1] for one in classes if one.startswith("License :: "))
 
 
 def _write_documents(tree: Path) -> None:

@@ -50,6 +50,14 @@ def test_the_optional_dependency_is_named_where_it_is_missing() -> None:
     assert f"{sys.executable} -m pip install libvirt-python" in caught.value.hint
 
 
+@pytest.mark.usefixtures("without_library")
+def test_the_packages_take_libvirt_python_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/usr/lib/vfiomgr")  # without pip
+    with pytest.raises(HostError) as caught, connect("test:///x"):
+        pass
+    assert caught.value.hint == "install the system's package python3-libvirt"
+
+
 def test_a_connection_is_closed_also_where_its_use_fails(uri: str) -> None:
     seen: list[Connection] = []
 

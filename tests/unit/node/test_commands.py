@@ -77,18 +77,29 @@ def test_wrong_names_are_refused_at_the_start(
     assert message in answer.stderr
 
 
-def test_without_its_libraries_the_agent_names_the_extra(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("prefix", "remedy"),
+    [
+        (
+            "/opt/vfiomgr",
+            "in the source directory of vfiomgr: /opt/vfiomgr/bin/pip install '.[node]'",
+        ),
+        ("/usr/lib/vfiomgr", "install the package vfiomgr again: it contains this library"),
+    ],
+)
+def test_a_missing_library_of_the_agent_names_how_to_get_it_where_vfiomgr_is_installed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, prefix: str, remedy: str
 ) -> None:
     def missing(_name: str) -> None:
         text = "No module named 'grpclib'"
         raise ModuleNotFoundError(text, name="grpclib")
 
     monkeypatch.setattr(run_module, "import_module", missing)
+    monkeypatch.setattr(sys, "prefix", prefix)
     answer = run("node", "run")
     assert answer.status == 2
     assert "the Python package grpclib is not installed" in answer.stderr
-    assert "pip install 'vfiomgr[node]'" in answer.stderr
+    assert remedy in answer.stderr
 
 
 def test_other_commands_do_not_import_the_libraries_of_the_agent() -> None:

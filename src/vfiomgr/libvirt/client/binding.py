@@ -8,7 +8,6 @@ deadline; no further calls are made then.
 from __future__ import annotations
 
 import functools
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from msgspec import Struct, field
 
 from vfiomgr.errors import HostError, LibvirtFailed, LibvirtSilent, UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.host.installation import remedy_for_libvirt
 from vfiomgr.libvirt.client.error_codes import Code, ReportedError
 from vfiomgr.libvirt.client.errors import LOGS, explain
 from vfiomgr.units import Version
@@ -48,11 +48,7 @@ def _importing() -> Iterator[None]:
         yield
     except ImportError as error:
         message = f"cannot import libvirt-python: {error}"
-        hint = (
-            f"{sys.executable} -m pip install libvirt-python (needs gcc, pkg-config, python3-dev "
-            "and libvirt-dev)"
-        )
-        raise HostError(message, hint) from None
+        raise HostError(message, remedy_for_libvirt()) from None
 
 
 def _be_silent(_context: object, _error: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from vfiomgr.cli.output import note
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX, name_resources
 from vfiomgr.errors import HostError, UsageError, forbid_alone
+from vfiomgr.host.installation import remedy_for_extra
 from vfiomgr.node.messages import (
     KUBELET_DIRECTORY,
     PLUGIN_DIRECTORY,
@@ -110,8 +112,8 @@ _PORT = "KUBERNETES_SERVICE_PORT"
 _AGENT = AgentSettings(root="", plugin_directory="", pod_resources="", control="")
 
 
-def _optional(name: str) -> ModuleType:
-    """A module that needs the packages of the extra `node`.
+def optional(name: str, verb: str, extra: str) -> ModuleType:
+    """A module that needs the libraries of an extra; `verb` is what cannot be done without it.
 
     Raises:
         UsageError: one of them is not installed.
@@ -120,8 +122,11 @@ def _optional(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as missing:
-        message = f"cannot run the agent: the Python package {missing.name} is not installed"
-        raise UsageError(message, "install vfiomgr with: pip install 'vfiomgr[node]'") from None
+        message = f"cannot {verb}: the Python package {missing.name} is not installed"
+        raise UsageError(message, remedy_for_extra(extra)) from None
+
+
+_optional = partial(optional, verb="run the agent", extra="node")
 
 
 def _seconds(name: str, default: float, text: str) -> Callable[[Any], Any]:

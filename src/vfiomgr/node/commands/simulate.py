@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 import click
@@ -13,13 +12,10 @@ from vfiomgr.cli.reports import say_unknown, strict_option
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
-from vfiomgr.errors import UsageError
-from vfiomgr.node.commands.run import node_settings, resource_options
+from vfiomgr.node.commands.run import node_settings, optional, resource_options
 from vfiomgr.node.simulation.report import document_of, lines_about, node_rows, pod_rows
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from vfiomgr.node.model import Consumer
     from vfiomgr.node.simulation.model import SimulationResult
 
@@ -70,27 +66,14 @@ def simulate(
     """
     settings = node_settings(prefix, consumer, aliases)
     text = text_of(file, "the pods")
-    result, notes = _simulation().simulation(nodes, text, source_of(file), settings)
+    module = optional("vfiomgr.node.simulation.simulate", "simulate", "simulate")
+    result, notes = module.simulation(nodes, text, source_of(file), settings)
     if session.format == "table":
         _print(result, notes)
     else:
         print_document("Simulation", document_of(result, notes), session.format)
     is_pending = result.is_blocked and not allow_pending
     return int(is_pending or (strict and bool(result.unknown)))
-
-
-def _simulation() -> ModuleType:
-    """The module that needs a library for CEL.
-
-    Raises:
-        UsageError: the library is not installed.
-
-    """
-    try:
-        return import_module("vfiomgr.node.simulation.simulate")
-    except ModuleNotFoundError as missing:
-        message = f"cannot simulate: the Python package {missing.name} is not installed"
-        raise UsageError(message, "install vfiomgr with: pip install 'vfiomgr[simulate]'") from None
 
 
 def _print(result: SimulationResult, notes: tuple[str, ...]) -> None:

@@ -28,7 +28,7 @@ def test_the_extra_is_named_where_it_is_missing(
     result = run("node", "simulate", "node.json", "--pods", str(path))
     assert result.status == 2
     assert "the Python package cel is not installed" in result.stderr
-    assert "pip install 'vfiomgr[simulate]'" in result.stderr
+    assert f"{sys.prefix}/bin/pip install '.[simulate]'" in result.stderr
 
 
 def test_pods_in_a_row_with_the_same_reasons_are_one_entry(run: Run, tmp_path: Path) -> None:
