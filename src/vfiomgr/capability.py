@@ -80,4 +80,5 @@ register(
         plans=("compare", "revert", "boot"),
         hooks=("revert",),
     ),
+    Capability("vfiomgr.uninstall", values=("requests",), plans=("plan",)),
 )

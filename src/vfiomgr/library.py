@@ -404,7 +404,7 @@ class Host(HostSource):
         slots: frozenset[tuple[int, int, int]] = frozenset()
         if self.snapshot is None and request.needs_serials:
             slots = engine.slots_with_serials(self.tree, request)
-        return self.scan(
+        host = self.scan(
             with_users=True,
             with_resets=request.needs_resets,
             with_gpu_modes=request.needs_gpu_modes,
@@ -413,6 +413,7 @@ class Host(HostSource):
             purpose=request.purpose,
             serials_of=slots,
         )
+        return host if self.snapshot else engine.with_further_files(host, (request,), self.files)
 
 
 def tell_of_cut_off_runs(host: HostSource) -> tuple[CutOff, ...]:

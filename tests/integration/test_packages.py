@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ import pytest
 from tests.debian import root_archive
 from tests.fakes.hosts import workstation
 from tests.integration.installed import Built, Root
+from tests.unit.node.simulation.made import claim, exactly, pods
 from tools.package import rpm, tree
 from tools.package.__main__ import build
 from vfiomgr import __version__
@@ -57,6 +60,41 @@ def check_installed(root: Root, completions: Mapping[str, str]) -> None:
     assert [(root.place / path).exists() for path in completions.values()] == [has_completion] * 3
 
 
+def start_agent(root: Root) -> tuple[str, str]:
+    """What the agent tells systemd when the unit of the package starts it, and what it prints."""
+    unit = (root.place / "usr/lib/systemd/system/vfiomgr-node.service").read_text()
+    lines = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    (root.place / "var/lib/kubelet/device-plugins").mkdir(parents=True, exist_ok=True)
+    command = shlex.split(lines["ExecStart"])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(root.place / "tmp/notify"))
+        systemd.settimeout(300)
+        agent = root.start_on("/tmp/host", "env", "NOTIFY_SOCKET=/tmp/notify", *command)
+        try:
+            told = systemd.recv(1000).decode()
+        except TimeoutError:
+            told = "no message"
+        agent.terminate()
+        _, said = agent.communicate()
+    (root.place / "tmp/notify").unlink()
+    for directory in ("var/lib/kubelet", "run/vfiomgr"):
+        shutil.rmtree(root.place / directory)
+    return told, said
+
+
+def check_node(root: Root) -> None:
+    """The agent starts, and the scheduler is simulated, without pip and without a network."""
+    told, said = start_agent(root)
+    assert "READY=1" in told, said
+    (root.place / "tmp/pods.yaml").write_text(claim(f"[{exactly()}]") + pods())
+    recorded = root.run("vfiomgr", "snapshot", "--root", "/tmp/host")
+    (root.place / "tmp/node.json").write_text(recorded)
+    simulated = root.run(
+        "vfiomgr", "node", "simulate", "/tmp/node.json", "--pods", "/tmp/pods.yaml"
+    )
+    assert "guest" in simulated
+
+
 def test_the_deb(root: Root, built: Built, request: pytest.FixtureRequest) -> None:
     before = root.files()
     shutil.copy(built.deb, root.place / "tmp/vfiomgr.deb")
@@ -67,6 +105,7 @@ def test_the_deb(root: Root, built: Built, request: pytest.FixtureRequest) -> No
     own = searched.index(RELEASES[request.node.callspec.params["root"]][-4:] + "/site-packages")
     assert own < searched.index("/usr/lib/python3/dist-packages"), "where python3-libvirt is"
     check_installed(root, tree.COMPLETIONS)
+    check_node(root)
     assert "vfiomgr - " in root.run("man", "vfiomgr")
     assert "--persist" in root.run("man", "vfiomgr-bind")
     assert "OK" in root.run("sh", "-c", "dpkg --verify vfiomgr && echo OK")
@@ -76,16 +115,77 @@ def test_the_deb(root: Root, built: Built, request: pytest.FixtureRequest) -> No
     assert "vfiomgr" not in (root.place / "var/lib/dpkg/status").read_text()
 
 
-def test_what_stays_is_named(root: Root, built: Built) -> None:
-    """Rules that commands wrote do not work without the package that is removed."""
+@pytest.fixture
+def installed(root: Root, built: Built) -> Iterator[Root]:
+    """A system with the .deb, with systemd as it seems, whose systemctl always fails."""
     shutil.copy(built.deb, root.place / "tmp/vfiomgr.deb")
     root.run("dpkg", "-i", "/tmp/vfiomgr.deb")
-    rule = root.place / f"etc/udev/rules.d/05-vfiomgr-{GPU}.rules"
-    rule.parent.mkdir(parents=True, exist_ok=True)
-    rule.touch()
-    said = root.run("dpkg", "--purge", "vfiomgr")
-    rule.unlink()
-    assert f"05-vfiomgr-{GPU}.rules stays" in said
+    systemctl = root.place / "usr/bin/systemctl"
+    assert not systemctl.exists()
+    systemctl.write_text("#!/bin/sh\nexit 1\n")
+    systemctl.chmod(0o755)
+    (root.place / "run/systemd/system").mkdir(parents=True, exist_ok=True)
+    yield root
+    systemctl.unlink()
+    root.run("dpkg", "--purge", "vfiomgr")
+    for name in ("etc/udev", "etc/libvirt", "run/systemd", "sys/bus", "var/lib/vfiomgr"):
+        shutil.rmtree(root.place / name, ignore_errors=True)
+
+
+def put(root: Root, path: str, text: str = "") -> Path:
+    place = root.place / path.lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    return place
+
+
+RULE = f"/etc/udev/rules.d/05-vfiomgr-{GPU}.rules"
+HOOK = "/etc/libvirt/hooks/qemu.d/50-vfiomgr"
+
+
+def test_a_removal_succeeds_where_systemctl_fails_and_what_stays_has_a_remedy(
+    installed: Root,
+) -> None:
+    """The remedy does not need the program, which is gone by then."""
+    rule, hook = put(installed, RULE), put(installed, HOOK)
+    said = installed.run("dpkg", "-r", "vfiomgr")
+    assert "systemctl failed; stop its services: systemctl stop vfiomgr-" in said
+    assert f"rm {RULE} {HOOK}" in said
+    assert rule.exists()
+    assert hook.exists()
+    assert not (installed.place / "usr/bin/vfiomgr").exists()
+
+
+def test_before_its_removal_the_package_names_uninstall(installed: Root) -> None:
+    put(installed, RULE)
+    said = installed.run_on("/tmp/host", "dpkg", "-r", "vfiomgr")
+    assert "install the package again, and run: vfiomgr uninstall" in said
+
+
+def test_purge_keeps_the_journal_of_an_interrupted_operation(installed: Root) -> None:
+    path = "/var/lib/vfiomgr/journal/000000000001.jsonl"
+    journal = put(installed, path, '{"event":"plan"}\n{"event":"begin","step":0}\n')
+    said = installed.run("dpkg", "--purge", "vfiomgr")
+    assert f"{path} belongs to an interrupted operation" in said
+    assert journal.exists()
+
+
+@pytest.mark.parametrize(("driver", "stays"), [("vfio-pci", True), ("nvidia", False)])
+def test_purge_keeps_the_original_driver_of_a_device_only_while_it_is_on_vfio(
+    installed: Root, driver: str, *, stays: bool
+) -> None:
+    origin = put(installed, f"/var/lib/vfiomgr/origins/{GPU}.json", "{}\n")
+    put(
+        installed,
+        "/var/lib/vfiomgr/journal/000000000001.jsonl",
+        '{"event":"end","outcome":"done"}\n',
+    )
+    device = installed.place / "sys/bus/pci/devices" / GPU
+    device.mkdir(parents=True)
+    (device / "driver").symlink_to(f"../../drivers/{driver}")
+    said = installed.run("dpkg", "--purge", "vfiomgr")
+    assert (f"{GPU} is still on vfio-pci; to return it: echo > " in said) == stays
+    assert origin.exists() == stays
 
 
 def test_the_rpm(root: Root, built: Built) -> None:
@@ -94,7 +194,11 @@ def test_the_rpm(root: Root, built: Built) -> None:
     command = ["rpm", "--root", str(root.place), "--nodeps"]
     subprocess.run([*command, "-i", str(built.rpm)], check=True, capture_output=True)
     check_installed(root, rpm.COMPLETIONS)
-    subprocess.run([*command, "-e", "vfiomgr"], check=True, capture_output=True)
+    rule = put(root, RULE)
+    said = subprocess.run([*command, "-e", "vfiomgr"], check=True, capture_output=True, text=True)
+    assert f"rm {RULE}" in said.stdout + said.stderr
+    rule.unlink()
+    rule.parent.rmdir()
     assert root.files() == before
 
 

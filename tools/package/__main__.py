@@ -11,9 +11,18 @@ from pathlib import Path
 
 from tools.package.debian import build_deb
 from tools.package.rpm import build_rpm
-from tools.package.tree import HOME, libraries, make_tree, packaged_units
+from tools.package.tree import HOME, libraries, make_tree, packaged_units, template
 from tools.package.wheels import CHECKOUT, PYTHONS, REQUIREMENTS, download, own_architecture
 from vfiomgr import __version__
+from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
+from vfiomgr.containers.runtimes import model as runtimes
+from vfiomgr.definitions.model import GPU_DIRECTORY, RULE
+from vfiomgr.kata.model import CONFIGURATIONS
+from vfiomgr.node.systemd import AGENT, FEATURES
+from vfiomgr.paths import SCRIPT, STATE
+from vfiomgr.persistence.initramfs.model import HOOKS
+from vfiomgr.persistence.installed_layout import RECORD, WATCH
+from vfiomgr.persistence.model import RULES, UNIT, UNITS
 
 _MAINTAINER = "vfiomgr developers <vfiomgr@example.org>"
 _COMPILE = (
@@ -22,15 +31,25 @@ _COMPILE = (
 )
 _CLEAN = f"find /{HOME} -name __pycache__ -prune -exec rm -r {{}} +"
 """Whatever Python made them: a later one of the system, too, when root ran vfiomgr."""
-_STOP = f"""\
-if [ -d /run/systemd/system ]; then
-    systemctl disable --now {" ".join(reversed(packaged_units()))}
-fi
-for file in /etc/udev/rules.d/05-vfiomgr-*.rules /etc/systemd/system/vfiomgr-*.service; do
-    if [ -e "$file" ]; then
-        echo "vfiomgr: $file stays, and needs vfiomgr" >&2
-    fi
-done"""
+_LONG_RUNNING = (AGENT.name, WATCH.name, UNIT.name)
+STAYING = (
+    f"{RULES}/05-vfiomgr-*.rules",
+    RULE,
+    f"{UNITS}/vfiomgr-*.service",
+    f"{UNITS}/multi-user.target.d/vfiomgr-*.conf",
+    SCRIPT,
+    *dict.fromkeys(HOOKS.values()),
+    f"{STATIC}/vfiomgr-*.json",
+    f"{DYNAMIC}/vfiomgr-*.json",
+    RECORD,
+    f"{GPU_DIRECTORY}/*.json",
+    "/etc/kata-containers/config.d/50-vfiomgr.toml",
+    f"{CONFIGURATIONS}/*/configuration.toml",
+    f"{FEATURES}/vfiomgr",
+)
+"""What commands wrote and can be removed by hand, for the script after the removal of a package.
+
+Not entries of container runtimes: containerd does not start without a file that it imports."""
 
 
 def build(directory: Path, work: Path) -> tuple[Path, Path, Path]:
@@ -47,6 +66,7 @@ def build(directory: Path, work: Path) -> tuple[Path, Path, Path]:
     tree = work / "tree"
     make_tree(tree, [wheel, *sorted(wheels.iterdir())])
     found = libraries(tree)
+    terms = {term for one in found for term in one.license.split(" AND ")}
     major, minor = PYTHONS[-1].split(".")
     values: dict[str, object] = {
         "version": __version__,
@@ -55,16 +75,29 @@ def build(directory: Path, work: Path) -> tuple[Path, Path, Path]:
         "pythons": PYTHONS,
         "too_new": f"{major}.{int(minor) + 1}",
         "libraries": found,
-        "licenses": sorted({one.license for one in found} - {"Apache-2.0"}),
+        "licenses": sorted(terms - {"Apache-2.0"}),
         "compile": _COMPILE,
         "clean": _CLEAN,
-        "stop": _STOP,
+        **scripts(),
     }
     deb = directory / f"vfiomgr_{__version__}_{architecture.debian}.deb"
     build_deb(tree, values, deb)
     rpm = directory / f"vfiomgr-{__version__}-1.{architecture.machine}.rpm"
     build_rpm(tree, values, rpm)
     return wheel, deb, rpm
+
+
+def scripts() -> dict[str, str]:
+    """The parts of scripts that both packages have."""
+    units = " ".join(reversed(packaged_units()))
+    return {
+        "before_removal": template("before-removal", units=units),
+        "after_removal": template(
+            "after-removal", staying=" ".join(STAYING), runtimes=runtimes.RECORD
+        ),
+        "purge": template("purge", state=STATE),
+        "reload": template("reload", services=" ".join(_LONG_RUNNING)),
+    }
 
 
 def _last_change() -> str:

@@ -213,12 +213,14 @@ def tell_step(step: Step) -> None:
     note(f"  {step.describe()}")
 
 
-def confirm(session: Session, question: str) -> None:
+def confirm(
+    session: Session, question: str, what: str = "the override of the safety check"
+) -> None:
     """Ask before a safety check is overridden; without a terminal, the option is sufficient."""
     if session.yes or session.dry_run or not sys.stdin.isatty():
         return
     if not click.confirm(printable(question), err=True):
-        message = "cannot continue: the override of the safety check was not confirmed"
+        message = f"cannot continue: {what} was not confirmed"
         refuse("not-confirmed", "", message, "nothing was changed; answer yes, or pass --yes")
 
 

@@ -42,6 +42,7 @@ _COMMANDS = {
     "runtime": ("vfiomgr.containers.runtimes.commands", "runtime"),
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "node": ("vfiomgr.node.commands", "node"),
+    "uninstall": ("vfiomgr.uninstall.commands", "uninstall"),
     "snapshot": ("vfiomgr.cli.commands.show", "snapshot"),
     "explain": ("vfiomgr.cli.commands.help", "explain"),
     "completion": ("vfiomgr.cli.commands.help", "completion"),

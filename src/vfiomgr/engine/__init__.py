@@ -17,9 +17,18 @@ if TYPE_CHECKING:
         carry_out,
         prepared,
         slots_with_serials,
+        with_further_files,
     )
 
-__all__ = ["ApplyContext", "Options", "carry_out", "prepared", "recover", "slots_with_serials"]
+__all__ = [
+    "ApplyContext",
+    "Options",
+    "carry_out",
+    "prepared",
+    "recover",
+    "slots_with_serials",
+    "with_further_files",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = importing(

@@ -104,6 +104,11 @@ class Request:
         """Which attributes of functions are sufficient for its plans; None means all."""
         return None
 
+    @property
+    def further_paths(self) -> tuple[str, ...]:
+        """Files that it changes and that are read for no other request."""
+        return ()
+
     def not_checked(self, _host: HostSnapshot) -> Iterable[str]:
         """What a plan of it for this host could not check, besides uses of devices."""
         return ()

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TypedDict
 
+from msgspec.structs import replace
+
 from vfiomgr.documents.text import TextFile
 from vfiomgr.engine.journal import Journal, runs_so_far, settle, supersede, survey
 from vfiomgr.engine.journal_files import refuse_lost_state, unusable
@@ -51,7 +53,7 @@ def scan_for(
     paths = [one.only_paths for one in requests]
     if paths and all(only is not None for only in paths):
         return _files_of(dict.fromkeys(path for only in paths for path in only or ()), tree)
-    return scan(
+    host = scan(
         tree,
         machine or tree,
         with_users=True,
@@ -62,6 +64,20 @@ def scan_for(
         about=_named_functions(requests),
         serials_of=frozenset(slot for one in requests for slot in slots_with_serials(tree, one)),
     )
+    return with_further_files(host, requests, tree)
+
+
+def with_further_files(
+    host: HostSnapshot, requests: Iterable[Request], tree: HostTree
+) -> HostSnapshot:
+    """Add the files that only these requests change."""
+    paths = dict.fromkeys(path for one in requests for path in one.further_paths)
+    return replace(host, files=(*host.files, *_read(paths, tree))) if paths else host
+
+
+def _read(paths: Iterable[str], tree: HostTree) -> Iterator[TextFile]:
+    texts = ((path, tree.read_text(HostPath(path))) for path in paths)
+    return (TextFile(path, text) for path, text in texts if text is not None)
 
 
 def _named_types(requests: Iterable[Request]) -> frozenset[str] | None:
@@ -82,7 +98,6 @@ def _named_functions(requests: Iterable[Request]) -> frozenset[PciAddress] | Non
 
 def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
     """A snapshot of some files, without devices."""
-    texts = ((path, tree.read_text(HostPath(path))) for path in paths)
     return HostSnapshot(
         kernel_release=None,
         kernel_command_line=None,
@@ -95,7 +110,7 @@ def _files_of(paths: Iterable[str], tree: HostTree) -> HostSnapshot:
         vgpu_parents=(),
         vgpus=(),
         users=(),
-        files=tuple(TextFile(path, text) for path, text in texts if text is not None),
+        files=tuple(_read(paths, tree)),
     )
 
 

@@ -47,7 +47,7 @@ def read_installation(tree: HostTree) -> KataInstallation:
     there = (path for _, path in SHIMS if tree.exists(path))
     shims = tuple(Shim(name, path) for path in there if (name := runtime_at(tree, path)))
     version, source = _read_version(tree, shims)
-    return KataInstallation(version, source, shims, tuple(_read_configurations(tree)))
+    return KataInstallation(version, source, shims, tuple(read_configurations(tree)))
 
 
 def installation_of(host: HostSource) -> KataInstallation:
@@ -112,7 +112,7 @@ def read_configuration(tree: HostTree, path: HostPath) -> KataConfigurationFile 
     )
 
 
-def _read_configurations(tree: HostTree) -> Iterator[KataConfigurationFile]:
+def read_configurations(tree: HostTree) -> Iterator[KataConfigurationFile]:
     """The default configurations first, then the others of the same directories."""
     names = [*search_path("rs"), *search_path("go")]
     for directory in KATA_DIRECTORIES:

@@ -135,6 +135,21 @@ def find_status(tree: HostTree) -> NodeStatus | None:
     return None
 
 
+def is_running(tree: HostTree) -> bool:
+    """Whether an agent serves its socket, of whatever version; True where it cannot be told."""
+    import socket  # noqa: PLC0415 - most hosts have no agent
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PATIENCE)
+        try:
+            connection.connect(tree.locate(CONTROL))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
 def _require_own_socket(path: str) -> None:
     """Accept only what no other user can have made; a link could lead out of another root.
 

@@ -200,7 +200,7 @@ def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
     """
     outcome = carry_out(prepared.request, work)
     has_answer = outcome.is_changed and prepared.foreseen is not None
-    why = _surprise(work.tree, prepared) if has_answer else None
+    why = find_surprise(work.tree, prepared) if has_answer else None
     if why is None:
         for directory in prepared.directories:
             work.tree.remove_empty_directory(directory)
@@ -215,7 +215,7 @@ def apply_prepared(prepared: Prepared, work: ApplyContext) -> Outcome:
     raise RolledBack(message, f"{hint} then run the command again")
 
 
-def _surprise(tree: HostTree, prepared: Prepared) -> str | None:
+def find_surprise(tree: HostTree, prepared: Prepared) -> str | None:
     """Why the runtime reads other settings than expected."""
     place = prepared.place
     try:

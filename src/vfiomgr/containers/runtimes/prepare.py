@@ -66,7 +66,7 @@ def read_record(tree: HostTree) -> tuple[InstalledRuntime, ...]:
         InvalidDocument: the record is damaged.
 
     """
-    return parse_record(_text_of_record(tree))
+    return parse_record(text_of_record(tree))
 
 
 def places_of(
@@ -94,7 +94,25 @@ def places_of(
     return tuple(places)
 
 
-def _text_of_record(tree: HostTree) -> str | None:
+def recorded_places(tree: HostTree) -> tuple[RuntimeLocation, ...]:
+    """All places with entries of vfiomgr.
+
+    Raises:
+        NeedsRoot, InvalidDocument: as `read_record`.
+
+    """
+    names = dict.fromkeys(one.name for one in read_record(tree))
+    found = (place for name in names for place in places_of(tree, name, None, None, None))
+    return tuple({(place.program, place.main): place for place in found}.values())
+
+
+def text_of_record(tree: HostTree) -> str | None:
+    """The text of the record of all entries; None if there is none.
+
+    Raises:
+        NeedsRoot: only root may read it.
+
+    """
     told = tree.read_text(RECORD)
     if told is None and tree.exists(RECORD):
         message = f"reading {RECORD}"
@@ -131,7 +149,7 @@ def prepare_entry(
         Refusal: the runtime would not accept the entry, or would lose other settings.
 
     """
-    told = _text_of_record(tree)
+    told = text_of_record(tree)
     record = parse_record(told)
     mine = _entry(record, place, request.name)
     rest = tuple(one for one in record if one is not mine)
@@ -221,7 +239,7 @@ def prepare_removal(
         Refusal: the entry was changed since, its record is missing, or it is of the other kind.
 
     """
-    told = _text_of_record(tree)
+    told = text_of_record(tree)
     record = parse_record(told)
     mine = _entry(record, place, name)
     if mine is None:
@@ -230,23 +248,62 @@ def prepare_removal(
         return Prepared(place, _nothing(place, name, why), ())
     if is_kata is not None:
         _refuse_other_kind(mine, place, is_kata=is_kata)
-    rest = tuple(one for one in record if one is not mine)
-    seen: Texts = {RECORD: told, **_texts(tree, mine)}
-    now = {file.path: seen[file.path] for file in mine.files}
-    taken = removal.remove(mine, rest, now, beside(tree, place), command)
-    _refuse_default(tree, place, taken.texts, name, command)
-    unchecked, foreseen = _checked_removal(tree, place, mine, taken.texts)
-    left = render_record(taken.others) if taken.others else None
-    ordered = {file.path: taken.texts[file.path] for file in reversed(mine.files)}
+    return _without_entries(tree, place, (mine,), told, command)
+
+
+def prepare_removals(
+    tree: HostTree, place: RuntimeLocation, told: str, command: str
+) -> tuple[Prepared, str | None]:
+    """Prepare the removal of all entries in one place, and the text of the record without them.
+
+    `told` is the text of the record by then.
+
+    Raises:
+        InvalidDocument, Refusal: as `prepare_removal`.
+
+    """
+    record = parse_record(told)
+    mine = tuple(one for one in record if (one.program, one.main) == (place.program, place.main))
+    ready = _without_entries(tree, place, mine, told, command)
+    return ready, ready.request.changes[-1].after
+
+
+def _without_entries(
+    tree: HostTree,
+    place: RuntimeLocation,
+    going: tuple[InstalledRuntime, ...],
+    told: str | None,
+    command: str,
+) -> Prepared:
+    """Prepare the removal of entries of a place; the last change is that of the record."""
+    left = parse_record(told)
+    seen: Texts = {RECORD: told}
+    texts: Texts = {}
+    notes: list[str] = []
+    for name in reversed([entry.name for entry in going]):
+        mine = next(one for one in left if one.is_beside(going[0]) and one.name == name)
+        rest = tuple(one for one in left if one is not mine)
+        seen = {**_texts(tree, mine), **seen}
+        now = {file.path: {**seen, **texts}[file.path] for file in mine.files}
+        taken = removal.remove(mine, rest, now, beside(tree, place), command)
+        texts, left = {**texts, **taken.texts}, taken.others
+        notes += taken.notes
+    for entry in going:
+        _refuse_default(tree, place, texts, entry.name, command)
+    unchecked, foreseen = _checked_removal(tree, place, going, texts)
+    files = tuple(file for entry in going for file in entry.files)
+    ordered = {file.path: texts[file.path] for file in reversed(files)}
     changes = (
         *_changes(tree, seen, ordered),
-        *_changes(tree, {}, _redundant(tree, mine, ordered)),
-        *_changes(tree, seen, {RECORD: left}),
+        *_changes(tree, {}, _redundant(tree, files, ordered)),
+        *_changes(tree, seen, {RECORD: render_record(left) if left else None}),
     )
-    summary = f"remove entry {name} from {place}"
-    notes = (*taken.notes, *_staying(tree, mine, taken.others, changes))
-    request = ChangeFiles(summary, changes, _locks(place, name), notes)
-    made = (file.path for file in mine.files if file.made_directory and ordered[file.path] is None)
+    names = ", ".join(entry.name for entry in going)
+    summary = f"remove entry {names} from {place}"
+    notes += _staying(tree, files, left, changes)
+    locks = tuple(dict.fromkeys(lock for one in going for lock in _locks(place, one.name)))
+    request = ChangeFiles(summary, changes, locks, tuple(dict.fromkeys(notes)))
+    made = (file.path for file in files if file.made_directory and ordered[file.path] is None)
     directories = tuple(HostPath(path).parent for path in made)
     return Prepared(place, request, unchecked, foreseen=foreseen, directories=directories)
 
@@ -290,14 +347,14 @@ def _copies(tree: HostTree, path: str) -> list[str]:
 
 def _staying(
     tree: HostTree,
-    mine: InstalledRuntime,
+    files: Iterable[OwnedFile],
     others: Iterable[InstalledRuntime],
     changes: Iterable[FileChange],
 ) -> Iterator[str]:
     """Copies that are no longer needed, but stay because the file has other changes."""
     needed = {file.backup for entry in others for file in entry.files}
     going = {change.path for change in changes}
-    for file in mine.files:
+    for file in files:
         copy = file.backup
         if copy is None or copy in needed or copy in going or not tree.exists(HostPath(copy)):
             continue
@@ -324,19 +381,20 @@ def _refuse_default(
                 )
 
 
-def _redundant(tree: HostTree, mine: InstalledRuntime, texts: Texts) -> Texts:
+def _redundant(tree: HostTree, files: Iterable[OwnedFile], texts: Texts) -> Texts:
     """Backups that equal the restored files."""
-    backups = {file.backup: file.path for file in mine.files if file.backup is not None}
+    backups = {file.backup: file.path for file in files if file.backup is not None}
     return {backup: None for backup, path in backups.items() if _text(tree, backup) == texts[path]}
 
 
 def _checked_removal(
-    tree: HostTree, place: RuntimeLocation, mine: InstalledRuntime, texts: Texts
+    tree: HostTree, place: RuntimeLocation, going: Iterable[InstalledRuntime], texts: Texts
 ) -> tuple[tuple[str, ...], dict[str, Any] | None]:
     """Check like for an entry; but an unreadable configuration does not prevent the removal."""
     keys = tuple(
         key.path
-        for file in mine.files
+        for entry in going
+        for file in entry.files
         for key in file.keys
         if not (key.is_shared and isinstance(json.loads(key.value), dict))  # runc stays
     )

@@ -1,0 +1,58 @@
+"""`vfiomgr uninstall`."""
+
+from __future__ import annotations
+
+import click
+
+from vfiomgr.cli.changes import confirm, host_of, plan_or_apply, print_outcome
+from vfiomgr.cli.completion import complete_address
+from vfiomgr.cli.options import CHANGING, session_options
+from vfiomgr.cli.output import note
+from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.errors import forbid_alone
+from vfiomgr.uninstall.found import find, finish
+
+
+@click.command("uninstall")
+@click.option("--unbind", is_flag=True, help="Also return devices to their original drivers.")
+@click.option(
+    "--keep",
+    metavar="ADDRESS",
+    multiple=True,
+    shell_complete=complete_address,
+    help="With --unbind, leave this device on its driver.",
+)
+@click.option(
+    "--update-initramfs/--no-update-initramfs",
+    default=True,
+    help="Rebuild the initramfs if it contains udev rules.  [default: rebuild]",
+)
+@session_options(*CHANGING, "yes")
+@pass_session
+def uninstall(
+    session: Session, *, unbind: bool, keep: tuple[str, ...], update_initramfs: bool
+) -> None:
+    """Remove everything that vfiomgr wrote on this host, before its package is removed.
+
+    Removes udev rules, units, the installed layout, hooks for libvirt and the initramfs, entries of
+    container runtimes, drop-ins for Kata, CDI specifications, vGPU definitions, and files of the
+    node agent. Devices stay on their drivers, unless --unbind is passed. If a step fails, all are
+    restored. What was edited since is kept and named.
+
+    \b
+    Examples:
+      vfiomgr uninstall --dry-run
+      vfiomgr uninstall --unbind
+      vfiomgr uninstall --unbind --keep 0000:04:00.0
+    """
+    if keep and not unbind:
+        forbid_alone("--keep", "--unbind", "devices stay on their drivers without it")
+    host = host_of(session)
+    found = find(host, unbind=unbind, keep=keep, update_initramfs=update_initramfs)
+    confirm(session, "Remove everything that vfiomgr wrote on this host?", "the removal")
+    outcome = plan_or_apply(session, found.request)
+    if outcome is None:
+        return
+    print_outcome(session, outcome)
+    for text in finish(session.tree, found):
+        note(text)

@@ -1,0 +1,173 @@
+"""What vfiomgr wrote besides the files of a snapshot, and what forbids to remove it now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.containers.runtimes.apply import Prepared, find_surprise
+from vfiomgr.containers.runtimes.model import InstalledRuntime, parse_record
+from vfiomgr.containers.runtimes.prepare import prepare_removals, recorded_places, text_of_record
+from vfiomgr.diagnostic import refuse
+from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.expressions import expression
+from vfiomgr.kata.config.bases import is_drop_in
+from vfiomgr.kata.facts import read_configuration, read_configurations
+from vfiomgr.kata.model import CONFIGURATIONS, DROP_IN, handler_configuration
+from vfiomgr.node import answers, offers, systemd
+from vfiomgr.node.dra.records import DIRECTORY as CLAIMS
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import DIRECTORY
+from vfiomgr.persistence.model import SWEPT
+from vfiomgr.persistence.steps import ChangeFiles, FileChange
+from vfiomgr.snapshot.node_agent import is_running
+from vfiomgr.uninstall.requests import Uninstall
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.library import Host
+
+LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, systemd.FEATURES / "vfiomgr")
+"""Files of a node agent that has ended, and of the service of `bind --persist`."""
+_BY_HAND = (systemd.AGENT, systemd.CDI, systemd.ENVIRONMENT, systemd.CREDENTIALS)
+"""What an administrator installs: `node manifests` only prints the units."""
+_CONFIGURATION = expression(r"/[^\s\"']+\.toml")
+
+
+class Found(Value):
+    """The request, and what is done after it."""
+
+    request: Uninstall
+    runtimes: tuple[Prepared, ...]
+    directories: tuple[HostPath, ...]
+    """Directories that vfiomgr created; removed if they are empty."""
+
+
+class _Entries(Value):
+    """The removal of the entries of container runtimes."""
+
+    prepared: tuple[Prepared, ...] = ()
+    staying: tuple[InstalledRuntime, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def find(
+    host: Host,
+    *,
+    unbind: bool = False,
+    keep: Iterable[str] = (),
+    update_initramfs: bool = True,
+) -> Found:
+    """Find what is to be removed.
+
+    Raises:
+        Refusal: an operation was interrupted, or the node agent or its pods still need the files.
+        NeedsRoot: only root may read the records.
+
+    """
+    host.require_live("a snapshot cannot be changed", "run vfiomgr uninstall on the host itself")
+    tree = host.files
+    refuse_unfinished(host)
+    record = parse_record(text_of_record(tree))
+    entries = _remove_entries(tree)
+    kata = tuple(_kata_files(tree, record))
+    foreign = [path for path, text in kata if path.name == DROP_IN and not is_drop_in(text)]
+    needed = {handler_configuration(entry.name) for entry in entries.staying}
+    going = [path for path, _ in kata if path not in foreign and path not in needed]
+    going += [path for path in LEFTOVERS if tree.read_text(path) is not None]
+    changes = (
+        *(change for ready in entries.prepared for change in ready.request.changes),
+        *(_removal(tree, path) for path in going),
+    )
+    notes = (
+        *entries.notes,
+        *(
+            f"{path} stays: it is not as vfiomgr wrote it; check it, then: rm {path}"
+            for path in foreign
+        ),
+        *(f"{path} stays, as you installed it" for path in _BY_HAND if tree.exists(path)),
+    )
+    locks = dict.fromkeys(lock for ready in entries.prepared for lock in ready.request.locks)
+    files = ChangeFiles("remove files", changes, tuple(locks), notes)
+    made = (directory for ready in entries.prepared for directory in ready.directories)
+    own = (place for path, _ in kata for place in (path.parent, path.parent.parent))
+    return Found(
+        Uninstall(files, unbind, host.addresses(keep), update_initramfs),
+        entries.prepared,
+        tuple(dict.fromkeys((*made, *own, DIRECTORY / "vgpu.d", DIRECTORY, CONFIGURATIONS))),
+    )
+
+
+def finish(tree: HostTree, found: Found) -> Iterator[str]:
+    """Remove empty directories after the removal, and report runtimes that read other settings."""
+    for directory in found.directories:
+        tree.remove_empty_directory(directory)
+    for ready in found.runtimes:
+        why = None if ready.foreseen is None else find_surprise(tree, ready)
+        if why is not None:
+            yield f"{why}: check its files before you restart it"
+
+
+def refuse_unfinished(host: Host) -> None:
+    """Refuse while something still needs the files of vfiomgr.
+
+    Raises:
+        Refusal: an operation was interrupted, an agent runs, or pods have claims.
+
+    """
+    for run in host.interrupted().cut_off:
+        message = f"an operation was interrupted: {run.summary}, in step: {run.step}"
+        refuse("uninstall-interrupted", run.name, message, "vfiomgr recover")
+    if is_running(host.files):
+        message = "the node agent is running, and would write its files again"
+        remedy = f"systemctl disable --now {systemd.AGENT.name} {systemd.CDI.name}; a DaemonSet: "
+        remedy += "kubectl delete -f MANIFEST"
+        refuse("uninstall-agent", systemd.AGENT, message, remedy)
+    claims = [name for name in host.files.children(CLAIMS) if name.endswith(".json")]
+    if claims:
+        message = f"pods of this node have {len(claims)} ResourceClaims that vfiomgr prepared"
+        refuse("uninstall-claims", CLAIMS, message, "drain the node first: kubectl drain NODE")
+
+
+def _remove_entries(tree: HostTree) -> _Entries:
+    """Remove the entries of each container runtime; those of one that was edited since all stay."""
+    told = text_of_record(tree)
+    prepared: list[Prepared] = []
+    notes: list[str] = []
+    for place in recorded_places(tree):
+        try:
+            ready, told = prepare_removals(tree, place, told or "", "vfiomgr uninstall")
+        except (Refusal, InvalidDocument) as error:
+            notes.append(f"entries of {place} stay: {error.message}; {error.remedy}")
+            continue
+        restart = f"restart {place.program} to apply the change"
+        unchecked = (f"not checked: {text}" for text in ready.unchecked)
+        request = replace(ready.request, notes=(*ready.request.notes, *unchecked, restart))
+        prepared.append(replace(ready, request=request))
+        notes += request.notes
+    return _Entries(tuple(prepared), parse_record(told), tuple(notes))
+
+
+def _kata_files(
+    tree: HostTree, record: Iterable[InstalledRuntime]
+) -> Iterator[tuple[HostPath, str]]:
+    """Drop-ins beside all known configurations of Kata, and the handlers' own configurations."""
+    own = [handler_configuration(name) for name in tree.children(CONFIGURATIONS)]
+    named = {p for one in record for file in one.files for p in _CONFIGURATION.findall(file.after)}
+    more = (read_configuration(tree, path) for path in (*own, *map(HostPath, sorted(named))))
+    known = [*read_configurations(tree), *(file for file in more if file is not None)]
+    drop_ins = (found for file in known for found in file.drop_ins if found[0].name == DROP_IN)
+    texts = ((path, tree.read_text(path)) for path in own)
+    yield from dict(
+        (*drop_ins, *((path, text) for path, text in texts if text is not None))
+    ).items()
+
+
+def _removal(tree: HostTree, path: HostPath) -> FileChange:
+    access = tree.access(path)
+    mode = 0o644 if access is None else access.mode
+    return FileChange(path, tree.read_text(path), None, mode)

@@ -1,0 +1,145 @@
+"""The plan of an uninstallation, joined from the removal plans of all capabilities."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from vfiomgr.containers.cdi.plan import plan_remove
+from vfiomgr.containers.cdi.requests import RemoveCdi
+from vfiomgr.definitions import boot
+from vfiomgr.definitions.model import GPU_DIRECTORY
+from vfiomgr.definitions.plan import LOCK as DEFINITIONS
+from vfiomgr.diagnostic import Remedy, diagnostics_of, refusal
+from vfiomgr.engine.plan import Plan, joined
+from vfiomgr.engine.registry import plans
+from vfiomgr.errors import Refusal
+from vfiomgr.layout.boot import LOCK as LAYOUT
+from vfiomgr.libvirt.hook import UninstallHook
+from vfiomgr.libvirt.hook import plan_uninstall as plan_hook
+from vfiomgr.passthrough.plan import plan_unbind
+from vfiomgr.passthrough.steps import Unbind
+from vfiomgr.paths import STATE, HostPath
+from vfiomgr.persistence import plan as persistence
+from vfiomgr.persistence.initramfs.model import HOOKS, hook_mode
+from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES
+from vfiomgr.persistence.model import RULES, is_rule_file, parse_rule
+from vfiomgr.persistence.part import replaced
+from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.uninstall.requests import Uninstall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.engine.plan import Step
+    from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.model import HostSnapshot
+
+_SUMMARY = "remove what vfiomgr wrote on this host"
+
+
+@plans(Uninstall)
+def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
+    """Remove all files of vfiomgr, or nothing; devices first, as only they can be refused.
+
+    Raises:
+        Refusal: a device to be unbound is in use.
+
+    """
+    made = joined(
+        _SUMMARY,
+        (
+            _devices(host, request),
+            persistence.plan_change(host, request.files),
+            plan_hook(host, UninstallHook()),
+            plan_remove(host, RemoveCdi(every=True)),
+            _definitions(host),
+            _rules(host, rebuild=request.update_initramfs),
+        ),
+    )
+    if not made.steps:
+        return replace(made, already=("vfiomgr has written nothing that is still here",))
+    kept = f"{STATE} stays: journals, and the original drivers of bound devices"
+    return replace(made, notes=(*made.notes, kept), already=())
+
+
+def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
+    """Return bound functions to their original drivers, or report that they stay."""
+    notes = tuple(_vgpu_notes(host))
+    ours = [device for device in host.devices if _is_ours(host, device)]
+    going = [device for device in ours if device.address not in request.keep]
+    staying = [d for d in ours if d.is_on_vfio and not (request.unbind and d in going)]
+    if staying:
+        named = ", ".join(str(device.address) for device in staying)
+        how = "" if request.unbind else "; to return them now, pass --unbind"
+        notes = (f"staying on VFIO drivers until the next boot: {named}{how}", *notes)
+    if not (request.unbind and going):
+        return Plan("", (), notes=notes)
+    # Without files that are removed too: notes about the next boot and CDI would be wrong.
+    bare = replace(host, files=(), cdi_files=())
+    addresses = tuple(device.address for device in going)
+    try:
+        made = plan_unbind(bare, Unbind(addresses, only=True))
+    except Refusal as error:
+        leave = Remedy("leave it on its driver with --keep ADDRESS")
+        found = (replace(d, remedies=(*d.remedies, leave)) for d in diagnostics_of(error))
+        raise refusal(found) from None
+    return replace(made, notes=(*made.notes, *notes))
+
+
+def _is_ours(host: HostSnapshot, device: PciDevice) -> bool:
+    """Whether vfiomgr bound a function, by a command or by a rule at boot."""
+    is_persisted = host.binding(device.address) is not None
+    return host.origin(device) is not None or (device.is_on_vfio and is_persisted)
+
+
+def _vgpu_notes(host: HostSnapshot) -> Iterator[str]:
+    names = [vgpu.name for vgpu in host.vgpus if host.is_own(vgpu)]
+    if names:
+        yield f"vGPUs stay active: {', '.join(names)}; remove them with: vfiomgr vgpu remove NAME"
+
+
+def _definitions(host: HostSnapshot) -> Plan:
+    """Remove the definitions that only vfiomgr reads, and what starts vGPUs at boot."""
+    own = [file for file in host.defined.files if file.path.startswith(f"{GPU_DIRECTORY}/")]
+    removals = (ReplaceFile(file.path, file.text, None) for file in own)
+    unread = [path for path in host.defined.unreadable if path.startswith(f"{GPU_DIRECTORY}/")]
+    notes = [f"{path} cannot be read and stays: rm {path}" for path in unread]
+    if host.vgpu_definitions:
+        names = ", ".join(definition.uuid for definition in host.vgpu_definitions)
+        undo = "delete them with: vfiomgr vgpu undefine NAME"
+        notes.append(f"definitions in mdevctl's format stay: {names}; {undo}")
+    steps = (*removals, *boot.exchange(host, (), (), None).steps)
+    return Plan("", steps, locks=(DEFINITIONS,) if steps else (), notes=tuple(notes))
+
+
+def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
+    """Remove the layout, all rules with their unit and hook, and rebuild the initramfs."""
+    installed = host.file(RECORD) is not None
+    notes = []
+    if not installed and host.file(FILE) is not None:
+        notes.append(f"{FILE} stays: it was not written by vfiomgr layout install")
+    part = persistence.exchange(host, {}, None, rebuild=rebuild)
+    steps: list[Step] = [s for path in reversed(SERVICES) for s in replaced(host, path, None)]
+    steps += _unreadable_rules(host)
+    steps += _unused_hooks(host)
+    steps += [s for path in (FILE, RECORD) if installed for s in replaced(host, path, None)]
+    steps += part.steps  # the last one rebuilds the initramfs, and cannot be undone
+    locks = (*part.locks, LAYOUT) if steps else ()
+    return Plan("", tuple(steps), locks=locks, notes=(*notes, *part.notes))
+
+
+def _unreadable_rules(host: HostSnapshot) -> Iterator[ReplaceFile]:
+    for file in host.files:
+        is_rule = file.path.startswith(f"{RULES}/") and is_rule_file(HostPath(file.path).name)
+        if is_rule and parse_rule(file.text) is None:
+            yield ReplaceFile(file.path, file.text, None)
+
+
+def _unused_hooks(host: HostSnapshot) -> Iterator[ReplaceFile]:
+    """Hooks of tools that no longer build the initramfs."""
+    used = None if host.initramfs is None else HOOKS.get(host.initramfs.tool)
+    for path, mode in {path: hook_mode(tool) for tool, path in HOOKS.items()}.items():
+        if path != used:
+            yield from replaced(host, path, None, mode)

@@ -1,0 +1,204 @@
+"""Uninstall: everything that vfiomgr wrote is removed, or nothing."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+from msgspec.structs import replace
+
+from tests import api
+from tests.fakes.faults import PowerCut
+from tests.unit.engine.faults import Course, Courses, EveryFault
+from tests.unit.layout.test_apply import AUDIO, GPU, drivers
+from tests.unit.layout.test_boot import etc, installing
+from tests.unit.runtimes import put
+from tests.unit.uninstall.everything import (
+    KATA_DROP_IN,
+    KATA_TEXT,
+    PROGRAM,
+    documented,
+    everything,
+    paths,
+    prepared,
+    request_for,
+)
+from tools.package.__main__ import STAYING
+from vfiomgr.errors import Refusal
+from vfiomgr.libvirt.hook import InstallHook
+from vfiomgr.passthrough.steps import Bind
+from vfiomgr.paths import HostPath
+from vfiomgr.persistence.installed_layout import FILE, RECORD
+from vfiomgr.snapshot.values import DeviceUser
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.fakes.kernel import FakeKernel
+    from vfiomgr.engine.plan import Plan
+    from vfiomgr.uninstall.requests import Uninstall
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backups are made at one time."""
+    monkeypatch.setattr("vfiomgr.containers.runtimes.prepare._stamp", lambda: "20261121T120000Z")
+
+
+def plan_of(kernel: FakeKernel, request: Uninstall | None = None) -> Plan:
+    request = request or request_for(kernel)
+    return api.host_at(kernel).plan(request)
+
+
+def test_every_documented_file_is_removed_or_its_reason_to_stay_is_documented(
+    tmp_path: Path,
+) -> None:
+    kernel = everything(tmp_path)
+    before = paths(kernel)
+    api.apply(request_for(kernel), tree=kernel)
+    after = paths(kernel)
+    for expression, fate in documented():
+        matches = {path for path in before if re.fullmatch(expression, path)}
+        if fate.startswith("removes"):
+            assert matches, f"no host of this test has {expression}"
+            assert not matches & after, expression
+        else:
+            assert fate.startswith(("keeps", "refused while ")), expression
+
+
+def test_packages_name_each_file_that_stays_without_them() -> None:
+    """But for those of container runtimes, which do not start without a file that they import."""
+    for expression, fate in documented():
+        path = expression.replace("[^/]+", "x").replace("\\", "")
+        if path.startswith("/etc/") and fate == "removes" and "containerd" not in path:
+            is_named = any(fnmatch(path, pattern) for pattern in STAYING)
+            assert is_named or path == FILE, path  # which may be of configuration management
+
+
+def test_etc_is_as_before_the_first_command(tmp_path: Path) -> None:
+    before = etc(prepared(tmp_path / "before"))
+    kernel = everything(tmp_path)
+    api.apply(request_for(kernel), tree=kernel)
+    left = {path: text for path, text in etc(kernel).items() if before.get(path) != text}
+    assert [path for path in left if not path.startswith("/etc/mdevctl.d/")] == []
+    assert not before.keys() - etc(kernel).keys()
+
+
+def test_what_is_uninstalled_twice_has_nothing_left_to_do(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    api.apply(request_for(kernel, unbind=True), tree=kernel)
+    plan = plan_of(kernel, request_for(kernel, unbind=True))
+    assert plan.is_empty
+    assert plan.already == ("vfiomgr has written nothing that is still here",)
+
+
+def test_devices_stay_without_unbind_and_the_option_is_named(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    done = api.apply(request_for(kernel), tree=kernel)
+    assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+    assert any(n.endswith("to return them now, pass --unbind") for n in done.plan.notes)
+    assert kernel.exists(HostPath(f"/var/lib/vfiomgr/origins/{GPU}.json"))
+
+
+def test_unbind_returns_devices_and_no_note_says_that_rules_bind_them_again(
+    tmp_path: Path,
+) -> None:
+    kernel = everything(tmp_path)
+    done = api.apply(request_for(kernel, unbind=True), tree=kernel)
+    assert drivers(kernel, GPU, AUDIO) == ["nvidia", "snd_hda_intel"]
+    assert not [note for note in done.plan.notes if "again" in note or "afterwards" in note]
+    assert not kernel.exists(HostPath(f"/var/lib/vfiomgr/origins/{GPU}.json"))
+
+
+def test_a_device_in_use_refuses_all_and_the_option_to_leave_it_is_named(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    request = request_for(kernel, unbind=True)
+    host = api.host_at(kernel).facts_for(request)
+    guest = DeviceUser("/dev/vfio/10", 812, "qemu-system-x86")
+    used = replace(host, users=(guest,))
+    with pytest.raises(Refusal) as caught:
+        api.plan(used, request)
+    assert str(GPU) in caught.value.message
+    assert "leave it on its driver with --keep ADDRESS" in str(caught.value.remedy)
+    kept = request_for(kernel, unbind=True, keep=(str(GPU), str(AUDIO)))
+    assert api.plan(used, kept).steps
+    api.apply(kept, tree=kernel)
+    assert drivers(kernel, GPU, AUDIO) == ["vfio-pci", "vfio-pci"]
+
+
+def test_an_interrupted_operation_is_ended_first(tmp_path: Path) -> None:
+    kernel = prepared(tmp_path)
+    kernel.kill(at=3)
+    with pytest.raises(PowerCut):
+        api.apply(Bind((GPU,)), tree=kernel)
+    kernel.revive()
+    with pytest.raises(Refusal) as caught:
+        request_for(kernel)
+    assert caught.value.diagnostics[0].rule == "uninstall-interrupted"
+    assert caught.value.remedy == "vfiomgr recover"
+
+
+def test_claims_of_pods_refuse_the_removal_of_their_specifications(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    put(kernel, "/run/vfiomgr/dra/0b7c.json", "{}")
+    with pytest.raises(Refusal) as caught:
+        request_for(kernel)
+    assert caught.value.diagnostics[0].rule == "uninstall-claims"
+
+
+def test_an_entry_that_was_edited_since_stays_with_its_configuration_and_is_named(
+    tmp_path: Path,
+) -> None:
+    kernel = everything(tmp_path)
+    drop_in = "/etc/containerd/conf.d/50-vfiomgr.toml"
+    text = kernel.read_text(HostPath(drop_in)) or ""
+    put(kernel, drop_in, text.replace("containerd-shim-kata-v2", "my-shim"))
+    done = api.apply(request_for(kernel), tree=kernel)
+    assert any(note.startswith("entries of containerd 2.1.9 stay: ") for note in done.plan.notes)
+    assert kernel.exists(HostPath(drop_in))
+    assert kernel.exists(HostPath("/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"))
+    assert not kernel.exists(RECORD)
+
+
+def test_files_of_others_with_names_of_vfiomgr_stay_and_are_named(tmp_path: Path) -> None:
+    kernel = prepared(tmp_path)
+    put(kernel, KATA_DROP_IN, "# by hand\n")
+    put(kernel, FILE, "layouts: {}\n")
+    put(kernel, "/etc/systemd/system/vfiomgr-node.service", "[Unit]\n")
+    plan = plan_of(kernel)
+    assert plan.is_empty
+    named = [note.partition(" stays")[0] for note in plan.notes]
+    assert named == [KATA_DROP_IN, "/etc/systemd/system/vfiomgr-node.service", FILE]
+
+
+def test_the_initramfs_is_rebuilt_when_its_hook_goes(tmp_path: Path) -> None:
+    kernel = prepared(tmp_path)
+    api.apply(installing(), tree=kernel)
+    found = request_for(kernel)
+    commands = [c for s in plan_of(kernel, replaced(found)).steps for c in s.commands()]
+    assert "update-initramfs -u -k all" in commands
+
+
+def replaced(request: Uninstall) -> Uninstall:
+    return type(request)(request.files, request.unbind, request.keep, update_initramfs=True)
+
+
+def _course(tmp_path: Path) -> Course:
+    """Each way in which files are removed, and a device."""
+
+    def made(place: Path) -> tuple[FakeKernel, Uninstall]:
+        kernel = prepared(place)
+        for request in (Bind((GPU,), persist=True, program=PROGRAM), InstallHook(PROGRAM)):
+            api.apply(request, tree=kernel)
+        put(kernel, KATA_DROP_IN, KATA_TEXT)
+        return kernel, request_for(kernel, unbind=True)
+
+    return Course(tmp_path, made)
+
+
+class TestEveryFault(EveryFault):
+    """An uninstallation with a fault at each of its operations."""
+
+    courses: ClassVar[Courses] = {"all": _course}
