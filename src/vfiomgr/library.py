@@ -413,7 +413,9 @@ class Host(HostSource):
             purpose=request.purpose,
             serials_of=slots,
         )
-        return host if self.snapshot else engine.with_further_files(host, (request,), self.files)
+        if self.snapshot is not None or not request.further_paths:
+            return host
+        return engine.with_further_files(host, (request,), self.files)
 
 
 def tell_of_cut_off_runs(host: HostSource) -> tuple[CutOff, ...]:

@@ -32,7 +32,7 @@ from vfiomgr.uninstall.found import find, finish
 def uninstall(
     session: Session, *, unbind: bool, keep: tuple[str, ...], update_initramfs: bool
 ) -> None:
-    """Remove everything that vfiomgr wrote on this host, before its package is removed.
+    """Remove everything that vfiomgr wrote on this host.
 
     Removes udev rules, units, the installed layout, hooks for libvirt and the initramfs, entries of
     container runtimes, drop-ins for Kata, CDI specifications, vGPU definitions, and files of the

@@ -490,6 +490,19 @@ HOST_SCENARIOS = (
         host_files=SYSTEMD,
         journals={"uninstall-layout": "uninstall-layout"},
     ),
+    Scenario(
+        "uninstall",
+        """
+        .layout install layout.yaml
+        uninstall --dry-run
+        uninstall --keep 0000:01:00.0
+        uninstall
+        uninstall
+        """,
+        files=LAYOUT,
+        host_files=SYSTEMD,
+        journals={"uninstall": "uninstall"},
+    ),
     Scenario("check layout", "check layout layout.yaml\ncheck layout bad.yaml", files=LAYOUT),
     Scenario(
         "bind",
