@@ -56,7 +56,7 @@ LATER: dict[str, dict[str, object]] = {
     "set-node-access": {"has_cdevs": False, "has_groups": True},
 }
 """Fields of requests and steps that earlier versions did not have, with their values by default."""
-NEW = {"change-vectors.jsonl", "reset-bus.jsonl"}
+NEW = {"change-vectors.jsonl", "reset-bus.jsonl", "uninstall.jsonl"}
 """Journals with steps that earlier versions did not have."""
 UNPLANNED = {"require-answer", "require-bus-answers"}
 """Steps that only undo others, so that no plan has them."""
@@ -155,7 +155,7 @@ def test_there_is_a_journal_of_every_request_and_of_every_step() -> None:
     requests = {records(file)[0]["request"]["kind"] for file in JOURNALS}
     assert requests == own(registry.request_kinds())
     old = {records(file)[0]["intent"]["kind"] for file in OLD}
-    assert {RENAMED.get(kind, kind) for kind in old} | {"change-vectors"} == requests
+    assert {RENAMED.get(kind, kind) for kind in old} | {"change-vectors", "uninstall"} == requests
     assert {file.name for file in OLD} | NEW == {file.name for file in JOURNALS}
     assert NEW.isdisjoint(file.name for file in OLD)
     planned = {step["kind"] for file in JOURNALS for step in steps(file)}
