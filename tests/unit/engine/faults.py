@@ -108,8 +108,8 @@ class Course:
         return whole.after
 
     def cuts(self, *, after: Callable[[int], bool] = is_even, every: int = 1) -> Iterator[Cut]:
-        """A power cut at each of its operations, before it or `after` it, or at some of them."""
-        for at in self.operations()[::every]:
+        """A power cut at operations, the last one first, before each or `after` it."""
+        for at in self.operations()[::-every]:
             kernel, intent = self.prepared(self.tmp_path / str(at))
             kernel.kill(at=at, after=after(at))
             with pytest.raises(PowerCut):
