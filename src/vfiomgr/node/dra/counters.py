@@ -5,8 +5,8 @@ the counters of their set. Sums express memory and virtual functions. They canno
 vGPUs of a GPU have the same size. Therefore, on such a GPU, each type has one device, which
 consumes everything, until a claim or an active vGPU decides the size.
 
-The scheduler counts devices that are published. An allocated device is published as long as its
-claim exists, and vGPUs that no published device stands for reduce the counters.
+The scheduler counts devices that are published. The device of a claim is published until the claim
+is released, and vGPUs that no published device stands for reduce the counters.
 
 A claim that is scheduled while the slices change may get another size. Both claims are then
 published, nothing else is offered, and the driver of the GPU refuses the second vGPU.
