@@ -62,10 +62,10 @@ def test_a_mediated_device_has_the_uuid_of_its_owner(tmp_path: Path) -> None:
 
 def test_an_interrupted_creation_can_be_undone_by_recover(kernel: FakeKernel) -> None:
     before = len(kernel.operations)
-    kernel.kill(at=7, after=True)
+    kernel.kill(at=8, after=True)
     with pytest.raises(PowerCut):
         Vgpus(Host(kernel)).create(GPU, TYPE, "a")
-    assert len(kernel.operations) == before + 7
+    assert len(kernel.operations) == before + 8
     kernel.revive()
     (run,) = api.recover(tree=kernel)
     assert run.summary.startswith("create a vGPU of type 1148")
