@@ -96,7 +96,9 @@ class Kubelet:
     def __init__(self, directory: Path, *, dial: float = DIAL, authority: str = "") -> None:
         self.directory = directory
         self.socket = str(directory / "kubelet.sock")
-        self.pod_resources = str(directory.parent / "pod-resources.sock")
+        pods = directory.parent / "pod-resources"
+        pods.mkdir(exist_ok=True)
+        self.pod_resources = str(pods / "kubelet.sock")
         self.endpoints: dict[str, Endpoint] = {}
         """The newest plugin of each resource."""
         self._connected: list[Endpoint] = []

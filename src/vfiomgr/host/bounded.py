@@ -11,7 +11,6 @@ wait too (driver_override_show in drivers/pci/pci-sysfs.c).
 from __future__ import annotations
 
 import os
-import warnings
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -228,7 +227,7 @@ def mark(tree: HostTree, device: str, pid: int, what: str) -> None:
 
 
 def read_marks(tree: HostTree) -> dict[str, str]:
-    """What each stuck device is stuck in."""
+    """What each stuck device is stuck in; a record that cannot be read may be of any operation."""
     names = tree.children(_MARKS)
     if not names:
         return {}
@@ -243,7 +242,7 @@ def read_marks(tree: HostTree) -> dict[str, str]:
             if _start_time(tree, record["pid"]) == record["started"] is not None:
                 found[name] = f"{record['what']} (PID {record['pid']})"
         except (ValueError, KeyError, TypeError):
-            warnings.warn(f"ignoring {_MARKS / name}: not a record of vfiomgr", stacklevel=2)
+            found[name] = f"an unknown operation ({_MARKS / name} is not a record of vfiomgr)"
     return found
 
 

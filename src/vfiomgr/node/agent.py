@@ -168,6 +168,13 @@ class Agent:
         loop.add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         directory = os.path.dirname(self._settings.control)
         HostTree("/").make_directory(HostPath(directory))  # the umask is narrower
+        try:
+            await self._serve()
+        finally:
+            notify("STOPPING=1")
+            await self._stop()
+
+    async def _serve(self) -> None:
         await self._control.start(f"{UNIX}{self._settings.control}")
         await self._share_quarantine()
         if self._driver is not None:
@@ -180,11 +187,7 @@ class Agent:
             self._start(self._events.run())
         if self._driver is not None:
             self._start(self._driver.run())
-        try:
-            await self._stopping.wait()
-        finally:
-            notify("STOPPING=1")
-            await self._stop()
+        await self._stopping.wait()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -203,7 +206,8 @@ class Agent:
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks, timeout=_ENDING)
+        if tasks:
+            await asyncio.wait(tasks, timeout=_ENDING)
         await asyncio.gather(*(served.close() for served in self._served.values()))
         if self._driver is not None:
             await self._driver.close()
@@ -515,7 +519,8 @@ class Agent:
     async def _show_status(self, _body: str) -> Response:
         await self._ledger.refresh()
         self._sockets.stir()  # the pods may be others
-        body = msgspec.json.encode(self._status())  # other commands ask: milliseconds count
+        # Other commands ask, and milliseconds count; paths of the host are no plain strings.
+        body = msgspec.json.encode(self._status(), enc_hook=str)
         return Response(body, content_type="application/json")
 
     def _status(self) -> NodeStatus:
@@ -541,7 +546,16 @@ class Agent:
             error=self._scanning.error,
             is_dra_registered=None if self._driver is None else self._driver.is_registered,
             claims=tuple(ClaimStatus(*each) for each in sorted(self._claims.items())),
+            pods_unknown=self._why_unknown(),
         )
+
+    def _why_unknown(self) -> str:
+        """Why it is unknown which pods have devices; empty if it is known."""
+        if not self._is_offering:
+            return "it has not offered the devices yet"
+        if not self._ledger.is_known:
+            return f"the kubelet has not answered on {self._settings.pod_resources}"
+        return ""
 
     async def _release(self, device: str) -> Response:
         """End the quarantine of a device, and forgive its errors up to now."""

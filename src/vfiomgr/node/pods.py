@@ -48,6 +48,8 @@ class PodLedger:
         """When devices were allocated that the kubelet has not reported since."""
         self.pods: Mapping[Key, str] = {}
         """The last answer: NAMESPACE/POD/CONTAINER."""
+        self.is_known = False
+        """Whether the kubelet has ever answered."""
         self.claims: Mapping[str, ClaimUse] = {}
         """The claims of the last answer, without those that were released since."""
         self._released: set[str] = set()
@@ -133,7 +135,7 @@ class PodLedger:
         if claims != self.claims:
             self.claims = claims
             self.report_claims()
-        self.pods = found
+        self.pods, self.is_known = found, True
         self._allocated = {
             key: at
             for key, at in self._allocated.items()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import site
 import sys
 import time
 from contextlib import suppress
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+import vfiomgr
 from vfiomgr.errors import HostError
 from vfiomgr.node.messages import Problem, Question, Report, Settings, read, write
 
@@ -165,9 +168,22 @@ class Scanning:
 
 
 def own_command(root: str, name: str) -> tuple[str, ...]:
-    """The command of a process of the agent, `vfiomgr node NAME`."""
-    isolated = ("-I",) if sys.flags.isolated else ()
-    return (sys.executable, *isolated, "-m", "vfiomgr", "--root", root, "node", name)
+    """The command of a process of the agent, `vfiomgr node NAME` (decision 14).
+
+    It is isolated, however the agent was started. Where isolated Python does not find vfiomgr, the
+    process is given what the agent searches, but not the directory that Python adds by itself: that
+    of a script, or the current one.
+    """
+    own = os.path.dirname(os.path.dirname(os.path.abspath(vfiomgr.__file__)))
+    searched = sys.path[0 if sys.flags.safe_path else 1 :]
+    led = {*os.environ.get("PYTHONPATH", "").split(os.pathsep), site.getusersitepackages()}
+    if own in searched and (sys.flags.isolated or own not in map(os.path.abspath, led)):
+        program = ("-m", "vfiomgr")
+    else:
+        places = [own, *filter(os.path.isabs, searched)]
+        start = "from vfiomgr.__main__ import start; start()"
+        program = ("-c", f"import sys; sys.path[:] = {places!r}; {start}")
+    return (sys.executable, "-I", *program, "--root", root, "node", name)
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:

@@ -17,6 +17,7 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from vfiomgr.diagnostic import Override
     from vfiomgr.passthrough.steps import Bind
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 IN_NETWORK = "network-in-use"
 PERSISTENCE_MODE = "persistence-mode"
+UNKNOWN = "users-unknown"
 """Rule identifiers that other modules use."""
 GIM = "gim"
 """AMD's driver. It creates virtual functions when it is loaded, at least one of each GPU (vf_num in
@@ -204,8 +206,26 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
         )
 
 
+def unknown_users(
+    host: HostSnapshot, holder: PciDevice | Vgpu, *kinds: str
+) -> Iterator[Diagnostic]:
+    """Refuse what may have a user of these kinds, since what would name it could not be read."""
+    for unknown in host.unknown_users_of(holder):
+        if unknown.kind in kinds:
+            override: Override = "mounted-disk" if unknown.kind == "disks" else "in-use"
+            yield blocker(
+                UNKNOWN,
+                holder,
+                f"cannot tell whether {holder} is in use: {unknown.why}",
+                unknown.lift,
+                allow(override),
+                override=override,
+            )
+
+
 def host_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse disks and interfaces that the host uses, and GPUs in persistence mode."""
+    yield from unknown_users(host, device, "disks", "network", PERSISTENCE_MODE)
     for use in host.host_uses or ():
         if use.address == device.address:
             yield _use_diagnostic(device, use)
@@ -256,6 +276,7 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
 
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function with open nodes: its driver's unbind may wait forever for their users."""
+    yield from unknown_users(host, device, "processes")
     users = (*host.users_of(frozenset(device.nodes)), *host.users_below(device))
     if users:
         yield blocker(
@@ -288,6 +309,7 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
 
 def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
     """Refuse what the kubelet gave to a pod or a claim has, whether or not a pod has opened it."""
+    yield from unknown_users(host, holder, "pods")
     pod = host.pod_of(holder)
     users = host.users_of(host.guest_nodes(holder)) if pod else ()
     if pod and all(user.pod != pod for user in users):
@@ -383,6 +405,7 @@ def host_data(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
     Persistence mode is excluded, because NVIDIA's programs set it during a rollback.
     """
+    yield from unknown_users(host, device, "disks", "network")
     for diagnostic in _uses_but(host, device, kept=False):
         yield diagnostic.without("only")
 

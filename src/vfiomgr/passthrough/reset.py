@@ -316,7 +316,8 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     yield from guards.boot_display(host, device)
     yield from guards.open_nodes(host, device)
     for diagnostic in guards.host_use(host, device):
-        if diagnostic.rule == guards.PERSISTENCE_MODE or diagnostic.override is None:
+        is_other = diagnostic.rule in (guards.PERSISTENCE_MODE, guards.UNKNOWN)
+        if is_other or diagnostic.override is None:
             yield diagnostic
         else:  # there is no --function-only
             remedies = (Remedy("stop this use first"), allow(diagnostic.override))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import time
-import warnings
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -14,13 +13,15 @@ from vfiomgr.expressions import expression
 from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.snapshot.values import HostUse
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.unknown import Report
 
 
 BLOCK = HostPath("/sys/class/block")
@@ -76,6 +77,10 @@ def node_of(name: str) -> HostPath:
 
 
 PROC = HostPath("/proc")
+_TABLES = (PROC / "1", PROC)
+_READABLE = (
+    "run as root of the host; in a container, in the host's PID namespace, with CAP_SYS_PTRACE"
+)
 _OCTAL = expression(r"\\([0-7]{3})")
 _NUMBER, _MOUNT_POINT, _SEPARATOR = 2, 4, "-"
 """Columns of mountinfo (proc(5)); after the optional fields and a separator: type and source."""
@@ -110,8 +115,14 @@ class Mount(Value):
 
 def host_lines(tree: HostTree, name: str) -> list[str]:
     """The lines of the host's table: that of PID 1, also inside a container."""
-    texts = (tree.read_text(place / name) for place in (PROC / "1", PROC))
+    texts = (tree.read_text(place / name) for place in _TABLES)
     return next((text for text in texts if text is not None), "").splitlines()
+
+
+def unread_tables(tree: HostTree, *names: str) -> list[str]:
+    """The tables of PID 1 that exist and cannot be read; another process may have other ones."""
+    own = (PROC / "1" / name for name in names)
+    return [path for path in own if tree.exists(path) and tree.read_bytes(path, 1) is None]
 
 
 def remote_places(tree: HostTree) -> tuple[str, ...]:
@@ -125,7 +136,7 @@ def remote_places(tree: HostTree) -> tuple[str, ...]:
     return tuple(place for place in found if place != "/")
 
 
-def read_mounts(tree: HostTree, *, everywhere: bool) -> Iterator[Mount]:
+def read_mounts(tree: HostTree, report: Report = warn, *, everywhere: bool) -> Iterator[Mount]:
     """The host's own mounts; `everywhere` adds devices mounted only in other namespaces.
 
     A device can be mounted in a separate namespace (containers, `unshare -m`, services with
@@ -135,7 +146,7 @@ def read_mounts(tree: HostTree, *, everywhere: bool) -> Iterator[Mount]:
     yield from own
     if everywhere:
         seen = {mount.number for mount in own}
-        for mount in _other_mounts(tree):
+        for mount in _other_mounts(tree, report):
             if mount.number not in seen:
                 seen.add(mount.number)
                 yield mount
@@ -150,8 +161,9 @@ def _own_mounts(tree: HostTree) -> Iterator[Mount]:
         yield Mount(source, where, numbers.get(where))
 
 
-def _other_mounts(tree: HostTree) -> Iterator[Mount]:
+def _other_mounts(tree: HostTree, report: Report) -> Iterator[Mount]:
     """The mounts of all other namespaces, one table for each namespace."""
+    unread: dict[str, str] = {}
     seen = {tree.link(PROC / "1/ns/mnt")}
     if None in seen:
         return  # a recording, or a user who may not see it
@@ -160,9 +172,23 @@ def _other_mounts(tree: HostTree) -> Iterator[Mount]:
         if namespace is None or namespace in seen:
             continue
         table = tree.read_text(PROC / pid / "mountinfo")
-        if table:  # else it ended meanwhile; the next process may have the same namespace
+        if table:
             seen.add(namespace)
             yield from _mounts_of(table, int(pid), tree.read(PROC / pid / "comm") or "?")
+        elif tree.link(PROC / pid / "ns/mnt") == namespace:  # it has not ended meanwhile
+            unread[namespace] = PROC / pid / "mountinfo"
+    tables = [path for namespace, path in unread.items() if namespace not in seen]
+    _report_unread(tree, tables, report)
+
+
+def _report_unread(tree: HostTree, tables: Sequence[str], report: Report) -> None:
+    """Report tables that may name any disk."""
+    if not tables:
+        return
+    functions = tuple(sorted({a for found in disks_below(tree).values() for a in found}))
+    for path in tables:
+        why = f"cannot read {path}, which may name a disk"
+        report(UnknownUsers("disks", why, _READABLE, functions))
 
 
 def _mounts_of(table: str, pid: int, command: str) -> Iterator[Mount]:
@@ -184,17 +210,20 @@ _EXPORTS = HostPath("/sys/kernel/config/nvmet/subsystems")
 _KIND: Final = "mounted-disk"
 
 
-def read_disk_uses(tree: HostTree, *, everywhere: bool) -> tuple[HostUse, ...]:
+def read_disk_uses(
+    tree: HostTree, report: Report = warn, *, everywhere: bool
+) -> tuple[HostUse, ...]:
     """The uses of disks; `everywhere` reads the mount namespaces of all processes, as root."""
-    direct = (*_mounted(tree, everywhere=everywhere), *_swaps(tree), *_exported(tree))
+    _report_unread(tree, unread_tables(tree, "mounts", "mountinfo"), report)
+    direct = (*_mounted(tree, report, everywhere=everywhere), *_swaps(tree), *_exported(tree))
     uses = tuple(dict.fromkeys(direct))
     used = {use.address for use in uses}
     volumes = dict.fromkeys(use for use in _volume_uses(tree) if use.address not in used)
     return (*uses, *volumes)
 
 
-def _mounted(tree: HostTree, *, everywhere: bool) -> Iterator[HostUse]:
-    for mount in read_mounts(tree, everywhere=everywhere):
+def _mounted(tree: HostTree, report: Report, *, everywhere: bool) -> Iterator[HostUse]:
+    for mount in read_mounts(tree, report, everywhere=everywhere):
         for device in _mounted_device(tree, mount):
             for address in functions_below(tree, device):
                 yield HostUse(address, _KIND, mount.what, mount.lift)
@@ -285,7 +314,9 @@ class _Answers(Value):
     unopened: frozenset[str]
 
 
-def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostUse]:
+def read_claims(
+    tree: HostTree, known: Collection[PciAddress], report: Report = warn
+) -> Iterator[HostUse]:
     """Disks and partitions that are claimed or do not answer, of functions that are not `known`.
 
     Those with known users are not opened: an open with O_EXCL makes a concurrent mount fail.
@@ -298,7 +329,9 @@ def read_claims(tree: HostTree, known: Collection[PciAddress]) -> Iterator[HostU
     answers = _ask(tree, disks)
     if answers.unopened and tree.is_machine and os.geteuid() == 0:
         nodes = ", ".join(sorted(map(node_of, answers.unopened)))
-        warnings.warn(f"cannot test whether disks are in use: cannot open {nodes}", stacklevel=2)
+        why = f"cannot test whether disks are in use: cannot open {nodes}"
+        functions = sorted({a for name in answers.unopened for a in disks[name]} - {*known})
+        report(UnknownUsers("disks", why, "run with the host's /dev", tuple(functions)))
     for name, addresses in disks.items():
         what = _what(name, tree.children(BLOCK / name), answers)
         for address in addresses if what else ():

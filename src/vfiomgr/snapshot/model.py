@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from vfiomgr.pci.capabilities import ResetCapabilities
     from vfiomgr.pci.drivers import OriginalState
     from vfiomgr.pci.translation import Translation
+    from vfiomgr.snapshot.unknown import UnknownUsers
     from vfiomgr.vgpu.model import VgpuType
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
+_CLASS_NETWORK = "02"
 UNIDENTIFIED = "no modalias, and no vendor, device and class"
 """The reason why a function is omitted: it cannot be identified."""
 _Key = TypeVar("_Key")
@@ -475,6 +477,29 @@ class HostSnapshot(HostFacts):
     def allocated_ago(self, holder: PciDevice | Vgpu) -> float | None:
         """Seconds since the kubelet gave it to a pod, until the kubelet names the pod."""
         return None if self.agent is None else self.agent.allocated.get(_given_name(holder))
+
+    def unknown_users_of(self, holder: PciDevice | Vgpu) -> tuple[UnknownUsers, ...]:
+        """What could name a user of a function or a vGPU and could not be read."""
+        return tuple(each for each in self.unknown_users if self._may_name(each, holder))
+
+    def knows_users_of(self, holder: PciDevice | Vgpu) -> bool:
+        """Whether everything was read that could name a user of a function or a vGPU."""
+        return self.users is not None and not self.unknown_users_of(holder)
+
+    def _may_name(self, unknown: UnknownUsers, holder: PciDevice | Vgpu) -> bool:
+        if not isinstance(holder, PciDevice):
+            return unknown.kind == "pods"
+        if holder.address in unknown.functions:
+            return True
+        match unknown.kind:
+            case "pods":
+                return bool(self.guest_nodes(holder)) or self.is_vendor_function(holder)
+            case "processes":
+                return bool(holder.nodes)
+            case "network":
+                return holder.class_code.startswith(_CLASS_NETWORK) and not holder.is_on_vfio
+            case _:
+                return False
 
     def users_below(self, device: PciDevice) -> tuple[DeviceUser, ...]:
         """The processes that have a disk of a function open."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import time
-import warnings
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -17,20 +17,24 @@ from vfiomgr.errors import HostError, NeedsRoot, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.paths import RUNTIME
 from vfiomgr.pci.model import is_address
+from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.unknown import Report
 
 CONTROL = RUNTIME / "node.sock"
 """The agent's own socket."""
-_DEADLINE = 10.0
+DEADLINE = 10.0
+"""Seconds for an answer that something depends on."""
 _PATIENCE = 1.0
-"""Seconds that commands wait which do not depend on an agent."""
-_ABSENT = (FileNotFoundError, ConnectionRefusedError, PermissionError)
-"""No agent runs, or this user may not ask it."""
+"""Seconds that lists wait, which do not depend on an agent."""
+_CLAIMS = RUNTIME / "dra"
+"""Records of ResourceClaims that an agent prepared."""
+_RESTART = "restart the agent: systemctl restart vfiomgr-node, or delete its pod"
 _MOST_BYTES = 16 << 20
 _MOST_QUOTED = 200
 """Characters of an answer in a message."""
@@ -91,6 +95,8 @@ class NodeStatus(Value, dict=True):
     """Whether the kubelet accepted the DRA driver; None if the agent serves no claims."""
     claims: tuple[ClaimStatus, ...] = ()
     """The devices that ResourceClaims have."""
+    pods_unknown: str = ""
+    """Why it is unknown which pods have devices; empty if it is known."""
 
     @cached_property
     def pods(self) -> Mapping[str, str]:
@@ -117,21 +123,41 @@ class NodeStatus(Value, dict=True):
                 yield name, device
 
 
-def find_status(tree: HostTree) -> NodeStatus | None:
-    """The state of the agent of a host; None if none runs, or this user may not ask it."""
+def find_status(
+    tree: HostTree, report: Report = warn, seconds: float = _PATIENCE
+) -> NodeStatus | None:
+    """The state of the agent of a host; None if none runs, or this user may not ask it.
+
+    An agent that exists and does not say which pods have devices is reported.
+    """
     if not tree.exists(CONTROL):
+        _report_claims(tree, report)
         return None
+    path = tree.locate(CONTROL)
+    why, remedy = "", _RESTART
     try:
-        path = tree.locate(CONTROL)
-        return _read(*_exchange(path, "GET", "/status", b"", _PATIENCE))
-    except _ABSENT:
-        return None
+        found = _read(*_exchange(path, "GET", "/status", b"", seconds))
+    except FileNotFoundError:
+        _report_claims(tree, report)
+        return None  # it has ended meanwhile
+    except ConnectionRefusedError:
+        why = "it was killed, and left its socket"
+        remedy = f"start the agent again; if none is to run on this host: rm {shlex.quote(path)}"
+    except PermissionError as error:
+        if os.geteuid() != 0:
+            return None
+        why = str(error.strerror)
     except Misfit as error:
         why = f"it has another version, restart it ({_quoted(str(error))})"
     except (OSError, ValueError) as error:
         why = _quoted(getattr(error, "strerror", None) or str(error)) or "timed out"
-    text = f"cannot ask the node agent on {CONTROL} which pods have devices: {why}"
-    warnings.warn(text, stacklevel=2)
+    else:
+        if found.pods_unknown:
+            why = f"the node agent does not know which pods have devices: {found.pods_unknown}"
+            report(UnknownUsers("pods", why, "see vfiomgr node status, then repeat the command"))
+        return found
+    text = f"cannot ask the node agent on {path} which pods have devices: {why}"
+    report(UnknownUsers("pods", text, remedy))
     return None
 
 
@@ -148,6 +174,16 @@ def is_running(tree: HostTree) -> bool:
         except OSError:
             return True
     return True
+
+
+def _report_claims(tree: HostTree, report: Report) -> None:
+    """Report that an agent that ended has prepared claims, whose pods may run."""
+    if any(name.endswith(".json") for name in tree.children(_CLAIMS)):
+        why = f"ResourceClaims are prepared ({_CLAIMS}), and no node agent runs"
+        remedy = (
+            f"start the agent; if none is to run on this host: rm {tree.locate(_CLAIMS)}/*.json"
+        )
+        report(UnknownUsers("pods", why, remedy))
 
 
 def _require_own_socket(path: str) -> None:
@@ -244,7 +280,7 @@ def _ask(path: str, method: str, page: str, body: str = "") -> tuple[int, bytes]
 
     """
     try:
-        return _exchange(path, method, page, body.encode(), _DEADLINE)
+        return _exchange(path, method, page, body.encode(), DEADLINE)
     except PermissionError:
         what = "querying the agent"
         raise NeedsRoot(what, has_plan=False) from None

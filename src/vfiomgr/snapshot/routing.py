@@ -13,7 +13,6 @@ import os
 import shlex
 import struct
 import sys
-import warnings
 from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING
@@ -216,6 +215,8 @@ _INFO_KIND = 1
 _STACKED = frozenset({"macvlan", "macvtap", "ipvlan", "ipvtap", "vlan"})
 """Kinds whose `link` is the index of the interface below; for a veth it is the peer."""
 _CLONE_NEWNET = 0x40000000
+_UNREAD = "!"
+"""The answer for a namespace that cannot be read."""
 _BETWEEN = "/"
 """A separator that occurs in no name of an interface, a device or a kind."""
 
@@ -242,23 +243,25 @@ class FarLink(Value):
         return f"nsenter -t {self.pid} -n ip link {verb} {shlex.quote(self.name)}{words}"
 
 
-def read_far_links(tree: HostTree) -> tuple[FarLink, ...]:
+def read_far_links(tree: HostTree) -> tuple[tuple[FarLink, ...], tuple[str, ...]]:
     """Adapters, and interfaces above others, in all other network namespaces.
 
-    Only on the machine itself, as root; otherwise they are unknown.
+    Also returns the namespaces that cannot be read. Only on the machine itself, as root; otherwise
+    they are unknown.
     """
     if not (tree.is_machine and tree.can_hang):
-        return ()  # the child that enters is forked for a tree that can hang
-    questions = {pid: partial(_links_at, place) for pid, place in _places(tree)}
-    answers = bounded.ask(tree, questions)
-    if len(answers) < len(questions):  # one lock (RTNL) is that of all of them
-        text = "cannot examine all network namespaces: the kernel does not list their interfaces"
-        warnings.warn(text, stacklevel=2)
+        return (), ()  # the child that enters is forked for a tree that can hang
+    places = dict(_places(tree))
+    questions = {pid: partial(_links_at, place) for pid, place in places.items()}
+    answers = bounded.ask(tree, questions)  # the lock (RTNL) is that of all of them
+    unread = [place for pid, place in places.items() if _UNREAD in answers.get(pid, (_UNREAD,))]
     return tuple(
         FarLink(name, device, kind, int(lower), int(pid), tree.read(PROC / pid / "comm") or "?")
         for pid, links in answers.items()
-        for name, device, kind, lower in (link.split(_BETWEEN) for link in links if link)
-    )
+        for name, device, kind, lower in (
+            link.split(_BETWEEN) for link in links if link and link != _UNREAD
+        )
+    ), tuple(filter(os.path.lexists, unread))
 
 
 def _places(tree: HostTree) -> Iterator[tuple[str, str]]:
@@ -274,20 +277,21 @@ def _places(tree: HostTree) -> Iterator[tuple[str, str]]:
 
 
 def _links_at(place: str) -> Iterator[str]:
-    """Enter a namespace and list its interfaces; empty if it is gone."""
+    """Enter a namespace and list its interfaces, if that is possible."""
     import ctypes  # noqa: PLC0415 - slow, and few need it
 
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if ctypes.CDLL(None).setns(descriptor, _CLONE_NEWNET):
+                yield _UNREAD
                 return
         finally:
             os.close(descriptor)
         for kind, body in dump(_GET_LINK, _LINK.size):
             yield from parse_link(body) if kind == _NEW_LINK else ()
     except OSError:
-        return
+        yield _UNREAD
 
 
 def parse_link(body: bytes) -> Iterator[str]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciAddress
+    from vfiomgr.snapshot.unknown import Report, UnknownUsers
     from vfiomgr.snapshot.values import HostUse
 
 
@@ -84,12 +85,20 @@ def scan(
     if further.get("with_gpu_modes"):
         host = with_gpu_modes(host, tree)
     with_users = further.get("with_users", False)
+    unknown: list[UnknownUsers] = []
     resets, links = further.get("with_resets"), further.get("with_links")
     return replace(
         host,
-        host_uses=_host_uses(host, tree, with_users=with_users, with_claims=with_claims),
-        users=users.read_users(tree) if with_users else None,
-        agent=node_agent.find_status(tree) if with_users else None,
+        host_uses=_host_uses(
+            host, tree, unknown.append, with_users=with_users, with_claims=with_claims
+        ),
+        users=users.read_users(tree, unknown.append) if with_users else None,
+        agent=(
+            node_agent.find_status(tree, unknown.append, node_agent.DEADLINE)
+            if with_users
+            else None
+        ),
+        unknown_users=tuple(unknown),
         variants=drivers.read_variants(tree) if with_users else (),
         vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,
         readiness=(
@@ -149,14 +158,14 @@ def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
 
 
 def _host_uses(
-    host: HostSnapshot, tree: HostTree, *, with_users: bool, with_claims: bool
+    host: HostSnapshot, tree: HostTree, report: Report, *, with_users: bool, with_claims: bool
 ) -> tuple[HostUse, ...] | None:
     if not with_users:
-        return uses_facts.read_host_uses(tree)
-    found = uses_facts.read_all_uses(tree, host.devices, with_claims=with_claims)
+        return uses_facts.read_host_uses(tree, report)
+    found = uses_facts.read_all_uses(tree, host.devices, report, with_claims=with_claims)
     if found is None:
         return None
-    return (*found, *vgpu_facts.persistence_uses(tree, host.devices))
+    return (*found, *vgpu_facts.persistence_uses(tree, host.devices, report))
 
 
 _ARCHITECTURES = (

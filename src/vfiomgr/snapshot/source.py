@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.unknown import UnknownUsers
     from vfiomgr.vgpu.model import Vgpu
 
 
@@ -229,7 +230,7 @@ class HostSource:
         if self.snapshot is not None:
             return host
         if any(device.nodes for device in functions):
-            return replace(host, users=read_users(self.tree), agent=find_status(self.tree))
+            return self._with_agent(replace(host, users=read_users(self.tree)))
         holders: tuple[PciDevice | Vgpu, ...] = (*host.vgpus, *functions)
         nodes = {node for holder in holders for node in host.guest_nodes(holder)}
         return self.with_holders(host, nodes)
@@ -241,8 +242,20 @@ class HostSource:
         """
         if self.snapshot is not None:
             return host
-        users = read_holders(self.tree, nodes)
-        return replace(host, users=users, agent=find_status(self.tree))
+        return self._with_agent(replace(host, users=read_holders(self.tree, nodes)))
+
+    def _with_agent(self, host: HostSnapshot) -> HostSnapshot:
+        """With the state of the agent, for a list; why it is unknown is noted."""
+        unknown: list[UnknownUsers] = []
+        agent = find_status(self.tree, unknown.append)
+        host = replace(host, agent=agent, unknown_users=(*host.unknown_users, *unknown))
+        self.note_unknown_users(host)
+        return host
+
+    def note_unknown_users(self, host: HostSnapshot) -> None:
+        """Note what could name users of devices and could not be read."""
+        for each in host.unknown_users:
+            self.on_note(each.why)
 
     def require_live(self, why: str, remedy: str) -> None:
         """Require a tree.

@@ -7,7 +7,6 @@ module reference counts, which are not per device (/sys/module/MODULE/refcnt).
 from __future__ import annotations
 
 import os
-import warnings
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from vfiomgr.host import bounded
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.disks import functions_below, remote_places
+from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.snapshot.values import DeviceUser
 from vfiomgr.value import Value
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.unknown import Report
 
     Disks = Mapping[str, tuple[PciAddress, ...]]
 
@@ -87,11 +88,13 @@ _NODES = "/dev/"
 _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
+_END = "end that process: kill {pid}"
 
 
-def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
+def read_users(tree: HostTree, report: Report = warn) -> tuple[DeviceUser, ...] | None:
     """Processes that use a watched node; None if some process cannot be examined.
 
+    A process that does not answer is reported.
     Only root can read the descriptors of other users' processes; a recording has none.
     """
     descriptors = _all_descriptors(tree)
@@ -99,12 +102,24 @@ def read_users(tree: HostTree) -> tuple[DeviceUser, ...] | None:
         return None
     disks = _nodes_of_disks(tree)
     functions = {disk.node: disk.functions for disk in disks}
-    mapped, renamed = _mapped(tree, descriptors), _renamed(tree, descriptors, disks)
+    behind_disks = tuple(sorted({address for disk in disks for address in disk.functions}))
+    mapped, silent = _mapped(tree, descriptors)
+    renamed, unclear = _renamed(tree, descriptors, disks)
+    for pid in filter(partial(_lives, tree), silent):
+        why = f"cannot read the mappings of process {pid}, which may include a device"
+        report(UnknownUsers("processes", why, _END.format(pid=pid), behind_disks))
+    for pid in filter(partial(_lives, tree), unclear):
+        why = f"process {pid} has a file open that does not answer and may be a disk"
+        report(UnknownUsers("disks", why, _END.format(pid=pid), behind_disks))
     watched: dict[str, set[str]] = {}
     for pid, opened in descriptors.items():
         nodes = {*opened.values(), *mapped.get(pid, ()), *renamed.get(pid, ())}
         watched[pid] = {n for n in nodes if n and (n.startswith(_WATCHED) or n in functions)}
     return _described(tree, watched, functions)
+
+
+def _lives(tree: HostTree, pid: str) -> bool:
+    return tree.exists(_PROC / pid)
 
 
 def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
@@ -144,12 +159,16 @@ def _all_descriptors(tree: HostTree) -> dict[str, dict[str, str]] | None:
 
 
 def _shows_all(tree: HostTree) -> bool:
-    """Whether /proc is the host's: in a PID namespace it hides all other processes."""
+    """Whether /proc is the host's and shows all processes.
+
+    In a PID namespace it hides those of others, and with the option hidepid those of other users
+    (proc(5)).
+    """
     try:
         namespace = os.stat(tree.locate(_PROC / "self/ns/pid")).st_ino
     except OSError:
         return True  # a tree of another host, or a simulated one
-    return namespace == _FIRST_NAMESPACE
+    return namespace == _FIRST_NAMESPACE and tree.exists(_PROC / "1")
 
 
 class _DiskNode(Value):
@@ -176,14 +195,27 @@ def _nodes_of_disks(tree: HostTree) -> tuple[_DiskNode, ...]:
 
 
 def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
-    """The open files of a process, by descriptor; None without any, as for kernel threads."""
+    """The open files of a process, by descriptor; None without any, as for kernel threads.
+
+    Raises:
+        PermissionError: this user may not see them.
+
+    """
     directory = _PROC / pid / "fd"
     try:
         names = os.listdir(tree.locate(directory / ""))
     except (FileNotFoundError, ProcessLookupError):
         return None  # it ended meanwhile
-    targets = ((name, tree.link(HostPath(f"{directory}/{name}"))) for name in names)
+    targets = ((name, _target(tree, HostPath(f"{directory}/{name}"))) for name in names)
     return {n: _node(file) for n, file in targets if file and file[0] == "/"} if names else None
+
+
+def _target(tree: HostTree, descriptor: HostPath) -> str | None:
+    """The file of a descriptor; None if it was closed meanwhile."""
+    target = tree.link(descriptor)
+    if target is None and tree.exists(descriptor):
+        raise PermissionError
+    return target
 
 
 def _node(target: str) -> str:
@@ -193,8 +225,10 @@ def _node(target: str) -> str:
 
 def _renamed(
     tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
-) -> Mapping[str, Iterable[str | None]]:
+) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
     """Disk nodes that processes have open under other names: in a /dev of their own, anywhere.
+
+    Also returns the processes that are without an answer.
 
     Guests of libvirt and containers have such a /dev. A child examines each file, which may be on a
     server that does not answer. Files on servers are not disk nodes, and hundreds of guests may
@@ -203,7 +237,7 @@ def _renamed(
     by_number = {disk.number: disk.node for disk in disks}
     known, remote = frozenset(by_number.values()), remote_places(tree)
     if not by_number or not tree.is_machine:
-        return {}
+        return {}, ()
     unclear = {
         pid: [name for name, target in opened.items() if _is_unclear(target, known, remote)]
         for pid, opened in descriptors.items()
@@ -214,10 +248,7 @@ def _renamed(
         if names
     }
     found = bounded.ask_each(tree, questions)
-    for pid in questions.keys() - found.keys():
-        text = f"process {pid} has a file open that does not answer; it is assumed not to be a disk"
-        warnings.warn(text, stacklevel=2)
-    return found
+    return found, questions.keys() - found.keys()
 
 
 def _is_unclear(target: str, known: AbstractSet[str], remote: tuple[str, ...]) -> bool:
@@ -234,8 +265,12 @@ def _devices_of(
     )
 
 
-def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | None]]:
+def _mapped(
+    tree: HostTree, pids: Iterable[str]
+) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
     """Nodes below /dev that processes have mapped, with or without an open descriptor.
+
+    Also returns the processes that are without an answer.
 
     The kernel locks the maps of a process while it changes its memory, possibly forever
     (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child reads them. A process without an
@@ -251,10 +286,7 @@ def _mapped(tree: HostTree, pids: Iterable[str]) -> Mapping[str, Iterable[str | 
         if not status:
             break
         asked = {status[file] for file in bounded.coming_forward(status)}
-    for pid in questions.keys() - found.keys():
-        text = f"cannot read the mappings of process {pid}, which may include a device"
-        warnings.warn(f"{text}; it is assumed not to map one", stacklevel=2)
-    return found
+    return found, questions.keys() - found.keys()
 
 
 def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:

@@ -18,8 +18,10 @@ from vfiomgr.snapshot.disks import (
     host_lines,
     read_claims,
     read_disk_uses,
+    unread_tables,
 )
 from vfiomgr.snapshot.routing import FarLink, ask_routing, read_far_links
+from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.snapshot.values import HostUse
 from vfiomgr.units import counted
 from vfiomgr.value import Value
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.unknown import Report
 
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ _OF_LINK, _OF_GROUPS, _LOCAL = "fe8", "ff", 0x80000000
 """Automatic IPv6 addresses of interfaces, and RTF_LOCAL (linux/ipv6_route.h)."""
 _NETWORK_CLASS = "02"
 _ESTABLISHED = "01"
+_NETWORK_TABLES = ("net/route", "net/ipv6_route", "net/if_inet6", "net/tcp", "net/tcp6")
 _MOST = 3
 """Number of addresses and routes of an interface that are named."""
 
@@ -59,13 +63,15 @@ class _Tables(Value):
 
 
 def read_network_uses(
-    tree: HostTree, functions: Iterable[PciDevice] | None = None
+    tree: HostTree, functions: Iterable[PciDevice] | None = None, report: Report = warn
 ) -> Iterator[HostUse]:
     """Interfaces of the default route; with `functions`, other interfaces in use too.
 
     An interface of the default route is only reported as that: whoever allows its loss knows that
     its addresses are lost too.
     """
+    for path in unread_tables(tree, *_NETWORK_TABLES):
+        report(_unknown(f"cannot read {path}"))
     ipv4, ipv6 = _rows(tree, "net/route")[1:], _rows(tree, "net/ipv6_route")
     default = _default_interfaces(ipv4, ipv6)
     for interface in sorted(default):
@@ -76,10 +82,15 @@ def read_network_uses(
     adapters = (name for name in tree.children(NETWORK) if tree.exists(NETWORK / name / "device"))
     stacks = [(name, *_above(tree, name)) for name in adapters]
     others = [stack for stack in stacks if default.isdisjoint(stack)]
-    tables = _tables(tree, ipv4, ipv6, frozenset(chain(*others)))
+    tables = _tables(tree, ipv4, ipv6, frozenset(chain(*others)), report)
     for interface, *above in others:
         yield from _uses(tree, interface, above, tables)
     yield from _moved_away(tree, functions, tables.far)
+
+
+def _unknown(why: str) -> UnknownUsers:
+    """The uses of any network adapter."""
+    return UnknownUsers("network", why, "run as root of the host, and check dmesg if it hangs")
 
 
 def _uses(
@@ -197,21 +208,30 @@ def _moved(device: PciDevice, links: Sequence[FarLink]) -> HostUse:
     return HostUse(device.address, "network", what, lift)
 
 
-def _tables(tree: HostTree, ipv4: Rows, ipv6: Rows, names: Iterable[str]) -> _Tables:
+def _tables(
+    tree: HostTree, ipv4: Rows, ipv6: Rows, names: Iterable[str], report: Report
+) -> _Tables:
     """The tables; connections, possibly many, only if an address is asked about."""
-    addresses, routes = _asked(tree) or (_written_addresses(tree), _written_routes(ipv4, ipv6))
+    addresses, routes = _asked(tree, report) or (
+        _written_addresses(tree),
+        _written_routes(ipv4, ipv6),
+    )
     has_any = any(addresses.get(name) for name in names)
     connections = _connections(tree) if has_any else Counter[str]()
-    return _Tables(addresses, routes, connections, read_far_links(tree))
+    far, unread = read_far_links(tree)
+    if unread:
+        report(_unknown(f"cannot list the interfaces of network namespaces: {', '.join(unread)}"))
+    return _Tables(addresses, routes, connections, far)
 
 
-def _asked(tree: HostTree) -> tuple[ByInterface, ByInterface] | None:
+def _asked(tree: HostTree, report: Report) -> tuple[ByInterface, ByInterface] | None:
     """From rtnetlink, for the network namespace of this process."""
     own = tree.link(PROC / "self/ns/net") if tree.is_machine else None
     if own is None or tree.link(PROC / "1/ns/net") not in (own, None):
         return None
     found = ask_routing(tree)
     if found is None:
+        report(_unknown("the kernel does not list addresses and routes (rtnetlink)"))
         return None
     indices = {
         name: int(tree.read(NETWORK / name / "ifindex") or 0) for name in tree.children(NETWORK)
@@ -293,15 +313,20 @@ def _default_interfaces(ipv4: Rows, ipv6: Rows) -> set[str]:
     }
 
 
-def read_host_uses(tree: HostTree) -> tuple[HostUse, ...] | None:
+def read_host_uses(tree: HostTree, report: Report = warn) -> tuple[HostUse, ...] | None:
     """The uses shown by tables of the host; None without /proc."""
     if not tree.children(PROC):
         return None
-    return (*read_disk_uses(tree, everywhere=False), *read_network_uses(tree))
+    disks = read_disk_uses(tree, report, everywhere=False)
+    return (*disks, *read_network_uses(tree, report=report))
 
 
 def read_all_uses(
-    tree: HostTree, devices: Iterable[PciDevice], *, with_claims: bool = True
+    tree: HostTree,
+    devices: Iterable[PciDevice],
+    report: Report = warn,
+    *,
+    with_claims: bool = True,
 ) -> tuple[HostUse, ...] | None:
     """Like `read_host_uses`, for decisions.
 
@@ -310,10 +335,10 @@ def read_all_uses(
     """
     if not tree.children(PROC):
         return None
-    disks = read_disk_uses(tree, everywhere=True)
+    disks = read_disk_uses(tree, report, everywhere=True)
     known = frozenset(use.address for use in disks)
-    claims = read_claims(tree, known) if with_claims else ()
-    return (*disks, *claims, *read_network_uses(tree, devices))
+    claims = read_claims(tree, known, report) if with_claims else ()
+    return (*disks, *claims, *read_network_uses(tree, devices, report))
 
 
 def with_present_uses(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
@@ -321,8 +346,11 @@ def with_present_uses(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
 
     Persistence mode, which requires a program, is kept as found before.
     """
-    found = None if host.host_uses is None else read_all_uses(tree, host.devices)
+    unknown = [each for each in host.unknown_users if each.kind in ("pods", "processes")]
+    found = None
+    if host.host_uses is not None:
+        found = read_all_uses(tree, host.devices, unknown.append)
     if found is None:
         return host
     kept = (use for use in host.host_uses or () if use.kind == "persistence-mode")
-    return replace(host, host_uses=(*found, *kept))
+    return replace(host, host_uses=(*found, *kept), unknown_users=tuple(unknown))

@@ -19,6 +19,7 @@ from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.pci.translation import Translation
 from vfiomgr.persistence.initramfs.model import Initramfs
 from vfiomgr.snapshot.node_agent import NodeStatus
+from vfiomgr.snapshot.unknown import UnknownUsers
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import GpuMode, GpuPartition, Vgpu, VgpuParent, WedgedFunction
 from vfiomgr.vgpu.quota.model import GpuQuotas
@@ -158,3 +159,5 @@ class HostFacts(Value, dict=True):
     """ATS and PASID of functions that have them; None if not read (requires root)."""
     agent: NodeStatus | None = None
     """What the agent of a Kubernetes node offers; None if not read, or if none answers."""
+    unknown_users: tuple[UnknownUsers, ...] = ()
+    """What could name users of devices and could not be read."""

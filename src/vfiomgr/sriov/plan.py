@@ -359,7 +359,10 @@ def _in_use(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     for guard in (guards.assigned, guards.open_nodes, guards.host_use):
         for diagnostic in guard(host, device):
             remedy = "stop using it first: changing the number removes all virtual functions"
-            yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
+            if diagnostic.rule == guards.UNKNOWN:
+                yield replace(diagnostic.without("allow"), override=None)
+            else:
+                yield replace(diagnostic, remedies=(Remedy(remedy),), override=None)
 
 
 def _instance_notes(

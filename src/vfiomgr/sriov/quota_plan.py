@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import Plan, Step
@@ -238,7 +240,11 @@ def _held(host: HostSnapshot, physical: PciDevice, numbers: Iterable[int]) -> It
     """Refuse functions in use: a new memory size is a new buffer (pf_provision_vf_lmem)."""
     for number in numbers:
         device = host.device_named(str(physical.virtual_functions[number - 1]))
-        users = host.holders(device) if device is not None else ()
+        if device is None:
+            continue
+        for found in guards.held_by_pod(host, device):
+            yield replace(found.without("allow"), override=None)
+        users = host.holders(device)
         if users:
             yield blocker(
                 "held-by-guest",

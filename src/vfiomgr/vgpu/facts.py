@@ -27,9 +27,11 @@ from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.host.parallel import in_parts
+from vfiomgr.host.programs import PROGRAM_PATH
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.snapshot.values import HostUse
 from vfiomgr.vgpu.model import (
     MARKS,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.function import Functions
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.snapshot.unknown import Report
 
 
 _QUERY = ("--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
@@ -65,9 +68,23 @@ def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | N
     return tree.run(("nvidia-smi", *question))
 
 
-def persistence_uses(tree: HostTree, devices: Sequence[PciDevice]) -> Iterator[HostUse]:
+def _is_installed(program: str) -> bool:
+    from shutil import which  # noqa: PLC0415 - slow to import
+
+    return which(program, path=PROGRAM_PATH) is not None
+
+
+def persistence_uses(
+    tree: HostTree, devices: Sequence[PciDevice], report: Report = warn
+) -> Iterator[HostUse]:
     """GPUs in persistence mode, whose use count is not visible as an open file."""
-    for line in (ask(tree, devices, *_QUERY) or "").splitlines():
+    answer = ask(tree, devices, *_QUERY)
+    gpus = tuple(d.address for d in devices if d.driver == "nvidia" and d.stuck is None)
+    if answer is None and gpus and tree.is_machine and _is_installed("nvidia-smi"):
+        why = "nvidia-smi does not report the persistence mode of GPUs"
+        lift = "run nvidia-smi to see why; after an update of the driver, reboot"
+        report(UnknownUsers("persistence-mode", why, lift, gpus))
+    for line in (answer or "").splitlines():
         name, _, mode = line.partition(",")
         if mode.strip() != "Enabled":
             continue

@@ -153,7 +153,7 @@ def _print_table(
     has_notes = any(row[len(_USUAL)] for row in rows)
     usual = (*_USUAL, "NOTES") if has_notes else _USUAL
     view.print(_COLUMNS, rows, usual)
-    if view.needs("USED BY", usual) and any(_UNKNOWN in row for row in rows):
+    if host.users is None and view.needs("USED BY", usual) and any(_UNKNOWN in row for row in rows):
         note(unknown_users("USED BY", is_live=is_live))
 
 
@@ -191,10 +191,11 @@ def _nodes(host: HostSnapshot, device: PciDevice) -> frozenset[str]:
 
 def _used_by(host: HostSnapshot, functions: Sequence[PciDevice]) -> str:
     pods = [pod for function in functions for pod in _pods(host, function)]
-    if host.users is None:
-        return users_in_words((), pods) if pods else _UNKNOWN
     nodes = frozenset[str]().union(*(_nodes(host, function) for function in functions))
-    return users_in_words(host.users_of(nodes), pods)
+    users = host.users_of(nodes)
+    if not (pods or users or all(map(host.knows_users_of, functions))):
+        return _UNKNOWN
+    return users_in_words(users, pods)
 
 
 def _pods(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
@@ -229,13 +230,14 @@ def _item(host: HostSnapshot, device: PciDevice) -> dict[str, object]:
     """A function as documents have it: its facts, and what is concluded from them."""
     memory = memory_of(host, device)
     users = None if host.users is None else host.users_of(_nodes(host, device))
+    are_pods_known = all(each.kind != "pods" for each in host.unknown_users_of(device))
     return {
         **{name: getattr(device, name) for name in device.__struct_fields__},
         "short_name": device.short_name,
         "state": host.state_of(device),
         "vram_mib": memory and memory.mib,
         "is_vram_certain": memory and memory.is_certain,
-        "pods": list(_pods(host, device)),
+        "pods": list(_pods(host, device)) or ([] if are_pods_known else None),
         "users": None if users is None else [_user(user) for user in users],
     }
 

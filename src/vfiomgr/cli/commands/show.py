@@ -64,6 +64,7 @@ def show(session: Session, address: str) -> None:
     """
     tell_of_cut_off_runs(session)
     host = session.scan(with_users=True, with_resets=True, with_guests=True)
+    session.note_unknown_users(host)
     vgpu = host.vgpu(address) if is_uuid(address) else None
     if vgpu is not None:
         show_active(session, host, vgpu)
@@ -122,9 +123,9 @@ def _quotas(host: HostSnapshot, device: PciDevice) -> list[dict[str, object]]:
 def _users(host: HostSnapshot, device: PciDevice) -> list[str] | None:
     """The pod that has the function, and the processes that use it; None if they cannot be seen."""
     pod = host.pod_of(device)
-    if host.users is None and pod is None:
+    users = host.holders(device)
+    if not (pod or users or host.knows_users_of(device)):
         return None
-    users = () if host.users is None else host.holders(device)
     is_named = pod is None or any(user.pod == pod for user in users)
     return list(dict.fromkeys((*(() if is_named else (f"pod {pod}",)), *map(str, users))))
 
@@ -159,7 +160,7 @@ def _lines(
         *_several("vgpu", facts["vgpus"]),  # type: ignore[arg-type]
         *_for_guests(host, device),
         *_several("host use", facts["host_uses"]),  # type: ignore[arg-type]
-        ("in use by", _held(facts["users"])),  # type: ignore[arg-type]
+        ("in use by", _held(host, facts["users"])),  # type: ignore[arg-type]
         *_readiness(host, device, facts),
     ]
 
@@ -249,7 +250,9 @@ def _shares(host: HostSnapshot, device: PciDevice) -> Iterator[str]:
             yield f"{address}: {quotas}"
 
 
-def _held(users: list[str] | None) -> str:
+def _held(host: HostSnapshot, users: list[str] | None) -> str:
+    if users is None and host.users is not None:
+        return "unknown"
     return _UNSEEN if users is None else ", ".join(users) or "nobody"
 
 

@@ -128,9 +128,17 @@ def _why_busy(target: HostSnapshot, device: PciDevice, taken: Collection[str]) -
     owner = target.pod_of(device) or target.claim_of(device)
     if owner:
         return f"belongs to {owner}"
+    unknown = target.unknown_users_of(device)
+    if unknown:
+        return f"may be in use: {unknown[0].why}"
     if device.iommu_group is None:
         return "has no IOMMU group"
     return None
+
+
+def _is_free(target: HostSnapshot, vgpu: Vgpu) -> bool:
+    owner = target.pod_of(vgpu) or target.claim_of(vgpu)
+    return not (owner or target.holders(vgpu) or target.unknown_users_of(vgpu))
 
 
 def _chosen(target: HostSnapshot, name: str, best: PciDevice, wanted: str | None) -> MigrationPlace:
@@ -153,7 +161,7 @@ def _vgpu_place(
 ) -> MigrationPlace:
     kind = vgpu.type_name or vgpu.type
     usable = [other for other in _same_type(target, vgpu) if other.name not in taken]
-    free = [other for other in usable if not target.holders(other) and not target.pod_of(other)]
+    free = [other for other in usable if _is_free(target, other)]
     if free:
         best = min(free, key=lambda o: (o.name != vgpu.name, o.family != vgpu.family, o.name))
         return MigrationPlace(vgpu.name, best.name, is_ready=True, text=f"vGPU {kind} is active")

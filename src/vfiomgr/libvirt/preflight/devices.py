@@ -9,7 +9,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.nvlink import nvlink_share
 from vfiomgr.libvirt.preflight.context import addresses, driver_of, sysfs
 from vfiomgr.libvirt.preflight.presence import seen
-from vfiomgr.passthrough.guards import held_by_pod
+from vfiomgr.passthrough.guards import UNKNOWN, held_by_pod
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind, how_to_bind
 from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
@@ -123,11 +123,13 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
     """Report devices of pods: the kubelet does not ask libvirt before it starts their guests."""
     for hostdev, holder in _holders(context):
         for diagnostic in held_by_pod(context.host, holder):
+            is_unknown = diagnostic.rule == UNKNOWN
+            reported = () if is_unknown else (f"the node agent reports it: {CONTROL}",)
             yield finding(
                 diagnostic.rule,
-                "blocker",
+                "warning" if is_unknown else "blocker",
                 diagnostic.summary,
-                (context.cite(hostdev), f"the node agent reports it: {CONTROL}"),
+                (context.cite(hostdev), *reported),
                 "only one guest can use a device at a time",
                 str(diagnostic.remedies[0]),
                 subject=holder,

@@ -96,6 +96,7 @@ def _document(found: NodeStatus) -> dict[str, object]:
         "plugin_directory": found.plugin_directory,
         "has_kubelet": found.has_kubelet,
         "error": found.error or None,
+        "pods_unknown": found.pods_unknown or None,
         "resources": [
             {
                 "name": resource.name,
@@ -147,6 +148,8 @@ def _notes(found: NodeStatus) -> Iterator[str]:
         yield f"no kubelet found in {found.plugin_directory}"
     if found.has_kubelet and found.is_dra_registered is False:
         yield "the DRA driver is not registered with the kubelet"
+    if found.pods_unknown:
+        yield f"cannot tell which pods have devices: {found.pods_unknown}"
     for resource in found.resources:
         if found.has_kubelet and not resource.is_registered:
             yield f"{resource.name}: not registered with the kubelet"

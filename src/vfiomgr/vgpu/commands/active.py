@@ -77,9 +77,9 @@ def users_of(host: HostSnapshot, vgpu: Vgpu) -> list[dict[str, object]] | None:
 
 def _used_by(host: HostSnapshot, vgpu: Vgpu) -> str:
     pod = host.pod_of(vgpu)
-    if host.users is None and pod is None:
+    users = [*map(str, _holders(host, vgpu))]
+    if not (pod or users or host.knows_users_of(vgpu)):
         return _UNSEEN
-    users = () if host.users is None else map(str, _holders(host, vgpu))
     return or_dash(", ".join(dict.fromkeys((*((f"pod {pod}",) if pod else ()), *users))))
 
 

@@ -1,0 +1,88 @@
+"""What could name a user of a device and cannot be read is a reason to refuse each change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+from tests.unit.devices import host_of, pci_device
+from vfiomgr.engine.registry import plan
+from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.steps import Bind, Reset, Unbind
+from vfiomgr.snapshot.source import read_snapshot, write_snapshot
+from vfiomgr.snapshot.unknown import UnknownUsers
+
+if TYPE_CHECKING:
+    from vfiomgr.diagnostic import Override
+    from vfiomgr.engine.plan import Request
+    from vfiomgr.pci.model import PciDevice
+
+GPU = replace(pci_device(), nodes=("/dev/dri/card0",))
+BOUND = replace(pci_device(), driver="vfio-pci", driver_override="vfio-pci", nodes=())
+NIC = replace(pci_device(), class_code="020000", nodes=())
+DISK = replace(pci_device(), class_code="010802", nodes=())
+WHERE = (GPU.address,)
+
+
+def unknown(kind: str, *functions: object) -> UnknownUsers:
+    return UnknownUsers(kind, "cannot read X", "mend X", functions)  # type: ignore[arg-type]
+
+
+CASES = [
+    (BOUND, unknown("pods"), "in-use", Unbind, Reset),
+    (GPU, unknown("processes"), "in-use", Bind),
+    (DISK, unknown("processes", *WHERE), "in-use", Bind),
+    (DISK, unknown("disks", *WHERE), "mounted-disk", Bind),
+    (NIC, unknown("network"), "in-use", Bind),
+    (GPU, unknown("persistence-mode", *WHERE), "in-use", Bind),
+]
+
+
+def request_of(kind: type[Bind | Unbind | Reset], *allow: Override) -> Request:
+    """A change of the device."""
+    allowed = frozenset(allow)
+    if kind is Reset:
+        return Reset(GPU.address, allow=allowed)
+    return (Bind if kind is Bind else Unbind)(WHERE, allow=allowed)
+
+
+@pytest.mark.parametrize(
+    ("device", "reason", "override", "kinds"), [(*c[:3], c[3:]) for c in CASES]
+)
+def test_a_change_is_refused_with_the_remedy_and_the_override(
+    device: PciDevice,
+    reason: UnknownUsers,
+    override: Override,
+    kinds: tuple[type[Bind | Unbind | Reset], ...],
+) -> None:
+    host = replace(host_of(device), unknown_users=(reason,))
+    for kind in kinds:
+        with pytest.raises(Refusal) as caught:
+            plan(host, request_of(kind))
+        assert f"cannot tell whether {device} is in use: cannot read X" in caught.value.message
+        assert f"mend X, or pass --allow {override}" in caught.value.hint
+        assert plan(host, request_of(kind, override)).steps
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        (GPU, unknown("pods")),
+        (GPU, unknown("network")),
+        (GPU, unknown("disks")),
+        (NIC, unknown("processes")),
+    ],
+)
+def test_other_devices_are_not_affected(device: PciDevice, reason: UnknownUsers) -> None:
+    host = replace(host_of(device), unknown_users=(reason,))
+    assert plan(host, request_of(Bind)).steps
+
+
+def test_a_saved_snapshot_says_what_could_not_be_read() -> None:
+    host = replace(host_of(BOUND), unknown_users=(unknown("pods"),))
+    again = read_snapshot(write_snapshot(host), "host.json")
+    assert again.unknown_users == host.unknown_users
+    with pytest.raises(Refusal, match="cannot read X"):
+        plan(again, request_of(Unbind))

@@ -1,0 +1,145 @@
+"""What could name a user of a device and cannot be read becomes a fact, with its reason."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.unit.devices import pci_device
+from tests.unit.host_files import tree_of
+from vfiomgr.host.tree import HostTree
+from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.disks import read_disk_uses
+from vfiomgr.snapshot.users import read_users
+from vfiomgr.snapshot.uses import read_network_uses
+from vfiomgr.vgpu.facts import persistence_uses
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vfiomgr.paths import HostPath
+    from vfiomgr.snapshot.unknown import UnknownUsers
+
+DISK = """
+    sys/devices/pci0000:00/0000:03:00.0/block/sda/dev: 8:0
+    sys/class/block/sda -> ../../devices/pci0000:00/0000:03:00.0/block/sda
+    """
+CONTROLLER = PciAddress.parse("0000:03:00.0")
+
+
+class Hiding(HostTree):
+    """A tree with files that exist and cannot be read."""
+
+    hidden: tuple[str, ...] = ()
+
+    def read_bytes(self, path: HostPath, limit: int = 4096) -> bytes | None:
+        """As the real tree, but for those that are hidden."""
+        return None if path.endswith(self.hidden) else super().read_bytes(path, limit)
+
+    def read_whole(self, path: HostPath) -> bytes | None:
+        """As the real tree, but for those that are hidden."""
+        return None if path.endswith(self.hidden) else super().read_whole(path)
+
+
+def hiding(root: Path, text: str, *hidden: str) -> Hiding:
+    tree_of(root, text)
+    tree = Hiding(root)
+    tree.hidden = hidden
+    return tree
+
+
+@pytest.mark.parametrize("table", ["mounts", "mountinfo"])
+def test_the_mounts_of_pid_1_that_cannot_be_read_are_not_those_of_this_process(
+    tmp_path: Path, table: str
+) -> None:
+    tree = hiding(tmp_path, f"{DISK}\nproc/1/{table}: x\nproc/{table}: x", f"/proc/1/{table}")
+    unknown: list[UnknownUsers] = []
+    read_disk_uses(tree, unknown.append, everywhere=False)
+    (found,) = unknown
+    assert (found.kind, found.functions) == ("disks", (CONTROLLER,))
+    assert found.why == f"cannot read /proc/1/{table}, which may name a disk"
+
+
+def test_the_mounts_of_a_namespace_that_cannot_be_read_may_be_of_any_disk(tmp_path: Path) -> None:
+    text = f"""{DISK}
+    proc/1/ns/mnt -> mnt:[1]
+    proc/7/ns/mnt -> mnt:[2]
+    proc/7/mountinfo: x
+    proc/8/ns/mnt -> mnt:[3]
+    proc/8/mountinfo: x
+    proc/9/ns/mnt -> mnt:[3]
+    proc/9/mountinfo: 70 1 8:0 / / rw - ext4 /dev/none rw
+    """
+    unknown: list[UnknownUsers] = []
+    tree = hiding(tmp_path, text, "/proc/7/mountinfo", "/proc/8/mountinfo")
+    read_disk_uses(tree, unknown.append, everywhere=True)
+    assert [found.why for found in unknown] == [
+        "cannot read /proc/7/mountinfo, which may name a disk"
+    ]
+
+
+@pytest.mark.parametrize("table", ["route", "ipv6_route", "if_inet6", "tcp"])
+def test_a_table_of_the_network_that_cannot_be_read_is_reported(tmp_path: Path, table: str) -> None:
+    unknown: list[UnknownUsers] = []
+    tree = hiding(tmp_path, f"proc/1/net/{table}: x", f"/proc/1/net/{table}")
+    assert tuple(read_network_uses(tree, (), unknown.append)) == ()
+    assert [(each.kind, each.why) for each in unknown] == [
+        ("network", f"cannot read /proc/1/net/{table}")
+    ]
+    assert tuple(read_network_uses(tree_of(tmp_path / "ipv4", "proc/1/x: 1"), ())) == ()
+
+
+def test_a_kernel_that_does_not_answer_may_have_routes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Machine(HostTree):
+        is_machine = True
+
+    monkeypatch.setattr("vfiomgr.snapshot.uses.ask_routing", lambda _: None)
+    tree_of(tmp_path, "proc/self/ns/net -> net:[1]\nproc/1/ns/net -> net:[1]")
+    unknown: list[UnknownUsers] = []
+    assert tuple(read_network_uses(Machine(tmp_path), (), unknown.append)) == ()
+    assert [each.why for each in unknown] == [
+        "the kernel does not list addresses and routes (rtnetlink)"
+    ]
+
+
+def test_an_open_file_that_is_not_shown_makes_all_users_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(tmp_path, "proc/7/fd/0 -> /dev/null\nproc/7/fd/1 -> /dev/vfio/3")
+    assert read_users(tree) is not None
+    monkeypatch.setattr(HostTree, "link", lambda _self, path: None if path[-1] == "1" else "/x")
+    assert read_users(tree) is None
+
+
+def test_users_are_unknown_where_proc_hides_the_processes_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the option hidepid does: /proc/1 is not shown."""
+    monkeypatch.setattr(
+        "vfiomgr.snapshot.users._FIRST_NAMESPACE", os.stat("/proc/self/ns/pid").st_ino
+    )
+    machine = HostTree("/")
+    exists = machine.exists
+    monkeypatch.setattr(machine, "exists", lambda path: path != "/proc/1" and exists(path))
+    assert read_users(machine) is None
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_program_that_does_not_answer_leaves_the_persistence_mode_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
+) -> None:
+    class Machine(HostTree):
+        is_machine = True
+
+    gpu = pci_device()
+    assert gpu.driver == "nvidia"
+    program = "/usr/bin/nvidia-smi" if is_installed else None
+    monkeypatch.setattr("shutil.which", lambda _name, path: path and program)
+    unknown: list[UnknownUsers] = []
+    assert tuple(persistence_uses(Machine(tmp_path), (gpu,), unknown.append)) == ()
+    found = [(each.kind, each.functions) for each in unknown]
+    assert found == ([("persistence-mode", (gpu.address,))] if is_installed else [])
