@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,18 +20,20 @@ import pytest
 
 from tests.fakes.kubelet import Kubelet
 from tests.lab import containers, nested
-from tests.lab.command import document, vfiomgr
+from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.cri import Pod
 from tests.pages import is_guest_known
+from vfiomgr.snapshot.node_agent import CONTROL
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from tests.lab.topology import Topology
 
 pytestmark = [pytest.mark.topology("workstation"), pytest.mark.pods]
 
 _SECONDS = 300.0
+_KUBELET = Path("/var/lib/kubelet")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MODIFIED = 2
 """IN_MODIFY."""
@@ -57,23 +62,31 @@ def on_vfio(address: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def serving(place: Path, *options: str) -> AsyncIterator[Kubelet]:
+async def serving(*options: str) -> AsyncIterator[Kubelet]:
     """A kubelet, and the agent of this guest, which has registered."""
-    directory = place / "p"
-    directory.mkdir()
+    async with started((sys.executable, "-m", "vfiomgr", "node", "run", *options)) as (kubelet, _):
+        yield kubelet
+
+
+@asynccontextmanager
+async def started(
+    command: Sequence[str],
+) -> AsyncIterator[tuple[Kubelet, asyncio.subprocess.Process]]:
+    """A kubelet where it is by default, and an agent by its command, which has registered."""
+    directory = _KUBELET / "device-plugins"
+    directory.mkdir(parents=True)
     kubelet = Kubelet(directory, dial=_SECONDS)
     await kubelet.start()
-    agent = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "vfiomgr", "node", "run", *options),
-        *(f"--plugin-directory={directory}", f"--pod-resources={kubelet.pod_resources}"),
-    )
+    agent = await asyncio.create_subprocess_exec(*command)
     try:
         await kubelet.until(lambda: kubelet.endpoints or agent.returncode is not None, _SECONDS)
-        yield kubelet
+        yield kubelet, agent
     finally:
-        agent.terminate()
-        await agent.wait()
+        if agent.returncode is None:
+            agent.terminate()
+            await agent.wait()
         await kubelet.stop()
+        shutil.rmtree(_KUBELET)
 
 
 @pytest.fixture
@@ -88,7 +101,7 @@ def test_a_pod_has_the_node_of_its_gpu_by_its_name(bound: str, place: Path) -> N
     containerd.start()
 
     async def story() -> tuple[str, list[str]]:
-        async with serving(place) as kubelet:
+        async with serving() as kubelet:
             (name,) = kubelet.endpoints
             await kubelet.until_capacity(name, 1, 1)
             container = await kubelet.admit("default/first", name, 1)
@@ -107,6 +120,56 @@ def test_a_pod_has_the_node_of_its_gpu_by_its_name(bound: str, place: Path) -> N
     assert status == 0
 
 
+def of_unit() -> list[str]:
+    """The command of the agent's unit."""
+    text = vfiomgr("node", "manifests", "--unit", "vfiomgr-node.service").stdout
+    (line,) = (each for each in text.splitlines() if each.startswith("ExecStart="))
+    return shlex.split(line.removeprefix("ExecStart="))
+
+
+def of_daemon_set() -> list[str]:
+    """The command in the container of the agent."""
+    objects = document("node", "manifests")["items"]
+    (agent,) = (
+        container
+        for each in objects
+        if each["kind"] == "DaemonSet"
+        for container in each["spec"]["template"]["spec"]["containers"]
+    )
+    return [VFIOMGR, *agent["args"]]
+
+
+@pytest.mark.parametrize("command_of", [of_unit, of_daemon_set])
+def test_the_device_of_a_pod_stays_if_its_agent_runs_hangs_or_was_killed(
+    bound: str, command_of: Callable[[], list[str]]
+) -> None:
+    """The agent has its usual options; each `unbind` is a real one."""
+
+    async def story() -> None:
+        async with started(command_of()) as (kubelet, agent):
+            (name,) = kubelet.endpoints
+            await kubelet.until_capacity(name, 1, 1)
+            await kubelet.admit("ml/train", name, 1)
+            await until(lambda: is_used_by("ml/train/c0"))
+            assert "held-by-pod" in await refused(bound)
+            agent.send_signal(signal.SIGSTOP)
+            assert "timed out" in await refused(bound)
+            agent.kill()
+            await agent.wait()
+            assert f"if none is to run on this host: rm {CONTROL}" in await refused(bound)
+            os.unlink(CONTROL)
+            await asyncio.to_thread(vfiomgr, "unbind", bound)
+
+    asyncio.run(story())
+
+
+async def refused(address: str) -> str:
+    """Why a device is not returned to its driver; the kubelet works meanwhile."""
+    done = await asyncio.to_thread(vfiomgr, "unbind", address, status=4)
+    assert os.readlink(f"/sys/bus/pci/devices/{address}/driver").endswith("/vfio-pci")
+    return done.stderr
+
+
 def test_a_device_whose_guest_was_killed_is_withheld_reset_and_offered_again(
     topology: Topology, place: Path
 ) -> None:
@@ -115,7 +178,7 @@ def test_a_device_whose_guest_was_killed_is_withheld_reset_and_offered_again(
     options = ("--reset", "--scan-interval=1", "--pods-interval=1", "--debounce=1")
 
     async def story() -> None:
-        async with serving(place, f"--metrics=unix:{metrics}", *options) as kubelet:
+        async with serving(f"--metrics=unix:{metrics}", *options) as kubelet:
             (name,) = kubelet.endpoints
             await kubelet.until_capacity(name, 1, 1)
             await kubelet.admit("ml/train", name, 1)

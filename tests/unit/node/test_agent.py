@@ -907,27 +907,6 @@ def test_a_device_is_given_although_the_kubelet_names_no_pod(place: Path) -> Non
     tell(story())
 
 
-def test_an_agent_that_was_killed_delays_no_command(place: Path) -> None:
-    async def story() -> None:
-        async with running(place) as node:
-            await node.start()
-            await node.kubelet.until_capacity(NAME, 3, 3)
-            assert node.process is not None
-            node.process.kill()
-            await node.process.communicate()
-            node.process = None
-            tree = HostTree(node.kernel.root)
-            assert tree.exists(CONTROL)
-            with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
-                warnings.simplefilter("error")
-                patch.setattr(
-                    "vfiomgr.snapshot.node_agent._PATIENCE", 3600.0
-                )  # nothing is waited for
-                assert find_status(tree) is None
-
-    tell(story())
-
-
 def answer_with(**fields: object) -> bytes:
     """The answer of an agent with a device that has these fields too."""
     device = {"id": GPUS[0], "addresses": [GPUS[0]], "numa_nodes": [], "is_healthy": True}
@@ -977,15 +956,18 @@ def answering(tree: HostTree, answer: bytes | None) -> Iterator[None]:
         (answer_with(pod=f"a/{'b.' * 126}bb/c"), "this is not a container of a pod: 'a/b.b."),
     ],
 )
-def test_an_agent_that_does_not_answer_is_reported_with_the_reason(
-    place: Path, answer: bytes | None, why: str
+def test_an_agent_that_does_not_answer_makes_pods_unknown(
+    place: Path, answer: bytes | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("vfiomgr.snapshot.node_agent.DEADLINE", 0.5 if answer is None else 60)
     tree = gpu_node(place)
-    warned = pytest.warns(UserWarning, match="cannot ask the node agent on")
-    with answering(tree, answer), warned as told:
+    with answering(tree, answer):
         found = Host(tree).scan(with_users=True)
     assert found.agent is None
-    assert why in f"{told[0].message}$"
+    (unknown,) = found.unknown_users
+    assert unknown.kind == "pods"
+    assert unknown.why.startswith(f"cannot ask the node agent on {tree.locate(CONTROL)}")
+    assert why in f"{unknown.why}$"
 
 
 def test_fields_of_a_newer_agent_are_ignored(place: Path) -> None:
