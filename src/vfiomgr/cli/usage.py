@@ -78,7 +78,13 @@ _SAMPLES = {
     "--state": "vfio",
     "--numa": "0",
     "--columns": "address,name",
+    "--kernel": "/boot/vmlinuz",
+    "--initrd": "/boot/initrd",
     "--kernel-arguments": "console=ttyS0",
+    "--hard-limit": "12G",
+    "--address-bits": "42",
+    "--pasid-bits": "16",
+    "--spare-ports": "8",
     "--libvirt-version": "10.0",
     "--qemu-version": "9.2",
     "--runtime-config": "/etc/containerd/config.toml",
@@ -255,10 +261,12 @@ def _sample(option: click.Option) -> str:
     name = _longest(option)
     if option.is_flag or option.count:
         return ""
-    if name in _SAMPLES:
-        return _SAMPLES[name]
+    sample = _SAMPLES.get(name)
     if isinstance(option.type, click.Choice):
-        return str(option.type.choices[-1])
+        choices = [str(choice) for choice in option.type.choices]
+        return sample if sample and sample in choices else choices[-1]
+    if sample is not None:
+        return sample
     if isinstance(option.type, click.IntRange) and not isinstance(option.default, int):
         return str(option.type.min)
     return str(option.default)

@@ -52,7 +52,7 @@ _UNSEEN = "unknown (requires root on a running host)"
 @session_options(*READING)
 @pass_session
 def show(session: Session, address: str) -> None:
-    """Show the details of one device, or of an active vGPU by its UUID.
+    """Show the details of a device or an active vGPU.
 
     The details are its IOMMU group and peers, driver, users, reset methods, power state, NUMA node,
     BARs, vGPUs, and whether ATS and PASID are enabled.
