@@ -141,7 +141,7 @@ def addresses(kernel: FakeKernel) -> list[str]:
 
 def test_an_address_continues_as_it_was_begun(complete: Complete, kernel: FakeKernel) -> None:
     names = addresses(kernel)
-    assert complete("bind 0000:") == names
+    assert complete("show 0000:") == names
     first = next(name for name in names if name.startswith("0000:04"))
     short = first.removeprefix("0000:")
     assert complete(f"bind {short[:-1]}")[0] == short
@@ -155,7 +155,7 @@ def test_bash_is_given_what_follows_the_last_break(
     complete: Complete, monkeypatch: pytest.MonkeyPatch, kernel: FakeKernel
 ) -> None:
     monkeypatch.setenv("COMP_WORDBREAKS", " \t\n\"'@><=;|&(:")
-    given = complete("bind 0000:", "bash")
+    given = complete("show 0000:", "bash")
     assert [f"0000:{name}" for name in given] == addresses(kernel)
     assert complete("bind --root=/sr", "bash") == ["dir,"]
     assert complete("--format=js", "bash") == ["json"]

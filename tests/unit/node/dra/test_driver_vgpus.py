@@ -75,6 +75,9 @@ class Scans:
         """Find no problem."""
         return ()
 
+    async def require_answer(self, _devices: object) -> None:
+        """Find all devices of a claim answering."""
+
     async def use(self, report: Report) -> None:
         """Have the agent use a report, and note what it offers to the device plugin."""
         await self._receive(report)
