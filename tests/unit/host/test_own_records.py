@@ -36,7 +36,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("made", ODD.values(), ids=ODD)
-def test_a_mark_that_cannot_be_read_is_named_and_hides_no_other(
+def test_a_device_whose_mark_cannot_be_read_is_stuck_and_hides_no_other(
     tmp_path: Path, made: Callable[[Path], object]
 ) -> None:
     kernel = network_adapter(tmp_path)
@@ -44,9 +44,10 @@ def test_a_mark_that_cannot_be_read_is_named_and_hides_no_other(
     kernel.sysfs.put(f"/proc/{os.getpid()}/stat", stat)
     bounded.mark(kernel, "0000:05:00.0", os.getpid(), "unbind")
     made(Path(kernel.locate(MARKS / "0000:01:00.0")))
-    with pytest.warns(UserWarning, match=f"ignoring {MARKS}/0000:01:00.0: not a record"):
-        found = bounded.read_marks(kernel)
-    assert found == {"0000:05:00.0": f"unbind (PID {os.getpid()})"}
+    assert bounded.read_marks(kernel) == {
+        "0000:05:00.0": f"unbind (PID {os.getpid()})",
+        "0000:01:00.0": f"an unknown operation ({MARKS}/0000:01:00.0 is not a record of vfiomgr)",
+    }
 
 
 @pytest.mark.parametrize(
