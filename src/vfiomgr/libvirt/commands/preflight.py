@@ -36,6 +36,7 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.diagnostic import Severity
     from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
 _HERE = frozenset({"", "localhost"})
@@ -198,15 +199,20 @@ def _print(judged: Sequence[_Judged], why_not: str, *, every: bool) -> None:
     for one in judged:
         print_findings(one.report, every=False)
         say_unknown(one.report.unknown)
-        counts = ", ".join(counted(one.report, s) for s in ("blocker", "warning", "info"))
-        told = verdict(one.report, "not ready", "no device blocks its start")
-        say(f"{one.domain.source}: {told}: {counts}")
+        say(f"{one.domain.source}: {_summary(one.report)}")
     unseen = (text for one in judged for text in one.report.not_checked)
     note_not_checked(unseen, every=every, option="-v")
     if why_not:
         note(f"libvirt was not queried: {why_not}")
     if not judged:
         note("libvirt has no domains")
+
+
+def _summary(report: Report) -> str:
+    severities: tuple[Severity, ...] = ("blocker", "warning", "info")
+    counts = [counted(report, each) for each in severities if report.count(each)]
+    told = verdict(report, "not ready", "no blocker found" if counts else "no problem found")
+    return ": ".join((told, ", ".join(counts))) if counts else told
 
 
 def _print_document(session: Session, judged: Sequence[_Judged]) -> None:
