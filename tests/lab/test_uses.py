@@ -222,3 +222,26 @@ def test_an_interface_below_that_of_a_container_is_refused(nic: tuple[str, str])
         pod.communicate("\n")
     await_true(lambda: "far0" not in vfiomgr("show", function).stdout)
     is_taken_and_given_back(function)
+
+
+def test_a_device_on_a_host_driver_without_reset_handlers_is_reset_only_on_vfio(
+    topology: Topology,
+) -> None:
+    """e1000e has no reset_prepare: the kernel would reset the adapter under it."""
+    nic = topology.addresses["nic"]
+    said = vfiomgr("reset", nic, status=4).stderr
+    assert "e1000e is not known to handle resets" in said
+    log = subprocess.run(["dmesg"], check=True, capture_output=True, text=True).stdout
+    assert f"e1000e {nic}: resetting" not in log
+    vfiomgr("bind", nic)
+    assert "was reset; its configuration space answers" in vfiomgr("reset", nic).stdout
+    vfiomgr("unbind", nic)
+    assert driver(nic) == "e1000e"
+
+
+def test_a_disk_on_nvme_works_after_a_reset(topology: Topology) -> None:
+    disk = topology.addresses["disk"]
+    vfiomgr("reset", disk, "--method", "flr")
+    assert driver(disk) == "nvme"
+    (block,) = (_DEVICES / disk).glob("nvme/nvme*/nvme*n1")
+    run("dd", f"if=/dev/{block.name}", "of=/dev/null", "bs=4096", "count=1", "iflag=direct")
