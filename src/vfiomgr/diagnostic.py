@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeVar, get_args
 
 from msgspec.structs import replace
 
-from vfiomgr.errors import Refusal
+from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from vfiomgr.errors import VfiomgrError
 
@@ -198,6 +198,33 @@ def in_document(diagnostic: Diagnostic) -> str:
     parts = [part for part in (diagnostic.subject, diagnostic.summary) if part]
     remedy = f"; {diagnostic.remedy}" if diagnostic.remedies else ""
     return f"{place.line}:{place.column}: {': '.join(parts)}{remedy}"
+
+
+MOST_FINDINGS = 100
+"""Maximum number of findings that are printed."""
+Finding = TypeVar("Finding")
+
+
+def first_of(
+    findings: Sequence[Finding], most: int = MOST_FINDINGS
+) -> tuple[Sequence[Finding], tuple[str, ...]]:
+    """The first findings, and a line with the number of others, if there are any."""
+    omitted = len(findings) - most
+    return findings[:most], (f"and {omitted} more",) if omitted > 0 else ()
+
+
+_MOST_LINES = 40
+"""Maximum number of errors of a document that are printed."""
+
+
+def invalid_document(source: str, flaws: Iterable[Diagnostic], hint: str) -> InvalidDocument:
+    """The error for a document: its first errors with their places, and the number of others."""
+    found = sorted(set(flaws), key=by_place)
+    shown, more = first_of(found, _MOST_LINES)
+    lines = [f"{source}:{in_document(each)}" for each in shown]
+    if len(found) == 1:
+        return InvalidDocument(lines[0], hint)
+    return InvalidDocument(f"{source}: {len(found)} errors", hint, (*lines, *more))
 
 
 def refuse_if_any(

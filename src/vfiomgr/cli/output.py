@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.table import Column, lines_of
-from vfiomgr.diagnostic import SEVERITIES
+from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, first_of
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.text import printable
 from vfiomgr.errors import Refusal
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.check.model import Report
     from vfiomgr.cli.options import Format
-    from vfiomgr.diagnostic import Diagnostic, Severity
+    from vfiomgr.diagnostic import Diagnostic, Finding, Severity
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -266,10 +266,19 @@ def print_error_document(error: VfiomgrError, output: Format) -> None:
     print_document("Error", body, output, err=True)
 
 
+def items_document(
+    findings: Sequence[Finding], document: Callable[[Finding], object]
+) -> dict[str, object]:
+    """The first findings in the JSON contract; if there are others, their number."""
+    shown: dict[str, object] = {"items": list(map(document, first_of(findings)[0]))}
+    omitted = len(findings) - MOST_FINDINGS
+    return {**shown, "omitted": omitted} if omitted > 0 else shown
+
+
 def report_document(report: Report) -> dict[str, object]:
     """A report in the JSON contract."""
     return {
-        "items": [finding_document(found) for found in report.findings],
+        **items_document(report.findings, finding_document),
         "unknown": report.unknown,
         "not_checked": report.not_checked,
         "summary": {severity: report.count(severity) for severity in SEVERITIES},
@@ -279,13 +288,14 @@ def report_document(report: Report) -> dict[str, object]:
 def print_findings(report: Report, *, every: bool) -> None:
     """Print the findings with evidence, reason, remedy and rule; with `every`, passed ones too."""
     lines: list[str | Marked] = []
-    for found in report.findings:
-        if every or found.severity != "ok":
-            colour = _COLOURS[found.severity]
-            lines.append(Marked(found.severity, colour, f": {found.summary}"))
-            for label, text in _labelled(found):
-                lines += labelled(label, text)
-    say(*lines)
+    wanted = [found for found in report.findings if every or found.severity != "ok"]
+    findings, more = first_of(wanted)
+    for found in findings:
+        colour = _COLOURS[found.severity]
+        lines.append(Marked(found.severity, colour, f": {found.summary}"))
+        for label, text in _labelled(found):
+            lines += labelled(label, text)
+    say(*lines, *more)
 
 
 def counted(report: Report, severity: Severity) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Position
-from vfiomgr.documents.text import Located, Malformed, parse_json
+from vfiomgr.documents.text import Located, Malformed, parse_json, require_few
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.expressions import expression
 from vfiomgr.value import Value
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _TOKEN = expression(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s{}\[\],:"]+')
 _NEWLINE = expression("\n")
+_MOST_VALUES = 1_000_000
+"""Maximum number of values with places, about 300 bytes each."""
 
 
 class Repeated(Malformed):
@@ -34,9 +36,11 @@ def read_json(text: str) -> Located:
 
     Raises:
         Malformed: it is not JSON.
+        TooMany: it has too many values.
         Repeated: a key is repeated.
 
     """
+    require_few(text, _MOST_VALUES)
     parse_json(text)
     return _Reader(text).read()
 

@@ -12,8 +12,10 @@ from vfiomgr.documents.text import (
     Located,
     Malformed,
     Path,
+    TooMany,
     is_sane,
     parse_json,
+    require_few,
     require_sane,
     require_shallow,
 )
@@ -35,6 +37,10 @@ _MOST_REPEATED = 100_000
 _DEEPEST = 100
 _LONGEST = 4 << 20
 """Maximum characters; a YAML reader that keeps places takes a minute for them."""
+_MOST_VALUES = 200_000
+"""Maximum number of values of YAML, about 1 KiB each."""
+_MARKS = ("\n", "\r", "\x85", "\u2028", "\u2029", ",", "[", "{", "- ", "-\t", "? ", "?\t")
+"""What comes before each value of YAML but the first, with all that it reads as a line break."""
 _PART_OF_A_WORD = expression(r"[\w.+-]*")
 """What may be left of a number or of a word such as `true` at the end of a truncated JSON text."""
 _TAG = "tag:yaml.org,2002:"
@@ -159,6 +165,8 @@ def _read(text: str, wording: Wording) -> tuple[list[Located], list[Diagnostic]]
     """All documents; JSON is read as JSON, since YAML reads some of its texts differently."""
     try:
         return [read_json(text)], []
+    except TooMany as many:
+        _fail(Position(), many.why, _too_large(wording))
     except Malformed:
         nodes = _nodes(text, wording)
     flaws: list[Diagnostic] = []
@@ -173,10 +181,12 @@ def _nodes(text: str, wording: Wording) -> list[Any]:
     from ruamel.yaml.error import YAMLError  # noqa: PLC0415 - slow, and few documents are YAML
 
     if len(text) > _LONGEST:
-        remedy = f"{wording.noun} needs only a few KiB: check whether it is the right file"
-        _fail(Position(), f"it is larger than {_LONGEST >> 20} MiB", remedy)
+        _fail(Position(), f"it is larger than {_LONGEST >> 20} MiB", _too_large(wording))
     try:
+        require_few(text, _MOST_VALUES, _MARKS)
         require_shallow(text)
+    except TooMany as many:
+        _fail(Position(), many.why, _too_large(wording))
     except Malformed as deep:
         _fail(Position(deep.line, deep.column), deep.why, _too_deep(wording))
     try:
@@ -191,6 +201,10 @@ def _yaml() -> YAML:
     from ruamel.yaml import YAML  # noqa: PLC0415 - slow, and few documents are YAML
 
     return YAML(typ="safe", pure=True)
+
+
+def _too_large(wording: Wording) -> str:
+    return f"{wording.noun} needs only a few KiB: check whether it is the right file"
 
 
 def _too_deep(wording: Wording) -> str:

@@ -21,7 +21,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 Path = tuple[str | int, ...]
@@ -111,6 +111,28 @@ class Malformed(ValueError):  # noqa: N818 - what the text is, not that it is an
         self.column = column
 
 
+_MOST_PLAIN = 3_000_000
+"""Maximum number of values without places, about 150 bytes each."""
+_MARKS = (",", "[", "{")
+"""What comes before each value of JSON but the first."""
+
+
+class TooMany(Malformed):
+    """A text with so many values that they would take too much memory."""
+
+
+def require_few(text: str, most: int, marks: Sequence[str] = _MARKS) -> None:
+    """Require a text with up to `most` values, counted by what separates them, before it is read.
+
+    Raises:
+        TooMany: it has more of these marks, those in quotes included.
+
+    """
+    if sum(map(text.count, marks)) > most:
+        message = f"it has more than {most:,} values"
+        raise TooMany(message)
+
+
 def parse_json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
     """The value of a JSON text.
 
@@ -120,6 +142,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - as JSON has it
     """
     import json  # noqa: PLC0415 - slow to import, and lists need none
 
+    require_few(text, _MOST_PLAIN)
     try:
         value = json.loads(text, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
@@ -144,6 +167,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     import tomllib  # noqa: PLC0415 - few commands read TOML
 
+    require_few(text, _MOST_PLAIN, (*_MARKS, "\n"))
     try:
         tables = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

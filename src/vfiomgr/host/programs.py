@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from vfiomgr.paths import MACHINE
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Sequence
 
 _PROGRAM_DEADLINE = 15.0
@@ -20,6 +22,9 @@ PROGRAM_PATH = (
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/run/current-system/sw/bin"
 )
 """Where programs are searched, independent of the caller's PATH; the last one is NixOS's."""
+_MOST_BYTES = 64 << 20
+"""Bytes that a program may print; libvirt, containerd and nvidia-smi print less than a tenth."""
+_CHUNK = 1 << 16
 _SAID = 1000
 """Characters of a program's last output that an error quotes."""
 
@@ -45,7 +50,9 @@ class Programs:
     def ask(
         self, command: Sequence[str], seconds: float = _PROGRAM_DEADLINE
     ) -> ProgramAnswer | None:
-        """The exit status and output of a program of this machine; None if it is absent or hangs.
+        """The exit status and output of a program of this machine.
+
+        None if it is absent, hangs or does not stop printing.
 
         It runs in the root, like services: containerd before 2.0 resolves patterns relative to
         that.
@@ -62,22 +69,17 @@ class Programs:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
             )
         except OSError:
             return None
-        try:
-            output, error = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            with (
-                process.stdout or nullcontext(),
-                process.stderr or nullcontext(),
-                suppress(subprocess.TimeoutExpired),
-            ):
-                process.wait(_DEATH_DEADLINE)
-            return None
+        with process.stdout or nullcontext(), process.stderr or nullcontext():
+            try:
+                output, error = map(_text, _outputs(process, seconds))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_DEATH_DEADLINE)
+                return None
         return ProgramAnswer(process.returncode, output, error)
 
     def call(self, *command: str, limit: float | None = 60) -> None:
@@ -93,7 +95,7 @@ class Programs:
         import tempfile  # noqa: PLC0415 - slow to import
 
         shown, remedy = " ".join(command), "run it manually to see why"
-        with tempfile.TemporaryFile("w+", errors="replace") as output:
+        with tempfile.TemporaryFile() as output:
             try:
                 status = subprocess.run(
                     command,
@@ -110,8 +112,8 @@ class Programs:
             except OSError as error:
                 message = f"cannot run {shown}: {error.strerror}"
                 raise ProgramFailed(message, remedy, status=None, said="") from error
-            output.seek(0)
-            said = " ".join(output.read().split())[-_SAID:]
+            output.seek(max(output.seek(0, os.SEEK_END) - 4 * _SAID, 0))
+            said = " ".join(_text(output.read()).split())[-_SAID:]
         if status:
             message = f"{shown} ended with {status}: {said}"
             raise ProgramFailed(message, remedy, status=status, said=said)
@@ -141,6 +143,40 @@ class Programs:
         if result.returncode:
             message = f"cannot load the kernel module {name}: {result.stderr.strip()}"
             raise HostError(message, remedy)
+
+
+def _outputs(process: subprocess.Popen[bytes], seconds: float) -> list[bytes]:
+    """What a program prints on stdout and stderr, once it has ended.
+
+    Raises:
+        TimeoutExpired: it takes longer, or prints more than is read.
+
+    """
+    import selectors  # noqa: PLC0415 - few callers run a program
+    import subprocess  # noqa: PLC0415 - as above
+    import time  # noqa: PLC0415 - as above
+
+    end, size = time.monotonic() + seconds, 0
+    found: dict[object, list[bytes]] = {process.stdout: [], process.stderr: []}
+    with selectors.DefaultSelector() as selector:
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            selector.register(pipe, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(end - time.monotonic(), 0))
+            if not ready or size > _MOST_BYTES:
+                raise subprocess.TimeoutExpired(process.args, seconds)
+            for key, _ in ready:
+                data = os.read(key.fd, _CHUNK)
+                found[key.fileobj].append(data)
+                size += len(data)
+                if not data:
+                    selector.unregister(key.fileobj)
+    process.wait(max(end - time.monotonic(), 0))
+    return [b"".join(parts) for parts in found.values()]
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _environment() -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import refusal
+from vfiomgr.diagnostic import first_of, refusal
 from vfiomgr.errors import Refusal, UsageError, forbid_together, require_choice, require_known
 from vfiomgr.kata.config import bases
 from vfiomgr.kata.config.bases import (
@@ -247,15 +247,21 @@ def _tell_of_findings(
     host: HostSource, source: str, findings: Iterable[Diagnostic], *, is_verbose: bool
 ) -> None:
     """Print what Kata refuses; and the ignored keys in one line, unless -v is given."""
-    ignored = [each for each in findings if each.severity == "warning" and _is_foreign(each)]
-    short = () if is_verbose else ignored
+    ignored: list[str] = []
+    lines: list[str] = []
     for each in findings:
-        if each.severity != "info" and each not in short:
-            host.on_note(f"{source}: {each.summary}: {each.why}; {each.remedy}")
-        elif each.severity == "info" and is_verbose:
-            host.on_note(f"{source}: {each.summary}: {each.why}")
-    if short:
-        names = ", ".join(each.subject for each in short)
+        if each.severity == "warning" and _is_foreign(each) and not is_verbose:
+            ignored.append(each.subject)
+        elif each.severity != "info":
+            lines.append(f"{source}: {each.summary}: {each.why}; {each.remedy}")
+        elif is_verbose:
+            lines.append(f"{source}: {each.summary}: {each.why}")
+    shown, more = first_of(lines)
+    for line in (*shown, *more):
+        host.on_note(line)
+    if ignored:
+        shown, more = first_of(ignored)
+        names = ", ".join((*shown, *more))
         host.on_note(f"{source} has keys that this Kata ignores: {names} (-v shows details)")
 
 

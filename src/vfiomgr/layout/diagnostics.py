@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import defaultdict
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +33,14 @@ if TYPE_CHECKING:
 
     from pydantic import BaseModel
 
+    from vfiomgr.diagnostic import Position
     from vfiomgr.documents.text import Located
     from vfiomgr.layout.model import Rule
 
 
 _WILD = frozenset("*?[")
-
-
 _MOST_COMPARED = 100
-"""With so many earlier rules a rule is compared, besides equal ones: more is for no layout."""
+"""Maximum number of rules below one value of an index, so that each rule is compared with few."""
 
 
 def idle_rules(
@@ -48,43 +48,74 @@ def idle_rules(
 ) -> Iterator[Diagnostic]:
     """Repeated addresses, and rules whose devices all belong to earlier ones; None is unread."""
     named: dict[PciAddress, int] = {}
-    seen = _Seen()
+    seen = EarlierRules()
     for number, rule in enumerate(rules):
         if rule is None:
             continue
         place = f"{where}, rule {number + 1}"
         twice = list(_repeated(rule.select, named, number))
+        written = _addresses(selects[number]) if twice else {}
         for address, first in twice:
-            yield _named_twice(place, selects[number], address, first, number)
+            at = written.get(address, selects[number].place)
+            yield _named_twice(place, at, address, first, number)
         if not twice:
             yield from _covered(place, selects[number], seen.before(rule.select), rule)
         seen.add(number, rule.select)
 
 
-class _Seen(Struct):
-    """The selectors of earlier rules; those with addresses are indexed, since there may be many."""
+class EarlierRules(Struct):
+    """Earlier selectors, each by the values of one criterion that it shares with what it covers."""
 
-    others: list[tuple[int, Selector]] = field(default_factory=list)
-    """The first ones without addresses, with which each later rule is compared."""
+    by_value: dict[tuple[str, object], list[tuple[int, Selector]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     equal: dict[str, tuple[int, Selector]] = field(default_factory=dict)
-    """All without addresses, by their text."""
-    by_address: dict[PciAddress, list[tuple[int, Selector]]] = field(default_factory=dict)
+    """All, by their text."""
 
     def add(self, number: int, select: Selector) -> None:
-        """Add a rule that was checked."""
-        if not select.address:
-            self.equal.setdefault(str(select), (number, select))
-            if len(self.others) < _MOST_COMPARED:
-                self.others.append((number, select))
-        for address in select.address:
-            self.by_address.setdefault(address, []).append((number, select))
+        """Add a rule that was checked, where the fewest are."""
+        self.equal.setdefault(str(select), (number, select))
+        choices = (list(_values(name, select)) for name in select.criteria)
+        places = min(choices, key=lambda keys: max(len(self.by_value[key]) for key in keys))
+        for key in dict.fromkeys(places):
+            if len(self.by_value[key]) < _MOST_COMPARED:
+                self.by_value[key].append((number, select))
 
-    def before(self, select: Selector) -> list[tuple[int, Selector]]:
-        """Earlier rules that may cover a selector."""
-        if select.address:
-            return self.by_address.get(select.address[0], [])
-        equal = self.equal.get(str(select))
-        return self.others if equal is None else [*self.others, equal]
+    def before(self, select: Selector) -> Iterator[tuple[int, Selector]]:
+        """Earlier rules that may cover a selector, in order."""
+        found = {number: rule for key in _sought(select) for number, rule in self.by_value[key]}
+        if (same := self.equal.get(str(select))) is not None:
+            found[same[0]] = same[1]
+        yield from sorted(found.items(), key=lambda pair: pair[0])
+
+
+def _values(name: str, select: Selector) -> Iterator[tuple[str, object]]:
+    """Keys of a criterion: whatever a selector covers has one of them in `_sought`."""
+    match name:
+        case "all":
+            yield name, True
+        case "classes":
+            yield from ((name, prefix) for prefix in select.class_prefixes)
+        case "name":
+            for pattern in select.name:
+                yield name, "*" if _WILD & set(pattern) else pattern.lower()
+        case _:
+            yield from ((name, value) for value in getattr(select, name))
+
+
+def _sought(select: Selector) -> Iterator[tuple[str, object]]:
+    """The keys of selectors that may cover this one: for each criterion, those of one value."""
+    yield "all", True
+    for name in select.criteria:
+        key, value = next(_values(name, select))
+        yield key, value
+        match name:
+            case "classes":
+                yield from ((key, str(value)[:length]) for length in range(1, len(str(value))))
+            case "id":
+                yield key, f"{str(value)[:5]}*"
+            case "name":
+                yield key, "*"
 
 
 def _covered(
@@ -109,22 +140,21 @@ def _repeated(
             named[address] = number
 
 
+def _addresses(select: Located) -> dict[PciAddress, Position]:
+    """The addresses in a selector, as last written."""
+    texts = ((part.text.strip(), part.place) for part in select.descendants())
+    return {PciAddress.parse(text): at for text, at in texts if ":" in text and "." in text}
+
+
 def _named_twice(
-    where: str, select: Located, address: PciAddress, first: int, number: int
+    where: str, place: Position, address: PciAddress, first: int, number: int
 ) -> Diagnostic:
-    written = [part for part in select.descendants() if _is_address(part, address)]
-    place = written[-1].place if written else select.place
     if first == number:
         return flaw("layout-address-twice", place, where, f"{address} appears twice", "remove one")
     what = f"rule {first + 1} already selects {address}, so this rule never gets it"
     return flaw(
         "layout-address-twice", place, where, what, "keep the address in one of the two rules"
     )
-
-
-def _is_address(part: Located, address: PciAddress) -> bool:
-    text = part.text.strip()
-    return ":" in text and "." in text and PciAddress.parse(text) == address
 
 
 def repeated_uuids(where: str, layout: Located) -> Iterator[Diagnostic]:

@@ -16,10 +16,10 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import Resolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, in_document
+from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, invalid_document
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
-from vfiomgr.errors import InvalidDocument, UsageError
+from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.layout.diagnostics import (
     ANY_RULE,
@@ -35,7 +35,6 @@ from vfiomgr.layout.diagnostics import (
     wrong_value,
 )
 from vfiomgr.layout.model import VERSION, Layout, LayoutFile, Rule, Selector, VgpuRequest
-from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,8 +131,6 @@ _OTHER_KINDS = {
     "LayoutPlan": "apply it with: vfiomgr apply FILE",
 }
 """Documents of vfiomgr that are not layouts, and how they are used."""
-_MOST_LINES = 40
-"""Maximum number of errors that are printed."""
 _MOST_FLAWS = 1000
 """Maximum number of errors that are looked for; each takes a comparison with all known words."""
 _DEVICES = 4
@@ -150,13 +147,7 @@ def read_layouts(text: str, source: str) -> LayoutFile:
     read, flaws = find_flaws(text)
     if read is not None:
         return read
-    lines = [f"{source}:{in_document(found)}" for found in flaws[:_MOST_LINES]]
-    if len(lines) == 1:
-        raise InvalidDocument(lines[0], _HINT)
-    if len(flaws) > _MOST_LINES:
-        lines.append(f"and {len(flaws) - _MOST_LINES} more")
-    message = f"{source}: {counted(len(flaws), 'error')}"
-    raise InvalidDocument(message, _HINT, tuple(lines))
+    raise invalid_document(source, flaws, _HINT)
 
 
 def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
@@ -209,8 +200,19 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
             ),
         )
     checker = _Checker(document)
-    found = tuple(sorted({*flaws, *checker.flaws()}, key=by_place))
+    found = tuple(sorted({*flaws, *_first(checker.flaws())}, key=by_place))
     return (None, found) if found else (checker.read, ())
+
+
+def _first(flaws: Iterator[Diagnostic]) -> Iterator[Diagnostic]:
+    """As many as are looked for, and the last one says so."""
+    found = None
+    for found in islice(flaws, _MOST_FLAWS):
+        yield found
+    if found is not None and next(flaws, None) is not None:
+        what = f"there are more than {_MOST_FLAWS} errors: the rest of the file was not checked"
+        place = found.place or Position()
+        yield flaw("layout-unchecked", place, "", what, "correct the errors above first")
 
 
 class _Checker(Struct):
@@ -221,14 +223,10 @@ class _Checker(Struct):
 
     def flaws(self) -> Iterator[Diagnostic]:
         """All errors; if there are none, `read` is set."""
-        by_hand = list(islice(self._by_hand(), _MOST_FLAWS))
-        yield from (found for _, found in by_hand)
-        if len(by_hand) == _MOST_FLAWS:
-            what = f"there are {_MOST_FLAWS} errors or more: the rest of the file was not checked"
-            place = by_hand[-1][1].place or Position()
-            yield flaw("layout-unchecked", place, "", what, "correct the errors above first")
-            return
-        told = {path for path, _ in by_hand}
+        told = set()
+        for path, found in self._by_hand():
+            told.add(path)
+            yield found
         seen = {path[:-1] for path in told if _key(path[:-1]) == "select"}
         for path, error in self._errors():
             begins = (path[:length] for length in range(len(path) + 1))

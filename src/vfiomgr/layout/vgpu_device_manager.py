@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vfiomgr.documents.reader import read_values
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.expressions import expression
-from vfiomgr.layout.diagnostics import covers
+from vfiomgr.layout.diagnostics import EarlierRules, covers
 from vfiomgr.layout.model import Layout, Selector, VgpuRequest, VgpuRule
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import lives_in_gpu_instance
@@ -170,7 +170,8 @@ class _Rules:
     def __init__(self, host: HostSnapshot | None, left: list[str]) -> None:
         self._left = left
         self._gpus = None if host is None else tuple(_gpus(host))
-        self._before: list[Selector] = []
+        self._before = EarlierRules()
+        self._has_all = False
         self._named: set[PciAddress] = set()
 
     def rules(self, entries: tuple[GpuConfig, ...]) -> Iterator[VgpuRule]:
@@ -183,7 +184,8 @@ class _Rules:
             if self._is_overruled(select):
                 self._tell(entry, "a later entry covers all of its GPUs, so it never applies")
                 continue
-            self._before.append(select)
+            self._before.add(index, select)
+            self._has_all |= select == _selector_of((f"{_NVIDIA}:*",))
             self._named.update(select.address)
             self._tell_of_types(entry)
             yield VgpuRule(
@@ -194,10 +196,8 @@ class _Rules:
             )
 
     def _is_overruled(self, select: Selector) -> bool:
-        everything = _selector_of((f"{_NVIDIA}:*",))
-        return any(covers(earlier, select) for earlier in self._before) or (
-            everything in self._before
-        )
+        before = self._before.before(select)
+        return self._has_all or any(covers(earlier, select) for _, earlier in before)
 
     def _selector(self, entry: GpuConfig) -> Selector | None:
         identifiers = self._identifiers(entry)

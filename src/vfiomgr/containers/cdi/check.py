@@ -20,17 +20,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from vfiomgr.containers.cdi.grammar import Consumer, Family
-    from vfiomgr.containers.cdi.model import CdiDevice, CdiSpecification
+    from vfiomgr.containers.cdi.model import CdiDevice, CdiEdits, CdiSpecification
     from vfiomgr.containers.cdi.rules import Known
     from vfiomgr.diagnostic import Severity
     from vfiomgr.snapshot.model import HostSnapshot
 
     _Pair = tuple[CdiFile, CdiSpecification]
+    _Devices = dict[str, list[tuple[str, CdiEdits]]]
+    """By their names, with the path of each file."""
 
 
 NodeKind = Literal["group", "cdev", "control", "other"]
 CONTROL = VFIO_NODES / "vfio"
 IOMMU = "/dev/iommu"
+_VFIO: frozenset[NodeKind] = frozenset({"group", "cdev"})
 
 
 class Target(Value):
@@ -173,9 +176,10 @@ def check(
         accepted = {consumer.name: found.judge(consumer, pairs) for consumer in alike}
         taken = {name: {file.path for file, _ in theirs} for name, theirs in accepted.items()}
         used = [(f, s) for f, s in pairs if any(f.path in paths for paths in taken.values())]
+        dynamic = {name: _dynamic(theirs) for name, theirs in accepted.items()}
         for file, specification in used:
             using = tuple(c for c in alike if file.path in taken[c.name])
-            found.add_shadows(file, specification, using, accepted)
+            found.add_shadows(file, specification, using, dynamic)
             if host is not None:
                 found.add_host_facts(file, specification, using, host, nodes or {})
         if host is not None:
@@ -288,22 +292,23 @@ class _Findings:
         file: CdiFile,
         specification: CdiSpecification,
         using: Sequence[Consumer],
-        accepted: Mapping[str, Sequence[_Pair]],
+        dynamic: Mapping[str, _Devices],
     ) -> None:
         """One name in both directories: all consumers except runtime-rs use /run/cdi."""
         if file.directory != STATIC:
             return
-        for number, device in enumerate(specification.devices):
-            name = specification.qualified(device)
-            for consumer in using:
-                for other, theirs in accepted[consumer.name]:
-                    if other.directory == DYNAMIC and _differs(name, device, theirs):
-                        counts = STATIC if consumer.prefers_static else DYNAMIC
-                        line = specification.line(("devices", number, "name"))
-                        what = f"{name} is a different device in {other.path}, and {counts} is used"
-                        remedy = "keep one of them: consumers disagree about the directory"
-                        found = fault("shadowed", line, what, remedy)
-                        self._add(file.path, found, [consumer], "warning")
+        for consumer in using:
+            for number, device in enumerate(specification.devices):
+                name = specification.qualified(device)
+                for other, edits in dynamic[consumer.name].get(name, ()):
+                    if edits == device.edits:
+                        continue
+                    counts = STATIC if consumer.prefers_static else DYNAMIC
+                    line = specification.line(("devices", number, "name"))
+                    what = f"{name} is a different device in {other}, and {counts} is used"
+                    remedy = "keep one of them: consumers disagree about the directory"
+                    found = fault("shadowed", line, what, remedy)
+                    self._add(file.path, found, [consumer], "warning")
 
     def add_host_facts(
         self,
@@ -315,10 +320,13 @@ class _Findings:
     ) -> None:
         """Whether the named devices exist, and match their names."""
         for number, device in enumerate(specification.devices):
-            for found in _name_faults(host, device, specification.line(("devices", number))):
+            targets = tuple(_targets(host, device))
+            kinds = {target.kind for target in targets}
+            line = specification.line(("devices", number))
+            for found in _name_faults(device, targets, line):
                 self._add(file.path, found, using, "blocker")
                 self._spoil_partly(file.path, using)
-            for place, target in _targets(host, device):
+            for place, target in enumerate(targets):
                 path = ("devices", number, "containerEdits", "deviceNodes", place)
                 line = specification.line(path)
                 for found in _node_faults(device, target, nodes, line, own=file.is_own):
@@ -326,7 +334,7 @@ class _Findings:
                     self._spoil_partly(file.path, using)
                 kata = [consumer for consumer in using if consumer.is_kata]
                 for consumer in kata:
-                    for found in _kata_faults(host, device, target, consumer, line):
+                    for found in _kata_faults(device, target, consumer, line, kinds):
                         self._add(file.path, found, [consumer], "blocker")
                         self._spoil_partly(file.path, [consumer])
 
@@ -338,7 +346,7 @@ class _Findings:
         for file, specification in pairs:
             for number, device in enumerate(specification.devices):
                 name = specification.qualified(device)
-                for place, target in _targets(host, device):
+                for place, target in enumerate(_targets(host, device)):
                     if target.group is None or target.problem:
                         continue
                     known = first.setdefault(target.group, (name, target.kind, file.path))
@@ -381,13 +389,17 @@ def _finding(found: Diagnostic, consumers: Sequence[Consumer]) -> CdiFinding:
     return CdiFinding(found, names, kata)
 
 
-def _differs(name: str, device: CdiDevice, other: CdiSpecification) -> bool:
-    return any(other.qualified(d) == name and d.edits != device.edits for d in other.devices)
+def _dynamic(pairs: Iterable[_Pair]) -> _Devices:
+    """The devices in /run/cdi by their names."""
+    found: _Devices = defaultdict(list)
+    for file, specification in pairs:
+        for device in specification.devices if file.directory == DYNAMIC else ():
+            found[specification.qualified(device)].append((file.path, device.edits))
+    return found
 
 
-def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[tuple[int, Target]]:
-    for place, node in enumerate(device.edits.device_nodes):
-        yield place, resolve(host, node.on_host)
+def _targets(host: HostSnapshot, device: CdiDevice) -> Iterator[Target]:
+    return (resolve(host, node.on_host) for node in device.edits.device_nodes)
 
 
 def _node_faults(
@@ -412,9 +424,9 @@ def _binding(device: CdiDevice, target: Target) -> str:
     return f"vfiomgr bind {named.address}{' --with-group' * (target.kind == 'group')}, or "
 
 
-def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[Diagnostic]:
+def _name_faults(device: CdiDevice, nodes: Iterable[Target], line: int) -> Iterator[Diagnostic]:
     """Whether a device that is named by an address has the node of that address."""
-    targets = [t for _, t in _targets(host, device) if t.kind in ("group", "cdev")]
+    targets = [target for target in nodes if target.kind in _VFIO]
     found = [member for target in targets for member in target.names]
     name = device.name.lower()
     if not found or any(t.problem for t in targets) or not is_address(name):
@@ -426,14 +438,13 @@ def _name_faults(host: HostSnapshot, device: CdiDevice, line: int) -> Iterator[D
 
 
 def _kata_faults(
-    host: HostSnapshot, device: CdiDevice, target: Target, consumer: Consumer, line: int
+    device: CdiDevice, target: Target, consumer: Consumer, line: int, kinds: set[NodeKind]
 ) -> Iterator[Diagnostic]:
     if any(vgpu.uuid is not None for vgpu in target.vgpus):
         what = f"{device.name}: Kata does not support mediated devices ({', '.join(target.names)})"
         remedy = "use a vGPU that is a virtual function, or libvirt"
         yield fault("mediated", line, what, remedy)
-    plugs = any(t.kind in ("group", "cdev") for _, t in _targets(host, device))
-    if consumer.is_rust and plugs and target.kind in ("other", "control"):
+    if consumer.is_rust and not kinds.isdisjoint(_VFIO) and target.kind in ("other", "control"):
         what = (
             f"{device.name}: runtime-rs attaches every node of a device, but {target.path} is "
             "not a VFIO device"

@@ -13,6 +13,7 @@ from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.container_completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.cli.options import CHANGING, READING, LazyGroup, complete_file, session_options
 from vfiomgr.cli.output import (
+    items_document,
     note,
     or_dash,
     print_document,
@@ -36,6 +37,7 @@ from vfiomgr.containers.cdi.model import (
     Naming,
     NodeForm,
 )
+from vfiomgr.diagnostic import first_of
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.units import counted
@@ -139,7 +141,7 @@ def _item(finding: CdiFinding) -> dict[str, object]:
 
 def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]:
     return {
-        "items": [_item(finding) for finding in report.findings],
+        **items_document(report.findings, _item),
         "verdicts": report.verdicts,
         "consumers": consumers,
         "unknown": report.unknown,
@@ -151,12 +153,14 @@ def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]
 
 
 def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
-    for finding in report.findings:
+    findings, more = first_of(report.findings)
+    for finding in findings:
         found = finding.found
         say(f"{_SEVERITIES[found.severity]}: {found.subject}:{found.line}: {found.summary}")
         say(f"  rule      {found.rule}")
         say(f"  consumers {_concerned(finding, consumers)}")
         say(f"  remedy    {found.remedy}")
+    say(*more)
     files = dict.fromkeys(verdict.file for verdict in report.verdicts)
     if files:
         rows = [row for file in files for row in _verdicts(report, file, consumers)]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.documents.text import Located
 
+_MOST_GUESSED = 100
+"""For so many errors of a file the key that was meant is looked for; more are not printed."""
 _FORMS = {
     "text": "a string",
     "number": "an integer",
@@ -163,7 +165,8 @@ class _Reader(Struct):
                 what = f"{shown_path(path)} must be written {name}"
                 self.add("key-case", path, line, what, f"write {name}")
                 return name
-        near = difflib.get_close_matches(written, keys, 1)
+        is_early = len(self.oddities) < _MOST_GUESSED
+        near = difflib.get_close_matches(written, keys, 1) if is_early else []
         remedy = (
             f"did you mean {near[0]}?" if near else f"remove it; known keys are {', '.join(keys)}"
         )

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from vfiomgr.containers.cdi.grammar import Consumer, Key
     from vfiomgr.containers.cdi.model import (
         CdiDeviceNode,
-        CdiEdits,
         CdiHook,
         CdiIntelRdt,
         CdiNetDevice,
@@ -55,6 +54,8 @@ _OF_SOME_VERSIONS = frozenset(
     if key.until is not None or key.since > FIRST
 )
 """The names of keys that were added after the first version, or removed."""
+_EDITS = 3
+"""Length of the path of a device's edits: devices, a number, containerEdits."""
 _LETTERS = "letters, digits, and . - _ between them"
 
 
@@ -191,6 +192,7 @@ def _annotations(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnos
 
 def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]:
     seen: dict[str, int] = {}
+    invalid = {oddity.path[:_EDITS] for oddity in spec.oddities}
     for number, device in enumerate(spec.devices):
         path: Path = ("devices", number)
         line = spec.line((*path, "name"))
@@ -203,19 +205,14 @@ def _devices(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic]
             remedy = "give each its own name, or move the nodes of both into one device"
             yield fault("device-twice", line, what, remedy)
         seen.setdefault(device.name, line)
-        is_checked = (*path, "containerEdits") in spec.lines and consumer.checks_edits
-        if is_checked and _is_empty(spec, path, device.edits):
+        begin = (*path, "containerEdits")
+        is_empty = device.edits.is_empty and begin not in invalid  # invalid parts are present
+        if is_empty and begin in spec.lines and consumer.checks_edits:
             what = f"device {device.name} has no edits"
             yield fault("device-empty", spec.line(path), what, "add its device nodes, or remove it")
     if not spec.devices and ("devices",) in spec.lines and _refuses_none(consumer):
         what = "the file has no devices"
         yield fault("no-devices", spec.line(("devices",)), what, "remove the file, or add a device")
-
-
-def _is_empty(spec: CdiSpecification, path: Path, edits: CdiEdits) -> bool:
-    """Whether edits are empty; invalid parts count as present."""
-    begin = (*path, "containerEdits")
-    return edits.is_empty and all(o.path[: len(begin)] != begin for o in spec.oddities)
 
 
 def _refuses_none(consumer: Consumer) -> bool:
@@ -309,11 +306,12 @@ def _declared(spec: CdiSpecification, consumer: Consumer) -> Iterator[Diagnostic
     stated = version_of(spec.version)
     if stated is None or consumer.library < _V_1_1:
         return
+    counting = _counting(spec, consumer)
     for path, line, key in _keys_in(spec):
         if key.until is not None and stated >= key.until and consumer.is_rust:
             what = f"{shown_path(path)} was removed in CDI {_short(key.until)}"
             yield fault("key-gone", line, what, "remove it")
-        elif key.since == _V_1_1 > stated and path in _counting(spec, consumer):
+        elif key.since == _V_1_1 > stated and path in counting:
             what = f"{shown_path(path)} needs cdiVersion 1.1.0, but the file has {spec.version}"
             yield fault("version-too-low", line, what, "write cdiVersion 1.1.0")
 

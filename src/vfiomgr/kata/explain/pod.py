@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, field
 
-from vfiomgr.diagnostic import Diagnostic, by_place, flaw, in_document
+from vfiomgr.diagnostic import Diagnostic, flaw, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import Path, shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.manifests.plan import is_extended_resource
-from vfiomgr.units import counted, parse_quantity, whole
+from vfiomgr.units import parse_quantity, whole
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.diagnostic import Position
     from vfiomgr.documents.text import Located
@@ -93,32 +93,38 @@ class PodSpec(Value):
     @property
     def resources(self) -> tuple[tuple[str, int], ...]:
         """The resources of device plugins, in container order."""
-        names = dict.fromkeys(name for each in self.containers for name, _ in each.devices)
-        return tuple((name, self._most(name)) for name in names)
+        uses: dict[str, list[tuple[PodContainer, Fraction]]] = {}
+        for each in self.containers:
+            for name, count in each.devices:
+                uses.setdefault(name, []).append((each, Fraction(count)))
+        return tuple((name, _most(used)) for name, used in uses.items())
 
     @property
     def memory_bytes(self) -> int:
         """The memory limit, if there is one."""
         of_pod = parse_quantity(dict(self.limits).get("memory", ""))
-        return self._most("memory") if of_pod is None else whole(of_pod)
-
-    def _most(self, resource: str) -> int:
-        """The maximum in use at once (AggregateContainerLimits, k8s.io/component-helpers/resource).
-
-        Init containers run one after the other, before the others; sidecars keep running.
-        """
-        running, highest = Fraction(0), Fraction(0)
-        for container in self.containers:
-            amount = parse_quantity(container.limit(resource) or "") or Fraction(0)
-            if container.role == "init container" and not container.is_sidecar:
-                highest = max(highest, running + amount)
-            else:
-                running += amount
-        return whole(max(running, highest))
+        if of_pod is not None:
+            return whole(of_pod)
+        limits = ((each, parse_quantity(each.limit("memory") or "")) for each in self.containers)
+        return _most((each, limit) for each, limit in limits if limit is not None)
 
     def __str__(self) -> str:
         """`Pod cuda`."""
         return f"{self.kind} {self.name}"
+
+
+def _most(uses: Iterable[tuple[PodContainer, Fraction]]) -> int:
+    """The maximum in use at once (AggregateContainerLimits, k8s.io/component-helpers/resource).
+
+    Init containers run one after the other, before the others; sidecars keep running.
+    """
+    running, highest = Fraction(0), Fraction(0)
+    for container, amount in uses:
+        if container.role == "init container" and not container.is_sidecar:
+            highest = max(highest, running + amount)
+        else:
+            running += amount
+    return whole(max(running, highest))
 
 
 class RuntimeClassSpec(Value):
@@ -171,8 +177,6 @@ _ROLES: tuple[tuple[str, ContainerRole], ...] = (
 )
 _TRUE = ("true", "yes", "on", "y")
 """Values for true in kubectl's YAML 1.1."""
-_MOST = 20
-"""How many errors are reported at once."""
 
 
 def read_objects(text: str, source: str) -> Objects:
@@ -191,18 +195,12 @@ def read_objects(text: str, source: str) -> Objects:
     for document in documents:
         reader.take(document)
     if reader.flaws:
-        lines = [
-            f"{source}:{in_document(found)}" for found in sorted(set(reader.flaws), key=by_place)
-        ]
-        if len(lines) == 1:
-            raise InvalidDocument(lines[0], _HINT)
-        message = f"{source} has {counted(len(lines), 'error')}"
-        raise InvalidDocument(message, _HINT, tuple(lines[:_MOST]))
+        raise invalid_document(source, reader.flaws, _HINT)
     if not reader.pods:
-        kinds = ", ".join(dict.fromkeys(("RuntimeClass",) * bool(reader.classes) + reader.kinds))
+        kinds = ", ".join(dict.fromkeys(["RuntimeClass"] * bool(reader.classes) + reader.kinds))
         message = f"{source}:1:1: no pod found, only {kinds}"
         raise InvalidDocument(message, _WORDING.start)
-    return Objects(tuple(reader.pods), tuple(reader.classes), reader.kinds)
+    return Objects(tuple(reader.pods), tuple(reader.classes), tuple(reader.kinds))
 
 
 class _Reader(Struct):
@@ -212,7 +210,7 @@ class _Reader(Struct):
     flaws: list[Diagnostic]
     pods: list[PodSpec] = field(default_factory=list)
     classes: list[RuntimeClassSpec] = field(default_factory=list)
-    kinds: tuple[str, ...] = ()
+    kinds: list[str] = field(default_factory=list)
 
     def take(self, document: Located) -> None:
         """Add an object, or those of a List."""
@@ -231,7 +229,7 @@ class _Reader(Struct):
         elif kind in POD_TEMPLATES:
             self._take_pod(document, kind)
         else:
-            self.kinds = (*self.kinds, kind)
+            self.kinds.append(kind)
 
     def _take_class(self, document: Located) -> None:
         name = self._text(document, ("metadata", "name"))

@@ -155,10 +155,10 @@ def without_iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
 def emulated(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU: "Emulated endpoint devices are not allowed" (smmuv3_accel_supports_as)."""
     domain = context.domain
-    others = [c.guest for c in domain.controllers] + [h.guest for h in domain.hostdevs]
+    others = {c.guest for c in domain.controllers} | {h.guest for h in domain.hostdevs}
     places = [guest for guest in domain.taken if guest not in others]
+    roots = [(place, _root_of(context, place)) for place in places]
     for iommu in _smmus(context):
-        roots = [(place, _root_of(context, place)) for place in places]
         behind = [p for p, root in roots if root is not None and iommu.bus in (None, root)]
         if not behind or not _is_accelerated(context, iommu):
             continue

@@ -17,7 +17,7 @@ from vfiomgr.libvirt.model import DomainHostdev, GuestAddress, PciController, Te
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.documents.xml_text import Element
 
@@ -28,6 +28,8 @@ _NUMBER = expression(r"(?P<hex>0[xX][0-9a-fA-F]{1,16})|(?P<octal>0[0-7]{1,22})|[
 _UUID = expression(r"[0-9a-f]{32}")
 _MOST_NUMBERS = 16_384
 """The limit for CPUs and nodes: VIR_DOMAIN_CPUMASK_LEN, and the maximum of Linux."""
+_MOST_TOGETHER = 1 << 22
+"""More than 4,096 virtual CPUs that are each pinned to 1,024 CPUs need."""
 _LIMITS = {"domain": 0xFFFFFFFF, "bus": 0xFF, "slot": 0x1F, "function": 0x7}
 _HOW_TO_WRITE = "write 0x08 or 8; a leading 0 means octal"
 
@@ -90,19 +92,28 @@ def _scale(unit: str) -> int | None:
 
 def set_of(element: Element, text: str) -> frozenset[int]:
     """A set of CPUs or nodes: `0-3,^2,8`; an exclusion applies to what precedes it."""
-    found: set[int] = set()
+    found = 0  # a bit for each: a text may repeat long ranges many times
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, _, last = part.removeprefix("^").partition("-")
         low, high = _index(first), _index(last or first)
         if low is None or high is None or low > high or high >= _MOST_NUMBERS:
             remedy = f"write it like 0-3,^2,8, with numbers below {_MOST_NUMBERS}"
             element.fail(f"invalid set of numbers: {text!r}", remedy)
-        numbers = range(low, high + 1)
-        if part.startswith("^"):
-            found.difference_update(numbers)
-        else:
-            found.update(numbers)
-    return frozenset(found)
+        numbers = (1 << high + 1) - (1 << low)
+        found = found & ~numbers if part.startswith("^") else found | numbers
+    return frozenset(number for number, bit in enumerate(reversed(f"{found:b}")) if bit == "1")
+
+
+def sets_of(elements: Iterable[Element], attribute: str) -> list[frozenset[int]]:
+    """The sets of several elements, whose numbers have to fit into memory together."""
+    found, count = [], 0
+    for element in elements:
+        found.append(set_of(element, element.get(attribute)))
+        count += len(found[-1])
+        if count > _MOST_TOGETHER:
+            what = f"the sets up to here have more than {_MOST_TOGETHER:,} numbers"
+            element.fail(what, f"use smaller sets in <{element.tag}>")
+    return found
 
 
 def _index(text: str) -> int | None:
@@ -240,7 +251,9 @@ def read_controllers(root: Element) -> tuple[PciController, ...]:
     """The PCI controllers; one without an index gets the lowest free one, as in libvirt."""
     elements = [e for e in root.each("devices/controller") if e.get("type") == "pci"]
     given = {number_of(e, "index", _MOST_INDEX) for e in elements if "index" in e.attributes}
-    left = iter(number for number in range(_MOST_INDEX) if number not in given)
+    if len(elements) > _MOST_INDEX:
+        elements[-1].fail(f"more than {_MOST_INDEX} PCI controllers", "remove this one")
+    left = iter(number for number in range(_MOST_INDEX + 1) if number not in given)
     return tuple(_controller(element, left) for element in elements)
 
 

@@ -31,13 +31,14 @@ from vfiomgr.libvirt.xml.elements import (
     read_taken,
     read_teamed,
     set_of,
+    sets_of,
     size_of,
     uuid_of,
     whole_number,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from vfiomgr.documents.xml_text import Element
 
@@ -192,11 +193,16 @@ def _memory(root: Element) -> DomainMemory:
             size_of(page, attribute="size") for page in root.each("memoryBacking/hugepages/page")
         ),
         host_nodes=frozenset().union(*_bound_nodes(root)),
-        cell_nodes=tuple(
-            (number_of(node, "cellid", _MOST_CELLS), set_of(node, node.get("nodeset")))
-            for node in root.each("numatune/memnode")
-        ),
+        cell_nodes=tuple(_sets_by(root.each("numatune/memnode"), "cellid", _MOST_CELLS, "nodeset")),
     )
+
+
+def _sets_by(
+    elements: Sequence[Element], number: str, most: int, attribute: str
+) -> Iterator[tuple[int, frozenset[int]]]:
+    """The set of each element, with its number."""
+    for element, found in zip(elements, sets_of(elements, attribute), strict=True):
+        yield number_of(element, number, most), found
 
 
 def _total_memory(root: Element) -> int:
@@ -226,10 +232,7 @@ def _cpu(root: Element) -> DomainCpu:
         physical_bits_limit=(
             number_of(width, "limit", _MOST_BITS) if width and "limit" in width.attributes else None
         ),
-        pins=tuple(
-            (number_of(pin, "vcpu", _MOST_CPUS), set_of(pin, pin.get("cpuset")))
-            for pin in root.each("cputune/vcpupin")
-        ),
+        pins=tuple(_sets_by(root.each("cputune/vcpupin"), "vcpu", _MOST_CPUS, "cpuset")),
         cells=tuple(_cells(root)),
         hides_kvm=is_on(root.find("features/kvm/hidden"), "state"),
     )
@@ -244,11 +247,12 @@ def _count(element: Element) -> int:
 
 def _cells(root: Element) -> Iterator[NumaCell]:
     """NUMA nodes of the guest; those without a number are numbered in order."""
-    for position, cell in enumerate(root.each("cpu/numa/cell")):
+    cells = root.each("cpu/numa/cell")
+    for position, (cell, cpus) in enumerate(zip(cells, sets_of(cells, "cpus"), strict=True)):
         yield NumaCell(
             number=number_of(cell, "id", _MOST_CPUS, position),
             memory_bytes=size_of(cell, attribute="memory") if "memory" in cell.attributes else 0,
-            cpus=set_of(cell, cell.get("cpus")),
+            cpus=cpus,
         )
 
 

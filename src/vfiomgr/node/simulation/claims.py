@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 from msgspec import Struct
 
 from vfiomgr.node.simulation.model import ClaimSpec, Constraint, DeviceRequest, Toleration
-from vfiomgr.node.simulation.reading import guess
 from vfiomgr.node.simulation.selectors import SelectorError
 from vfiomgr.units import parse_quantity, whole
 
@@ -94,7 +93,7 @@ class ClaimReader(Struct):
         if own is None:
             what = f"unknown DeviceClass {device_class!r}" if device_class else "no deviceClassName"
             remedy = f"add the DeviceClass to the file, or use {' or '.join(CLASSES)}"
-            part.at("deviceClassName").reject(what, guess(device_class, self.classes, remedy))
+            part.at("deviceClassName").reject(what, part.guess(device_class, self.classes, remedy))
         return DeviceRequest(
             name,
             device_class,
@@ -157,6 +156,6 @@ def _constraints(part: Part, names: list[str]) -> Iterator[Constraint]:
     for each in requests:
         if each.located.text not in names:
             what = f"no request {each.located.text!r} in the claim"
-            each.reject(what, guess(each.located.text, names, f"use {', '.join(names)}"))
+            each.reject(what, each.guess(each.located.text, names, f"use {', '.join(names)}"))
     concerned = tuple(each.located.text for each in requests)
     yield Constraint("matchAttribute" if match else "distinctAttribute", attribute, concerned)

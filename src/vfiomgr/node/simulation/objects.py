@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from vfiomgr.diagnostic import Diagnostic, by_place, in_document
+from vfiomgr.diagnostic import Diagnostic, invalid_document
 from vfiomgr.documents.reader import Unreadable, Wording, read_all_located
 from vfiomgr.documents.text import shown_path
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.kata.explain.pod import POD_TEMPLATES, read_objects
 from vfiomgr.node.simulation.claims import CLASSES, ClaimReader
 from vfiomgr.node.simulation.model import ClaimSpec, PodClaim, Workload
-from vfiomgr.node.simulation.reading import Part, guess
-from vfiomgr.units import counted
+from vfiomgr.node.simulation.reading import Part
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ _HINT = "validate it with kubectl apply --dry-run=server -f FILE"
 _WORDING = Wording(
     "an object", "objects", shown_path, "write a Pod or a Deployment", merges="taken"
 )
-_MOST = 20
-"""How many errors are reported at once."""
 _NAMESPACE = "default"
 _IGNORED = ("affinity", "topologySpreadConstraints")
 """Parts of a pod that move it to other nodes, and are not simulated."""
@@ -74,18 +71,9 @@ def read_simulation(text: str, source: str, selectors: Selectors) -> Objects:
             take(part)
     with_pods = [part for part in everything if _kind(part.located) in POD_TEMPLATES]
     workloads = tuple(map(reader.workload, with_pods, pods))
-    _require_valid(flaws, source)
+    if flaws:
+        raise invalid_document(source, flaws, _HINT)
     return Objects(workloads, reader.labels, tuple(dict.fromkeys(reader.notes)))
-
-
-def _require_valid(flaws: list[Diagnostic], source: str) -> None:
-    found = sorted(set(flaws), key=by_place)
-    lines = [f"{source}:{in_document(each)}" for each in found]
-    if len(lines) == 1:
-        raise InvalidDocument(lines[0], _HINT)
-    if lines:
-        message = f"{source} has {counted(len(lines), 'error')}"
-        raise InvalidDocument(message, _HINT, tuple(lines[:_MOST]))
 
 
 def _objects(documents: Sequence[Located]) -> Iterator[Located]:
@@ -168,9 +156,9 @@ class _Reader(Struct):
             kind = "ResourceClaim" if shared else "ResourceClaimTemplate"
             found = self.found.get((kind, namespace, name))
             if found is None:
-                known = [n for k, space, n in self.found if (k, space) == (kind, namespace)]
+                known = (n for k, space, n in self.found if (k, space) == (kind, namespace))
                 what = f"no {kind} {name!r} in namespace {namespace}"
-                part.reject(what, guess(name, known, "add it to the file"))
+                part.reject(what, part.guess(name, known, "add it to the file"))
                 continue
             own = f"{namespace}/{shared}" if shared else ""
             yield PodClaim(part.text("name"), found, own)

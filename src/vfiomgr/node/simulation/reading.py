@@ -11,11 +11,13 @@ from vfiomgr.diagnostic import Diagnostic, flaw
 from vfiomgr.documents.text import Located, Path, shown_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from vfiomgr.diagnostic import Position
 
 RULE = "simulation-invalid"
+_MOST_GUESSED = 100
+"""For so many errors of a file the name that was meant is looked for."""
 
 
 class Part(Struct):
@@ -87,7 +89,14 @@ class Part(Struct):
             if key not in keys:
                 place = self.located.keys.get(key, part.located.place)
                 what = f"unknown key {key!r}"
-                self._add(place, self.path, what, guess(key, keys, f"use {', '.join(keys)}"))
+                remedy = self.guess(key, keys, f"use {', '.join(keys)}")
+                self._add(place, self.path, what, remedy)
+
+    def guess(self, name: str, known: Iterable[str], otherwise: str) -> str:
+        """The remedy for an unknown name; later errors of a file are not printed."""
+        is_early = len(self.flaws) < _MOST_GUESSED
+        near = get_close_matches(name, list(known), 1) if is_early else []
+        return f"did you mean {near[0]}?" if near else otherwise
 
     def reject(self, what: str, remedy: str = "correct it") -> None:
         """Report an error here."""
@@ -95,9 +104,3 @@ class Part(Struct):
 
     def _add(self, place: Position, path: Path, what: str, remedy: str) -> None:
         self.flaws.append(flaw(RULE, place, shown_path(path), what, remedy))
-
-
-def guess(name: str, known: Collection[str], otherwise: str) -> str:
-    """The remedy for an unknown name."""
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else otherwise

@@ -115,7 +115,7 @@ def test_a_bad_object(text: str, expected: str) -> None:
 
 def test_all_errors_are_reported() -> None:
     found = errors(claim(f"[{exactly('count: 0')}, {exactly('allocationMode: x')}]") + pods())
-    assert found.startswith("f.yaml has 2 errors\nf.yaml:8:")
+    assert found.startswith("f.yaml: 2 errors\nf.yaml:8:")
 
 
 def test_objects_are_in_any_order_and_in_lists() -> None:
