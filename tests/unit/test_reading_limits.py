@@ -215,6 +215,18 @@ def test_a_hundred_findings_are_printed_and_the_others_counted(
     assert document["summary"]["error"] == 300
 
 
+def test_a_hundred_errors_of_a_layout_are_printed_and_the_others_counted(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "lab.json"
+    path.write_text(rules(*({"id": f"x{number}"} for number in range(130))))
+    answer = run("check", "layout", str(path))
+    assert len(answer.stdout.splitlines()) == 101
+    assert answer.stdout.endswith("lab.json: and 30 more\n")
+    document = json.loads(run("check", "layout", str(path), "--format", "json").stdout)
+    assert (len(document["items"][0]["findings"]), document["items"][0]["omitted"]) == (100, 30)
+
+
 def test_errors_in_pods_are_counted_beyond_those_that_are_printed() -> None:
     pods = {"kind": "List", "items": [{"metadata": {}}] * 90}
     with pytest.raises(InvalidDocument, match=r"^pods.json: 90 errors$") as caught:

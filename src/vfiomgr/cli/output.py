@@ -267,10 +267,10 @@ def print_error_document(error: VfiomgrError, output: Format) -> None:
 
 
 def items_document(
-    findings: Sequence[Finding], document: Callable[[Finding], object]
+    findings: Sequence[Finding], document: Callable[[Finding], object], key: str = "items"
 ) -> dict[str, object]:
     """The first findings in the JSON contract; if there are others, their number."""
-    shown: dict[str, object] = {"items": list(map(document, first_of(findings)[0]))}
+    shown: dict[str, object] = {key: list(map(document, first_of(findings)[0]))}
     omitted = len(findings) - MOST_FINDINGS
     return {**shown, "omitted": omitted} if omitted > 0 else shown
 

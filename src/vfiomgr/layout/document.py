@@ -16,7 +16,7 @@ from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.resolver import Resolver
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from vfiomgr.diagnostic import Diagnostic, Position, by_place, flaw, invalid_document
+from vfiomgr.diagnostic import Diagnostic, Position, by_place, first_of, flaw, invalid_document
 from vfiomgr.documents.jsonable import UNFOLDED
 from vfiomgr.documents.reader import Unreadable, Wording, read_located
 from vfiomgr.errors import UsageError
@@ -131,6 +131,8 @@ _OTHER_KINDS = {
     "LayoutPlan": "apply it with: vfiomgr apply FILE",
 }
 """Documents of vfiomgr that are not layouts, and how they are used."""
+_MOST_NAMES = 40
+"""Maximum number of layouts that a message names."""
 _MOST_FLAWS = 1000
 """Maximum number of errors that are looked for; each takes a comparison with all known words."""
 _DEVICES = 4
@@ -157,7 +159,8 @@ def choose_layout(file: LayoutFile, name: str | None) -> tuple[str, Layout]:
         UsageError: no layout has this name, or the name is missing and there are several.
 
     """
-    names = ", ".join(file.layouts)
+    first, more = first_of(tuple(file.layouts), _MOST_NAMES)
+    names = ", ".join((*first, *more))
     if name is None:
         if len(file.layouts) > 1:
             message = f"missing option: --layout NAME (the file has {names})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,7 @@ from vfiomgr.cli.changes import (
 )
 from vfiomgr.cli.completion import complete_board
 from vfiomgr.cli.options import CHANGING, READING, allow_option, complete_file, session_options
-from vfiomgr.cli.output import note, print_document, print_text, print_yaml, say
+from vfiomgr.cli.output import items_document, note, print_document, print_text, print_yaml, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.text import source_of, text_of
@@ -33,7 +34,7 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.diagnostic import Override
+    from vfiomgr.diagnostic import Diagnostic, Override
     from vfiomgr.engine.run import Outcome
     from vfiomgr.layout.identifiers import Boards
     from vfiomgr.layout.model import LayoutFile
@@ -180,18 +181,19 @@ def _validated(path: str) -> dict[str, Any]:
         "file": source,
         "valid": file is not None,
         "layouts": list(_counts(file)),
-        "findings": [
-            {
-                "file": source,
-                "line": found.place.line,
-                "column": found.place.column,
-                "where": found.subject,
-                "message": found.summary,
-                "remedy": found.remedy,
-            }
-            for found in flaws
-            if found.place is not None
-        ],
+        **items_document(flaws, partial(_flaw_document, source), "findings"),
+    }
+
+
+def _flaw_document(source: str, found: Diagnostic) -> dict[str, object]:
+    place = found.place or Position()
+    return {
+        "file": source,
+        "line": place.line,
+        "column": place.column,
+        "where": found.subject,
+        "message": found.summary,
+        "remedy": found.remedy,
     }
 
 
@@ -213,6 +215,8 @@ def _print_validated(item: dict[str, Any]) -> None:
         remedy = f"; {found['remedy']}" if found["remedy"] else ""
         place = f"{source}:{found['line']}:{found['column']}"
         say(f"{place}: {where}{found['message']}{remedy}")
+    if "omitted" in item:
+        say(f"{source}: and {item['omitted']} more")
 
 
 @click.command("import")
