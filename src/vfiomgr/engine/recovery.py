@@ -162,7 +162,7 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
     return tuple(ended)
 
 
-def recover_device(work: ApplyContext, name: str) -> None:
+def recover_device(work: ApplyContext, name: str, allow: frozenset[Override] = frozenset()) -> None:
     """Roll back the interrupted operations that concern a device or vGPU, and no others.
 
     Raises:
@@ -173,7 +173,7 @@ def recover_device(work: ApplyContext, name: str) -> None:
     left = survey(work.tree, work.tree.read(BOOT_ID))
     for runs in overlapping(left.cut_off):
         if any(name in run.subjects for run in runs):
-            _undo(runs, work, frozenset())
+            _undo(runs, work, allow)
 
 
 def _require_kernel(run: CutOff, work: ApplyContext) -> None:

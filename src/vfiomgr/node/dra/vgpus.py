@@ -32,6 +32,7 @@ from vfiomgr.vgpu.named import CreateVgpu
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+    from vfiomgr.diagnostic import Override
     from vfiomgr.engine.journal import CutOff
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.vgpu.model import Vgpu
 
+_OWN: frozenset[Override] = frozenset({"in-use"})
+"""The agent changes devices of its own claims, whose pods are not their users."""
 DIRECTORY = RUNTIME / "dra" / "vgpus"
 """What was made for each owner, in files."""
 _SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
@@ -154,19 +157,32 @@ class Vgpus:
     def _remove(self, made: Made) -> None:
         """Remove a vGPU that is its owner's, and what an interrupted run left of it."""
         if any(run.subjects > {made.name} for run in self._cut_off(made)):
+            self._requires_removal(made)
             with self._host.changing() as work:
-                recover_device(work, made.name)  # with its GPU instance
-        seen = self._host.scan(with_users=True)
-        vgpu = seen.vgpu(made.name)
-        if vgpu is not None:
-            if not self._is_owners(seen, vgpu, made):
-                return
-            refuse_if_any(guards.held_by_guest(seen, vgpu))
+                recover_device(work, made.name, _OWN)  # with its GPU instance
+        if not self._requires_removal(made):
+            return
         with suppress(UsageError):  # its virtual function is gone too
-            self._host.remove_vgpu(made.name, allow=("in-use",))  # its pod is not its user
+            self._host.remove_vgpu(made.name, allow=_OWN)
         for run in self._cut_off(made):
             if run.subjects == {made.name} and not run.has_settings:
                 supersede(self._tree, run)  # the vGPU is gone, whichever way the run went
+
+    def _requires_removal(self, made: Made) -> bool:
+        """Whether a vGPU is gone or its owner's, not of somebody else in its place.
+
+        Raises:
+            Refusal: a guest uses it.
+
+        """
+        seen = self._host.scan(with_users=True)
+        vgpu = seen.vgpu(made.name)
+        if vgpu is None:
+            return True
+        if self._is_owners(seen, vgpu, made):
+            refuse_if_any(guards.held_by_guest(seen, vgpu))
+            return True
+        return False
 
     def _is_there(self, made: Made) -> bool:
         """Whether a vGPU exists; one of an interrupted run is removed."""
@@ -217,7 +233,7 @@ class Vgpus:
                 continue
             refuse_if_any(guards.held_by_guest(seen, device))
             try:
-                self._host.reset(address, allow=("in-use",))  # its pod is not its user
+                self._host.reset(address, allow=_OWN)
             except Refusal as refusal:
                 return "; ".join(each.summary for each in diagnostics_of(refusal))
             except VfiomgrError as error:
