@@ -58,6 +58,7 @@ _KEYS_OF_PASSTHROUGH: dict[OptionName, str] = {
     "not-only": "remove only: true",
     "function-only": "only: true",
     "with-group": "set with_group: true to include them",
+    "at-boot": "vfiomgr layout install FILE",
 }
 _KEYS_OF_OTHERS: dict[OptionName, str] = {
     "with-group": "select them in a passthrough rule too",

@@ -150,6 +150,8 @@ _PLANNERS = (
 )
 _NEVER_TOLD = ("vgpu remove --all --parent X",)
 """Of removing by the name of a GPU, which no layout does."""
+_COMMANDS = ("_at_boot",)
+"""Functions that build the value of an option, for which a layout has other words."""
 _TRANSLATED = ("Option",)
 """What has options as such, for which a layout has other words."""
 
@@ -165,6 +167,8 @@ def _texts(file: Path) -> Iterator[str]:
         and isinstance(node.body[0], ast.Expr)
     }
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in _COMMANDS:
+            inner.update(ast.walk(node))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in _TRANSLATED:
             inner.update(ast.walk(node))
     for node in ast.walk(tree):

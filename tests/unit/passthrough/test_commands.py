@@ -87,9 +87,9 @@ def test_refusals_name_their_rules(run: Run, address: str, words: str, *, dry: b
     answer = run("bind", address, *(["--dry-run"] if dry else []))
     assert answer.status == 4
     assert answer.stdout == ""
-    reason, remedy, rule = answer.stderr.splitlines()
-    assert words in reason
-    assert remedy.startswith("  remedy: ")
+    *reasons, rule = answer.stderr.splitlines()
+    assert any(words in line for line in reasons)
+    assert any(line.lstrip().startswith("remedy: ") for line in reasons)
     for line in rule.removeprefix("  explain: ").split("; "):
         assert "  meaning  " in run(*line.split()[1:]).stdout
 

@@ -87,7 +87,7 @@ def test_the_rule_of_another_device_is_replaced_and_told() -> None:
     old = TextFile(RULE.path, render_rule(other))
     made = plan(host_with(old), BIND)
     assert made.steps == (ReplaceFile(RULE.path, old.text, RULE.text),)
-    assert "replacing the rule of another device: 0000:04:00.0 [10de:2222 10de:157e]" in (
+    assert "replacing the rule of a different device: 0000:04:00.0 [10de:2222 10de:157e]" in (
         made.notes
     )
 
