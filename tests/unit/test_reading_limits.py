@@ -138,6 +138,17 @@ def hostdevs(count: int) -> object:
     return preflight(host, [read_domain(domain(text), "a.xml")])
 
 
+def smmus(count: int) -> object:
+    """Devices, each behind all of many SMMUs."""
+    text = "".join(
+        "<iommu model='smmuv3'><driver accel='on'/></iommu><hostdev mode='subsystem' type='pci'>"
+        f"<source><address domain='{number}' bus='1'/></source></hostdev>"
+        for number in range(count)
+    )
+    host = host_of(pci_device("0000:01:00.0"))
+    return preflight(host, [read_domain(domain(text), "a.xml")])
+
+
 def calls(of: Callable[[int], object], count: int) -> int:
     """The calls of functions and the steps of generators for a document."""
     found = 0
@@ -169,6 +180,7 @@ WORK: dict[str, Callable[[int], object]] = {
     "rules for one function": rules_of_a_function,
     "addresses twice": addresses_twice,
     "domain with many devices": hostdevs,
+    "domain with many SMMUs": smmus,
 }
 
 

@@ -12,7 +12,14 @@ from msgspec.structs import replace
 
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook import GuestNeeds, GuestRecord, needs_of
-from vfiomgr.libvirt.model import ROOT_PORT, Domain, DomainHostdev, Hypervisor, KnownDomain
+from vfiomgr.libvirt.model import (
+    EXPANDER,
+    ROOT_PORT,
+    Domain,
+    DomainHostdev,
+    Hypervisor,
+    KnownDomain,
+)
 from vfiomgr.pci.model import PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.value import Value
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
     from vfiomgr.units import Version
     from vfiomgr.vgpu.model import Vgpu
 
+ROOT_BUS = 0
+"""The index of pcie-root."""
 SWITCH_PORT = "pcie-switch-downstream-port"
 UNMANAGED = "managed='no'"
 MANAGED = "managed='yes'"
@@ -198,6 +207,26 @@ class PreflightContext(Value, dict=True):
         """The model of the controller above a bus of the guest."""
         controller = self.controllers.get(bus)
         return controller.model if controller else None
+
+    def root_of(self, place: GuestAddress | None) -> int | None:
+        """The index of the root bus or the expander that a place is behind; None if unknown."""
+        for _ in range(len(self.controllers) + 1):  # controllers may go round in a circle
+            if place is None:
+                return None
+            if place.bus == ROOT_BUS or self.model_at(place.bus) == EXPANDER:
+                return place.bus
+            controller = self.controllers.get(place.bus)
+            place = None if controller is None else controller.guest
+        return None
+
+    @cached_property
+    def seen_by_root(self) -> Mapping[int | None, list[DomainHostdev]]:
+        """The devices that the guest sees, by the root bus or expander that they are behind."""
+        found: dict[int | None, list[DomainHostdev]] = defaultdict(list)
+        for hostdev in self.hostdevs:
+            if hostdev.is_seen:
+                found[self.root_of(hostdev.guest)].append(hostdev)
+        return found
 
     def is_single_slot(self, bus: int) -> bool:
         """Whether a bus of the guest has only slot 0: below a PCI Express port."""

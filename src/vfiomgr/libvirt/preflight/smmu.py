@@ -6,22 +6,20 @@ pcie-root or an expander (pci_setup_iommu_per_bus in hw/arm/smmu-common.c of QEM
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import finding
 from vfiomgr.libvirt.model import DOMAIN_IOMMUFD, EXPANDER, IOMMUFD, SMMU_ACCEL, SMMU_BUS
+from vfiomgr.libvirt.preflight.context import ROOT_BUS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from vfiomgr.diagnostic import Diagnostic
-    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu, GuestAddress
+    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu
     from vfiomgr.libvirt.preflight.context import PreflightContext
 
 _MODEL = "smmuv3"
-_ROOT_BUS = 0
-"""The index of pcie-root."""
 
 
 def several(context: PreflightContext) -> Iterator[Diagnostic]:
@@ -55,14 +53,16 @@ def several(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def _same_bus(context: PreflightContext) -> Iterator[Diagnostic]:
     """QEMU 11.1: "An iommu is already attached to this bus"."""
-    smmus = _smmus(context)
-    for bus, number in Counter(iommu.bus for iommu in smmus).items():
-        if number > 1:
+    by_bus: dict[int | None, list[DomainIommu]] = {}
+    for iommu in _smmus(context):
+        by_bus.setdefault(iommu.bus, []).append(iommu)
+    for bus, smmus in by_bus.items():
+        if len(smmus) > 1:
             yield finding(
                 "viommu-several",
                 "blocker",
-                f"{number} SMMUv3s are for bus {bus} of the guest",
-                tuple(context.cite_iommu(iommu) for iommu in smmus if iommu.bus == bus),
+                f"{len(smmus)} SMMUv3s are for bus {bus} of the guest",
+                tuple(map(context.cite_iommu, smmus)),
                 'a bus has one IOMMU: QEMU exits with "An iommu is already attached to this bus"',
                 "keep one of them, or write the index of another expander as pciBus",
             )
@@ -74,7 +74,7 @@ def wrong_bus(context: PreflightContext) -> Iterator[Diagnostic]:
     libvirt 12.8: "Could not find a suitable controller for smmuv3".
     """
     for iommu in _smmus(context):
-        if iommu.bus is None or iommu.bus == _ROOT_BUS:
+        if iommu.bus is None or iommu.bus == ROOT_BUS:
             continue
         model = context.model_at(iommu.bus)
         if model == EXPANDER:
@@ -99,7 +99,7 @@ def maps_nothing(context: PreflightContext) -> Iterator[Diagnostic]:
     The listener of VFIO fails for groups and for iommufd (smmuv3_notify_flag_changed,
     vfio_listener_register in hw/vfio/listener.c). It is not asked where the host's SMMU translates.
     """
-    for iommu in _smmus(context):
+    for iommu in _distinct(context):
         taking = _served(context, iommu)
         if _is_accelerated(context, iommu) or not taking:
             continue
@@ -128,7 +128,7 @@ def without_iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
 
     smmuv3_accel_supports_as in hw/arm/smmuv3-accel.c; libvirt has no iommufd for mediated devices.
     """
-    for iommu in _smmus(context):
+    for iommu in _distinct(context):
         if not _is_accelerated(context, iommu):
             continue
         for hostdev in _served(context, iommu):
@@ -157,8 +157,8 @@ def emulated(context: PreflightContext) -> Iterator[Diagnostic]:
     domain = context.domain
     others = {c.guest for c in domain.controllers} | {h.guest for h in domain.hostdevs}
     places = [guest for guest in domain.taken if guest not in others]
-    roots = [(place, _root_of(context, place)) for place in places]
-    for iommu in _smmus(context):
+    roots = [(place, context.root_of(place)) for place in places]
+    for iommu in _distinct(context):
         behind = [p for p, root in roots if root is not None and iommu.bus in (None, root)]
         if not behind or not _is_accelerated(context, iommu):
             continue
@@ -176,8 +176,7 @@ def emulated(context: PreflightContext) -> Iterator[Diagnostic]:
 def unseen(context: PreflightContext) -> Iterator[str]:
     """Devices without a known place, which an SMMUv3 for one bus may serve."""
     if any(iommu.bus is not None for iommu in _smmus(context)):
-        seen = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
-        names = [hostdev.name for hostdev in seen if _root_of(context, hostdev.guest) is None]
+        names = [hostdev.name for hostdev in context.seen_by_root.get(None, ())]
         if names:
             yield f"which SMMUv3 serves {', '.join(names)}: their places in the guest are unknown"
 
@@ -186,27 +185,20 @@ def _smmus(context: PreflightContext) -> list[DomainIommu]:
     return [iommu for iommu in context.domain.iommus if iommu.model == _MODEL]
 
 
+def _distinct(context: PreflightContext) -> Iterable[DomainIommu]:
+    """The first of those that are alike, since each is compared with all devices."""
+    smmus = reversed(_smmus(context))
+    return {(iommu.bus, iommu.is_accelerated): iommu for iommu in smmus}.values()
+
+
 def _is_accelerated(context: PreflightContext, iommu: DomainIommu) -> bool:
     """Whether accel='on' is written, and this libvirt does not drop it."""
     libvirt = context.libvirt
     return iommu.is_accelerated and (libvirt is None or SMMU_ACCEL.is_in(libvirt))
 
 
-def _served(context: PreflightContext, iommu: DomainIommu) -> list[DomainHostdev]:
+def _served(context: PreflightContext, iommu: DomainIommu) -> Sequence[DomainHostdev]:
     """The devices that are known to be behind it."""
-    seen = [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
     if iommu.bus is None:
-        return seen
-    return [hostdev for hostdev in seen if _root_of(context, hostdev.guest) == iommu.bus]
-
-
-def _root_of(context: PreflightContext, place: GuestAddress | None) -> int | None:
-    """The index of the root bus or the expander that a place is behind; None if unknown."""
-    for _ in range(len(context.controllers) + 1):  # controllers may go round in a circle
-        if place is None:
-            return None
-        controller = context.controllers.get(place.bus)
-        if place.bus == _ROOT_BUS or (controller is not None and controller.model == EXPANDER):
-            return place.bus
-        place = None if controller is None else controller.guest
-    return None
+        return [hostdev for hostdev in context.hostdevs if hostdev.is_seen]
+    return context.seen_by_root.get(iommu.bus, ())
