@@ -63,7 +63,7 @@ COMPLETED = {
         "vfiomgr --root gpus bind 0000:21:00.4",
         "vfiomgr --root gpus bind 0000:21:00.4 ",
     ),
-    "the beginning of an address": ("vfiomgr --root gpus bind 0", "vfiomgr --root gpus bind 0000:"),
+    "the beginning of an address": ("vfiomgr --root gpus show 0", "vfiomgr --root gpus show 0000:"),
     "an address up to where several continue": (
         "vfiomgr --root gpus bind 0000:21:0",
         "vfiomgr --root gpus bind 0000:21:0",

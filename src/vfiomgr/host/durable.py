@@ -1,4 +1,4 @@
-"""Files that are replaced whole, with their owner and label, and survive a power cut.
+"""Files that are replaced, with their owner and label, and survive a power cut.
 
 A new file is written as `.NAME.PID` beside the old one, under a lock. A run that is killed leaves
 it there; the next write, removal or repeated step of that file removes it.

@@ -96,7 +96,7 @@ class Inside:
     def open_directory(self, path: str, makes: int | None = None) -> int:
         """A descriptor of a directory that is below the root while it is opened.
 
-        The path is resolved anew, then walked without following links. With `makes`, missing
+        The path is resolved again, then walked without following links. With `makes`, missing
         directories are created with that mode.
 
         Raises:

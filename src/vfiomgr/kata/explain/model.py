@@ -206,7 +206,7 @@ class KataTrace(Value):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The links that could not be checked."""
+        """The steps that could not be checked."""
         return tuple(step.name for step in self.steps if step.state == "unknown")
 
     @property

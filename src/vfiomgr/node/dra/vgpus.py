@@ -157,7 +157,8 @@ class Vgpus:
     def _remove(self, made: Made) -> None:
         """Remove a vGPU that is its owner's, and what an interrupted run left of it."""
         if any(run.subjects > {made.name} for run in self._cut_off(made)):
-            self._requires_removal(made)
+            if not self._requires_removal(made):
+                return
             with self._host.changing() as work:
                 recover_device(work, made.name, _OWN)  # with its GPU instance
         if not self._requires_removal(made):
