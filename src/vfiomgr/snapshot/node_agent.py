@@ -162,17 +162,25 @@ def find_status(
 
 
 def is_running(tree: HostTree) -> bool:
-    """Whether an agent serves its socket, of whatever version; True where it cannot be told."""
+    """Whether an agent serves its socket, of whatever version; True where it cannot be told.
+
+    With another root than `/` its path can be longer than that of a socket (sun_path in unix(7)).
+    """
     import socket  # noqa: PLC0415 - most hosts have no agent
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE)
-        try:
-            connection.connect(tree.locate(CONTROL))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except OSError:
-            return True
+    try:
+        with (
+            tree.directory(CONTROL.parent) as directory,
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
+        ):
+            connection.settimeout(_PATIENCE)
+            connection.connect(f"/proc/self/fd/{directory}/{CONTROL.name}")
+    except ConnectionRefusedError:
+        return False
+    except FileNotFoundError:
+        return tree.exists(CONTROL)
+    except OSError:
+        return True
     return True
 
 
