@@ -98,7 +98,7 @@ def part_of_unbind(host: HostSnapshot, targets: Sequence[PciDevice], request: Un
     if not names:
         return Part(notes=again)
     command = f"vfiomgr unbind {' '.join(names)} --forget-only"
-    told = f"rules bind {', '.join(names)} again at the next boot; to prevent it: {command}"
+    told = f"rules bind {', '.join(names)} at the next boot; to prevent it: {command}"
     return Part(notes=(told, *again))
 
 

@@ -23,6 +23,7 @@ from vfiomgr.persistence.model import SWEPT
 from vfiomgr.persistence.steps import ChangeFiles, FileChange
 from vfiomgr.snapshot.node_agent import is_running
 from vfiomgr.uninstall.requests import Uninstall
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, systemd.FEATURES / "vfiomgr")
 """Files of a node agent that has ended, and of the service of `bind --persist`."""
 _BY_HAND = (systemd.AGENT, systemd.CDI, systemd.ENVIRONMENT, systemd.CREDENTIALS)
 """What an administrator installs: `node manifests` only prints the units."""
+_STOP = (
+    f"systemctl disable --now {systemd.AGENT.name} {systemd.CDI.name}; a DaemonSet: "
+    "kubectl delete -f MANIFEST"
+)
 _CONFIGURATION = expression(r"/[^\s\"']+\.toml")
 
 
@@ -116,21 +121,24 @@ def refuse_unfinished(host: Host) -> None:
     """Refuse while something still needs the files of vfiomgr.
 
     Raises:
-        Refusal: an operation was interrupted, an agent runs, or pods have claims.
+        Refusal: an operation was interrupted, pods have claims, or an agent runs.
 
     """
     for run in host.interrupted().cut_off:
         message = f"an operation was interrupted: {run.summary}, in step: {run.step}"
         refuse("uninstall-interrupted", run.name, message, "vfiomgr recover")
-    if is_running(host.files):
-        message = "the node agent is running, and would write its files again"
-        remedy = f"systemctl disable --now {systemd.AGENT.name} {systemd.CDI.name}; a DaemonSet: "
-        remedy += "kubectl delete -f MANIFEST"
-        refuse("uninstall-agent", systemd.AGENT, message, remedy)
+    is_served = is_running(host.files)
     claims = [name for name in host.files.children(CLAIMS) if name.endswith(".json")]
-    if claims:
-        message = f"pods of this node have {len(claims)} ResourceClaims that vfiomgr prepared"
-        refuse("uninstall-claims", CLAIMS, message, "drain the node first: kubectl drain NODE")
+    if claims:  # only with an agent can the kubelet end them
+        found = counted(len(claims), "ResourceClaim")
+        message = f"pods of this node have {found} that vfiomgr prepared"
+        start = "" if is_served else f"start the agent: systemctl start {systemd.AGENT.name}; then "
+        drain = f"{start}drain the node: kubectl drain NODE --ignore-daemonsets"
+        remedy = f"{drain}; then stop the agent: {_STOP}; then: vfiomgr uninstall"
+        refuse("uninstall-claims", CLAIMS, message, remedy)
+    if is_served:
+        message = "the node agent is running, and would write its files again"
+        refuse("uninstall-agent", systemd.AGENT, message, _STOP)
 
 
 def _remove_entries(tree: HostTree) -> _Entries:

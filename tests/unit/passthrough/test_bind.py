@@ -11,7 +11,7 @@ from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal, UsageError
 from vfiomgr.host.owners import NodeOwner
 from vfiomgr.library import not_checked
-from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState
+from vfiomgr.passthrough.steps import AwaitVfioNode, Bind, ChangeDriver, SaveOriginalState, Unbind
 from vfiomgr.pci.drivers import DriverState, OriginalState, VfioVariant
 from vfiomgr.pci.iommu import IommuState, VfioState
 from vfiomgr.pci.model import PciAddress, PciDevice
@@ -540,11 +540,15 @@ def test_a_card_that_a_desktop_shows_is_bound_at_the_next_boot_and_not_touched_n
     assert written == [SWEPT, *map(rule_file, (GPU.address, AUDIO.address)), UNIT]
     assert len(made.steps) == len(written)
     assert "0000:04:00.0 stays on nvidia until reboot" in made.notes
+    assert f"also at the next boot: {AUDIO} (same slot)" in made.notes
+    assert not [note for note in made.notes if "also binding" in note]
     assert made.resolves == ()
 
     files = tuple(TextFile(s.path, s.after or "") for s in texts)
     kept = replace(host, files=files)
     assert plan(kept, request).is_empty
+    undone = plan(kept, Unbind((GPU.address,)))
+    assert [n for n in undone.notes if n.startswith("rules bind ") and "again" not in n]
     assert "--at-boot" not in refusal(kept, "0000:04:00.0").hint
 
 

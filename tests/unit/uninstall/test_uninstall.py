@@ -140,12 +140,31 @@ def test_an_interrupted_operation_is_ended_first(tmp_path: Path) -> None:
     assert caught.value.remedy == "vfiomgr recover"
 
 
-def test_claims_of_pods_refuse_the_removal_of_their_specifications(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_served", [True, False])
+def test_claims_are_named_before_the_agent_which_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_served: bool
+) -> None:
+    monkeypatch.setattr("vfiomgr.uninstall.found.is_running", lambda _: is_served)
     kernel = everything(tmp_path)
     put(kernel, "/run/vfiomgr/dra/0b7c.json", "{}")
     with pytest.raises(Refusal) as caught:
         request_for(kernel)
     assert caught.value.diagnostics[0].rule == "uninstall-claims"
+    assert "have 1 ResourceClaim that" in caught.value.message
+    words = str(caught.value.remedy)
+    order = [words.find(word) for word in ("kubectl drain", "disable --now", "vfiomgr uninstall")]
+    assert order == sorted(order)
+    assert -1 not in order
+    assert words.startswith("start the agent: systemctl start") is not is_served
+
+
+def test_an_agent_without_claims_is_stopped_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vfiomgr.uninstall.found.is_running", lambda _: True)
+    with pytest.raises(Refusal) as caught:
+        request_for(prepared(tmp_path))
+    assert caught.value.diagnostics[0].rule == "uninstall-agent"
 
 
 def test_an_entry_that_was_edited_since_stays_with_its_configuration_and_is_named(
