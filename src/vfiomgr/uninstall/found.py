@@ -12,7 +12,7 @@ from vfiomgr.containers.runtimes.prepare import prepare_removals, recorded_place
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.expressions import expression
-from vfiomgr.kata.config.bases import is_drop_in
+from vfiomgr.kata.config.bases import is_as_written
 from vfiomgr.kata.facts import read_configuration, read_configurations
 from vfiomgr.kata.model import CONFIGURATIONS, DROP_IN, handler_configuration
 from vfiomgr.node import answers, offers, systemd
@@ -79,10 +79,11 @@ def find(
     refuse_unfinished(host)
     record = parse_record(text_of_record(tree))
     entries = _remove_entries(tree)
-    kata = tuple(_kata_files(tree, record))
-    foreign = [path for path, text in kata if path.name == DROP_IN and not is_drop_in(text)]
     needed = {handler_configuration(entry.name) for entry in entries.staying}
-    going = [path for path, _ in kata if path not in foreign and path not in needed]
+    kata = [found for found in _kata_files(tree, record) if found[0] not in needed]
+    foreign = [path for path, text in kata if not is_as_written(text)]
+    going = [path for path, _ in kata if path not in foreign]
+    own = [place for path in going for place in (path.parent, path.parent.parent)]
     going += [path for path in LEFTOVERS if tree.read_text(path) is not None]
     changes = (
         *(change for ready in entries.prepared for change in ready.request.changes),
@@ -91,7 +92,7 @@ def find(
     notes = (
         *entries.notes,
         *(
-            f"{path} stays: it is not as vfiomgr wrote it; check it, then: rm {path}"
+            f"{path} stays: it is not as `kata config --output` wrote it; check it, then: rm {path}"
             for path in foreign
         ),
         *(f"{path} stays, as you installed it" for path in _BY_HAND if tree.exists(path)),
@@ -99,7 +100,6 @@ def find(
     locks = dict.fromkeys(lock for ready in entries.prepared for lock in ready.request.locks)
     files = ChangeFiles("remove files", changes, tuple(locks), notes)
     made = (directory for ready in entries.prepared for directory in ready.directories)
-    own = (place for path, _ in kata for place in (path.parent, path.parent.parent))
     return Found(
         Uninstall(files, unbind, host.addresses(keep), update_initramfs),
         entries.prepared,

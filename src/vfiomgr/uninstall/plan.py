@@ -23,8 +23,8 @@ from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.paths import STATE, HostPath
 from vfiomgr.persistence import plan as persistence
 from vfiomgr.persistence.initramfs.model import HOOKS, hook_mode
-from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES
-from vfiomgr.persistence.model import RULES, is_rule_file, parse_rule
+from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES, parse_record
+from vfiomgr.persistence.model import RULES, is_rule_file, parse_rule, render_rule
 from vfiomgr.persistence.part import replaced
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.uninstall.requests import Uninstall
@@ -32,6 +32,7 @@ from vfiomgr.uninstall.requests import Uninstall
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.documents.text import TextFile
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -47,6 +48,8 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
         Refusal: a device to be unbound is in use.
 
     """
+    edited = [file for file in host.files if not _is_as_written(host, file)]
+    unedited = replace(host, files=tuple(file for file in host.files if file not in edited))
     made = joined(
         _SUMMARY,
         (
@@ -55,11 +58,12 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
             plan_hook(host, UninstallHook()),
             plan_remove(host, RemoveCdi(every=True)),
             _definitions(host),
-            _rules(host, rebuild=request.update_initramfs),
+            _rules(unedited, rebuild=request.update_initramfs),
+            Plan("", (), notes=tuple(map(_edited_note, edited))),
         ),
     )
     if not made.steps:
-        return replace(made, already=("vfiomgr has written nothing that is still here",))
+        return replace(made, already=("nothing is left that vfiomgr would remove",))
     kept = f"{STATE} stays: journals, and the original drivers of bound devices"
     return replace(made, notes=(*made.notes, kept), already=())
 
@@ -122,7 +126,6 @@ def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
         notes.append(f"{FILE} stays: it was not written by vfiomgr layout install")
     part = persistence.exchange(host, {}, None, rebuild=rebuild)
     steps: list[Step] = [s for path in reversed(SERVICES) for s in replaced(host, path, None)]
-    steps += _unreadable_rules(host)
     steps += _unused_hooks(host)
     steps += [s for path in (FILE, RECORD) if installed for s in replaced(host, path, None)]
     steps += part.steps  # the last one rebuilds the initramfs, and cannot be undone
@@ -130,11 +133,28 @@ def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
     return Plan("", tuple(steps), locks=locks, notes=(*notes, *part.notes))
 
 
-def _unreadable_rules(host: HostSnapshot) -> Iterator[ReplaceFile]:
-    for file in host.files:
-        is_rule = file.path.startswith(f"{RULES}/") and is_rule_file(HostPath(file.path).name)
-        if is_rule and parse_rule(file.text) is None:
-            yield ReplaceFile(file.path, file.text, None)
+def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
+    """Whether a file is no rule of a function, or as `bind` or `layout install` wrote it."""
+    if not (file.path.startswith(f"{RULES}/") and is_rule_file(HostPath(file.path).name)):
+        return True
+    layout = parse_record(host.file(RECORD))
+    written = () if layout is None else layout.rules
+    if any(rule.path == file.path and rule.is_as_written(file.text) for rule in written):
+        return True
+    binding = parse_rule(file.text)
+    try:
+        return binding is not None and render_rule(binding) == file.text
+    except Refusal:
+        return False
+
+
+def _edited_note(file: TextFile) -> str:
+    binding = parse_rule(file.text)
+    what = "applies" if binding is None else f"binds {binding.address}"
+    return (
+        f"{file.path} stays: it is not as vfiomgr wrote it, and still {what} at boot; check it, "
+        f"then: rm {file.path}"
+    )
 
 
 def _unused_hooks(host: HostSnapshot) -> Iterator[ReplaceFile]:

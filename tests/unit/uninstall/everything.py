@@ -16,6 +16,7 @@ from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import WriteCdi
 from vfiomgr.definitions.model import GPU_DIRECTORY
 from vfiomgr.definitions.requests import DefineVgpu
+from vfiomgr.kata.config.bases import sealed
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.node import systemd
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 PROGRAM = "/usr/bin/vfiomgr"
 KATA_DROP_IN = "/etc/kata-containers/config.d/50-vfiomgr.toml"
-KATA_TEXT = "# For Kata 4.1.0 (Go runtime): belongs into config.d beside configuration.toml\n"
+KATA_TEXT = sealed(
+    "# For Kata 4.1.0 (Go runtime): belongs into config.d beside configuration.toml\n"
+)
 FILES = Path(__file__).parents[3] / "docs/files.md"
 _WORD = re.compile(r"[A-Z][A-Z_]+")
 
@@ -58,7 +61,7 @@ def everything(tmp_path: Path) -> FakeKernel:
         WriteCdi(OfferRequest()),
     ):
         api.apply(request, tree=kernel)
-    put(kernel, handler_configuration("kata-vfio"), "[hypervisor.qemu]\n")
+    put(kernel, handler_configuration("kata-vfio"), sealed("[hypervisor.qemu]\n"))
     install(kernel)
     put(kernel, KATA_DROP_IN, KATA_TEXT)
     put(kernel, f"{GPU_DIRECTORY}/0000:41:00.0.json", "no longer valid\n")

@@ -91,7 +91,7 @@ def test_what_is_uninstalled_twice_has_nothing_left_to_do(tmp_path: Path) -> Non
     api.apply(request_for(kernel, unbind=True), tree=kernel)
     plan = plan_of(kernel, request_for(kernel, unbind=True))
     assert plan.is_empty
-    assert plan.already == ("vfiomgr has written nothing that is still here",)
+    assert plan.already == ("nothing is left that vfiomgr would remove",)
 
 
 def test_devices_stay_without_unbind_and_the_option_is_named(tmp_path: Path) -> None:
@@ -179,6 +179,36 @@ def test_an_entry_that_was_edited_since_stays_with_its_configuration_and_is_name
     assert kernel.exists(HostPath(drop_in))
     assert kernel.exists(HostPath("/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"))
     assert not kernel.exists(RECORD)
+
+
+RULE = f"/etc/udev/rules.d/05-vfiomgr-{GPU}.rules"
+HANDLER = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
+
+
+@pytest.mark.filterwarnings("ignore:ignoring /etc/udev")
+@pytest.mark.parametrize(
+    ("path", "added"),
+    [
+        (HANDLER, 'kernel_params = "agent.log=debug"\n'),
+        ("/etc/kata-containers/vfiomgr/mine/configuration.toml", "[hypervisor.qemu]\n"),
+        (KATA_DROP_IN, "# my own line\n"),
+        (RULE, 'SUBSYSTEM=="net", NAME="lan0"\n'),
+        (RULE.replace(".0.rules", ".7.rules"), 'SUBSYSTEM=="net", NAME="lan0"\n'),
+    ],
+)
+def test_an_edited_file_stays_is_named_and_all_else_is_removed(
+    tmp_path: Path, path: str, added: str
+) -> None:
+    kernel = everything(tmp_path)
+    text = (kernel.read_text(HostPath(path)) or "") + added
+    put(kernel, path, text)
+    done = api.apply(request_for(kernel), tree=kernel)
+    assert kernel.read_text(HostPath(path)) == text
+    (note,) = (note for note in done.plan.notes if note.startswith(f"{path} stays: "))
+    assert note.endswith(f"check it, then: rm {path}")
+    assert (f"still binds {GPU} at boot" in note) is (path == RULE)
+    others = {HANDLER, KATA_DROP_IN, RULE, "/etc/containerd/conf.d/50-vfiomgr.toml"} - {path}
+    assert not others & paths(kernel)
 
 
 def test_files_of_others_with_names_of_vfiomgr_stay_and_are_named(tmp_path: Path) -> None:

@@ -143,11 +143,20 @@ def config(
         --output /etc/kata-containers/vfiomgr/kata-vfio/configuration.toml
     """
     target = None if output is None else output_path(session, output)
+    is_whole = options["whole"] is not None
     made = planned_configuration(session, addresses, options, is_verbose=bool(session.verbose))
-    _deliver(session, made.plan, made.text, target or made.path, target)
-    if options["whole"] is None:
+    text = made.text if target is None else _sealed(target, made.text, is_whole=is_whole)
+    _deliver(session, made.plan, text, target or made.path, target)
+    if not is_whole:
         _tell_of_place(session, made.path, target)
     tell_of_devices(session, made)
+
+
+def _sealed(output: str, text: str, *, is_whole: bool) -> str:
+    """The text with its hash; without one if it may have what somebody edited in the old text."""
+    before = _read(output)
+    is_ours = not is_whole or not before or bases.is_as_written(before)
+    return bases.sealed(text) if is_ours else text
 
 
 def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str | None) -> None:
