@@ -7,6 +7,7 @@ module reference counts, which are not per device (/sys/module/MODULE/refcnt).
 from __future__ import annotations
 
 import os
+from errno import ENAMETOOLONG
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -88,6 +89,8 @@ _NODES = "/dev/"
 _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
+_UNNAMED = "/"
+"""What stands for a file whose path is not shown."""
 _END = "end that process: kill {pid}"
 
 
@@ -211,11 +214,23 @@ def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
 
 
 def _target(tree: HostTree, descriptor: HostPath) -> str | None:
-    """The file of a descriptor; None if it was closed meanwhile."""
-    target = tree.link(descriptor)
-    if target is None and tree.exists(descriptor):
-        raise PermissionError
-    return target
+    """The file of a descriptor; None if it was closed meanwhile.
+
+    The kernel does not show a path that is longer than a page: that of no node that is watched, but
+    it may be of a disk under another name.
+
+    Raises:
+        PermissionError: it cannot be read.
+
+    """
+    try:
+        return os.readlink(tree.locate(descriptor))
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError as error:
+        if error.errno == ENAMETOOLONG:
+            return _UNNAMED
+        raise PermissionError from error
 
 
 def _node(target: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from errno import EACCES, ENAMETOOLONG, ENOENT, ENOMEM, EPERM, ESRCH
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.host_files import tree_of
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.disks import read_disk_uses
-from vfiomgr.snapshot.users import read_users
+from vfiomgr.snapshot.users import _UNNAMED, _is_unclear, read_holders, read_users
 from vfiomgr.snapshot.uses import read_network_uses
 from vfiomgr.vgpu.facts import persistence_uses
 
@@ -106,13 +107,38 @@ def test_a_kernel_that_does_not_answer_may_have_routes(
     ]
 
 
-def test_an_open_file_that_is_not_shown_makes_all_users_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("number", "is_known"),
+    [
+        (EACCES, False),
+        (EPERM, False),
+        (ENOMEM, False),
+        (ENOENT, True),
+        (ESRCH, True),
+        (ENAMETOOLONG, True),
+    ],
+)
+def test_an_open_file_that_is_not_shown_makes_all_users_unknown_unless_it_is_closed_or_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, *, is_known: bool
 ) -> None:
-    tree = tree_of(tmp_path, "proc/7/fd/0 -> /dev/null\nproc/7/fd/1 -> /dev/vfio/3")
-    assert read_users(tree) is not None
-    monkeypatch.setattr(HostTree, "link", lambda _self, path: None if path[-1] == "1" else "/x")
-    assert read_users(tree) is None
+    """A descriptor that was closed may be open again when it is looked for."""
+    tree = tree_of(tmp_path, "proc/7/fd/0 -> /dev/vfio/3\nproc/7/fd/1 -> /dev/vfio/4")
+    nodes = frozenset({"/dev/vfio/3", "/dev/vfio/4"})
+    assert [user.node for user in read_users(tree) or ()] == sorted(nodes)
+    readlink = os.readlink
+
+    def failing(path: str, **options: int) -> str:
+        if path.endswith("/fd/1"):
+            raise OSError(number, os.strerror(number))
+        return readlink(path, **options)
+
+    monkeypatch.setattr("os.readlink", failing)
+    for found in (read_users(tree), read_holders(tree, nodes)):
+        assert (found and [user.node for user in found]) == (["/dev/vfio/3"] if is_known else None)
+
+
+def test_a_file_whose_path_is_too_long_to_be_shown_may_be_a_disk() -> None:
+    assert _is_unclear(_UNNAMED, frozenset({"/dev/sda"}), ("/srv/",))
 
 
 def test_users_are_unknown_where_proc_hides_the_processes_of_others(
