@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.unknown import Report
 
 
+_ENABLED = "Enabled"
+_MODES = (_ENABLED, "Disabled")
 _QUERY = ("--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
 
 
@@ -62,10 +64,12 @@ def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | N
 
     It is not run while a GPU is stuck in the kernel, because it would hang too.
     """
-    gpus = [device for device in devices if device.driver == "nvidia"]
-    if not gpus or any(device.stuck for device in devices):
-        return None
-    return tree.run(("nvidia-smi", *question))
+    return tree.run(("nvidia-smi", *question)) if _can_ask(devices) else None
+
+
+def _can_ask(devices: Sequence[PciDevice]) -> bool:
+    gpus = any(device.driver == "nvidia" for device in devices)
+    return gpus and not any(device.stuck for device in devices)
 
 
 def _is_installed(program: str) -> bool:
@@ -77,22 +81,30 @@ def _is_installed(program: str) -> bool:
 def persistence_uses(
     tree: HostTree, devices: Sequence[PciDevice], report: Report = warn
 ) -> Iterator[HostUse]:
-    """GPUs in persistence mode, whose use count is not visible as an open file."""
-    answer = ask(tree, devices, *_QUERY)
-    gpus = tuple(d.address for d in devices if d.driver == "nvidia" and d.stuck is None)
-    if answer is None and gpus and tree.is_machine and _is_installed("nvidia-smi"):
+    """GPUs in persistence mode, whose use count is not visible as an open file.
+
+    If one GPU fell off the bus, nvidia-smi fails, but may have printed the lines of others.
+    """
+    answer = tree.ask(("nvidia-smi", *_QUERY)) if _can_ask(devices) else None
+    modes = dict(_modes(answer.output if answer else ""))
+    if (answer is None or answer.status) and tree.is_machine and _is_installed("nvidia-smi"):
+        on_it = (d for d in devices if d.driver == "nvidia" and d.stuck is None)
+        mode_of = {d.address: modes.get(d.physical_function or d.address) for d in on_it}
+        gpus = tuple(address for address, mode in mode_of.items() if mode not in _MODES)
         why = "nvidia-smi does not report the persistence mode of GPUs"
         lift = "run nvidia-smi to see why; after an update of the driver, reboot"
-        report(UnknownUsers("persistence-mode", why, lift, gpus))
-    for line in (answer or "").splitlines():
+        if gpus:
+            report(UnknownUsers("persistence-mode", why, lift, gpus))
+    for address, mode in modes.items():
+        if mode == _ENABLED:
+            yield HostUse(address, "persistence-mode", "nvidia-smi shows it as enabled")
+
+
+def _modes(text: str) -> Iterator[tuple[PciAddress, str]]:
+    for line in text.splitlines():
         name, _, mode = line.partition(",")
-        if mode.strip() != "Enabled":
-            continue
-        try:
-            address = PciAddress.parse(name)
-        except UsageError:
-            continue  # a line of another kind: nvidia-smi also prints warnings
-        yield HostUse(address, "persistence-mode", "nvidia-smi shows it as enabled")
+        with suppress(UsageError):  # a line of another kind: nvidia-smi also prints warnings
+            yield PciAddress.parse(name), mode.strip()
 
 
 TYPES = "mdev_supported_types"

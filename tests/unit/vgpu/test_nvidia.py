@@ -8,12 +8,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.devices import pci_device
+from vfiomgr.host.programs import ProgramAnswer
 from vfiomgr.host.tree import HostTree
+from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.facts import persistence_uses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from vfiomgr.snapshot.unknown import UnknownUsers
 
 GPU = pci_device()
 SAID = """\
@@ -27,18 +31,35 @@ class Machine(HostTree):
     """One on which nvidia-smi says something."""
 
     asked = 0
+    exit_status = 0
+    is_machine = True
 
-    def run(self, command: Sequence[str], seconds: float = 0) -> str | None:
+    def ask(self, command: Sequence[str], seconds: float = 0) -> ProgramAnswer | None:
         """Answer, and count it."""
         assert command[0] == "nvidia-smi"
         assert seconds >= 0
         self.asked += 1
-        return SAID
+        return ProgramAnswer(self.exit_status, SAID, "")
 
 
 def test_the_gpus_in_persistence_mode_are_named(tmp_path: Path) -> None:
     (use,) = persistence_uses(Machine(tmp_path), [GPU])
     assert (use.address, use.kind) == (GPU.address, "persistence-mode")
+
+
+@pytest.mark.parametrize("status", [0, 15])
+def test_only_gpus_without_a_line_are_unknown_if_nvidia_smi_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path: path and f"/usr/bin/{name}")
+    off, lost = (replace(GPU, address=PciAddress.parse(f"0000:{bus}:00.0")) for bus in ("05", "06"))
+    virtual = replace(GPU, address=PciAddress.parse("0000:05:00.4"), physical_function=off.address)
+    unknown: list[UnknownUsers] = []
+    machine = Machine(tmp_path)
+    machine.exit_status = status
+    (use,) = persistence_uses(machine, [GPU, off, virtual, lost], unknown.append)
+    assert use.address == GPU.address
+    assert [each.functions for each in unknown] == ([(lost.address,)] if status else [])
 
 
 @pytest.mark.parametrize(
