@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
+from vfiomgr.passthrough.guards import ends_at_reboot, unknown_users
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.snapshot.unknown import UnknownUsers
@@ -78,6 +79,35 @@ def test_a_change_is_refused_with_the_remedy_and_the_override(
 def test_other_devices_are_not_affected(device: PciDevice, reason: UnknownUsers) -> None:
     host = replace(host_of(device), unknown_users=(reason,))
     assert plan(host, request_of(Bind)).steps
+
+
+@pytest.mark.parametrize(
+    ("reason", "ends"),
+    [
+        (unknown("processes"), True),
+        (unknown("persistence-mode", *WHERE), True),
+        (unknown("pods", *WHERE), False),
+        (unknown("disks", *WHERE), False),
+        (unknown("network", *WHERE), False),
+    ],
+)
+def test_unknown_processes_end_at_a_reboot_and_unknown_pods_disks_and_networks_do_not(
+    reason: UnknownUsers, *, ends: bool
+) -> None:
+    host = replace(host_of(GPU), unknown_users=(reason,))
+    (found,) = unknown_users(host, GPU, reason.kind)
+    assert ends_at_reboot(host, found) is ends
+    same = replace(host, unknown_users=(reason, unknown("disks", *WHERE)))
+    assert not ends_at_reboot(same, found)
+
+
+@pytest.mark.parametrize("kind", ["processes", "persistence-mode"])
+def test_a_device_that_processes_may_use_can_be_bound_at_the_next_boot(kind: str) -> None:
+    host = replace(host_of(GPU), unknown_users=(unknown(kind, *WHERE),), has_systemd=True)
+    with pytest.raises(Refusal, match="cannot read X") as caught:
+        plan(host, Bind(WHERE))
+    assert "bind it at the next boot: vfiomgr bind --at-boot" in caught.value.hint
+    assert plan(host, Bind(WHERE, persist=True, at_boot=True, program="/usr/bin/vfiomgr")).steps
 
 
 def test_a_saved_snapshot_says_what_could_not_be_read() -> None:
