@@ -88,6 +88,24 @@ def _answer(answer: Callable[[FileIO], object], sink: int) -> None:
         os._exit(status)
 
 
+def enter_namespace(place: str, kind: int) -> None:
+    """In a child: enter the namespace of a file below /proc (setns(2)).
+
+    Raises:
+        OSError: it is not possible.
+
+    """
+    import ctypes  # noqa: PLC0415 - slow, and few need it
+
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None).setns(descriptor, kind):
+            message = "cannot enter the namespace"
+            raise OSError(message)
+    finally:
+        os.close(descriptor)
+
+
 def status_of(child: int) -> int | None:
     """The status of a child that has ended; None if SIGCHLD is ignored, as nobody has it then."""
     with suppress(ChildProcessError):

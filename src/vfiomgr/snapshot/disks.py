@@ -18,7 +18,7 @@ from vfiomgr.snapshot.values import HostUse
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator
 
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.unknown import Report
@@ -81,6 +81,7 @@ _TABLES = (PROC / "1", PROC)
 _READABLE = (
     "run as root of the host; in a container, in the host's PID namespace, with CAP_SYS_PTRACE"
 )
+_CLONE_NEWNS = 0x20000
 _OCTAL = expression(r"\\([0-7]{3})")
 _NUMBER, _MOUNT_POINT, _SEPARATOR = 2, 4, "-"
 """Columns of mountinfo (proc(5)); after the optional fields and a separator: type and source."""
@@ -162,8 +163,13 @@ def _own_mounts(tree: HostTree) -> Iterator[Mount]:
 
 
 def _other_mounts(tree: HostTree, report: Report) -> Iterator[Mount]:
-    """The mounts of all other namespaces, one table for each namespace."""
+    """The mounts of all other namespaces, one table for each namespace.
+
+    The table of a process is empty if its root is not below that of its namespace (chroot, then
+    unshare): then a child enters the namespace.
+    """
     unread: dict[str, str] = {}
+    empty: dict[str, str] = {}
     seen = {tree.link(PROC / "1/ns/mnt")}
     if None in seen:
         return  # a recording, or a user who may not see it
@@ -176,19 +182,52 @@ def _other_mounts(tree: HostTree, report: Report) -> Iterator[Mount]:
             seen.add(namespace)
             yield from _mounts_of(table, int(pid), tree.read(PROC / pid / "comm") or "?")
         elif tree.link(PROC / pid / "ns/mnt") == namespace:  # it has not ended meanwhile
-            unread[namespace] = PROC / pid / "mountinfo"
-    tables = [path for namespace, path in unread.items() if namespace not in seen]
+            if table is None:
+                unread[namespace] = PROC / pid / "mountinfo"
+            else:
+                empty[namespace] = pid
+    for namespace, pid in empty.items():
+        if namespace not in seen:
+            yield from _mounts_inside(tree, pid, namespace, report)
+    tables = [path for namespace, path in unread.items() if namespace not in seen | empty.keys()]
     _report_unread(tree, tables, report)
 
 
-def _report_unread(tree: HostTree, tables: Sequence[str], report: Report) -> None:
+def _mounts_inside(tree: HostTree, pid: str, namespace: str, report: Report) -> Iterator[Mount]:
+    """The mounts of a namespace that a child enters."""
+    place, command = PROC / pid / "ns/mnt", tree.read(PROC / pid / "comm") or "?"
+    table: str | None = None
+    if tree.is_machine and tree.can_hang:  # the child is forked for a tree that can hang
+        questions = {pid: partial(_table_at, tree.locate(place))}
+        (table,) = bounded.ask(tree, questions).get(pid, (None,))
+    if table:
+        yield from _mounts_of(table, int(pid), command)
+    elif tree.link(place) == namespace:  # it has not ended meanwhile
+        why = f"cannot read the mounts around {command} (PID {pid}), which runs in a chroot"
+        _report_disks(tree, why, f"end that process: kill {pid}", report)
+
+
+def _table_at(place: str) -> Iterator[str | None]:
+    """Enter a mount namespace, in which /proc may be absent, and read its table."""
+    try:
+        own = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        bounded.enter_namespace(place, _CLONE_NEWNS)
+        table = os.open("mountinfo", os.O_RDONLY | os.O_CLOEXEC, dir_fd=own)
+        with open(table, encoding="utf-8", errors="replace") as file:
+            yield file.read()
+    except OSError:
+        yield None
+
+
+def _report_unread(tree: HostTree, tables: Iterable[str], report: Report) -> None:
     """Report tables that may name any disk."""
-    if not tables:
-        return
-    functions = tuple(sorted({a for found in disks_below(tree).values() for a in found}))
     for path in tables:
-        why = f"cannot read {path}, which may name a disk"
-        report(UnknownUsers("disks", why, _READABLE, functions))
+        _report_disks(tree, f"cannot read {path}, which may name a disk", _READABLE, report)
+
+
+def _report_disks(tree: HostTree, why: str, remedy: str, report: Report) -> None:
+    functions = tuple(sorted({a for found in disks_below(tree).values() for a in found}))
+    report(UnknownUsers("disks", why, remedy, functions))
 
 
 def _mounts_of(table: str, pid: int, command: str) -> Iterator[Mount]:

@@ -278,16 +278,8 @@ def _places(tree: HostTree) -> Iterator[tuple[str, str]]:
 
 def _links_at(place: str) -> Iterator[str]:
     """Enter a namespace and list its interfaces, if that is possible."""
-    import ctypes  # noqa: PLC0415 - slow, and few need it
-
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if ctypes.CDLL(None).setns(descriptor, _CLONE_NEWNET):
-                yield _UNREAD
-                return
-        finally:
-            os.close(descriptor)
+        bounded.enter_namespace(place, _CLONE_NEWNET)
         for kind, body in dump(_GET_LINK, _LINK.size):
             yield from parse_link(body) if kind == _NEW_LINK else ()
     except OSError:

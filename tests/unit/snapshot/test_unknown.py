@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from errno import EACCES, ENAMETOOLONG, ENOENT, ENOMEM, EPERM, ESRCH
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,14 +15,12 @@ from tests.unit.devices import pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.disks import read_disk_uses
+from vfiomgr.snapshot.disks import read_disk_uses, read_mounts
 from vfiomgr.snapshot.users import _UNNAMED, _is_unclear, read_holders, read_users
 from vfiomgr.snapshot.uses import read_network_uses
 from vfiomgr.vgpu.facts import persistence_uses
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vfiomgr.paths import HostPath
     from vfiomgr.snapshot.unknown import UnknownUsers
 
@@ -79,6 +80,64 @@ def test_the_mounts_of_a_namespace_that_cannot_be_read_may_be_of_any_disk(tmp_pa
     assert [found.why for found in unknown] == [
         "cannot read /proc/7/mountinfo, which may name a disk"
     ]
+
+
+def test_an_empty_table_of_mounts_is_one_of_a_process_with_another_root(tmp_path: Path) -> None:
+    text = f"""{DISK}
+    proc/1/ns/mnt -> mnt:[1]
+    proc/7/ns/mnt -> mnt:[2]
+    proc/7/comm: jail
+    proc/8/ns/mnt -> mnt:[3]
+    proc/9/ns/mnt -> mnt:[3]
+    proc/9/mountinfo: 70 1 8:0 / / rw - ext4 /dev/none rw
+    """
+    tree = tree_of(tmp_path, text)
+    for pid in "78":
+        (tmp_path / f"proc/{pid}/mountinfo").touch()
+    unknown: list[UnknownUsers] = []
+    read_disk_uses(tree, unknown.append, everywhere=True)
+    (found,) = unknown
+    assert (found.kind, found.functions) == ("disks", (CONTROLLER,))
+    assert found.why == "cannot read the mounts around jail (PID 7), which runs in a chroot"
+    assert found.lift == "end that process: kill 7"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: enters a mount namespace")
+def test_the_mounts_around_a_process_with_another_root_are_read_in_its_namespace(
+    tmp_path: Path,
+) -> None:
+    class Machine(HostTree):
+        """With a PID 1 in another namespace, which a container does not show."""
+
+        def link(self, path: HostPath) -> str | None:
+            """As the kernel, but for PID 1."""
+            return "mnt:[1]" if path == "/proc/1/ns/mnt" else super().link(path)
+
+        def children(self, path: HostPath) -> list[str]:
+            """As the kernel, but with one process."""
+            return [str(child)] if path == "/proc" else super().children(path)
+
+    ready, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        failed = ctypes.CDLL(None).unshare(0x20000)
+        os.chroot(tmp_path)
+        os.chdir("/")
+        os.write(told, b"n" if failed else b"y")
+        signal.pause()
+    try:
+        if os.read(ready, 1) == b"n":
+            pytest.skip("this container permits no mount namespace")
+        assert Path(f"/proc/{child}/mountinfo").read_bytes() == b""
+        unknown: list[UnknownUsers] = []
+        mounts = list(read_mounts(Machine("/"), unknown.append, everywhere=True))
+        assert unknown == []
+        assert str(child) in {str(mount.pid) for mount in mounts}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+        os.close(told)
 
 
 @pytest.mark.parametrize("table", ["route", "ipv6_route", "if_inet6", "tcp"])
