@@ -25,7 +25,7 @@ from vfiomgr.engine import registry
 from vfiomgr.engine.journal import survey
 from vfiomgr.engine.journal_files import unusable
 from vfiomgr.engine.plan import Request
-from vfiomgr.engine.unfinished import checkpoint_for
+from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.named import Bind, Reset, Unbind
@@ -185,7 +185,8 @@ class Host(HostSource):
         wanted = self.request(request)
         runs = tell_of_cut_off_runs(self)
         host = self.scan_or_image() if only_files else self.facts_for(wanted)
-        made = registry.plan(host, wanted, checkpoint_for(wanted, runs, host, self.files))
+        earlier = tuple(interrupted(wanted, runs, host, self.files))
+        made = completed(registry.plan(host, wanted, inherited(earlier)), earlier)
         if only_files:
             return made
         return replace(made, not_checked=not_checked(host, wanted, made))

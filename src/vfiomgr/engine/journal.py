@@ -41,7 +41,7 @@ from vfiomgr.host.owners import MOST_BYTES, NotARecord, open_own, read_own
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import BinaryIO
 
     from vfiomgr.engine.plan import Checkpoint, Plan, Request
@@ -59,13 +59,19 @@ _TAIL = 4096
 class Journal:
     """The record of one run, open for appending; a context manager."""
 
-    def __init__(self, tree: HostTree, name: str, flags: int = 0) -> None:
+    def __init__(
+        self,
+        tree: HostTree,
+        name: str,
+        flags: int = 0,
+        on_wait: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.name = name
         self.descriptor = tree.open(DIRECTORY / name, os.O_RDWR | os.O_APPEND | flags)
         self._length = 0
         """Bytes of complete records; a failed write may have left more."""
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+            _lock(self.descriptor, name, on_wait)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -109,9 +115,11 @@ class Journal:
         os.close(self.descriptor)
 
     @classmethod
-    def resume(cls, tree: HostTree, name: str) -> Self:
+    def resume(
+        cls, tree: HostTree, name: str, on_wait: Callable[[str], None] = lambda _: None
+    ) -> Self:
         """Continue the record of an interrupted run, which may end in an incomplete line."""
-        journal = cls(tree, name)
+        journal = cls(tree, name, on_wait=on_wait)
         try:
             journal._length = decode(_read_all(journal.descriptor)).length
         except BaseException:
@@ -157,6 +165,14 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         """Close the file; its records are already on disk."""
         os.close(self.descriptor)
+
+
+def _lock(descriptor: int, name: str, on_wait: Callable[[str], None]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        on_wait(f"waiting for another vfiomgr, which uses {DIRECTORY / name}")
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _read_all(descriptor: int) -> bytes:
@@ -321,10 +337,32 @@ def _is_done(tree: HostTree, name: str | None) -> bool:
     return last is not None and (last["event"], last.get("outcome")) == ("end", "done")
 
 
-def settle(tree: HostTree, run: CutOff, steps: Iterable[int], by: str | None) -> None:
+def settle(
+    tree: HostTree,
+    run: CutOff,
+    steps: Iterable[int],
+    by: str | None,
+    on_wait: Callable[[str], None],
+) -> None:
     """Record that the run `by`, or one without steps, settles steps of an interrupted run."""
-    with Journal.resume(tree, run.name) as journal:
-        journal.record("settled", {"settled": sorted(steps), "by": by})
+    _add(tree, run, "settled", {"settled": sorted(steps), "by": by}, on_wait)
+
+
+def _add(
+    tree: HostTree,
+    run: CutOff,
+    event: str,
+    details: Mapping[str, object],
+    on_wait: Callable[[str], None],
+) -> None:
+    """Add a record to the journal of an interrupted run, unless somebody has ended it meanwhile."""
+    try:
+        journal = Journal.resume(tree, run.name, on_wait)
+    except FileNotFoundError:
+        return  # only ended runs are removed
+    with journal, os.fdopen(os.dup(journal.descriptor), "rb") as file:
+        if not _has_ended(file):
+            journal.record(event, details)
 
 
 def _cut_off(
@@ -379,10 +417,9 @@ def runs_so_far(tree: HostTree) -> frozenset[tuple[str, int]]:
         return frozenset()
 
 
-def supersede(tree: HostTree, run: CutOff) -> None:
+def supersede(tree: HostTree, run: CutOff, on_wait: Callable[[str], None]) -> None:
     """Close the journal of an interrupted run after a later run has settled its devices."""
-    with Journal.resume(tree, run.name) as journal:
-        journal.record("end", {"outcome": "superseded"})
+    _add(tree, run, "end", {"outcome": "superseded"}, on_wait)
 
 
 def _has_ended(file: BinaryIO) -> bool:

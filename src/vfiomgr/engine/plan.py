@@ -166,6 +166,8 @@ class Step:
     """Whether it may differ from a reviewed plan."""
     needs_all_undone: ClassVar[bool] = False
     """Whether it is skipped during a rollback if a step undone before it failed."""
+    leaves_no_trace: ClassVar[bool] = False
+    """Whether the host does not show if it was done, so an interrupted run is completed by it."""
     needs_udev: ClassVar[bool] = False
     """Whether udev rules decide when it is done."""
     affects: ClassVar[str] = ""

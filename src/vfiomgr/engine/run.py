@@ -340,8 +340,8 @@ def _late(step: Step) -> RollbackIncomplete:
     return RollbackIncomplete(
         f"{command} has not ended within {step.deadline:g} seconds and keeps running; "
         "everything else is done",
-        "look for it with ps; when it has ended, vfiomgr recover --finish keeps the changes and "
-        "vfiomgr recover undoes them",
+        "look for it with ps; when it has ended, vfiomgr recover --finish runs it again and keeps "
+        "the changes, and vfiomgr recover undoes them",
     )
 
 

@@ -18,7 +18,7 @@ from vfiomgr.engine.registry import follow_change, plan, refuse_obsolete, resolv
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
 from vfiomgr.engine.undo import refuse_other_steps
-from vfiomgr.engine.unfinished import inherited, interrupted
+from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import BOOT_ID, PCI_DEVICES, HostPath
@@ -250,6 +250,7 @@ def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = 
     earlier = _Earlier(request, host, work)
     earlier.report()
     host, first = _plan_patiently(request, host, work, checkpoint or earlier.checkpoint)
+    first = earlier.completed(first)
     refuse_lost_state(first, earlier.left, work.tree)
     if first.is_empty and not earlier.settled_by(first):
         return Outcome(first, is_changed=False)
@@ -273,7 +274,7 @@ class _Earlier:
     def __init__(self, request: Request, host: HostSnapshot, work: ApplyContext) -> None:
         self._host, self._work = host, work
         self.left = survey(work.tree, host.boot_id)
-        _close(work.tree, self.left)
+        _close(work, self.left)
         self._runs = tuple(interrupted(request, self.left.cut_off, host, work.tree))
         self.checkpoint = inherited(self._runs)
 
@@ -291,25 +292,30 @@ class _Earlier:
         for text in unusable(self.left):
             self._work.on_note(text)
 
+    def completed(self, first: Plan) -> Plan:
+        """A plan of the request, with what its interrupted runs still have to do."""
+        return completed(first, self._runs)
+
     def settled_by(self, done: Plan) -> list[tuple[CutOff, frozenset[int]]]:
         """What a completed plan settles: interrupted runs, with their steps."""
-        found = ((run.run, run.settled_by(done, self._host)) for run in self._runs)
+        tree = self._work.tree
+        found = ((run.run, run.settled_by(done, self._host, tree)) for run in self._runs)
         return [(run, steps) for run, steps in found if steps is not None]
 
     def settle(self, done: Plan, by: str | None) -> None:
         """Record what a plan settles that is completed, by the run `by` if it had steps."""
         for run, steps in self.settled_by(done):
-            settle(self._work.tree, run, steps, by)
+            settle(self._work.tree, run, steps, by, self._work.on_note)
 
     def close(self) -> None:
         """Close the journals of which nothing is left."""
         if self._runs:
-            _close(self._work.tree, survey(self._work.tree, self._host.boot_id))
+            _close(self._work, survey(self._work.tree, self._host.boot_id))
 
 
-def _close(tree: HostTree, left: Survey) -> None:
+def _close(work: ApplyContext, left: Survey) -> None:
     for run in left.settled:
-        supersede(tree, run)
+        supersede(work.tree, run, work.on_note)
 
 
 def _plan_patiently(
@@ -336,7 +342,7 @@ def _apply_locked(  # noqa: PLR0913, PLR0917 - what `apply` has found
     earlier: _Earlier,
 ) -> Outcome:
     """Plan on the host as it is under the locks, and run the plan."""
-    current = plan(host, request, checkpoint)
+    current = earlier.completed(plan(host, request, checkpoint))
     if current.is_empty:
         earlier.settle(current, None)
         earlier.close()

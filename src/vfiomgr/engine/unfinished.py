@@ -3,25 +3,28 @@
 The same request completes an interrupted run: it is planned with the checkpoint of that run, which
 is then closed. A request of the same kind for the same functions restores its settings too. Any
 other run settles the steps whose devices or files it has set itself; `recover` leaves those alone.
+A step that nothing undoes, such as to load a module, is no sign that a run has to do with another.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from vfiomgr.engine.journal import CutOff, read_journal, settled_in
 from vfiomgr.engine.journal_files import DIRECTORY, all_of
 from vfiomgr.engine.locks import device_lock
-from vfiomgr.engine.plan import Checkpoint, Request, Step
+from vfiomgr.engine.plan import LAST, Checkpoint, Plan, Request, Step
 from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
 from vfiomgr.engine.undo import other_devices
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.paths import pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.plan import Plan
     from vfiomgr.host.tree import HostTree
     from vfiomgr.snapshot.model import HostSnapshot
 
@@ -37,6 +40,8 @@ class Unfinished(Value):
     """The steps that had begun and are not undone."""
     settled: frozenset[int] = frozenset()
     """The steps whose effect a later run has confirmed or replaced."""
+    due: frozenset[int] = frozenset()
+    """The steps, begun or not, that may not be done although the host does not show it."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -74,7 +79,10 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
     begun = [record["step"] for record in records if record["event"] == "begin"]
     undone = {record["step"] for record in records if record["event"] == "undo-done"}
     left = tuple(step for step in begun if step not in undone)
-    return Unfinished(request, checkpoint, steps, left, settled_in(tree, records) or frozenset())
+    settled = settled_in(tree, records) or frozenset()
+    over = settled.union(record["step"] for record in records if record["event"] == "done")
+    due = frozenset(n for n, step in enumerate(steps) if step.leaves_no_trace and n not in over)
+    return Unfinished(request, checkpoint, steps, left, settled, due)
 
 
 class Interrupted(Value):
@@ -87,27 +95,42 @@ class Interrupted(Value):
     is_repeated: bool
     """Whether the request is that of the run."""
 
-    def settled_by(self, done: Plan, host: HostSnapshot) -> frozenset[int] | None:
+    def settled_by(self, done: Plan, host: HostSnapshot, tree: HostTree) -> frozenset[int] | None:
         """The steps that a completed plan of the request settles; None if the plan is unrelated."""
-        begun = frozenset(self.content.left)
-        if self.is_repeated or self._is_covered(done):
+        begun, steps = frozenset(self.content.left), self.content.steps
+        if self.is_repeated:
             return begun
+        owed = {n for n in begun & self.content.due if steps[n] not in done.steps}
+        begun -= owed
+        undone = {number for number in begun if steps[number].inverse() is not None}
+        if self._is_covered(done, undone):
+            return begun if begun or not owed else None
         topics = {step.topic for step in done.steps}
         found = {number for number in begun if self._is_settled(number, done, topics, host)}
-        if found and all(self._is_gone(number, host) for number in begun - found):
+        if found and all(self._is_gone(number, host, tree) for number in undone - found):
             return begun
         return frozenset(found) or None
 
-    def _is_gone(self, number: int, host: HostSnapshot) -> bool:
-        """Whether a step concerns a function that does not exist any more, and makes none."""
-        step = self.content.steps[number]
-        if step.tied_to is None or step.recreates_below is not None:
-            return False
-        return host.device_named(str(step.tied_to.address)) is None
+    def _is_gone(self, number: int, host: HostSnapshot, tree: HostTree) -> bool:
+        """Whether a step concerns a function that does not exist any more, and makes none.
 
-    def _is_covered(self, done: Plan) -> bool:
-        covers = self.run.subjects <= set(done.resolves) and self.run.locks <= set(done.locks)
-        return covers and (self.is_continued or not self.run.has_settings)
+        A snapshot may contain no devices, or not all of them; then they are not gone.
+        """
+        step = self.content.steps[number]
+        if step.tied_to is None or step.recreates_below is not None or not host.devices:
+            return False
+        address = step.tied_to.address
+        return host.device_named(str(address)) is None and not tree.exists(pci_device(address))
+
+    def _is_covered(self, done: Plan, undone: set[int]) -> bool:
+        """Whether a plan sets all that the run was about, if recovery would undo any of it."""
+        run = self.run
+        if not run.subjects <= set(done.resolves):
+            return False
+        has_locks = run.locks <= set(done.locks)
+        if not undone:
+            return has_locks or bool(run.subjects)
+        return has_locks and bool(run.subjects) and (self.is_continued or not run.has_settings)
 
     def _is_settled(
         self, number: int, done: Plan, topics: set[tuple[object, ...]], host: HostSnapshot
@@ -115,13 +138,11 @@ class Interrupted(Value):
         if number in self.run.settings and not self.is_continued:
             return False
         step = self.content.steps[number]
+        if step.subject in done.resolves:
+            return True
         removed = {device_lock(function) for function in step.functions_removed_by_undo(host)}
-        return (
-            step.inverse() is None
-            or step.subject in done.resolves
-            or step.topic in topics
-            or not removed.isdisjoint(done.locks)
-        )
+        is_set = step.inverse() is not None and step.topic in topics
+        return is_set or not removed.isdisjoint(done.locks)
 
 
 def interrupted(
@@ -144,13 +165,6 @@ def _is_about_the_same(one: Request, other: Request) -> bool:
     return type(one) is type(other) and functions != () and functions == other.named_functions
 
 
-def checkpoint_for(
-    request: Request, runs: Iterable[CutOff], host: HostSnapshot, tree: HostTree
-) -> Checkpoint | None:
-    """The checkpoint with which a request is planned after interrupted runs."""
-    return inherited(interrupted(request, runs, host, tree))
-
-
 def inherited(runs: Iterable[Interrupted]) -> Checkpoint | None:
     """The checkpoint of the interrupted runs that a request continues: their state before."""
     found: Checkpoint | None = None
@@ -160,3 +174,19 @@ def inherited(runs: Iterable[Interrupted]) -> Checkpoint | None:
             begun = filter(None, (run.content.steps[n].subject for n in run.content.begun))
             found = own if found is None else found.completed(own).resumed(begun)
     return found
+
+
+def completed(plan: Plan, runs: Iterable[Interrupted]) -> Plan:
+    """A plan, with what interrupted runs of its request still have to do."""
+    for run in runs:
+        due = (run.content.steps[number] for number in sorted(run.content.due))
+        missing = [step for step in due if run.is_repeated and step not in plan.steps]
+        if missing:
+            groups = plan.parallel_groups
+            plan = replace(
+                plan,
+                steps=(*plan.steps, *missing),
+                locks=tuple(sorted({*plan.locks, *run.run.locks})),
+                parallel_groups=groups and (*groups, *(LAST for _ in missing)),
+            )
+    return plan

@@ -146,6 +146,7 @@ class RebuildInitramfs(Step, Value):
     deadline: ClassVar[float | None] = 900.0
     """Time to build and compress an image for each installed kernel."""
     is_program: ClassVar[bool] = True
+    leaves_no_trace: ClassVar[bool] = True
 
     def describe(self) -> str:
         """Describe the step in one line."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
-from tests.fakes.hosts import mixed
+from tests.fakes.hosts import mixed, workstation
 from tests.unit.engine.faults import EveryFault, changes, kept
 from tests.unit.engine.test_double_deaths import (
     ADAPTER,
@@ -30,12 +30,15 @@ from tests.unit.engine.test_double_deaths import (
     dies,
 )
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal import Journal, cut_off_runs
+from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, settle, supersede
+from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import BOOT_ID, pci_device
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.persistence.steps import ChangeFiles, FileChange
 from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
@@ -126,6 +129,80 @@ def test_recover_undoes_only_the_devices_that_no_later_run_has_bound(tmp_path: P
         assert read_driver_state(kernel, GPU).driver == "nvidia"
         assert [origin.device.address for origin in api.scan(kernel).origins] == [AUDIO]
     assert bound
+
+
+def write(path: str) -> ChangeFiles:
+    return ChangeFiles(f"write {path}", (FileChange(path, None, "new\n"),), ("files",))
+
+
+def test_a_change_of_files_settles_nothing_of_a_bind_that_loads_its_driver(tmp_path: Path) -> None:
+    left = 0
+    for at in count(1):
+        kernel = workstation(tmp_path / str(at))
+        before = read_driver_state(kernel, GPU)
+        if not dies(kernel, BIND, at, after=True):
+            break
+        runs = cut_off_runs(kernel, kernel.read(BOOT_ID))
+        api.apply(write("/etc/x.conf"), tree=kernel)
+        assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == runs, at
+        assert len(api.recover(tree=kernel)) == len(runs)
+        assert read_driver_state(kernel, GPU) == before, at
+        left += len(runs)
+    assert left
+
+
+def test_a_change_of_a_file_does_not_settle_that_of_another_file(tmp_path: Path) -> None:
+    left = 0
+    for kernel in after_deaths(tmp_path, write("/etc/x.conf")):
+        runs = cut_off_runs(kernel, kernel.read(BOOT_ID))
+        begun = [run for run in runs if read_unfinished(kernel, run.name).begun]
+        api.apply(write("/etc/y.conf"), tree=kernel)
+        assert set(begun) <= set(cut_off_runs(kernel, kernel.read(BOOT_ID)))
+        left += len(begun)
+    assert left
+
+
+def test_a_change_elsewhere_settles_nothing_of_a_device_that_is_gone(tmp_path: Path) -> None:
+    kernel = workstation(tmp_path)
+    assert dies(kernel, BIND, 9, after=True)
+    runs = cut_off_runs(kernel, kernel.read(BOOT_ID))
+    kernel.unplug(str(GPU))
+    kernel.unplug(str(AUDIO))
+    api.apply(Bind((ADAPTER,)), tree=kernel)
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == runs
+
+
+def test_nothing_is_added_to_a_journal_that_another_process_has_ended(tmp_path: Path) -> None:
+    kernel = prepared(tmp_path)
+    assert dies(kernel, BIND, 4, after=True)
+    (run,) = cut_off_runs(kernel, kernel.read(BOOT_ID))
+    told: list[str] = []
+    api.recover(tree=kernel)
+    records = read_journal(kernel, run.name)
+    settle(kernel, run, [0], None, told.append)
+    supersede(kernel, run, told.append)
+    assert read_journal(kernel, run.name) == records
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
+    kernel.remove(DIRECTORY / run.name)
+    settle(kernel, run, [0], None, told.append)
+    assert told == []
+
+
+def test_a_wait_for_a_journal_that_another_process_uses_is_told(tmp_path: Path) -> None:
+    kernel = prepared(tmp_path)
+    assert dies(kernel, BIND, 4, after=True)
+    (run,) = cut_off_runs(kernel, kernel.read(BOOT_ID))
+    told: list[str] = []
+    other = Journal.resume(kernel, run.name)
+
+    def end_other(text: str) -> None:
+        told.append(text)
+        with other:
+            other.record("end", {"outcome": "rolled-back"})
+
+    settle(kernel, run, [0], None, end_other)
+    assert told == [f"waiting for another vfiomgr, which uses {DIRECTORY / run.name}"]
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
 
 
 @pytest.mark.parametrize("name", ["sriov set", "bind"])

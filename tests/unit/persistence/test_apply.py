@@ -16,13 +16,14 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine import registry
+from vfiomgr.engine.journal import Journal, cut_off_runs
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host.owners import ROOT_ONLY, NodeOwner
 from vfiomgr.host.programs import ProgramAnswer
 from vfiomgr.passthrough import watch
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.passthrough.watch import Arrival
-from vfiomgr.paths import HostPath, vfio_group_node
+from vfiomgr.paths import BOOT_ID, HostPath, vfio_group_node
 from vfiomgr.pci.facts import read_driver_state, read_identity
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.apply import rebuild_initramfs, replace_file
@@ -354,12 +355,57 @@ def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
     assert caught.value.message.startswith("update-initramfs -u -k all has not ended")
     assert "kernel" not in caught.value.message
     assert driver(kernel, GPU) == "vfio-pci"
+    rebuilt: list[RebuildInitramfs] = []
+    monkeypatch.setitem(performers, RebuildInitramfs, lambda _, step: rebuilt.append(step))
+    kernel.stuck.really = False  # what a child rebuilds is not seen here
     (run,) = api.recover(tree=kernel, finish=finish)
     assert run.step.startswith("rebuild the initramfs")
+    assert len(rebuilt) == finish
     assert (rule_file(GPU) in etc(kernel)) is finish
     assert driver(kernel, GPU) == ("vfio-pci" if finish else "nvidia")
     assert finish or etc(kernel) == before
     assert api.recover(tree=kernel) == ()
+
+
+@pytest.mark.parametrize("finish", [True, False], ids=["recover --finish", "same command"])
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_an_interrupted_rebuild_is_done_by_what_completes_the_run_and_by_nothing_else(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch, *, finish: bool, is_begun: bool
+) -> None:
+    rebuilt: list[RebuildInitramfs] = []
+    performers: Any = registry._PERFORMERS
+    request = replace(PERSIST, update_initramfs=True)
+
+    def cut(*_: object) -> None:
+        raise PowerCut
+
+    def begin(journal: Journal, steps: Sequence[int], *, durable: bool = True) -> None:
+        made = api.host_at(kernel).plan(request).steps
+        if not is_begun and made == (RebuildInitramfs(COMMANDS["initramfs-tools"]),):
+            raise PowerCut
+        began(journal, steps, durable=durable)
+
+    began = Journal.begin
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "begin", begin)
+        patch.setitem(performers, RebuildInitramfs, cut)
+        with pytest.raises(PowerCut):
+            api.apply(request, tree=kernel)
+    kernel.revive()
+    monkeypatch.setitem(performers, RebuildInitramfs, lambda _, step: rebuilt.append(step))
+    if is_begun:
+        api.apply(PERSIST, tree=kernel)
+        assert rebuilt == []
+    assert len(cut_off_runs(kernel, kernel.read(BOOT_ID))) == 1
+    planned = api.host_at(kernel).plan(request).steps
+    assert planned == (RebuildInitramfs(COMMANDS["initramfs-tools"]),)
+    if finish:
+        api.recover(tree=kernel, finish=True)
+    else:
+        assert api.apply(request, tree=kernel).plan.steps == planned
+    assert len(rebuilt) == 1
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
+    assert not api.apply(request, tree=kernel).is_changed
 
 
 def test_a_reader_that_takes_longer_than_a_step_may_is_no_stuck_kernel(

@@ -28,7 +28,7 @@ from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.reader import read_values
 from vfiomgr.documents.text import parse_json, source_of, text_of
 from vfiomgr.engine.undo import refuse_other_steps
-from vfiomgr.engine.unfinished import checkpoint_for
+from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import (
     HostError,
     RollbackIncomplete,
@@ -120,11 +120,12 @@ def plan(
     runs = tell_of_cut_off_runs(session)
     request = ApplyLayout(file, name, frozenset(allow)).request(session)
     host = library.facts_for(request)
-    checkpoint = cast("LayoutCheckpoint | None", checkpoint_for(request, runs, host, library.files))
+    earlier = tuple(interrupted(request, runs, host, library.files))
+    checkpoint = cast("LayoutCheckpoint | None", inherited(earlier))
     compared = compare(host, request, checkpoint)
     if session.format == "table":
         _print_differences(compared)
-    made = plan_of(host, request, compared, checkpoint)
+    made = completed(plan_of(host, request, compared, checkpoint), earlier)
     made = replace(made, not_checked=not_checked(host, request, made))
     body = _planned(request, compared, made)
     if out is not None:

@@ -167,7 +167,8 @@ class Vgpus:
             self._host.remove_vgpu(made.name, allow=_OWN)
         for run in self._cut_off(made):
             if run.subjects == {made.name} and not run.has_settings:
-                supersede(self._tree, run)  # the vGPU is gone, whichever way the run went
+                # the vGPU is gone, whichever way the run went
+                supersede(self._tree, run, self._host.on_note)
 
     def _requires_removal(self, made: Made) -> bool:
         """Whether a vGPU is gone or its owner's, not of somebody else in its place.
