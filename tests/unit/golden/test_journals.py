@@ -75,10 +75,11 @@ def steps(file: Path) -> list[dict[str, Any]]:
 
 
 def unfinished(tmp_path: Path, file: Path) -> Unfinished:
-    """The run of a journal, as it would be read without its end."""
+    """The run of a journal, as it would be read without its end and what a later run settled."""
     kernel = FakeKernel(tmp_path)
     *begun, end = file.read_text().splitlines(keepends=True)
     assert json.loads(end)["event"] == "end"
+    begun = [line for line in begun if json.loads(line)["event"] != "settled"]
     kernel.make_directory(DIRECTORY)
     (tmp_path / DIRECTORY.lstrip("/") / FIRST).write_text("".join(begun))
     (left,) = survey(kernel, None).cut_off
