@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,15 @@ def vfiomgr_takes(address: str) -> bool:
     return "claimed" not in vfiomgr("show", address).stdout
 
 
+def opened_by(pid: int) -> list[str]:
+    """The files that a process has open; it may close some meanwhile."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(link))
+    return found
+
+
 def test_the_disk_of_a_guest_is_refused_whatever_the_guest_calls_it(
     address: str, node: str, tmp_path: Path
 ) -> None:
@@ -146,8 +155,7 @@ def test_the_disk_of_a_guest_is_refused_whatever_the_guest_calls_it(
     script = f"{own} && {make} && echo ready && exec qemu-system-x86_64 {machine} {drive}"
     with running(*_PRIVATELY, "sh", "-c", script) as guest:
         try:
-            opened = Path(f"/proc/{guest.pid}/fd")
-            await_true(lambda: str(other) in [os.readlink(link) for link in opened.iterdir()])
+            await_true(lambda: str(other) in opened_by(guest.pid))
             assert f"is in use by: qemu-system-x86 (PID {guest.pid})" in refused(address)
         finally:
             guest.kill()
