@@ -89,9 +89,8 @@ def check_node(root: Root) -> None:
     (root.place / "tmp/pods.yaml").write_text(claim(f"[{exactly()}]") + pods())
     recorded = root.run("vfiomgr", "snapshot", "--root", "/tmp/host")
     (root.place / "tmp/node.json").write_text(recorded)
-    simulated = root.run(
-        "vfiomgr", "node", "simulate", "/tmp/node.json", "--pods", "/tmp/pods.yaml"
-    )
+    command = "vfiomgr node simulate /tmp/node.json --pods /tmp/pods.yaml --allow-pending"
+    simulated = root.run(*command.split())
     assert "guest" in simulated
 
 
