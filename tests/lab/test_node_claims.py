@@ -20,6 +20,7 @@ from tests.lab.cri import Pod
 from tests.lab.deaths import TREE
 from vfiomgr.node.dra.model import DRIVER
 from vfiomgr.node.dra.records import read_records
+from vfiomgr.snapshot.node_agent import CONTROL
 from vfiomgr.vgpu.model import MARKS
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ async def running(place: Path) -> AsyncIterator[Node]:
     finally:
         if node.agent.returncode is None:
             await node.kill_agent()
+        Path(CONTROL).unlink(missing_ok=True)  # what a killed agent leaves makes others refuse
         await node.stop()
 
 
