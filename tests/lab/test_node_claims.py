@@ -77,7 +77,6 @@ async def running(place: Path) -> AsyncIterator[Node]:
     finally:
         if node.agent.returncode is None:
             await node.kill_agent()
-        Path(CONTROL).unlink(missing_ok=True)  # what a killed agent leaves makes others refuse
         await node.stop()
 
 
@@ -86,6 +85,7 @@ def place() -> Iterator[Path]:
     """A directory with a short path, for sockets."""
     with tempfile.TemporaryDirectory(prefix="k", dir="/run") as name:
         yield Path(name)
+    Path(CONTROL).unlink(missing_ok=True)  # what a killed agent leaves makes others refuse
 
 
 @pytest.fixture(params=["mdev", "vendor"])
