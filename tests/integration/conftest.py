@@ -8,7 +8,7 @@ import libvirt
 import pytest
 
 from tests.integration import programs
-from tests.integration.installed import Built
+from tests.integration.installed import WHEELS, Built
 from tools.package.__main__ import build
 from vfiomgr.units import Version
 
@@ -51,6 +51,8 @@ def _noted(program: Program, record_property: Callable[[str, Any], None]) -> Pro
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """The packages, built once."""
+    """The packages, built once, and compressed but lightly: most of the time is dpkg-deb's."""
     place = tmp_path_factory.mktemp("packages")
-    return Built(*build(place / "dist", place / "work"), place / "work")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPKG_DEB_COMPRESSOR_LEVEL", "0")
+        return Built(*build(place / "dist", place / "work", WHEELS), place / "work")

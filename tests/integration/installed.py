@@ -6,9 +6,13 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.lab.kernel import cache_root
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+WHEELS = cache_root() / "wheels"
+"""The libraries of the packages."""
 OF_OTHERS = ("dev/", "proc/", "tmp/", "var/cache/man/", "var/lib/dpkg/", "var/log/", "root/.rpmdb")
 """Where dpkg, rpm and man-db keep what they know."""
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
@@ -46,9 +50,13 @@ class Root:
     def _on(self, host: str, command: tuple[str, ...]) -> list[str]:
         """A command with /sys mounted, of files that stay as they are.
 
-        The mounts are gone with the command. dracut needs devices, and the processes of /proc.
+        The mounts are gone with the command. dracut needs devices, and the processes of /proc,
+        but for the first one: in some containers not even root may see what it has open.
         """
-        mounts = "mount --rbind /dev dev && mount -t proc none proc && mount -t tmpfs none sys"
+        mounts = (
+            "mount --rbind /dev dev && mount -t proc none proc && mount -t tmpfs none proc/1"
+            " && mount -t tmpfs none sys"
+        )
         script = f'cd $0 && {mounts} && cp -a .{host}/sys/. sys && exec chroot . "$@"'
         return ["unshare", "--mount", "sh", "-c", script, str(self.place), *command]
 

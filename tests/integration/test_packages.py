@@ -15,12 +15,14 @@ import pytest
 
 from tests.debian import root_archive
 from tests.fakes.hosts import workstation
-from tests.integration.installed import Built, Root
+from tests.integration.installed import WHEELS, Built, Root
+from tests.unit.devices import pci_device
 from tests.unit.node.simulation.made import claim, exactly, pods
 from tools.package import rpm, tree
 from tools.package.__main__ import build
 from vfiomgr import __version__
 from vfiomgr.cli.main import cli
+from vfiomgr.persistence.model import PersistedBinding, render_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -156,7 +158,11 @@ def test_a_removal_succeeds_where_systemctl_fails_and_what_stays_has_a_remedy(
 
 
 def test_before_its_removal_the_package_names_uninstall(installed: Root) -> None:
-    put(installed, RULE)
+    put(
+        installed,
+        RULE,
+        render_rule(PersistedBinding(pci_device(GPU).identity, "vfio-pci", "vfio_pci")),
+    )
     said = installed.run_on("/tmp/host", "dpkg", "-r", "vfiomgr")
     assert "install the package again, and run: vfiomgr uninstall" in said
 
@@ -230,9 +236,10 @@ def test_packages_are_reproducible(
 ) -> None:
     """The same bytes come out in another place, for a user of another umask."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", os.environ["SOURCE_DATE_EPOCH"])
+    monkeypatch.setenv("DPKG_DEB_COMPRESSOR_LEVEL", "0")
     before = os.umask(0o077)
     try:
-        again = build(tmp_path / "dist", tmp_path / "work")
+        again = build(tmp_path / "dist", tmp_path / "work", WHEELS)
     finally:
         os.umask(before)
     for one, other in zip((built.wheel, built.deb, built.rpm), again, strict=True):

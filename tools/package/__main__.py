@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.package.debian import build_deb
 from tools.package.rpm import build_rpm
 from tools.package.tree import HOME, libraries, make_tree, packaged_units, template
-from tools.package.wheels import CHECKOUT, PYTHONS, REQUIREMENTS, download, own_architecture
+from tools.package.wheels import CHECKOUT, PYTHONS, libraries_of, own_architecture
 from vfiomgr import __version__
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC
 from vfiomgr.containers.runtimes import model as runtimes
@@ -52,19 +52,19 @@ STAYING = (
 Not entries of container runtimes: containerd does not start without a file that it imports."""
 
 
-def build(directory: Path, work: Path) -> tuple[Path, Path, Path]:
-    """Build all packages; `work` is emptied, and has what they are made of."""
+def build(directory: Path, work: Path, cache: Path) -> tuple[Path, Path, Path]:
+    """Build all packages; `work` is emptied, and has what they are made of.
+
+    The libraries stay in the cache.
+    """
     os.environ.setdefault("SOURCE_DATE_EPOCH", _last_change())
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     directory.mkdir(parents=True, exist_ok=True)
     architecture = own_architecture()
     wheel = _build_wheel(directory)
-    wheels = work / "wheels"
-    for python in PYTHONS:
-        download(wheels, REQUIREMENTS, architecture, python, "--no-deps", "--require-hashes")
     tree = work / "tree"
-    make_tree(tree, [wheel, *sorted(wheels.iterdir())])
+    make_tree(tree, [wheel, *libraries_of(cache, architecture)])
     found = libraries(tree)
     terms = {term for one in found for term in one.license.split(" AND ")}
     major, minor = PYTHONS[-1].split(".")
@@ -116,5 +116,6 @@ def _build_wheel(directory: Path) -> Path:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", nargs="?", type=Path, default=CHECKOUT / "dist")
-    for package in build(parser.parse_args().directory, CHECKOUT / "build" / "package"):
+    place = CHECKOUT / "build"
+    for package in build(parser.parse_args().directory, place / "package", place / "wheels"):
         print(package)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = CHECKOUT / "packaging" / "requirements.txt"
@@ -42,6 +44,25 @@ def download(
     command += [f"--platform={glibc}_{architecture.machine}" for glibc in _GLIBCS]
     command += ["--dest", str(directory), "--requirement", str(requirements), *options]
     subprocess.run(command, check=True)
+
+
+def libraries_of(cache: Path, architecture: Architecture) -> list[Path]:
+    """The wheels of all libraries for all Pythons, from the cache or downloaded into it.
+
+    The name of their directory depends on the requirements, with their hashes, and on the Pythons.
+    """
+    wanted = " ".join((REQUIREMENTS.read_text(encoding="utf-8"), architecture.machine, *PYTHONS))
+    place = cache / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    if not place.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=cache) as work:
+            wheels = Path(work) / "wheels"
+            for python in PYTHONS:
+                download(
+                    wheels, REQUIREMENTS, architecture, python, "--no-deps", "--require-hashes"
+                )
+            wheels.rename(place)
+    return sorted(place.iterdir())
 
 
 def unpack(wheels: list[Path], site: Path) -> None:
