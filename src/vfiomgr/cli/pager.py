@@ -27,6 +27,7 @@ _KEPT = ("TERM", "LANG", "LC_ALL", "LC_CTYPE")
 """Variables that a restricted `less` keeps."""
 LOGIN_USER = "/proc/self/loginuid"
 """The user who logged in, whatever su or sudo did since (fs/proc/base.c); -1 for services."""
+_UNREADABLE = -1
 _NOBODY = 0xFFFFFFFF
 
 
@@ -65,8 +66,10 @@ def _login_user() -> int | None:
     try:
         with open(LOGIN_USER, encoding="ascii") as file:
             number = int(file.read(16))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError):
+        return _UNREADABLE
     return None if number == _NOBODY else number
 
 

@@ -169,8 +169,10 @@ def _shows_all(tree: HostTree) -> bool:
     """
     try:
         namespace = os.stat(tree.locate(_PROC / "self/ns/pid")).st_ino
-    except OSError:
+    except FileNotFoundError:
         return True  # a tree of another host, or a simulated one
+    except OSError:
+        return False
     return namespace == _FIRST_NAMESPACE and tree.exists(_PROC / "1")
 
 
