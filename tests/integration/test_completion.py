@@ -234,8 +234,8 @@ def test_candidates_are_listed_with_what_they_are(terminal: Terminal) -> None:
 
 def test_nothing_is_printed_where_a_host_is_wrong(terminal: Terminal) -> None:
     for typed in ("vfiomgr --root absent bind 0", "vfiomgr --snapshot snapshot.json bind 0"):
-        seen = terminal.shown(typed).replace("\x07", "").split("\r")
-        assert {line.strip() for line in seen} <= {"", typed}
+        seen = terminal.shown(typed).replace("\x07", "").split()
+        assert [part for part in seen if part not in typed] == [], "fish may draw it in parts"
 
 
 def test_the_word_breaks_of_bash_stay_as_they_are(tmp_path: Path) -> None:

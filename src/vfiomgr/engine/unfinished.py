@@ -130,7 +130,11 @@ class Interrupted(Value):
         has_locks = run.locks <= set(done.locks)
         if not undone:
             return has_locks or bool(run.subjects)
-        return has_locks and bool(run.subjects) and (self.is_continued or not run.has_settings)
+        if not run.subjects:  # files: the rest of the run, or its reverse
+            topics = {step.topic for step in self.content.steps}
+            is_rest = topics.issuperset(step.topic for step in done.steps)
+            return is_rest and bool(run.locks) and run.locks == set(done.locks)
+        return has_locks and (self.is_continued or not run.has_settings)
 
     def _is_settled(
         self, number: int, done: Plan, topics: set[tuple[object, ...]], host: HostSnapshot
