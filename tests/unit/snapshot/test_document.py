@@ -18,6 +18,7 @@ from vfiomgr.check.model import (
     ModuleSetting,
     Readiness,
 )
+from vfiomgr.documents import reader
 from vfiomgr.documents.jsonable import API_VERSION
 from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import InvalidDocument, UnknownDevice
@@ -195,8 +196,11 @@ def test_a_snapshot_of_a_newer_version_says_so() -> None:
     )
 
 
-def test_a_large_snapshot_is_read_from_yaml_unless_aliases_made_it_large() -> None:
-    zeros = ", ".join(["0"] * 1000)
+def test_a_large_snapshot_is_read_from_yaml_unless_aliases_made_it_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "_MOST_REPEATED", 1000)
+    zeros = ", ".join(["0"] * 10)
     head = f"kind: HostSnapshot\napi_version: {API_VERSION}\n"
     many = "\n".join(f"- [{zeros}]" for _ in range(101))
     with pytest.raises(InvalidDocument, match="Expected `object`"):
