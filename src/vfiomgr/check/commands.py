@@ -8,13 +8,13 @@ import click
 
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import READING, LazyGroup, session_options
-from vfiomgr.cli.output import counted, print_document, print_findings, report_document, say
+from vfiomgr.cli.output import print_document, print_findings, report_document, say
 from vfiomgr.cli.reports import (
     exit_status,
     note_not_checked,
     say_unknown,
     strict_option,
-    verdict,
+    summary,
 )
 from vfiomgr.cli.session import session_of
 
@@ -72,12 +72,5 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
 def _print(report: Report, *, every: bool) -> None:
     print_findings(report, every=every)
     say_unknown(report.unknown)
-    say(_summary(report, every=every))
+    say(summary(report, "not ready", fine=f"fine{'' if every else ' (see --all)'}"))
     note_not_checked(report.not_checked, every=every, option="--all")
-
-
-def _summary(report: Report, *, every: bool) -> str:
-    told = verdict(report, "not ready", "no blocker found")
-    counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
-    fine = f"{report.count('ok')} fine{'' if every else ' (--all shows them)'}"
-    return f"{told}: {', '.join((*counts, fine))}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Report
     from vfiomgr.cli.options import Format
-    from vfiomgr.diagnostic import Diagnostic, Finding, Severity
+    from vfiomgr.diagnostic import Diagnostic, Finding
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -296,12 +296,6 @@ def print_findings(report: Report, *, every: bool) -> None:
         for label, text in _labelled(found):
             lines += labelled(label, text)
     say(*lines, *more)
-
-
-def counted(report: Report, severity: Severity) -> str:
-    """`2 blockers`."""
-    count = report.count(severity)
-    return f"{count} {severity}{'' if count == 1 else 's'}"
 
 
 def _labelled(found: Diagnostic) -> Iterator[tuple[str, str]]:

@@ -8,9 +8,13 @@ import click
 
 from vfiomgr.cli.output import Marked, labelled, note, say
 from vfiomgr.passthrough.guards import READ_IT
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from vfiomgr.check.model import Report
+    from vfiomgr.diagnostic import Severity
 
 _FAILED = 1
 _NAMED = 2
@@ -39,12 +43,28 @@ def exit_status(*results: _Result, strict: bool) -> int:
     return _FAILED if failed else 0
 
 
-def verdict(result: _Result, negative: str, positive: str) -> str:
-    """The verdict in the summary; `positive` only if all that decides is known."""
-    if result.is_blocked:
-        return negative
-    names = [text.partition(": ")[0] for text in result.unknown]
-    return f"unknown: {', '.join(names)}" if names else positive
+def summary(report: Report, negative: str, *, fine: str = "") -> str:
+    """`not ready: 1 blocker, 2 infos`: the verdict, and the number of findings by severity.
+
+    `negative` is the verdict if there is a blocker. `fine` is the word for passed checks, which are
+    not counted without it. With an unknown fact that decides the result, the verdict names it.
+    """
+    found = counts(report)
+    if report.is_blocked:
+        told = negative
+    elif report.unknown:
+        told = f"unknown: {', '.join(text.partition(': ')[0] for text in report.unknown)}"
+    else:
+        told = "no blocker found" if found else "no problem found"
+    passed = report.count("ok") if fine else 0
+    numbers = ", ".join(filter(None, (found, f"{passed} {fine}" if passed else "")))
+    return f"{told}: {numbers}" if numbers else told
+
+
+def counts(report: Report) -> str:
+    """`1 blocker, 2 infos`; empty without findings."""
+    severities: tuple[Severity, ...] = ("blocker", "warning", "info")
+    return ", ".join(counted(count, each) for each in severities if (count := report.count(each)))
 
 
 def say_unknown(texts: Iterable[str]) -> None:

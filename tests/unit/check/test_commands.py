@@ -64,7 +64,7 @@ def test_what_is_fine_is_counted_and_shown_on_request(run: Run, detailed: FakeKe
     short, full = run("check").stdout, run("check", "--all").stdout
     assert "ok: " not in short
     assert full.count("\nok: ") == 3
-    assert short.splitlines()[-1].endswith("3 fine (--all shows them)")
+    assert short.splitlines()[-1].endswith("3 fine (see --all)")
     assert full.splitlines()[-1].endswith("3 fine")
 
 

@@ -55,7 +55,7 @@ _ABSENT = re.compile(
     r"|missing options: --parent and --type|vGPU definition not found|active vGPU not found"
     r"|--jsonfile \S+: No such file|no agent answers on |cannot use --viommu smmuv3 on a PC: )"
 )
-"""The made host lacks what the example is about: its words are understood."""
+"""Examples that need something which the example host lacks: only their words are checked."""
 _SHELL = ("", "sh", "bash", "console")
 DOMAIN = """\
 <domain type='kvm'><name>win</name><memory>4194304</memory><vcpu>2</vcpu>

@@ -83,7 +83,7 @@ def kernel(tutorial: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fa
 
 
 def transcript(run: Run, kernel: FakeKernel, line: str) -> str:
-    """What a terminal shows for a command, whose output may go to a file of the made host."""
+    """What a terminal shows for a command, whose output may go to a file of the example host."""
     words = shlex.split(line)
     target = None
     if ">" in words:

@@ -472,7 +472,7 @@ def test_an_annotation_alone_is_followed_to_the_guest(
     assert "of nothing" not in told
     assert "remove the cdi.k8s.io annotations: the kubelet's answer is enough" not in told
     last = told.splitlines()[-1]
-    assert last == "the chain is complete, with possible problems: request"
+    assert last == "no step is broken; possible problems: request"
 
 
 @pytest.mark.parametrize(
@@ -546,7 +546,7 @@ def test_a_unit_may_set_kata_conf_file(explain: Callable[..., Answer], node: Kat
     assert explain().status == 0
 
 
-def test_several_pods_are_told_one_by_one(
+def test_of_several_pods_those_without_problems_are_counted(
     explain: Callable[..., Answer], node: KataNode, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.add_gpus()
@@ -561,11 +561,17 @@ def test_several_pods_are_told_one_by_one(
         ("other", "<stdin>", 20),
     ]
     assert found["is_broken"] is False
+    pipe(monkeypatch, f"{text}---\n{pod.replace('cuda', 'other')}")
+    assert run("kata", "explain", "-").stdout == "no problem found in 2 pods (see --all)\n"
+    pipe(monkeypatch, f"{text}---\n{pod.replace('cuda', 'other')}")
+    assert run("kata", "explain", "-", "--all").stdout.count("\nno problem found\n") == 2
     node.pod.write_text(f"{text}---\n{pod.replace('runtimeClassName: kata-vfio', '')}")
     told = explain()
     assert told.status == 1
-    assert told.stdout.count("\nPod ") == 1
-    assert "\nthe chain is complete\n\nPod cuda" in told.stdout
+    assert told.stdout.endswith("\n\nno problem found in 1 pod (see --all)\n")
+    whole = explain("--all").stdout
+    assert whole.count("\nPod ") == 1
+    assert "\nno problem found\n\nPod cuda" in whole
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
 from vfiomgr.cli.options import READING, RenamedOption, session_options
 from vfiomgr.cli.output import (
     Marked,
-    counted,
     finding_document,
     print_document,
     print_findings,
@@ -23,7 +22,7 @@ from vfiomgr.cli.reports import (
     note_not_checked,
     say_unknown,
     strict_option,
-    verdict,
+    summary,
 )
 from vfiomgr.cli.session import session_of
 from vfiomgr.diagnostic import SEVERITIES
@@ -31,6 +30,7 @@ from vfiomgr.kata.commands import release_options
 from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import explain_pod
 from vfiomgr.kata.named import check_image as checked_image
+from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,15 +55,23 @@ _BREAKS = 8
 _OF_EACH_DEVICE = frozenset({"CDI", "node", "functions"})
 
 
-def print_explanations(found: Sequence[KataTrace], output: Format, *, is_whole: bool) -> None:
-    """Print the steps of each pod in order; JSON has a complete `KataTrace` of all."""
+def print_explanations(
+    found: Sequence[KataTrace], output: Format, *, is_whole: bool, every: bool
+) -> None:
+    """Print the steps of each pod in order; JSON has a complete `KataTrace` of all pods.
+
+    Of several pods, those without problems are only counted, except with `every`.
+    """
     if output != "table":
         items = [_document(item) for item in found]
         body = {"items": items, "is_broken": any(item.is_broken for item in found)}
         print_document("KataTrace", body, output)
         return
-    for number, item in enumerate(found):
+    shown = [item for item in found if every or len(found) == 1 or not item.is_fine]
+    for number, item in enumerate(shown):
         say(*[""] * bool(number), *_lines(item, is_whole=is_whole))
+    if hidden := len(found) - len(shown):
+        say(*[""] * bool(shown), f"no problem found in {counted(hidden, 'pod')} (see --all)")
 
 
 def _document(item: KataTrace) -> dict[str, object]:
@@ -170,10 +178,10 @@ def _verdict(item: KataTrace) -> str:
         return f"broken: {', '.join(broken)}"
     if item.unknown:
         return f"unknown: {', '.join(item.unknown)}"
+    if item.is_fine:
+        return "no problem found"
     doubtful = [step.name for step in item.steps if step.breaks]
-    if doubtful:
-        return f"the chain is complete, with possible problems: {', '.join(doubtful)}"
-    return "the chain is complete"
+    return f"no step is broken; possible problems: {', '.join(doubtful)}"
 
 
 class _ExplainOptions(TypedDict):
@@ -216,23 +224,31 @@ class _ExplainOptions(TypedDict):
     shell_complete=complete_cdi_kind,
     help="Use this resource name of the device plugin, for DEVICE.",
 )
+@click.option("--all", "every", is_flag=True, help="Also show the steps of pods without problems.")
 @strict_option()
 @session_options(*READING, "verbose")
 @click.pass_context
 def explain(
-    context: click.Context, *, subject: str, strict: bool, **options: Unpack[_ExplainOptions]
+    context: click.Context,
+    *,
+    subject: str,
+    every: bool,
+    strict: bool,
+    **options: Unpack[_ExplainOptions],
 ) -> None:
     """Check whether a pod gets its devices, step by step.
 
-    The pod is in a file (YAML or JSON, - for a pipe; also in a Deployment or a similar object), or
-    it is one that requests DEVICE (an address, or KIND=NAME of CDI). The steps are RuntimeClass,
-    handler, Kata's configuration, resource, CDI name, specification, device node, IOMMU group,
-    functions, root ports, and the GPU index in the guest. Nothing is started, and no cluster is
-    contacted; the node agent, if it runs here, is asked which devices are available. The kubelet
-    chooses the device of a resource, so all candidates are checked and their differences shown;
-    without -v only the first ones are listed.
+    POD.yaml contains pods, Deployments or similar objects in YAML or JSON (- reads from a pipe).
+    For DEVICE, an address or KIND=NAME of CDI, a pod that requests it is assumed. If POD.yaml has
+    several pods, those without problems are only counted. Nothing is started, and no cluster is
+    contacted. If the node agent runs on this host, it reports which devices are available.
 
-    Exit status: 1 if a step is broken, or with --strict unknown.
+    The steps are RuntimeClass, handler, Kata's configuration, resource, CDI name, specification,
+    device node, IOMMU group, functions, root ports, and the GPU index in the guest. The kubelet
+    chooses the device of a resource. Therefore all candidates are checked and compared; -v lists
+    all of them.
+
+    Exit status: 1 if a step is broken, or with --strict if a step is unknown; else 0.
 
     \b
     Examples:
@@ -244,7 +260,7 @@ def explain(
     """
     session = session_of(context)
     found = explain_pod(session, subject, **options)
-    print_explanations(found, session.format, is_whole=bool(session.verbose))
+    print_explanations(found, session.format, is_whole=bool(session.verbose), every=every)
     context.exit(exit_status(*found, strict=strict))
 
 
@@ -293,8 +309,6 @@ def check_image(
     else:
         print_findings(report, every=every)
         say_unknown(report.unknown)
-        told = verdict(report, "no guest can start", "no blockers")
-        counts = [counted(report, severity) for severity in ("blocker", "warning", "info")]
-        say(f"{told}: {', '.join(counts)}, {report.count('ok')} fine")
+        say(summary(report, "no guest can start", fine=f"fine{'' if every else ' (see --all)'}"))
         note_not_checked(report.not_checked, every=every, option="--all")
     context.exit(exit_status(report, strict=strict))

@@ -199,10 +199,15 @@ class KataTrace(Value):
 
     @property
     def is_broken(self) -> bool:
-        """Whether a link is certainly broken."""
+        """Whether a step is certainly broken."""
         return any(step.state == "broken" for step in self.steps)
 
     is_blocked = is_broken
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether all steps are ok, and none has a possible problem."""
+        return all(step.state == "ok" and not step.breaks for step in self.steps)
 
     @property
     def unknown(self) -> tuple[str, ...]:

@@ -9,14 +9,13 @@ import click
 from vfiomgr.cli.completion import complete_host_file
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
-    counted,
     or_dash,
     print_document,
     print_findings,
     report_document,
     say,
 )
-from vfiomgr.cli.reports import exit_status, note_not_checked, strict_option, verdict
+from vfiomgr.cli.reports import counts, exit_status, note_not_checked, strict_option, summary
 from vfiomgr.cli.session import Session, session_of
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.client.binding import DEADLINE
@@ -145,8 +144,7 @@ def _asked_qemu(
 
 def _print(report: MigrationReport, *, every: bool) -> None:
     print_findings(report.report, every=False)
-    told = verdict(report.report, "cannot migrate", "nothing here prevents a migration")
-    say(f"{report.source}: {told}: {_counts(report.report)}")
+    say(f"{report.source}: {summary(report.report, 'cannot migrate')}")
     for target in report.targets:
         _print_target(target)
     reports = (report.report, *(target.report for target in report.targets))
@@ -159,11 +157,7 @@ def _print_target(target: MigrationTarget) -> None:
     for place in target.places:
         say(f"{place.device} -> {or_dash(place.target)}: {place.text}")
     print_findings(target.report, every=False)
-    say(f"{target.name}: {_VERDICTS[target.fits]}: {_counts(target.report)}")
-
-
-def _counts(report: Report) -> str:
-    return ", ".join(counted(report, severity) for severity in ("blocker", "warning", "info"))
+    say(": ".join(filter(None, (target.name, _VERDICTS[target.fits], counts(target.report)))))
 
 
 def _document(report: MigrationReport) -> dict[str, object]:

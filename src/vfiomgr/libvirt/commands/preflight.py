@@ -9,13 +9,13 @@ import click
 
 from vfiomgr.check.model import Report
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import counted, note, print_document, print_findings, report_document, say
+from vfiomgr.cli.output import note, print_document, print_findings, report_document, say
 from vfiomgr.cli.reports import (
     exit_status,
     note_not_checked,
     say_unknown,
     strict_option,
-    verdict,
+    summary,
 )
 from vfiomgr.cli.session import Session, session_of
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
@@ -36,7 +36,6 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from vfiomgr.diagnostic import Severity
     from vfiomgr.libvirt.model import Hypervisor, KnownDomain
 
 _HERE = frozenset({"", "localhost"})
@@ -199,20 +198,13 @@ def _print(judged: Sequence[_Judged], why_not: str, *, every: bool) -> None:
     for one in judged:
         print_findings(one.report, every=False)
         say_unknown(one.report.unknown)
-        say(f"{one.domain.source}: {_summary(one.report)}")
+        say(f"{one.domain.source}: {summary(one.report, 'not ready')}")
     unseen = (text for one in judged for text in one.report.not_checked)
     note_not_checked(unseen, every=every, option="-v")
     if why_not:
         note(f"libvirt was not queried: {why_not}")
     if not judged:
         note("libvirt has no domains")
-
-
-def _summary(report: Report) -> str:
-    severities: tuple[Severity, ...] = ("blocker", "warning", "info")
-    counts = [counted(report, each) for each in severities if report.count(each)]
-    told = verdict(report, "not ready", "no blocker found" if counts else "no problem found")
-    return ": ".join((told, ", ".join(counts))) if counts else told
 
 
 def _print_document(session: Session, judged: Sequence[_Judged]) -> None:

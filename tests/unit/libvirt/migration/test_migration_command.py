@@ -60,10 +60,7 @@ def test_golden(run: Run, matches: Matches) -> None:
 def test_a_target_that_fits(run: Run) -> None:
     words = ("check", "migration", "one.xml", "--snapshot", "host1.json")
     alone = run(*words)
-    assert (alone.status, alone.stdout) == (
-        0,
-        "one.xml: nothing here prevents a migration: 0 blockers, 0 warnings, 0 infos\n",
-    )
+    assert (alone.status, alone.stdout) == (0, "one.xml: no problem found\n")
     both = run(*words, "--to", "host2.json", "--to", "host3.json")
     assert both.status == 0
     assert "host2.json: does not fit" in both.stdout
@@ -78,7 +75,7 @@ def test_a_target_of_a_device_that_is_absent_here(run: Run) -> None:
     assert "0000:81:00.3 -> -: its counterpart is unknown: this host does not have it\n" in (
         text.stdout
     )
-    assert "host1.json: unknown whether it fits: 0 blockers, 0 warnings" in text.stdout
+    assert "host1.json: unknown whether it fits\n" in text.stdout
     (_, of_target) = text.stdout.split("0000:81:00.2 -> ")
     assert of_target.count("0000:81:00.3") == 1, "once in the target"
     (target,) = json.loads(run(*words, "--format", "json").stdout)["targets"]
