@@ -87,6 +87,7 @@ def test_the_image_holds_the_rule_until_it_is_forgotten(system: System) -> None:
     assert not system.holds_rule(image)
 
 
+@pytest.mark.parametrize("system", ["initramfs-tools"], indirect=True)
 def test_an_image_of_the_running_kernel_without_the_rule_is_told(system: System) -> None:
     """No tool rebuilds this image, whose kernel is not installed here."""
     (image,) = system.images()

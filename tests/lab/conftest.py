@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.costs import by_test
@@ -11,7 +13,7 @@ from tests.lab.outcomes import OUTCOMES
 from tests.lab.outcomes import table as outcomes_table
 from tests.lab.platforms import PLATFORMS, Platform
 from tests.lab.plugin import LabRun, is_for_platform, is_of_laboratory
-from tests.lab.topology import Topology, current
+from tests.lab.topology import EVERY_MOMENT_VARIABLE, Topology, current
 
 _RUN = pytest.StashKey[LabRun]()
 _COSTS = pytest.StashKey[list[str]]()
@@ -27,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", line)
     config.addinivalue_line("markers", "pods: needs a containerd that the machine has to fetch")
+    line = "thorough: only with --platform and for `make lab-faults`; a shorter test has the kind"
+    config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,8 +47,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests whose marker excludes their platform."""
+    """Leave out tests whose marker excludes their platform, and those that take long."""
     excluded = [item for item in items if is_of_laboratory(item) and not is_for_platform(item)]
+    if not (config.getoption("platform") or os.environ.get(EVERY_MOMENT_VARIABLE)):
+        excluded += [item for item in items if item.get_closest_marker("thorough")]
     if excluded:
         items[:] = [item for item in items if item not in excluded]
         config.hook.pytest_deselected(items=excluded)

@@ -61,22 +61,25 @@ class Death:
 def deaths(name: str, intent: Request, functions: Sequence[PciAddress]) -> Iterator[Death]:
     """Die at every step of an intent on the host as it is, which is the same afterwards."""
     first = states(functions)
-    for step in range(len(api.plan(api.scan(TREE, with_users=True), intent).steps)):
-        for moment in MOMENTS:
-            died = dies(intent, step, moment)
-            recovered = api.recover(tree=TREE)
-            problem = _problem(first, states(functions), intent, died=died)
-            yield Death(name, step, moment, len(recovered), problem)
+    steps = len(api.plan(api.scan(TREE, with_users=True), intent).steps)
+    for step, moment, _ in killings(steps):
+        died = dies(intent, step, moment)
+        recovered = api.recover(tree=TREE)
+        problem = _problem(first, states(functions), intent, died=died)
+        yield Death(name, step, moment, len(recovered), problem)
 
 
-def moments(step: int) -> tuple[Moment, ...]:
-    """The moments at which a run is killed in a step: all, or else they take turns.
+def killings(steps: int) -> Iterator[tuple[int, Moment, bool]]:
+    """The steps and moments at which a run is killed, and whether `recover` is to finish it.
 
-    The fake kernel has every moment of every operation (tests/unit/engine/faults.py).
+    Of every second step, each at another moment, or all with `make lab-faults`. The fake kernel has
+    the moments of all operations (tests/unit/engine/faults.py).
     """
     if os.environ.get(EVERY_MOMENT_VARIABLE):
-        return MOMENTS
-    return (MOMENTS[step % len(MOMENTS)],)
+        yield from ((step, at, step % 2 == 1) for step in range(steps) for at in MOMENTS)
+        return
+    for number, step in enumerate(range(0, steps, 2)):
+        yield step, MOMENTS[number % len(MOMENTS)], number % 2 == 1
 
 
 def states(functions: Sequence[PciAddress]) -> dict[PciAddress, DriverState]:
@@ -175,7 +178,7 @@ def doubles(
     done = 0
     while done < count:
         earlier, later = pairs[done % len(pairs)]
-        set_back = done // len(pairs) % 2 == 0  # of each pair in turn
+        set_back = (done + done // len(pairs)) % 2 == 0  # of each pair in turn
         first = _dies_somewhere(random, earlier)
         with clock_set_back() if set_back else nullcontext():
             second = _dies_somewhere(random, later)
@@ -387,6 +390,7 @@ def main() -> int:
     if topology is None:
         print("this is run in a guest: make lab-faults", file=sys.stderr)
         return 2
+    os.environ[EVERY_MOMENT_VARIABLE] = "1"
     counted = problems = 0
     for death in _of_topology(topology.addresses):
         counted += 1

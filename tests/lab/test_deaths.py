@@ -1,4 +1,4 @@
-"""SIGKILL before, during and after every step; then recover."""
+"""SIGKILL before, during or after a step; then recover."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def assert_all_well(died: Iterator[deaths.Death], steps: int) -> None:
     """Every death of so many steps was recovered from."""
     found = list(died)
     assert [death for death in found if death.problem] == []
-    assert len(found) == steps * len(deaths.MOMENTS)
-    assert sum(death.recovered for death in found) >= steps
+    assert len(found) == len(list(deaths.killings(steps)))
+    assert sum(death.recovered for death in found) >= 1
 
 
 @pytest.mark.topology("workstation")

@@ -15,7 +15,7 @@ from tests.lab import deaths
 if TYPE_CHECKING:
     from tests.lab.topology import Topology
 
-COUNT = 8
+COUNT = 4
 
 
 def assert_nothing_is_left(topology: Topology) -> None:

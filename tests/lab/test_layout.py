@@ -12,7 +12,7 @@ import pytest
 from tests import api
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
-from tests.lab.deaths import TREE, dies, moments
+from tests.lab.deaths import TREE, dies, killings
 from vfiomgr.engine.journal import cut_off_runs, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.layout.compare import compare
@@ -166,24 +166,22 @@ def test_what_a_guest_has_stays_or_is_refused(topology: Topology) -> None:
 
 
 def test_killed_at_every_step(topology: Topology, first: dict[str, str]) -> None:
-    """Each step has its moment; `finish` and `undo` take turns."""
+    """`finish` and `undo` take turns."""
     wanted = intent(rules(topology, functions=1, small=1, large=1))
     steps = len(api.apply(wanted, tree=TREE).plan.steps)
     api.revert(tree=TREE)
     assert facts(topology) == first
-    for step in range(steps):
-        for moment in moments(step):
-            assert dies(wanted, step, moment), step
-            finish = step % 2 == 1
-            ended = api.recover(tree=TREE, finish=finish)
-            assert cut_off_runs(TREE, host().boot_id) == [], (step, moment)
-            if ended and not finish:
-                assert facts(topology) == first, (step, moment)
-                continue
-            assert not compare(host(), wanted).differences or not ended, (step, moment)
-            api.apply(wanted, tree=TREE)
-            api.revert(tree=TREE)
+    for step, moment, finish in killings(steps):
+        assert dies(wanted, step, moment), step
+        ended = api.recover(tree=TREE, finish=finish)
+        assert cut_off_runs(TREE, host().boot_id) == [], (step, moment)
+        if ended and not finish:
             assert facts(topology) == first, (step, moment)
+            continue
+        assert not compare(host(), wanted).differences or not ended, (step, moment)
+        api.apply(wanted, tree=TREE)
+        api.revert(tree=TREE)
+        assert facts(topology) == first, (step, moment)
 
 
 def intent(chosen: list[Any]) -> ApplyLayout:

@@ -11,7 +11,7 @@ import pytest
 from tests import api
 from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
-from tests.lab.deaths import MOMENTS, TREE, dies
+from tests.lab.deaths import MOMENTS, TREE, dies, killings
 from vfiomgr.gpu.requests import SetMigInstances
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
@@ -94,12 +94,11 @@ def test_killed_at_every_step_of_dividing_and_of_making_vgpus(gpu: str) -> None:
     create = CreateVgpu((str(uuids.uuid4()),), type="A100-1-5C")
     for intent in (divide, create):
         host = api.scan(TREE, with_users=True, with_gpu_modes=True)
-        for step in range(len(api.plan(host, intent).steps)):
-            for moment in MOMENTS:
-                assert dies(intent, step, moment)
-                api.recover(tree=TREE)
-                assert places() == before, (intent, step, moment)
-                assert api.scan(TREE).vgpus == ()
+        for step, moment, _ in killings(len(api.plan(host, intent).steps)):
+            assert dies(intent, step, moment)
+            api.recover(tree=TREE)
+            assert places() == before, (intent, step, moment)
+            assert api.scan(TREE).vgpus == ()
     assert dies(divide, 0, MOMENTS[-1])
     api.recover(tree=TREE, finish=True)
     assert [place.split()[0] for place in places()] == ["3g.20gb", "1g.5gb"]

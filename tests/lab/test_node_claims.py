@@ -108,6 +108,9 @@ def records() -> list[str]:
     return [*read_records(TREE), *(path.name for path in Path("/run/cdi").glob("*claim*"))]
 
 
+@pytest.mark.parametrize(
+    "family", ["mdev", pytest.param("vendor", marks=pytest.mark.thorough)], indirect=True
+)
 @pytest.mark.usefixtures("family")
 def test_the_vgpu_of_a_claim_is_opened_by_its_container_and_removed_with_it(place: Path) -> None:
     containerd = containers.for_pods()

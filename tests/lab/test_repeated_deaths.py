@@ -15,7 +15,7 @@ from tests.lab import deaths
 if TYPE_CHECKING:
     from tests.lab.topology import Topology
 
-COUNT = 4
+COUNT = 2
 
 
 @pytest.mark.topology("workstation")

@@ -11,7 +11,7 @@ import pytest
 from tests import api
 from tests.lab import gpusim
 from tests.lab.command import document, vfiomgr
-from tests.lab.deaths import TREE, dies, moments
+from tests.lab.deaths import TREE, dies, killings
 from vfiomgr.gpu.requests import SwitchGpu
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.vgpu.model import MARKS
@@ -45,8 +45,11 @@ def state(gpu: PciAddress) -> tuple[str | None, int]:
     return gpusim.driver(str(gpu)), len(gpusim.virtual_functions())
 
 
+@pytest.mark.parametrize(
+    "gpu", ["mdev", pytest.param("vendor", marks=pytest.mark.thorough)], indirect=True
+)
 def test_from_a_guest_to_vgpus_and_back_killed_at_every_step(gpu: PciAddress) -> None:
-    """Each step has its moment; `finish` and `undo` take turns."""
+    """`finish` and `undo` take turns."""
     vfiomgr("vgpu", "mode", str(gpu), "passthrough")
     guest = state(gpu)
     assert guest == ("vfio-pci", 0)
@@ -60,14 +63,13 @@ def test_from_a_guest_to_vgpus_and_back_killed_at_every_step(gpu: PciAddress) ->
         intent = SwitchGpu(gpu, there)
         api.apply(SwitchGpu(gpu, back), tree=TREE)
         host = api.scan(TREE, with_users=True, with_gpu_modes=True)
-        for step in range(len(api.plan(host, intent).steps)):
-            for moment in moments(step):
-                assert dies(intent, step, moment), (goal, step)
-                ended = api.recover(tree=TREE, finish=step % 2 == 1)
-                expected = wanted if step % 2 == 1 or not ended else start
-                assert state(gpu) == expected, (goal, step, moment)
-                api.apply(SwitchGpu(gpu, back), tree=TREE)
-                assert state(gpu) == start
+        for step, moment, finish in killings(len(api.plan(host, intent).steps)):
+            assert dies(intent, step, moment), (goal, step)
+            ended = api.recover(tree=TREE, finish=finish)
+            expected = wanted if finish or not ended else start
+            assert state(gpu) == expected, (goal, step, moment)
+            api.apply(SwitchGpu(gpu, back), tree=TREE)
+            assert state(gpu) == start
         api.apply(intent, tree=TREE)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests import api
 from tests.lab import gpusim, nested
 from tests.lab.command import document, vfiomgr
-from tests.lab.deaths import MOMENTS, TREE, dies
+from tests.lab.deaths import TREE, dies, killings
 from vfiomgr.errors import Refusal
 from vfiomgr.vgpu.capacity import Capacity, gpus, rooms
 from vfiomgr.vgpu.model import MARKS
@@ -117,21 +117,23 @@ def test_all_or_nothing(family: str) -> None:
     assert host().vgpus == ()
 
 
+@pytest.mark.parametrize(
+    "family", ["mdev", pytest.param("vendor", marks=pytest.mark.thorough)], indirect=True
+)
 def test_killed_at_every_step_of_making_four(family: str) -> None:
     gpusim.disable()
     gpusim.enable(4)
     intent = request(4, type=f"{model(family)}-2Q")
     steps = len(api.plan(host(), intent).steps)
-    for step in range(steps):
-        for moment in MOMENTS:
-            assert dies(intent, step, moment)
-            api.recover(tree=TREE, finish=step % 2 == 1)
-            there = host()
-            assert len(there.vgpus) in ((0,) if step % 2 == 0 else (0, 4)), (step, moment)
-            assert all(there.is_own(vgpu) for vgpu in there.vgpus)
-            if there.vgpus:
-                remove_all()
-            assert bool(there.vgpu_marks) is bool(there.vgpus)
+    for step, moment, finish in killings(steps):
+        assert dies(intent, step, moment)
+        api.recover(tree=TREE, finish=finish)
+        there = host()
+        assert len(there.vgpus) in ((0, 4) if finish else (0,)), (step, moment)
+        assert all(there.is_own(vgpu) for vgpu in there.vgpus)
+        if there.vgpus:
+            remove_all()
+        assert bool(there.vgpu_marks) is bool(there.vgpus)
 
 
 def test_a_guest_holds_one_and_the_others_can_go(family: str) -> None:
