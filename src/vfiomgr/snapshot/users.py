@@ -86,6 +86,20 @@ _CLASSES = ("block", "nvme", "nvme-generic", "scsi_generic", "bsg")
 _PLACES = {"bsg": "/dev/bsg/"}
 """The place of udev's nodes of a class, if not /dev itself (bsg_devnode in block/bsg.c)."""
 _NODES = "/dev/"
+_NUMBERED = {
+    "drm": "/dev/dri/",
+    "accel": "/dev/accel/",
+    "sound": "/dev/snd/",
+    "infiniband_verbs": "/dev/infiniband/",
+    "kfd": "/dev/",
+    "vfio": _VFIO,
+    "vfio-dev": "/dev/vfio/devices/",
+}
+"""Where the kernel's devtmpfs has the nodes of other classes."""
+_NVIDIA = expression(r"\s*(\d+) nvidia(?:-frontend)?")
+"""Lines of /proc/devices. The driver has no class; its nodes count from 0, the last two are not
+those of GPUs (NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE in nv.h of open-gpu-kernel-modules)."""
+_NVIDIA_GPUS = range(254)
 _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
@@ -243,7 +257,7 @@ def _node(target: str) -> str:
 def _renamed(
     tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
 ) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
-    """Disk nodes that processes have open under other names: in a /dev of their own, anywhere.
+    """Nodes that processes have open under other names: in a /dev of their own, anywhere.
 
     Also returns the processes that are without an answer.
 
@@ -251,7 +265,7 @@ def _renamed(
     server that does not answer. Files on servers are not disk nodes, and hundreds of guests may
     have their images there.
     """
-    by_number = {disk.number: disk.node for disk in disks}
+    by_number = {disk.number: disk.node for disk in disks} | _numbers_of_others(tree)
     known, remote = frozenset(by_number.values()), remote_places(tree)
     if not by_number or not tree.is_machine:
         return {}, ()
@@ -266,6 +280,21 @@ def _renamed(
     }
     found = bounded.ask_each(tree, questions)
     return found, questions.keys() - found.keys()
+
+
+def _numbers_of_others(tree: HostTree) -> dict[str, str]:
+    """The nodes that are watched, by kind and number: `c195:0` is /dev/nvidia0.
+
+    The host has no such node where its driver is in a container (/run/nvidia/driver).
+    """
+    found: dict[str, str] = {}
+    for kind, place in _NUMBERED.items():
+        directory = HostPath("/sys/class") / kind
+        for name in tree.children(directory):
+            if number := tree.read(directory / name / "dev"):
+                found[f"c{number}"] = place + name
+    majors = filter(None, map(_NVIDIA.fullmatch, (tree.read(_PROC / "devices") or "").splitlines()))
+    return found | {f"c{m[1]}:{n}": f"/dev/nvidia{n}" for m in majors for n in _NVIDIA_GPUS}
 
 
 def _is_unclear(target: str, known: AbstractSet[str], remote: tuple[str, ...]) -> bool:

@@ -199,6 +199,30 @@ def test_a_file_whose_path_is_too_long_to_be_shown_may_be_a_disk() -> None:
     assert _is_unclear(_UNNAMED, frozenset({"/dev/sda"}), ("/srv/",))
 
 
+@pytest.mark.parametrize(
+    ("numbers", "node"),
+    [
+        ("sys/class/drm/card9/dev: 1:5", "/dev/dri/card9"),
+        ("sys/class/vfio/11/dev: 1:5", "/dev/vfio/11"),
+        ("proc/devices: Character devices:\\n  1 nvidia-frontend", "/dev/nvidia5"),
+        ("proc/devices: 1 nvidia-uvm", None),
+    ],
+)
+def test_a_node_that_is_open_under_another_name_is_known_by_its_number(
+    tmp_path: Path, numbers: str, node: str | None
+) -> None:
+    """NVIDIA's driver container has /run/nvidia/driver/dev/nvidia0."""
+
+    class Machine(HostTree):
+        is_machine = True
+
+    with open("/dev/zero", "rb") as file:
+        link = f"proc/{os.getpid()}/fd/{file.fileno()} -> /run/nvidia/driver/dev/renamed"
+        tree_of(tmp_path, f"{link}\n{numbers}")
+        found = read_users(Machine(tmp_path))
+    assert [user.node for user in found or ()] == ([node] if node else [])
+
+
 def test_users_are_unknown_where_proc_hides_the_processes_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
