@@ -39,7 +39,7 @@ check: setup  ## static checks
 	.venv/bin/lint-imports --config tools/imports.toml
 
 lab-faults:  ## vfiomgr fails and is killed at every step, in the laboratory and the unit tests
-	@tools/setup run
+	@tools/setup dev
 	@$(PYTHON) -m tests.lab deaths
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab -k "killed_at_every_step or vgpu_of_a_claim"
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(UNIT_TESTS) -k "Fault or death"
