@@ -96,7 +96,6 @@ _SAMPLES = {
     "--alias": "10de:2235=a40",
     "--credentials": "/var/run/secrets/kubernetes.io/serviceaccount",
     "--pod-resources": "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
-    "--socket": "/run/vfiomgr/node.sock",
 }
 """Sample values for options that have none in an example or in the option itself."""
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.unknown import Report
 
 CONTROL = RUNTIME / "node.sock"
-"""The agent's own socket."""
+"""The agent's own socket, always in this place: it is how others find that an agent runs."""
 DEADLINE = 10.0
 """Seconds for an answer that something depends on."""
-_PATIENCE = 1.0
+PATIENCE = 1.0
 """Seconds that lists wait, which do not depend on an agent."""
 _CLAIMS = RUNTIME / "dra"
 """Records of ResourceClaims that an agent prepared."""
@@ -124,7 +124,7 @@ class NodeStatus(Value, dict=True):
 
 
 def find_status(
-    tree: HostTree, report: Report = warn, seconds: float = _PATIENCE
+    tree: HostTree, report: Report = warn, seconds: float = PATIENCE
 ) -> NodeStatus | None:
     """The state of the agent of a host; None if none runs, or this user may not ask it.
 
@@ -173,7 +173,7 @@ def is_running(tree: HostTree) -> bool:
             tree.directory(CONTROL.parent) as directory,
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
         ):
-            connection.settimeout(_PATIENCE)
+            connection.settimeout(PATIENCE)
             connection.connect(f"/proc/self/fd/{directory}/{CONTROL.name}")
     except ConnectionRefusedError:
         return False
@@ -259,10 +259,15 @@ def _read(status: int, content: bytes) -> NodeStatus:
     found = from_jsonable(NodeStatus, _known(NodeStatus, data))
     pods = (device.pod for resource in found.resources for device in resource.devices)
     for pod in pods:
-        if pod and not _POD.fullmatch(pod):
+        if pod and not is_pod(pod):
             message = f"this is not a container of a pod: {pod!r}"
             raise ValueError(message)
     return found
+
+
+def is_pod(text: str) -> bool:
+    """Whether a text is NAMESPACE/NAME/CONTAINER."""
+    return _POD.fullmatch(text) is not None
 
 
 def _known(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types and JSON have no narrower type

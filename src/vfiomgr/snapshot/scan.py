@@ -18,9 +18,11 @@ from vfiomgr.pci.function import Functions, touched_by
 from vfiomgr.pci.names import Names
 from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.persistence.initramfs.facts import read_initramfs
-from vfiomgr.snapshot import node_agent, users
+from vfiomgr.snapshot import users
 from vfiomgr.snapshot import uses as uses_facts
 from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
+from vfiomgr.snapshot.node_agent import DEADLINE
+from vfiomgr.snapshot.pod_devices import find_pods
 from vfiomgr.vgpu import facts as vgpu_facts
 from vfiomgr.vgpu import mig
 from vfiomgr.vgpu.quota import facts as quota_facts
@@ -93,11 +95,7 @@ def scan(
             host, tree, unknown.append, with_users=with_users, with_claims=with_claims
         ),
         users=users.read_users(tree, unknown.append) if with_users else None,
-        agent=(
-            node_agent.find_status(tree, unknown.append, node_agent.DEADLINE)
-            if with_users
-            else None
-        ),
+        agent=find_pods(tree, unknown.append, DEADLINE) if with_users else None,
         unknown_users=tuple(unknown),
         variants=drivers.read_variants(tree) if with_users else (),
         vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,

@@ -19,7 +19,8 @@ from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
 from vfiomgr.snapshot.model import HostSnapshot
-from vfiomgr.snapshot.node_agent import find_status
+from vfiomgr.snapshot.node_agent import PATIENCE
+from vfiomgr.snapshot.pod_devices import find_pods
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
 from vfiomgr.snapshot.users import read_holders, read_users
 from vfiomgr.units import Version
@@ -247,7 +248,7 @@ class HostSource:
     def _with_agent(self, host: HostSnapshot) -> HostSnapshot:
         """With the state of the agent, for a list; why it is unknown is noted."""
         unknown: list[UnknownUsers] = []
-        agent = find_status(self.tree, unknown.append)
+        agent = find_pods(self.tree, unknown.append, PATIENCE)
         host = replace(host, agent=agent, unknown_users=(*host.unknown_users, *unknown))
         self.note_unknown_users(host)
         return host

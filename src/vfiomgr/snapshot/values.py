@@ -158,6 +158,7 @@ class HostFacts(Value, dict=True):
     translations: tuple[Translation, ...] | None = None
     """ATS and PASID of functions that have them; None if not read (requires root)."""
     agent: NodeStatus | None = None
-    """What the agent of a Kubernetes node offers; None if not read, or if none answers."""
+    """What the agent of a Kubernetes node offers; if none answers, what pods have by the kubelet's
+    record, with `pid` 0; None if not read, or if there is neither."""
     unknown_users: tuple[UnknownUsers, ...] = ()
     """What could name users of devices and could not be read."""

@@ -559,7 +559,7 @@ def test_an_agent_locks_its_directory_again_after_the_lock_was_removed(place: Pa
             lock = lock_of(node)
             lock.unlink()
             await node.kubelet.until(lock.exists)
-            other = await node.agent(f"--socket={place / 'o'}")
+            other = await node.agent()
             _, error = await other.communicate()
             assert other.returncode == 4
             assert b"another agent serves the kubelet in" in error
@@ -620,8 +620,8 @@ def test_a_resource_that_the_kubelet_lost_is_registered_again(
 def test_the_sockets_of_pages_are_created_again_but_not_in_place_of_others(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:
-            control, metrics = place / "c", place / "m"
-            await node.start(f"--socket={control}", f"--metrics=unix:{metrics}")
+            control, metrics = Path(node.kernel.locate(CONTROL)), place / "m"
+            await node.start(f"--metrics=unix:{metrics}")
             await node.kubelet.until_capacity(NAME, 3, 3)
             before = {path: path.stat().st_ino for path in (control, metrics)}
             for path in before:
@@ -631,7 +631,7 @@ def test_the_sockets_of_pages_are_created_again_but_not_in_place_of_others(place
             assert await node.page("/readyz") == (200, "ok\n")
             directory = place / "q"
             directory.mkdir()
-            other = await node.agent(f"--plugin-directory={directory}", f"--socket={control}")
+            other = await node.agent(f"--plugin-directory={directory}")
             _, error = await other.communicate()
             assert other.returncode == 4
             assert f"another process serves {control}" in error.decode()

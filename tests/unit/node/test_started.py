@@ -157,6 +157,41 @@ def test_an_agent_removes_its_socket_when_it_ends_and_when_it_cannot_start(place
     tell(story())
 
 
+def test_the_device_of_a_pod_is_not_unbound_after_the_agent_was_stopped(place: Path) -> None:
+    async def story() -> None:
+        async with running(place) as node:
+            await node.start()
+            await node.kubelet.until_capacity(NAME, 3, 3)
+            assert (await node.stop())[0] == 0
+            kept = HostPath("/var/lib/kubelet")
+            record = kept / "device-plugins/kubelet_internal_checkpoint"
+            entry = {"PodUID": "u-1", "ContainerName": "c0", "ResourceName": NAME}
+            data = {"PodDeviceEntries": [{**entry, "DeviceIDs": {"0": [GPUS[0]]}}]}
+            for directory in (kept / "pods/u-1", HostPath("/var/log/pods/ml_train-0_u-1")):
+                node.kernel.make_directory(directory)
+            node.kernel.make_directory(record.parent)
+            node.kernel.replace(record, json.dumps({"Data": data}).encode())
+            status, error = await unbind(node)
+            assert (status, "held-by-pod" in error) == (4, True), error
+            assert "kubectl -n ml delete pod train-0" in error
+            _, output, _ = await node.command("list", "--columns", "address,used-by")
+            assert output.splitlines()[1].split() == [GPUS[0], "pod", "ml/train-0"]
+            node.kernel.replace(record, b"{")
+            status, error = await unbind(node)
+            assert (status, "users-unknown" in error) == (4, True), error
+            assert (await unbind(node, "--allow", "in-use"))[0] == 0
+
+    tell(story())
+
+
+@pytest.mark.parametrize("words", [("run",), ("status",), ("release", GPUS[0])])
+def test_the_socket_of_an_agent_cannot_be_moved_from_where_other_commands_look(
+    run: Run, words: tuple[str, ...]
+) -> None:
+    refused = run("node", *words, "--socket", "/run/other.sock")
+    assert (refused.status, "no such option: --socket" in refused.stderr.lower()) == (2, True)
+
+
 def test_claims_that_an_agent_prepared_before_it_ended_keep_devices(place: Path) -> None:
     async def story() -> None:
         async with running(place) as node:

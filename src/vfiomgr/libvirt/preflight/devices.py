@@ -15,6 +15,7 @@ from vfiomgr.paths import IOMMU_GROUPS
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import CLASS_DISPLAY
 from vfiomgr.snapshot.node_agent import CONTROL
+from vfiomgr.snapshot.pod_devices import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -124,7 +125,7 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
     for hostdev, holder in _holders(context):
         for diagnostic in held_by_pod(context.host, holder):
             is_unknown = diagnostic.rule == UNKNOWN
-            reported = () if is_unknown else (f"the node agent reports it: {CONTROL}",)
+            reported = () if is_unknown else (_reporter(context.host),)
             yield finding(
                 diagnostic.rule,
                 "warning" if is_unknown else "blocker",
@@ -134,6 +135,13 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
                 str(diagnostic.remedies[0]),
                 subject=holder,
             )
+
+
+def _reporter(host: HostSnapshot) -> str:
+    """What reports the pods of devices."""
+    if host.agent is not None and host.agent.pid:
+        return f"the node agent reports it: {CONTROL}"
+    return f"the kubelet's record has it: {RECORD}"
 
 
 def _holders(context: PreflightContext) -> Iterator[tuple[DomainHostdev, PciDevice | Vgpu]]:

@@ -179,13 +179,6 @@ def _complete_layout(
     help=f"The kubelet's socket of pod resources.  [default: {POD_RESOURCES}]",
 )
 @click.option(
-    "--socket",
-    "control",
-    metavar="SOCKET",
-    shell_complete=complete_file,
-    help=f"The agent's own socket, for node status.  [default: {CONTROL}]",
-)
-@click.option(
     "--events",
     metavar="DIR",
     shell_complete=complete_directory,
@@ -225,7 +218,6 @@ def run(
     metrics: str | None,
     plugin_directory: str | None,
     pod_resources: str | None,
-    control: str | None,
     events: str | None,
     has_dra: bool,
     credentials: str | None,
@@ -269,7 +261,7 @@ def run(
         root=session.tree.root,
         plugin_directory=plugin_directory or session.tree.locate(PLUGIN_DIRECTORY),
         pod_resources=pod_resources or session.tree.locate(POD_RESOURCES),
-        control=control or session.tree.locate(CONTROL),
+        control=session.tree.locate(CONTROL),
         metrics=metrics,
         scan=scan,
         events=None if events is None else _events(events),

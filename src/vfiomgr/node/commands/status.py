@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from vfiomgr.cli.options import complete_file, session_options
+from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import diagnostic_document, note, or_dash, print_document, print_table, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
 
 _HEADINGS = ("RESOURCE", "DEVICE", "NUMA", "HEALTH", wrapped("USED BY"))
-_socket_option = click.option(
-    "--socket",
-    "control",
-    metavar="SOCKET",
-    shell_complete=complete_file,
-    help=f"The socket of the agent.  [default: {CONTROL}]",
-)
 
 
 def _complete_device(
@@ -35,7 +28,7 @@ def _complete_device(
 ) -> list[CompletionItem[str]]:
     """The unhealthy devices of the agent."""
     try:
-        found = read_status(_socket(session_of(context), None))
+        found = read_status(_socket(session_of(context)))
     except VfiomgrError:
         return []
     devices = (device for resource in found.resources for device in resource.devices)
@@ -44,10 +37,9 @@ def _complete_device(
 
 
 @click.command("status")
-@_socket_option
 @session_options("format", "root")
 @pass_session
-def status(session: Session, *, control: str | None) -> None:
+def status(session: Session) -> None:
     """Show the resources of this node, their devices and pods.
 
     \b
@@ -55,7 +47,7 @@ def status(session: Session, *, control: str | None) -> None:
       vfiomgr node status
       vfiomgr node status --format json
     """
-    found = read_status(_socket(session, control))
+    found = read_status(_socket(session))
     if session.format != "table":
         print_document("NodeStatus", _document(found), session.format)
         return
@@ -74,10 +66,9 @@ def status(session: Session, *, control: str | None) -> None:
 
 @click.command("release")
 @click.argument("device", metavar="ADDRESS", shell_complete=_complete_device)
-@_socket_option
 @session_options("root")
 @pass_session
-def release(session: Session, *, device: str, control: str | None) -> None:
+def release(session: Session, *, device: str) -> None:
     """End the quarantine of a device, and forgive its errors.
 
     ADDRESS is a device of `vfiomgr node status`; mediated devices are named by UUID.
@@ -86,7 +77,7 @@ def release(session: Session, *, device: str, control: str | None) -> None:
     Examples:
       vfiomgr node release 0000:41:00.0
     """
-    release_device(_socket(session, control), device)
+    release_device(_socket(session), device)
     say(f"released {device}")
 
 
@@ -124,8 +115,8 @@ def _device_document(device: DeviceStatus) -> dict[str, object]:
     }
 
 
-def _socket(session: Session, control: str | None) -> str:
-    return control or session.files.locate(CONTROL)
+def _socket(session: Session) -> str:
+    return session.files.locate(CONTROL)
 
 
 def _devices(found: NodeStatus) -> Iterator[tuple[ResourceStatus, DeviceStatus]]:

@@ -1,0 +1,132 @@
+"""Which pods have devices: by the node agent, or else by the kubelet's own record."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vfiomgr.errors import HostError
+from vfiomgr.expressions import expression
+from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.snapshot.node_agent import (
+    DeviceStatus,
+    NodeStatus,
+    ResourceStatus,
+    find_status,
+    is_pod,
+)
+from vfiomgr.snapshot.unknown import UnknownUsers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.host.tree import HostTree
+    from vfiomgr.snapshot.unknown import Report
+
+_PLUGINS = HostPath("/var/lib/kubelet/device-plugins")
+RECORD = _PLUGINS / "kubelet_internal_checkpoint"
+"""The devices of pods, in the same place with every --root-dir (pkg/kubelet/cm/devicemanager)."""
+_PODS = HostPath("/var/lib/kubelet/pods")
+"""A directory for each pod, named after its UID, until the pod is deleted."""
+_LOGS = HostPath("/var/log/pods")
+"""Likewise NAMESPACE_NAME_UID (BuildPodLogsDirectory in pkg/kubelet/kuberuntime/helpers.go)."""
+_UUID = expression(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_START = "start the node agent, which asks the kubelet: systemctl start vfiomgr-node"
+
+
+class _Entry(msgspec.Struct):
+    """The devices of one resource that a container has, by NUMA node."""
+
+    pod: str = msgspec.field(name="PodUID")
+    container: str = msgspec.field(name="ContainerName")
+    resource: str = msgspec.field(name="ResourceName")
+    devices: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs")
+
+    @property
+    def names(self) -> Iterator[str]:
+        """The addresses and UUIDs of its devices; other plugins have other identifiers."""
+        for found in (self.devices or {}).values():
+            yield from (name for name in found or () if is_address(name) or _UUID.fullmatch(name))
+
+
+class _Data(msgspec.Struct):
+    entries: list[_Entry] | None = msgspec.field(name="PodDeviceEntries")
+
+
+class _Record(msgspec.Struct):
+    data: _Data = msgspec.field(name="Data")
+
+
+def find_pods(tree: HostTree, report: Report, seconds: float) -> NodeStatus | None:
+    """The answer of the node agent; if there is none, the pods of the kubelet's record.
+
+    What could name pods and cannot be read is reported.
+    """
+    return find_status(tree, report, seconds) or _recorded(tree, report)
+
+
+def _recorded(tree: HostTree, report: Report) -> NodeStatus | None:
+    """The devices of the kubelet's record whose pods exist, as an agent reports them."""
+    if not tree.exists(RECORD):
+        return None
+    try:
+        entries = _entries(tree)
+    except PermissionError:
+        return None  # lists of other users name no pods either if an agent runs
+    except (OSError, HostError, ValueError) as error:
+        why = f"cannot read from {RECORD} which pods have devices: {error}"
+        remedy = f"{_START}; if no kubelet is to run on this host: rm {tree.locate(RECORD)}"
+        report(UnknownUsers("pods", why, remedy))
+        return None
+    names, is_listed = _pods(tree)
+    kept = set(tree.children(_PODS))
+    found = []
+    for entry in entries:
+        if is_listed and entry.pod not in names and entry.pod not in kept:
+            continue  # the kubelet removes ended pods when it gives devices to another one
+        pod = f"{names.get(entry.pod, '')}/{entry.container}"
+        devices = tuple(_status(tree, name, pod) for name in dict.fromkeys(entry.names))
+        if devices and not is_pod(pod):
+            why = f"pod {entry.pod} has devices by {RECORD}, and {_LOGS} does not name it"
+            report(UnknownUsers("pods", why, _START))
+        elif devices:
+            found.append(ResourceStatus(entry.resource, "", is_registered=False, devices=devices))
+    return NodeStatus(0, _PLUGINS, has_kubelet=False, resources=tuple(found)) if found else None
+
+
+def _entries(tree: HostTree) -> list[_Entry]:
+    """The entries of the record.
+
+    Raises:
+        PermissionError: only root may read it.
+        OSError: it cannot be opened.
+        HostError: it is too large.
+        ValueError: it is no such record.
+
+    """
+    data = tree.read_whole(RECORD)
+    if data is None and os.geteuid() != 0:
+        raise PermissionError
+    if data is None:
+        message = "it cannot be opened"
+        raise OSError(message)
+    return msgspec.json.decode(data, type=_Record).data.entries or []
+
+
+def _pods(tree: HostTree) -> tuple[dict[str, str], bool]:
+    """The pods by UID, as NAMESPACE/NAME, and whether it can be told which ones exist."""
+    found = (name.rpartition("_") for name in tree.children(_LOGS))
+    names = {uid: pod.replace("_", "/") for pod, _, uid in found}
+    return names, any(tree.why_unlisted(each) is None for each in (_PODS, _LOGS))
+
+
+def _status(tree: HostTree, name: str, pod: str) -> DeviceStatus:
+    """A device of a pod, with all functions of its IOMMU group, which belong together."""
+    members: tuple[str, ...] = ()
+    if is_address(name):
+        group = pci_device(PciAddress.parse(name)) / "iommu_group/devices"
+        members = tuple(dict.fromkeys((name, *tree.children(group))))
+    return DeviceStatus(name, members, (), is_healthy=True, used_by=pod, pod=pod)
