@@ -224,7 +224,7 @@ SWEPT = RUNTIME / "persist-swept"
 _PLAIN = expression(r"/[A-Za-z0-9._+/-]+( -I -m vfiomgr)?")
 _CAPABILITIES = (
     "CAP_SYS_ADMIN CAP_SYS_MODULE CAP_SYS_PTRACE CAP_DAC_OVERRIDE CAP_DAC_READ_SEARCH "
-    "CAP_CHOWN CAP_FOWNER CAP_MKNOD"
+    "CAP_CHOWN CAP_FOWNER CAP_MKNOD CAP_SYS_CHROOT"
 )
 SANDBOX = f"""\
 NoNewPrivileges=yes
@@ -239,7 +239,7 @@ ProtectKernelLogs=yes
 ProtectHostname=yes
 RestrictAddressFamilies=AF_UNIX AF_NETLINK
 IPAddressDeny=any
-RestrictNamespaces=net
+RestrictNamespaces=net mnt
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
 LockPersonality=yes
@@ -251,7 +251,8 @@ SystemCallErrorNumber=EPERM
 """The sandbox of the services (systemd.exec(5)): docs/decisions/0014-programs-and-services.md.
 
 Not restricted is what its work needs: /sys, kernel modules, device nodes, other processes (users of
-a device), and the host's network namespace (udev events, routes)."""
+a device), the host's network namespace (udev events, routes), and mount namespaces of processes in
+a chroot, which setns(2) enters with CAP_SYS_CHROOT (mntns_install in fs/namespace.c)."""
 
 _REAL_TIME = """\
 CapabilityBoundingSet=CAP_SYS_NICE

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 from configparser import ConfigParser
 
 import pytest
@@ -59,9 +61,20 @@ def test_the_boot_comes_after_drivers_and_before_all_who_use_devices() -> None:
 def test_the_sandbox_lets_a_service_look_into_network_namespaces() -> None:
     """Without it setns() fails, and a container's interface is missed (host/far_links.py)."""
     sandbox = dict(line.split("=", 1) for line in SANDBOX.splitlines())
-    assert sandbox["RestrictNamespaces"].split() == ["net"]
+    assert sandbox["RestrictNamespaces"].split() == ["net", "mnt"]
     assert {"AF_NETLINK"} <= set(sandbox["RestrictAddressFamilies"].split())
     assert {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE"} <= set(sandbox["CapabilityBoundingSet"].split())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: enters a mount namespace")
+def test_the_capabilities_of_a_service_are_enough_to_enter_a_mount_namespace() -> None:
+    """As `_table_at` in snapshot/disks.py does for a process in a chroot."""
+    sandbox = dict(line.split("=", 1) for line in SANDBOX.splitlines())
+    names = sandbox["CapabilityBoundingSet"].lower().split()
+    bounds = ",".join(("-all", *(f"+{name.removeprefix('cap_')}" for name in names)))
+    limited = ("setpriv", f"--bounding-set={bounds}", "--inh-caps=-all")
+    entering = ("nsenter", "--mount=/proc/self/ns/mnt", "true")
+    subprocess.run((*limited, *entering), check=True)
 
 
 def test_the_watch_follows_the_boot_and_both_are_wanted() -> None:
