@@ -23,16 +23,16 @@ from vfiomgr.passthrough.steps import Unbind
 from vfiomgr.paths import STATE, HostPath
 from vfiomgr.persistence import plan as persistence
 from vfiomgr.persistence.initramfs.model import HOOKS, hook_mode
-from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES, parse_record
-from vfiomgr.persistence.model import RULES, is_rule_file, parse_rule, render_rule
+from vfiomgr.persistence.installed_layout import FILE, RECORD, SERVICES
+from vfiomgr.persistence.model import RULES, is_rule_file, parse_rule
 from vfiomgr.persistence.part import replaced
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.uninstall.edited import edited_files
 from vfiomgr.uninstall.requests import Uninstall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
 
-    from vfiomgr.documents.text import TextFile
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -48,18 +48,18 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
         Refusal: a device to be unbound is in use.
 
     """
-    edited = [file for file in host.files if not _is_as_written(host, file)]
-    unedited = replace(host, files=tuple(file for file in host.files if file not in edited))
+    edited = dict.fromkeys(edited_files(host))
+    unedited = _without(host, edited)
     made = joined(
         _SUMMARY,
         (
             _devices(host, request),
             persistence.plan_change(host, request.files),
-            plan_hook(host, UninstallHook()),
-            plan_remove(host, RemoveCdi(every=True)),
-            _definitions(host),
+            plan_hook(unedited, UninstallHook()),
+            plan_remove(unedited, RemoveCdi(every=True)),
+            _definitions(unedited),
             _rules(unedited, rebuild=request.update_initramfs),
-            Plan("", (), notes=tuple(map(_edited_note, edited))),
+            Plan("", (), notes=tuple(_edited_note(host, path) for path in edited)),
         ),
     )
     if not made.steps:
@@ -133,28 +133,24 @@ def _rules(host: HostSnapshot, *, rebuild: bool) -> Plan:
     return Plan("", tuple(steps), locks=locks, notes=(*notes, *part.notes))
 
 
-def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
-    """Whether a file is no rule of a function, or as `bind` or `layout install` wrote it."""
-    if not (file.path.startswith(f"{RULES}/") and is_rule_file(HostPath(file.path).name)):
-        return True
-    layout = parse_record(host.file(RECORD))
-    written = () if layout is None else layout.rules
-    if any(rule.path == file.path and rule.is_as_written(file.text) for rule in written):
-        return True
-    binding = parse_rule(file.text)
-    try:
-        return binding is not None and render_rule(binding) == file.text
-    except Refusal:
-        return False
-
-
-def _edited_note(file: TextFile) -> str:
-    binding = parse_rule(file.text)
-    what = "applies" if binding is None else f"binds {binding.address}"
-    return (
-        f"{file.path} stays: it is not as vfiomgr wrote it, and still {what} at boot; check it, "
-        f"then: rm {file.path}"
+def _without(host: HostSnapshot, paths: Container[str]) -> HostSnapshot:
+    """The host without these files of vfiomgr."""
+    defined = tuple(file for file in host.defined.files if file.path not in paths)
+    return replace(
+        host,
+        files=tuple(file for file in host.files if file.path not in paths),
+        definitions=replace(host.defined, files=defined),
+        cdi_files=tuple(file for file in host.cdi_files if file.path not in paths),
     )
+
+
+def _edited_note(host: HostSnapshot, path: str) -> str:
+    effect = ""
+    if path.startswith(f"{RULES}/") and is_rule_file(HostPath(path).name):
+        binding = parse_rule(host.file(path) or "")
+        what = "applies" if binding is None else f"binds {binding.address}"
+        effect = f", and still {what} at boot"
+    return f"{path} stays: it is not as vfiomgr wrote it{effect}; check it, then: rm {path}"
 
 
 def _unused_hooks(host: HostSnapshot) -> Iterator[ReplaceFile]:

@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING
 
 from tests import api
 from tests.fakes.containerd import Containerd
+from tests.unit.defined_vgpus import DOCUMENT as GPU_DEFINITION
 from tests.unit.defined_vgpus import UUID
 from tests.unit.layout.test_apply import GPU
 from tests.unit.layout.test_boot import OTHER, host, installing
 from tests.unit.runtimes import SHIM, V3, install, put
 from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import WriteCdi
-from vfiomgr.definitions.model import GPU_DIRECTORY
+from vfiomgr.definitions.model import gpu_file, render_gpu_definition
 from vfiomgr.definitions.requests import DefineVgpu
 from vfiomgr.kata.config.bases import sealed
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.node import systemd
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import RUNTIME
+from vfiomgr.paths import RUNTIME, HostPath
+from vfiomgr.persistence.initramfs.model import HOOKS, render_hook
 from vfiomgr.persistence.model import SWEPT
 from vfiomgr.uninstall.found import find
 
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.persistence.initramfs.model import Tool
     from vfiomgr.uninstall.requests import Uninstall
 
 PROGRAM = "/usr/bin/vfiomgr"
+SPECIFICATION = HostPath("/etc/cdi/vfiomgr-vfiomgr.io_vfio.json")
+RESOURCE = HostPath("/run/cdi/vfiomgr-vfiomgr.io_gpu.json")
 KATA_DROP_IN = "/etc/kata-containers/config.d/50-vfiomgr.toml"
 KATA_TEXT = sealed(
     "# For Kata 4.1.0 (Go runtime): belongs into config.d beside configuration.toml\n"
@@ -64,11 +69,13 @@ def everything(tmp_path: Path) -> FakeKernel:
     put(kernel, handler_configuration("kata-vfio"), sealed("[hypervisor.qemu]\n"))
     install(kernel)
     put(kernel, KATA_DROP_IN, KATA_TEXT)
-    put(kernel, f"{GPU_DIRECTORY}/0000:41:00.0.json", "no longer valid\n")
+    put(kernel, gpu_file(GPU_DEFINITION.gpu.address), render_gpu_definition(GPU_DEFINITION))
+    put(kernel, RESOURCE, kernel.read_text(SPECIFICATION) or "")
+    persisted = api.host_at(kernel).scan().persisted
+    tools: tuple[Tool, ...] = ("dracut", "mkinitcpio")
+    for tool in tools:
+        put(kernel, HOOKS[tool], render_hook(tool, persisted))
     for path in (
-        "/run/cdi/vfiomgr-vfiomgr.io_gpu.json",
-        "/etc/dracut.conf.d/90-vfiomgr.conf",
-        "/etc/mkinitcpio.conf.d/vfiomgr.conf",
         SWEPT,
         RUNTIME / "node-quarantine.json",
         RUNTIME / "node-cdi.json",

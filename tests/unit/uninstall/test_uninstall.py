@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, ClassVar
@@ -19,6 +20,8 @@ from tests.unit.uninstall.everything import (
     KATA_DROP_IN,
     KATA_TEXT,
     PROGRAM,
+    RESOURCE,
+    SPECIFICATION,
     documented,
     everything,
     paths,
@@ -26,11 +29,15 @@ from tests.unit.uninstall.everything import (
     request_for,
 )
 from tools.package.__main__ import STAYING
+from vfiomgr.definitions import model as definitions
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.passthrough.steps import Bind
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import SCRIPT, HostPath
+from vfiomgr.persistence import installed_layout as layouts
+from vfiomgr.persistence.initramfs.model import HOOKS
 from vfiomgr.persistence.installed_layout import FILE, RECORD
+from vfiomgr.persistence.model import UNIT
 from vfiomgr.snapshot.values import DeviceUser
 
 if TYPE_CHECKING:
@@ -182,6 +189,10 @@ def test_an_entry_that_was_edited_since_stays_with_its_configuration_and_is_name
 
 
 RULE = f"/etc/udev/rules.d/05-vfiomgr-{GPU}.rules"
+WRITTEN = (
+    *(UNIT, SCRIPT, SPECIFICATION, RESOURCE, *layouts.SERVICES, *definitions.FILES),
+    *HOOKS.values(),
+)
 HANDLER = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
 
 
@@ -194,6 +205,21 @@ HANDLER = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
         (KATA_DROP_IN, "# my own line\n"),
         (RULE, 'SUBSYSTEM=="net", NAME="lan0"\n'),
         (RULE.replace(".0.rules", ".7.rules"), 'SUBSYSTEM=="net", NAME="lan0"\n'),
+        (UNIT, "Nice=5\n"),
+        (layouts.BOOT, "Nice=5\n"),
+        (layouts.WATCH, "Nice=5\n"),
+        (layouts.WANTED, "Wants=my.service\n"),
+        (definitions.SERVICE, "Nice=5\n"),
+        (definitions.INSTANCE, "Nice=5\n"),
+        (definitions.WANTED, "Wants=my.service\n"),
+        (definitions.RULE, 'KERNEL=="x", NAME="y"\n'),
+        ("/etc/vfiomgr/vgpu.d/0000:41:00.0.json", "\n"),
+        (SCRIPT, "# my own line\n"),
+        ("/etc/initramfs-tools/hooks/vfiomgr", "# my own line\n"),
+        ("/etc/dracut.conf.d/90-vfiomgr.conf", "# my own line\n"),
+        ("/etc/mkinitcpio.conf.d/vfiomgr.conf", "# my own line\n"),
+        (SPECIFICATION, "\n"),
+        (RESOURCE, "not JSON\n"),
     ],
 )
 def test_an_edited_file_stays_is_named_and_all_else_is_removed(
@@ -207,8 +233,28 @@ def test_an_edited_file_stays_is_named_and_all_else_is_removed(
     (note,) = (note for note in done.plan.notes if note.startswith(f"{path} stays: "))
     assert note.endswith(f"check it, then: rm {path}")
     assert (f"still binds {GPU} at boot" in note) is (path == RULE)
-    others = {HANDLER, KATA_DROP_IN, RULE, "/etc/containerd/conf.d/50-vfiomgr.toml"} - {path}
-    assert not others & paths(kernel)
+    others = {HANDLER, KATA_DROP_IN, RULE, "/etc/containerd/conf.d/50-vfiomgr.toml", *WRITTEN}
+    assert not (others - {path}) & paths(kernel)
+
+
+def test_a_specification_with_more_than_nodes_of_devices_was_edited(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    text = kernel.read_text(SPECIFICATION) or ""
+    found = json.loads(text)
+    found["devices"][0]["annotations"] = {"vfiomgr.io/owner": "me"}
+    put(kernel, SPECIFICATION, json.dumps(found, indent=2) + "\n")
+    notes = plan_of(kernel).notes
+    assert any(note.startswith(f"{SPECIFICATION} stays: ") for note in notes)
+
+
+@pytest.mark.parametrize("program", ["/opt/vfiomgr/bin/vfiomgr", "/usr/bin/python3 -I -m vfiomgr"])
+def test_a_file_of_vfiomgr_in_another_place_was_not_edited(tmp_path: Path, program: str) -> None:
+    kernel = everything(tmp_path)
+    for path in WRITTEN:
+        text = kernel.read_text(HostPath(path)) or ""
+        put(kernel, path, text.replace(f"ExecStart={PROGRAM} ", f"ExecStart={program} "))
+    api.apply(request_for(kernel), tree=kernel)
+    assert not set(WRITTEN) & paths(kernel)
 
 
 def test_files_of_others_with_names_of_vfiomgr_stay_and_are_named(tmp_path: Path) -> None:

@@ -16,7 +16,14 @@ from vfiomgr.containers.cdi.devices import (
 )
 from vfiomgr.containers.cdi.document import is_readable, read_file, render_specification
 from vfiomgr.containers.cdi.grammar import CONSUMERS, is_called, needed_version, version_of
-from vfiomgr.containers.cdi.model import DIRECTORIES, STATIC, CdiEdits, own_file
+from vfiomgr.containers.cdi.model import (
+    DIRECTORIES,
+    STATIC,
+    CdiDevice,
+    CdiEdits,
+    CdiSpecification,
+    own_file,
+)
 from vfiomgr.containers.cdi.requests import GOES, RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.containers.cdi.check import Target
-    from vfiomgr.containers.cdi.model import CdiDevice, CdiFile, CdiSpecification
+    from vfiomgr.containers.cdi.model import CdiFile
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
@@ -266,6 +273,18 @@ def _version_notes(specification: CdiSpecification) -> Iterator[str]:
         yield (
             f"the class has a dot, which needs CDI {specification.version}: {names} cannot read it"
         )
+
+
+def is_as_written(file: CdiFile) -> bool:
+    """Whether a specification has only what vfiomgr writes: devices with their nodes."""
+    found = read_file(file)
+    devices = tuple(CdiDevice(each.name, _nodes_of(each.edits)) for each in found.devices)
+    bare = CdiSpecification("", found.kind, edits=_nodes_of(found.edits))
+    return render_specification(_of_devices(bare, devices)) == file.text
+
+
+def _nodes_of(edits: CdiEdits) -> CdiEdits:
+    return CdiEdits(device_nodes=edits.device_nodes)
 
 
 @plans(RemoveCdi)
