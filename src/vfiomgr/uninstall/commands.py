@@ -37,8 +37,7 @@ def uninstall(
     Removes udev rules, units, the installed layout, hooks for libvirt and the initramfs, entries of
     container runtimes, drop-ins for Kata, CDI specifications, vGPU definitions, and files of the
     node agent. Devices stay on their drivers, unless --unbind is passed. If a step fails, all are
-    restored. Udev rules of functions, entries of container runtimes and configurations of Kata that
-    were edited since are kept and named.
+    restored. Files and entries of container runtimes that were edited since are kept and named.
 
     \b
     Examples:

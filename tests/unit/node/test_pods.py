@@ -57,7 +57,7 @@ def test_one_call_serves_all_who_ask_in_a_second(place: Path) -> None:
 def test_a_kubelet_that_is_silent_is_not_awaited_longer_than_commands_wait(
     place: Path,
 ) -> None:
-    assert pods._PATIENCE < node_agent._PATIENCE
+    assert pods._PATIENCE < node_agent.PATIENCE
 
     async def story() -> None:
         with socket.socket(socket.AF_UNIX) as silent:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tools.package.__main__ import scripts
 from tools.package.tree import HOME, packaged_units, template
 from tools.package.wheels import CHECKOUT, REQUIREMENTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_the_packages_have_the_units_of_a_layout_and_of_the_node_agent() -> None:
@@ -30,6 +34,45 @@ def test_each_unit_runs_the_program_of_the_package_and_can_be_enabled() -> None:
 def test_units_that_a_package_takes_with_it_are_stopped_first() -> None:
     line = next(t for t in scripts()["before_removal"].splitlines() if "systemctl disable" in t)
     assert set(line.split()[3:-1]) == set(packaged_units())
+
+
+CLAIMS = "refused: pods of this node have 1 ResourceClaim\n  remedy: drain the node"
+AGENT = "refused: the node agent is running\n  explain: vfiomgr explain uninstall-agent"
+
+
+@pytest.mark.parametrize(
+    ("running", "stopped", "calls", "told"),
+    [
+        (f"{CLAIMS}; then stop the agent", f"start the agent; {CLAIMS}", "vs", "  remedy: drain"),
+        (AGENT, "", "vsv", "this host still has what vfiomgr wrote"),
+        (AGENT, AGENT, "vsv", "vfiomgr explain uninstall-agent"),
+        ("", "start the agent first", "vs", "this host still has what vfiomgr wrote"),
+    ],
+)
+def test_a_removal_asks_what_stays_while_the_agent_runs(
+    tmp_path: Path, running: str, stopped: str, calls: str, told: str
+) -> None:
+    """Only with the agent can pods be ended, so the remedy must not begin with its start."""
+    log, systemd = tmp_path / "calls", tmp_path / "systemd"
+    systemd.mkdir()
+    for name, mark, then in (
+        ("vfiomgr", "v", f'if grep -q s {log}; then said="$STOPPED"; else said="$RUNNING"; fi'),
+        ("systemctl", "s", "exit 0"),
+    ):
+        answer = 'echo "${said:-remove the file}"; [ -z "$said" ]'
+        program = tmp_path / name
+        program.write_text(f"#!/bin/sh\nprintf {mark} >> {log}\n{then}\n{answer}\n")
+        program.chmod(0o755)
+    script = scripts()["before_removal"].replace("/usr/bin/vfiomgr", str(tmp_path / "vfiomgr"))
+    done = subprocess.run(
+        ["/bin/sh", "-e"],
+        input=script.replace("/run/systemd/system", str(systemd)),
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RUNNING": running, "STOPPED": stopped},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (log.read_text(), told in done.stderr) == (calls, True), done.stderr
 
 
 @pytest.mark.parametrize("name", ["postinst", "prerm", "postrm", "vfiomgr.spec"])
