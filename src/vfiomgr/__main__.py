@@ -51,8 +51,8 @@ def _is_agent() -> bool:
 
 
 def _ignore_requests() -> None:
-    """Ignore SIGHUP until the agent handles it: it asks for a scan, also before the first."""
-    import signal  # noqa: PLC0415 - slow, and other commands do without
+    """Ignore SIGHUP until the agent handles it as a request for a scan."""
+    import signal  # noqa: PLC0415 - slow, and other commands do not need it
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -33,7 +33,10 @@ _COMMANDS = {
 
 @click.group("check", cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
 @click.option(
-    "--all", "every", is_flag=True, help="Also show what is fine, and all that was not checked."
+    "--all",
+    "every",
+    is_flag=True,
+    help="Also show passed and skipped checks.",
 )
 @strict_option()
 @session_options(*READING)
@@ -43,10 +46,11 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
 
     Without a subcommand, check whether this host is ready for passthrough. Each finding has
     evidence, a reason and a remedy. A blocker prevents passthrough of every device; a warning
-    concerns some devices, or safety. A fact that decides it and cannot be read is unknown. JSON and
-    YAML include what is fine.
+    concerns some devices, or safety. If a fact that decides the result cannot be read, the result
+    is unknown. JSON and YAML include what is fine.
 
-    Exit status: 0 if there is no blocker, 1 if there is one, or with --strict something unknown.
+    Exit status: 0 if there is no blocker; 1 if there is one, or with --strict if a deciding fact is
+    unknown.
 
     \b
     Examples:

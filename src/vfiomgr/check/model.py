@@ -29,9 +29,9 @@ class Report(Value):
 
     findings: tuple[Diagnostic, ...]
     not_checked: tuple[str, ...]
-    """What could not be checked, and what was missing."""
+    """Checks that were skipped, each with the missing fact."""
     unknown: tuple[str, ...] = ()
-    """The same of facts that decide the result: without them nothing is known to be ready."""
+    """Facts that decide the result and could not be read, each with the reason."""
 
     def count(self, severity: Severity) -> int:
         """The number of findings of one severity."""

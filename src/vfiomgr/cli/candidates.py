@@ -108,7 +108,7 @@ def complete_address(context: click.Context, parameter: click.Parameter, incompl
 def complete_assignable(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> Items:
-    """Addresses of what a guest can get: GPUs and accelerators first, no bridges."""
+    """Addresses of functions for guests: GPUs and accelerators first, no bridges."""
     if incomplete.startswith("/"):
         return complete_file(context, parameter, incomplete)
     session = session_of(context)

@@ -67,7 +67,7 @@ class Filter(NamedTuple):
         return Selection(self, frozenset(found))
 
     def nothing_found(self, host: HostSnapshot, what: str) -> str:
-        """Why a list is empty: no device has a vendor or driver, or none has all that was asked."""
+        """Why a list is empty: no device has the vendor or driver, or none matches all filters."""
         devices = host.devices
         drivers = {device.driver or _NO_DRIVER for device in devices}
         drivers |= {vgpu.driver for vgpu in host.vgpus if vgpu.driver}
@@ -82,8 +82,8 @@ class Filter(NamedTuple):
 
 
 def _meant(value: str, known: set[str]) -> str:
-    """The closest of what devices of this host have."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only mistakes need it
+    """A question with the closest value that a device of this host has."""
+    from difflib import get_close_matches  # noqa: PLC0415 - needed only for mistakes
 
     near = get_close_matches(value, sorted(known), 1)
     return f". Did you mean {near[0]}?" if near else ""

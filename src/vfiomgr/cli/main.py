@@ -145,7 +145,7 @@ prepare(cli)
 def _be_interruptible() -> None:
     """Handle SIGTERM and SIGHUP like Ctrl-C, so that a change is rolled back.
 
-    One that is ignored, as by nohup(1), stays ignored.
+    A signal that is already ignored, as with nohup(1), stays ignored.
     """
     import signal  # noqa: PLC0415 - slow to import
 

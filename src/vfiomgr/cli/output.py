@@ -192,11 +192,11 @@ def print_error(error: VfiomgrError) -> None:
 
 
 _IN_ONE_LINE = 3
-"""More reasons than these have lines of their own."""
+"""With more reasons, each reason has its own line."""
 
 
 def _note_each(diagnostics: Iterable[Diagnostic]) -> None:
-    """A line for each reason, and one for its remedy; the name of equal devices is said once."""
+    """A line for each reason and one for its remedy; the name of equal devices is printed once."""
     names: set[str] = set()
     for found in diagnostics:
         address, _, name = found.subject.partition(" (")
@@ -269,7 +269,7 @@ def print_error_document(error: VfiomgrError, output: Format) -> None:
 def items_document(
     findings: Sequence[Finding], document: Callable[[Finding], object], key: str = "items"
 ) -> dict[str, object]:
-    """The first findings in the JSON contract; if there are others, their number."""
+    """The first findings in the JSON contract, and the number of omitted ones."""
     shown: dict[str, object] = {key: list(map(document, first_of(findings)[0]))}
     omitted = len(findings) - MOST_FINDINGS
     return {**shown, "omitted": omitted} if omitted > 0 else shown

@@ -1,8 +1,8 @@
-"""The pager of long tables: the user's, or a restricted `less` where the user has gained rights.
+"""The pager of long tables: the user's, or a restricted `less` if privileges were gained.
 
-A pager runs commands and opens files for the person at the terminal. Where vfiomgr has rights that
-this person lacks (sudo), only `less` can be denied both (LESSSECURE), as systemd does it
-(src/shared/pager.c).
+A pager runs commands and opens files for the person at the terminal. If vfiomgr has privileges that
+this person lacks (sudo), only `less` is used, since LESSSECURE denies it both (as in systemd's
+src/shared/pager.c).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from vfiomgr.host.programs import PROGRAM_PATH
 
 _LESS = "less"
 _OPTIONS = "FRX"
-"""Of less: end where all fits on one screen, show colours, leave the text on the screen."""
+"""Options of less: quit if the text fits on one screen, show colours, do not clear the screen."""
 _NOT_RUN = (126, 127)
-"""What a shell answers where it cannot run a command."""
+"""Exit statuses of a shell that cannot run a command."""
 GAINED = ("SUDO_COMMAND", "SUDO_GID", "SUDO_UID", "SUDO_USER", "PKEXEC_UID", "DOAS_USER")
 """Variables of sudo, run0, pkexec and doas."""
 _KEPT = ("TERM", "LANG", "LC_ALL", "LC_CTYPE")
 """Variables that a restricted `less` keeps."""
 LOGIN_USER = "/proc/self/loginuid"
-"""The user who logged in, whatever su or sudo did since (fs/proc/base.c); -1 for services."""
+"""The user who logged in, unchanged by su and sudo (fs/proc/base.c); -1 for services."""
 _UNREADABLE = -1
 _NOBODY = 0xFFFFFFFF
 
 
 def page(text: str) -> bool:
-    """Show a text in the pager of the user; False where there is none, and nothing was shown.
+    """Show a text in the pager of the user; False if no pager was started.
 
-    VFIOMGR_PAGER takes precedence over PAGER. A shell runs it, as git's. `cat` or an empty value
-    disables it. Quitting the pager early is no error.
+    VFIOMGR_PAGER takes precedence over PAGER. A shell runs it, as in git. `cat` or an empty value
+    disables it. The user may quit the pager early.
     """
     found = _restricted(_wanted()) if has_gained_rights() else _of_user(_wanted())
     if found is None:
@@ -52,7 +52,7 @@ def page(text: str) -> bool:
 
 
 def has_gained_rights() -> bool:
-    """Whether this process has rights that the person before the terminal may lack."""
+    """Whether this process has privileges that the person at the terminal may lack."""
     return (
         any(name in os.environ for name in GAINED)
         or os.getuid() != os.geteuid()
@@ -62,7 +62,7 @@ def has_gained_rights() -> bool:
 
 
 def _login_user() -> int | None:
-    """The user who logged in; None for services and where the kernel does not record it."""
+    """The user who logged in; None for services, or if the kernel does not record it."""
     try:
         with open(LOGIN_USER, encoding="ascii") as file:
             number = int(file.read(16))
@@ -74,7 +74,7 @@ def _login_user() -> int | None:
 
 
 def _wanted() -> str:
-    """The command line of the pager; empty where none is wanted, or none is there."""
+    """The command line of the pager; empty if it is disabled or not installed."""
     if os.environ.get("TERM", "dumb") == "dumb":
         return ""
     for name in ("VFIOMGR_PAGER", "PAGER"):
@@ -84,16 +84,16 @@ def _wanted() -> str:
 
 
 def _of_user(wanted: str) -> tuple[list[str], dict[str, str]] | None:
-    """The pager that the user wants, and its environment."""
+    """The pager of the user, and its environment."""
     if wanted in ("", "cat"):
         return None
     return ["/bin/sh", "-c", wanted], {"LESS": _OPTIONS, "LV": "-c", **os.environ}
 
 
 def _restricted(wanted: str) -> tuple[list[str], dict[str, str]] | None:
-    """A `less` that can run no command and open no file; None if another pager is wanted.
+    """A `less` that cannot run commands or open files; None if the user chose another pager.
 
-    BusyBox's does not obey LESSSECURE, and LESSOPEN and LESSKEY name programs.
+    BusyBox's `less` ignores LESSSECURE. LESSOPEN and LESSKEY name programs, so they are not passed.
     """
     path = shutil.which(_LESS, path=PROGRAM_PATH)
     is_less = os.path.basename(wanted.partition(" ")[0]) == _LESS

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _FAILED = 1
 _NAMED = 2
-"""Facts that a line names; of others it has the number."""
+"""Maximum number of facts in one line; others are counted."""
 
 
 class _Result(Protocol):
-    """A report, of whatever kind."""
+    """A report with a verdict."""
 
     @property
     def unknown(self) -> tuple[str, ...]: ...
@@ -38,7 +38,7 @@ def strict_option() -> Callable[[Any], Any]:
 
 
 def exit_status(*results: _Result, strict: bool) -> int:
-    """1 if a result is negative, or with `strict` unknown; else 0."""
+    """1 if a result is negative, or with `strict` if it is unknown; else 0."""
     failed = any(one.is_blocked or (strict and one.unknown) for one in results)
     return _FAILED if failed else 0
 
@@ -77,7 +77,7 @@ def say_unknown(texts: Iterable[str]) -> None:
 
 
 def note_not_checked(texts: Iterable[str], *, every: bool, option: str) -> None:
-    """Print what was not checked: in one line, with `every` all of it, with reasons."""
+    """Print what was not checked in one line; with `every`, a line with the reason for each."""
     found = list(dict.fromkeys(texts))
     if every or len(found) == 1:
         for text in found:

@@ -1,4 +1,4 @@
-"""Names of extended resources, as users of NVIDIA's plugins know them.
+"""Names of extended resources, in the style of NVIDIA's device plugins.
 
 The node agent offers devices under these names, and `kata pod` requests them.
 
@@ -50,15 +50,15 @@ _RESERVED = "kubernetes.io"
 
 
 class NameSettings(Protocol):
-    """What a user may change about names."""
+    """Settings of names."""
 
     @property
     def prefix(self) -> str:
-        """Their domain."""
+        """The domain of the names."""
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Names of their own for models and vGPU types."""
+        """Chosen names of models and vGPU types."""
 
 
 class _Defaults(Value):
@@ -204,7 +204,7 @@ def _digest(text: str, length: int = _DIGEST) -> str:
 
 
 def is_fit(host: HostSnapshot, offer: AssignableGroup) -> bool:
-    """Whether a guest can use all functions of a group that the kernel would let it have."""
+    """Whether a guest can use all functions of a group that the kernel allows it to open."""
     members = host.group_members(offer.group)
     return not any(
         device.virtual_functions

@@ -40,7 +40,7 @@ _LONGEST = 4 << 20
 _MOST_VALUES = 200_000
 """Maximum number of values of YAML, about 1 KiB each."""
 _MARKS = ("\n", "\r", "\x85", "\u2028", "\u2029", ",", "[", "{", "- ", "-\t", "? ", "?\t")
-"""What comes before each value of YAML but the first, with all that it reads as a line break."""
+"""Text before each value of YAML except the first; all line breaks of YAML are included."""
 _PART_OF_A_WORD = expression(r"[\w.+-]*")
 """What may be left of a number or of a word such as `true` at the end of a truncated JSON text."""
 _TAG = "tag:yaml.org,2002:"

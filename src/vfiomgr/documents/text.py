@@ -114,18 +114,18 @@ class Malformed(ValueError):  # noqa: N818 - what the text is, not that it is an
 _MOST_PLAIN = 3_000_000
 """Maximum number of values without places, about 150 bytes each."""
 _MARKS = (",", "[", "{")
-"""What comes before each value of JSON but the first."""
+"""Text before each value of JSON except the first."""
 
 
 class TooMany(Malformed):
-    """A text with so many values that they would take too much memory."""
+    """A text with more values than fit into the memory limit."""
 
 
 def require_few(text: str, most: int, marks: Sequence[str] = _MARKS) -> None:
-    """Require a text with up to `most` values, counted by what separates them, before it is read.
+    """Require a text with up to `most` values, counted by separators before it is parsed.
 
     Raises:
-        TooMany: it has more of these marks, those in quotes included.
+        TooMany: it has more separators, including those in quotes.
 
     """
     if sum(map(text.count, marks)) > most:
@@ -293,7 +293,7 @@ def _escaped(character: str) -> str:
 
 STANDARD_INPUT = "-"
 MOST_BYTES = 16 << 20
-"""Larger than any layout, plan, pod or specification; what may be larger passes its own limit."""
+"""Larger than any layout, plan, pod or specification; larger documents have their own limit."""
 
 
 def source_of(path: str) -> str:
@@ -324,7 +324,7 @@ def text_of(path: str, what: str) -> str:
 def bytes_of(path: str, what: str, most: int = MOST_BYTES) -> bytes:
     """The content of a file named by a user: a regular file, or standard input (`-`).
 
-    A FIFO or a device may never end, or keep its reader waiting; none is opened.
+    A FIFO or a device is not opened, since reading it may never end.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.

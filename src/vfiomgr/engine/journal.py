@@ -3,12 +3,13 @@
 One file per run in /var/lib/vfiomgr/journal, numbered in the order of their start, one record per
 line (journal_files.py): `plan` with the request, its checkpoint and all steps, then `begin`,
 `done`, `failed` and `stuck` of each step (`undo-…` while rolling back), `more` with steps that
-could only be planned then, `settled` with steps that a later run has completed, and `end`. A run
+could not be planned earlier, `settled` with steps that a later run has completed, and `end`. A run
 holds a lock on its file: one without `end` and without a lock was interrupted. An incomplete last
 line was never written.
 
-The plan is on disk before anything is done. So is the beginning of each step whose effect outlasts
-a reboot, and of the first steps of any run; later ones are synced together (run.py).
+The plan is on disk before anything is done. The `begin` records of steps whose effect outlasts a
+reboot, and of the first steps of a run, are also synced at once; later ones are synced together
+(run.py).
 """
 
 from __future__ import annotations
@@ -230,9 +231,9 @@ class CutOff(Value):
     """A reboot undoes the changes to devices, but not those to files."""
     boot_id: str | None = None
     settings: frozenset[int] = frozenset()
-    """The steps that changed a setting, such as autoprobe, which only this run can restore."""
+    """The steps that changed a setting, such as autoprobe, that only this run can restore."""
     is_settled: bool = False
-    """Whether later runs have settled all of it, and only its end is missing."""
+    """Whether later runs have settled all steps, and only the `end` record is missing."""
 
     @property
     def has_settings(self) -> bool:
@@ -258,7 +259,7 @@ class Survey(Value):
     foreign: tuple[str, ...]
     """Other names in the journal's directory."""
     settled: tuple[CutOff, ...] = ()
-    """Interrupted runs of which nothing is left, and whose end can be recorded."""
+    """Interrupted runs without open steps, whose end can be recorded."""
 
 
 def survey(tree: HostTree, boot_id: str | None) -> Survey:
@@ -324,7 +325,7 @@ def settled_in(tree: HostTree, records: Iterable[Mapping[str, Any]]) -> frozense
 
 
 def _is_done(tree: HostTree, name: str | None) -> bool:
-    """Whether a run that settled another one came to its end; one without steps has no name."""
+    """Whether a run that settled another run has ended; a run without steps has no name."""
     if name is None:
         return True
     try:
@@ -355,7 +356,7 @@ def _add(
     details: Mapping[str, object],
     on_wait: Callable[[str], None],
 ) -> None:
-    """Add a record to the journal of an interrupted run, unless somebody has ended it meanwhile."""
+    """Add a record to the journal of an interrupted run, unless it was ended in the meantime."""
     try:
         journal = Journal.resume(tree, run.name, on_wait)
     except FileNotFoundError:

@@ -330,7 +330,7 @@ def next_name(tree: HostTree) -> Iterator[str]:
             number = _next_number(tree)
             yield f"{number:012}.jsonl"
         finally:
-            fcntl.flock(directory, fcntl.LOCK_UN)  # a child of another thread may have it too
+            fcntl.flock(directory, fcntl.LOCK_UN)  # a child of another thread may hold it too
 
 
 def _next_number(tree: HostTree) -> int:

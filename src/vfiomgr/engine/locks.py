@@ -121,7 +121,7 @@ def open_lock(tree: HostTree, name: str) -> int:
 
 
 def is_lock(tree: HostTree, name: str, descriptor: int) -> bool:
-    """Whether an open file is that of a lock; if it was removed, others lock another one."""
+    """Whether an open file is still the file of a lock, which may have been removed and created."""
     opened = os.fstat(descriptor)
     try:
         found = os.stat(tree.locate(_LOCKS / name), follow_symlinks=False)

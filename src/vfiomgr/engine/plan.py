@@ -106,7 +106,7 @@ class Request:
 
     @property
     def further_paths(self) -> tuple[str, ...]:
-        """Files that it changes and that are read for no other request."""
+        """Files that only this request reads and changes."""
         return ()
 
     def not_checked(self, _host: HostSnapshot) -> Iterable[str]:
@@ -167,7 +167,7 @@ class Step:
     needs_all_undone: ClassVar[bool] = False
     """Whether it is skipped during a rollback if a step undone before it failed."""
     leaves_no_trace: ClassVar[bool] = False
-    """Whether the host does not show if it was done, so an interrupted run is completed by it."""
+    """Whether the host does not show that it was done, so `recover --finish` repeats it."""
     needs_udev: ClassVar[bool] = False
     """Whether udev rules decide when it is done."""
     affects: ClassVar[str] = ""

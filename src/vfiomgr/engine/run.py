@@ -73,7 +73,7 @@ def run(  # noqa: PLR0913 - all but the plan and where have defaults
     go_on: Callable[[], Plan | None] = lambda: None,
     on_done: Callable[[Plan], None] = lambda _plan: None,
 ) -> Outcome:
-    """Carry out the steps of a plan and of its follow-up plans; all or none.
+    """Carry out all steps of a plan and of its follow-up plans, or none.
 
     After each plan, `go_on` returns the next one for the host as it then is; an error from it
     undoes all plans. `on_done` records what the completed run means for earlier ones.

@@ -257,11 +257,11 @@ def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = 
     try:
         with hold(work.tree, first.locks, work.on_note):
             if runs_so_far(work.tree) != seen:
-                host = work.scan(request)  # another vfiomgr was at work meanwhile
+                host = work.scan(request)  # another vfiomgr may have changed the host
                 earlier = _Earlier(request, host, work)
                 refuse_obsolete(request, work.tree)
             elif not request.only_paths is not None:
-                host = with_present_uses(host, work.tree)  # a mount may have come meanwhile
+                host = with_present_uses(host, work.tree)  # a mount may have been added
             checkpoint = checkpoint or earlier.checkpoint
             return _apply_locked(request, host, first, work, checkpoint, earlier)
     except StuckInKernel as stuck:
@@ -269,7 +269,7 @@ def apply(request: Request, work: ApplyContext, checkpoint: Checkpoint | None = 
 
 
 class _Earlier:
-    """The interrupted runs that a request finds, and what it completes of them."""
+    """The interrupted runs that a request finds, and the steps of them that it completes."""
 
     def __init__(self, request: Request, host: HostSnapshot, work: ApplyContext) -> None:
         self._host, self._work = host, work
@@ -293,22 +293,22 @@ class _Earlier:
             self._work.on_note(text)
 
     def completed(self, first: Plan) -> Plan:
-        """A plan of the request, with what its interrupted runs still have to do."""
+        """A plan of the request, with the remaining steps of its interrupted runs."""
         return completed(first, self._runs)
 
     def settled_by(self, done: Plan) -> list[tuple[CutOff, frozenset[int]]]:
-        """What a completed plan settles: interrupted runs, with their steps."""
+        """The interrupted runs that a completed plan settles, with the settled steps."""
         tree = self._work.tree
         found = ((run.run, run.settled_by(done, self._host, tree)) for run in self._runs)
         return [(run, steps) for run, steps in found if steps is not None]
 
     def settle(self, done: Plan, by: str | None) -> None:
-        """Record what a plan settles that is completed, by the run `by` if it had steps."""
+        """Record which steps a completed plan settles; `by` is its run, if it had steps."""
         for run, steps in self.settled_by(done):
             settle(self._work.tree, run, steps, by, self._work.on_note)
 
     def close(self) -> None:
-        """Close the journals of which nothing is left."""
+        """Close the journals without open steps."""
         if self._runs:
             _close(self._work, survey(self._work.tree, self._host.boot_id))
 
@@ -333,7 +333,7 @@ def _plan_patiently(
     return host, plan(host, request, checkpoint)
 
 
-def _apply_locked(  # noqa: PLR0913, PLR0917 - what `apply` has found
+def _apply_locked(  # noqa: PLR0913, PLR0917 - these are the results of `apply`
     request: Request,
     host: HostSnapshot,
     first: Plan,

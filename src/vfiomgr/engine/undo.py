@@ -128,7 +128,7 @@ def refuse_other_devices(host: HostSnapshot, steps: Iterable[Step]) -> None:
 def other_devices(
     host: HostSnapshot, steps: Iterable[Step]
 ) -> Iterator[tuple[DeviceIdentity, str]]:
-    """The functions of a run that have been replaced, with a text that names both devices."""
+    """The replaced functions of a run, each with a text that names both devices."""
     for expected in (step.tied_to for step in steps):
         found = None if expected is None else _present(host, expected)
         if expected is not None and isinstance(found, str):

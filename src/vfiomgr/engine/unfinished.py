@@ -1,9 +1,9 @@
-"""Interrupted runs: what their journals say, and what a later run completes of them.
+"""Interrupted runs: the content of their journals, and the steps that a later run completes.
 
 The same request completes an interrupted run: it is planned with the checkpoint of that run, which
 is then closed. A request of the same kind for the same functions restores its settings too. Any
 other run settles the steps whose devices or files it has set itself; `recover` leaves those alone.
-A step that nothing undoes, such as to load a module, is no sign that a run has to do with another.
+A step without an undo, such as loading a module, does not relate two runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Unfinished(Value):
     settled: frozenset[int] = frozenset()
     """The steps whose effect a later run has confirmed or replaced."""
     due: frozenset[int] = frozenset()
-    """The steps, begun or not, that may not be done although the host does not show it."""
+    """The steps, begun or not, that may be missing without a trace on the host."""
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -86,14 +86,14 @@ def read_unfinished(tree: HostTree, name: str) -> Unfinished:
 
 
 class Interrupted(Value):
-    """An interrupted run, as a later request finds it."""
+    """An interrupted run, compared with a later request."""
 
     run: CutOff
     content: Unfinished
     is_continued: bool
-    """Whether the request sets what the run was setting, and restores what it would have."""
+    """Whether the request changes the same functions, and restores the settings of the run."""
     is_repeated: bool
-    """Whether the request is that of the run."""
+    """Whether the run had the same request."""
 
     def settled_by(self, done: Plan, host: HostSnapshot, tree: HostTree) -> frozenset[int] | None:
         """The steps that a completed plan of the request settles; None if the plan is unrelated."""
@@ -112,9 +112,9 @@ class Interrupted(Value):
         return frozenset(found) or None
 
     def _is_gone(self, number: int, host: HostSnapshot, tree: HostTree) -> bool:
-        """Whether a step concerns a function that does not exist any more, and makes none.
+        """Whether a step concerns a function that no longer exists, and does not create it.
 
-        A snapshot may contain no devices, or not all of them; then they are not gone.
+        Devices that a snapshot does not cover do not count as absent.
         """
         step = self.content.steps[number]
         if step.tied_to is None or step.recreates_below is not None or not host.devices:
@@ -123,7 +123,7 @@ class Interrupted(Value):
         return host.device_named(str(address)) is None and not tree.exists(pci_device(address))
 
     def _is_covered(self, done: Plan, undone: set[int]) -> bool:
-        """Whether a plan sets all that the run was about, if recovery would undo any of it."""
+        """Whether a plan sets everything that the run was setting and recovery would undo."""
         run = self.run
         if not run.subjects <= set(done.resolves):
             return False
@@ -152,7 +152,7 @@ class Interrupted(Value):
 def interrupted(
     request: Request, runs: Iterable[CutOff], host: HostSnapshot, tree: HostTree
 ) -> Iterator[Interrupted]:
-    """The interrupted runs that can be read, the oldest first."""
+    """The readable interrupted runs, oldest first."""
     for run in runs:
         try:
             content = read_unfinished(tree, run.name)
@@ -170,7 +170,7 @@ def _is_about_the_same(one: Request, other: Request) -> bool:
 
 
 def inherited(runs: Iterable[Interrupted]) -> Checkpoint | None:
-    """The checkpoint of the interrupted runs that a request continues: their state before."""
+    """The checkpoint of the interrupted runs that a request continues: the state before them."""
     found: Checkpoint | None = None
     for run in runs:
         own = run.content.resumed if run.is_continued else None
@@ -181,7 +181,7 @@ def inherited(runs: Iterable[Interrupted]) -> Checkpoint | None:
 
 
 def completed(plan: Plan, runs: Iterable[Interrupted]) -> Plan:
-    """A plan, with what interrupted runs of its request still have to do."""
+    """A plan, with the remaining steps of interrupted runs of its request."""
     for run in runs:
         due = (run.content.steps[number] for number in sorted(run.content.due))
         missing = [step for step in due if run.is_repeated and step not in plan.steps]

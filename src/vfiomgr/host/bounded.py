@@ -245,7 +245,7 @@ def mark(tree: HostTree, device: str, pid: int, what: str) -> None:
 
 
 def read_marks(tree: HostTree) -> dict[str, str]:
-    """What each stuck device is stuck in; a record that cannot be read may be of any operation."""
+    """The operation that each stuck device waits for; unknown if its record cannot be read."""
     names = tree.children(_MARKS)
     if not names:
         return {}

@@ -1,7 +1,7 @@
 """Files that are replaced, with their owner and label, and survive a power cut.
 
-A new file is written as `.NAME.PID` beside the old one, under a lock. A run that is killed leaves
-it there; the next write, removal or repeated step of that file removes it.
+A new file is written as `.NAME.PID` beside the old one, under a lock. A killed run leaves it there;
+the next write, removal or repeated step of that file removes it.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def _create(directory: int, temporary: str, mode: int) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=directory)  # of a process of this number that was killed
+            os.unlink(temporary, dir_fd=directory)  # left by a killed process with this number
         descriptor = os.open(temporary, flags, mode, dir_fd=directory)
-        with suppress(OSError):  # a file system without locks: nobody removes it there
+        with suppress(OSError):  # without locks, no other run removes the file
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(descriptor).st_nlink:
             return descriptor
-        os.close(descriptor)  # another run had found it before it was locked
+        os.close(descriptor)  # another run found the file before it was locked
 
 
 def remove_leftovers(directory: int, name: str | None = None) -> None:

@@ -94,7 +94,7 @@ class Inside:
         return self._step(directory, name, links) if known is None else known
 
     def open_directory(self, path: str, makes: int | None = None) -> int:
-        """A descriptor of a directory that is below the root while it is opened.
+        """A descriptor of a directory that is below the root at the time of opening.
 
         The path is resolved again, then walked without following links. With `makes`, missing
         directories are created with that mode.
@@ -120,7 +120,7 @@ class Inside:
         except FileNotFoundError:
             if makes is None:
                 raise
-        with suppress(FileExistsError):  # another process was first
+        with suppress(FileExistsError):  # another process created it first
             os.mkdir(name, makes, dir_fd=above)
         made = os.open(name, _WALK, dir_fd=above)
         os.fchmod(made, makes)

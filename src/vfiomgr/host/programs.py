@@ -23,7 +23,7 @@ PROGRAM_PATH = (
 )
 """Where programs are searched, independent of the caller's PATH; the last one is NixOS's."""
 _MOST_BYTES = 64 << 20
-"""Bytes that a program may print; libvirt, containerd and nvidia-smi print less than a tenth."""
+"""Maximum output of a program in bytes, ten times that of libvirt, containerd or nvidia-smi."""
 _CHUNK = 1 << 16
 _SAID = 1000
 """Characters of a program's last output that an error quotes."""
@@ -52,10 +52,8 @@ class Programs:
     ) -> ProgramAnswer | None:
         """The exit status and output of a program of this machine.
 
-        None if it is absent, hangs or does not stop printing.
-
-        It runs in the root, like services: containerd before 2.0 resolves patterns relative to
-        that.
+        None if it is absent, hangs or prints without end. Its working directory is / as for
+        services, since containerd before 2.0 resolves patterns relative to it.
         """
         if self.root != MACHINE:
             return None
@@ -146,10 +144,10 @@ class Programs:
 
 
 def _outputs(process: subprocess.Popen[bytes], seconds: float) -> list[bytes]:
-    """What a program prints on stdout and stderr, once it has ended.
+    """The stdout and stderr of a program, after its end.
 
     Raises:
-        TimeoutExpired: it takes longer, or prints more than is read.
+        TimeoutExpired: it takes longer, or its output is too long.
 
     """
     import selectors  # noqa: PLC0415 - few callers run a program

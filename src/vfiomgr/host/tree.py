@@ -318,10 +318,10 @@ class HostTree(Programs):
 
     @contextmanager
     def directory(self, path: str) -> Iterator[int]:
-        """A descriptor of a directory, whose files are then opened and changed in it.
+        """A descriptor of a directory, to open and change its files.
 
-        With another root than `/`, the directory is inside the root, whatever is exchanged for a
-        link in the meantime.
+        With a root other than `/`, the directory is inside the root, even if a part of the path is
+        replaced by a link in the meantime.
 
         Raises:
             OSError: it does not exist, or is not accessible.
@@ -337,7 +337,7 @@ class HostTree(Programs):
             os.close(descriptor)
 
     def open(self, path: HostPath, flags: int, mode: int = 0o600) -> int:
-        """Open a file in its directory; never a link.
+        """Open a file in its directory; a link is refused.
 
         Raises:
             OSError: it does not exist, is a link, or is not accessible.

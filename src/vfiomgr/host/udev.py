@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 _UDEVD = HostPath("/run/udev/control")
 _DATABASE = HostPath("/run/udev/data")
 _QUEUE = HostPath("/run/udev/queue")
-"""It exists while udevd has events to handle."""
+"""The file that exists while udevd has events to handle."""
 _ANSWER = 60.0
-"""Seconds in which udevd answers, however busy the machine is."""
+"""Seconds in which udevd answers even on a busy machine."""
 _RULES = tuple(
     HostPath(f"{place}/udev/rules.d")
     for place in ("/etc", "/run", "/usr/local/lib", "/usr/lib", "/lib")
@@ -136,9 +136,9 @@ def is_busy(tree: HostTree) -> bool:
 
 
 def has_record(tree: HostTree, node: HostPath) -> bool:
-    """Whether udevd has handled an event of a node; after its last one, that is the present node.
+    """Whether udevd has handled an event of a node; after the last event, of the present node.
 
-    Unlike `is_settled`, this is right after the clock was set back too.
+    Unlike `is_settled`, this is correct even if the clock was set back.
     """
     return _record(tree, node) is not None
 

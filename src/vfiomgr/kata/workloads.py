@@ -127,7 +127,7 @@ def pods(  # noqa: PLR0913 - each is an option of the command
 
 
 def _names(host: HostSnapshot, units: Iterable[PodDevice]) -> dict[PciAddress, str]:
-    """The resources of units: those of the running node agent, or those that it has by default."""
+    """The resources of units, with the names of the running node agent or its default names."""
     names = dict(default_names(host, [unit.lead for unit in units]))
     for resource in host.agent.resources if host.agent is not None else ():
         ids = {name for device in resource.devices for name in (device.id, *device.addresses)}
@@ -190,7 +190,7 @@ def _tell(
         own = name in _names(host, offered[name]).values()
         source.on_note(
             f"the pods wait until a device plugin offers {name}"
-            + ("; the node agent does: vfiomgr node manifests" if own else "")
+            + ("; for the node agent: vfiomgr node manifests" if own else "")
         )
         if not own and name not in kinds:
             source.on_note(f"no CDI specification has the kind {name}: {generating(name)}")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _WILD = frozenset("*?[")
 _MOST_COMPARED = 100
-"""Maximum number of rules below one value of an index, so that each rule is compared with few."""
+"""Maximum number of rules for one value of an index, which limits the comparisons of a rule."""
 
 
 def idle_rules(
@@ -64,16 +64,16 @@ def idle_rules(
 
 
 class EarlierRules(Struct):
-    """Earlier selectors, each by the values of one criterion that it shares with what it covers."""
+    """Earlier selectors, indexed by the values of one criterion that covered selectors share."""
 
     by_value: dict[tuple[str, object], list[tuple[int, Selector]]] = field(
         default_factory=lambda: defaultdict(list)
     )
     equal: dict[str, tuple[int, Selector]] = field(default_factory=dict)
-    """All, by their text."""
+    """All rules by their text."""
 
     def add(self, number: int, select: Selector) -> None:
-        """Add a rule that was checked, where the fewest are."""
+        """Add a checked rule to the index value with the fewest rules."""
         self.equal.setdefault(str(select), (number, select))
         choices = (list(_values(name, select)) for name in select.criteria)
         places = min(choices, key=lambda keys: max(len(self.by_value[key]) for key in keys))
@@ -90,7 +90,7 @@ class EarlierRules(Struct):
 
 
 def _values(name: str, select: Selector) -> Iterator[tuple[str, object]]:
-    """Keys of a criterion: whatever a selector covers has one of them in `_sought`."""
+    """Keys of a criterion; each covered selector has one of them in `_sought`."""
     match name:
         case "all":
             yield name, True

@@ -134,7 +134,7 @@ _OTHER_KINDS = {
 _MOST_NAMES = 40
 """Maximum number of layouts that a message names."""
 _MOST_FLAWS = 1000
-"""Maximum number of errors that are looked for; each takes a comparison with all known words."""
+"""Maximum number of reported errors; each takes a comparison with all known words."""
 _DEVICES = 4
 """Length of the path of a rule: layouts, a name, devices, a number."""
 
@@ -208,7 +208,7 @@ def find_flaws(text: str) -> tuple[LayoutFile | None, tuple[Diagnostic, ...]]:
 
 
 def _first(flaws: Iterator[Diagnostic]) -> Iterator[Diagnostic]:
-    """As many as are looked for, and the last one says so."""
+    """The first errors; if there are more, the last one says so."""
     found = None
     for found in islice(flaws, _MOST_FLAWS):
         yield found

@@ -319,7 +319,7 @@ class Layout(_Document):
 
     @property
     def gives_to_guests(self) -> bool:
-        """Whether a rule is met only by devices that an IOMMU isolates."""
+        """Whether only devices that an IOMMU isolates can meet the rule."""
         return any(isinstance(rule, PassthroughRule | VgpuRule) for rule in self.devices)
 
     @property

@@ -48,7 +48,7 @@ _AFTER_ALLOCATION = 5.0
 _ENDING = 5.0
 """Seconds that the parts of the agent have to end."""
 _SHARED = 2.0
-"""Seconds until the kubelet is asked again, while pods have devices that claims may get."""
+"""Seconds between questions to the kubelet while pods have devices that claims may get."""
 _PATIENCE = 30.0
 """Seconds that devices are withheld until the kubelet reports which pods have some."""
 _HEALTH_INTERVALS = 3
@@ -84,14 +84,14 @@ class Agent:
         self._found = self._offered = Inventory()
         self._is_scanned = asyncio.Event()
         self._is_serving = asyncio.Event()
-        """Whether the kubelet can find what was scanned, as far as it answers."""
+        """Whether the scanned devices are offered to the kubelet, if it answers."""
         self._offers = Offers(settings.debounce)
         self._served: dict[str, ServedResource] = {}
         self._ledger = PodLedger(settings.pod_resources)
         self._joined: tuple[bool, Mapping[tuple[str, str], str]] = False, {}
         """Whether pods were known at the last offer, and which."""
         self._is_offering = False
-        """Whether devices were offered, from which those of pods follow."""
+        """Whether devices were offered; without this, the pods that have them are unknown."""
         self._held: dict[str, str] | None = {} if settings.dra is None else None
         """The pods of offered devices, as the scanning process knows them."""
         self._drift: Mapping[str, str] = {}
@@ -304,7 +304,7 @@ class Agent:
         return {} if self._driver is None else self._driver.claims
 
     async def _offer_if_known(self) -> None:
-        """Offer the devices again if they were offered before: claims have other ones."""
+        """Offer the devices again after a change of claims, if they were offered before."""
         self._ask_soon()
         if self._served:
             await self._offer()
@@ -425,7 +425,7 @@ class Agent:
         await self._scanning.tell(quarantine=active)
 
     async def _reload(self) -> None:
-        """Scan now; each scan reads the layout again. Before readiness, a scan is under way."""
+        """Scan now, and read the layout again. Before readiness, a scan is already running."""
         if not self._is_serving.is_set():
             return
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
@@ -466,7 +466,7 @@ class Agent:
     def _pods_interval(self) -> float:
         """Seconds until the kubelet is asked for the pods again.
 
-        A device of a pod is not for claims until the end of the pod, which only the kubelet knows.
+        A claim can get a device only after the end of its pod, which only the kubelet knows.
         """
         is_shared = self._driver is not None and bool(self._ledger.pods)
         return min(self._settings.pods_interval, _SHARED if is_shared else math.inf)
@@ -480,7 +480,7 @@ class Agent:
     # ---- what others ask
 
     async def _watch(self) -> None:
-        """Report to systemd that the agent serves, for which kubelets wait, then that it works."""
+        """Report readiness to systemd, since kubelets wait for it, then notify the watchdog."""
         await self._is_serving.wait()
         notify("READY=1")
         gc.collect()
@@ -519,7 +519,7 @@ class Agent:
     async def _show_status(self, _body: str) -> Response:
         await self._ledger.refresh()
         self._sockets.stir()  # the pods may be others
-        # Other commands ask, and milliseconds count; paths of the host are no plain strings.
+        # Other commands wait for this, so it must be fast; paths of the host are not plain strings.
         body = msgspec.json.encode(self._status(), enc_hook=str)
         return Response(body, content_type="application/json")
 
@@ -552,7 +552,7 @@ class Agent:
     def _why_unknown(self) -> str:
         """Why it is unknown which pods have devices; empty if it is known."""
         if not self._is_offering:
-            return "it has not offered the devices yet"
+            return "the agent has not offered the devices yet"
         if not self._ledger.is_known:
             return f"the kubelet has not answered on {self._settings.pod_resources}"
         return ""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LONGEST_TEXT = 1024
-"""Bytes of an error for a peer: encoding a header of HTTP/2 takes the square of its length."""
+"""Bytes of an error for a peer; encoding an HTTP/2 header takes quadratic time."""
 LONGEST_NAME = 80
 """Characters of a name that an error quotes from a request."""
 
@@ -26,14 +26,14 @@ def cut(text: str) -> str:
 
 
 def quoted_name(name: str) -> str:
-    """A name from a request; a longer one than any device has is cut, and stays unknown."""
+    """A name from a request, cut if it is longer than that of any device."""
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}…"
 
 
 class Clients:
-    """At most `most` connections; one more ends the oldest idle one of the peer that has most.
+    """At most `most` connections; another one closes the oldest idle one of the peer with the most.
 
-    Therefore a peer that opens many connections only loses its own.
+    A peer that opens many connections thus only loses its own.
     """
 
     def __init__(self, server: str, most: int, tell: Callable[[str], None]) -> None:
@@ -45,19 +45,19 @@ class Clients:
         self._is_told = False
 
     def add(self, transport: asyncio.WriteTransport, is_idle: Callable[[], bool]) -> None:
-        """Count a new connection, and end one if there are too many."""
+        """Count a new connection, and close one if there are too many."""
         self._open[transport] = _peer(transport), is_idle
         if len(self._open) > self._most:
             self._end_one(transport)
 
     def remove(self, transport: asyncio.WriteTransport) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         self._open.pop(transport, None)
         if len(self._open) <= self._most // 2:
             self._is_told = False
 
     def abort(self) -> None:
-        """End all connections, also those of clients that do not read."""
+        """Close all connections, including those of clients that do not read."""
         for transport in tuple(self._open):
             transport.abort()
 

@@ -96,7 +96,7 @@ class HttpServer:
             await self.start(f"{UNIX}{self._path}")
 
     async def stop(self) -> None:
-        """Stop listening, and remove the socket, but not that of another process."""
+        """Stop listening, and remove the socket unless it belongs to another process."""
         if self._server is not None:
             self._server.close()
             if self._path and self._stamp == stamp_of(self._path):
@@ -164,7 +164,7 @@ def _remove_socket(path: str) -> None:
             raise UsageError(message, "choose another path, or remove the file")
         if is_served(path):
             message = f"another process serves {path}"
-            raise Refusal(message, "stop it first; fuser on the path names it")
+            raise Refusal(message, "stop that process first; find it with fuser")
         os.unlink(path)
 
 

@@ -148,7 +148,7 @@ PODS = package(
         "AllocatableResourcesResponse": "devices:ContainerDevices*",
     },
 )
-"""Pod resources, v1: the part of it that names pods, their devices and their claims."""
+"""Pod resources, v1, limited to pods, their devices and their claims."""
 
 CLAIMS = package(
     "k8s.io.kubelet.pkg.apis.dra.v1",
@@ -221,7 +221,7 @@ _LIST_DEADLINE = 10.0
 
 
 class ClaimUse(NamedTuple):
-    """What pods of the node have by a claim."""
+    """A claim of pods of the node."""
 
     devices: set[tuple[str, str]]
     """Those of this driver, by pool and name."""
@@ -238,7 +238,7 @@ class PodDevices(NamedTuple):
     """The claims with devices of this driver, by NAMESPACE/NAME."""
 
 
-class NoAnswer(HostError):  # noqa: N818 - it says what the kubelet did
+class NoAnswer(HostError):  # noqa: N818 - the name says what the kubelet did
     """The kubelet is absent, refuses, or limits the rate of calls."""
 
 
@@ -306,7 +306,7 @@ def _add_claim(claims: dict[str, ClaimUse], claim: Message, pod: str) -> None:
 
 
 async def allocatable(socket: str) -> dict[str, set[str]] | None:
-    """The healthy devices of each resource that the kubelet lists; None if it does not say.
+    """The healthy devices of each resource that the kubelet lists; None if it does not answer.
 
     Those of pods are among them (GetAllocatableDevices in pkg/kubelet/cm/devicemanager/manager.go).
     """

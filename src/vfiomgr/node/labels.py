@@ -23,8 +23,8 @@ def labels(
 ) -> tuple[str, ...]:
     """`DOMAIN/NAME=VALUE` of each label, sorted; `handlers` are those of Kata.
 
-    They say what a node has, not what is free: a label that changes with every pod is a load for
-    the API server.
+    They show the devices of a node, free or not: a label that changes with every pod loads the API
+    server.
     """
     found = dict(_labels(inventory, host, handlers))
     return tuple(sorted(f"{DEFAULT_PREFIX}/{name}={value}" for name, value in found.items()))

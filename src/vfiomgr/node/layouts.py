@@ -49,7 +49,7 @@ def _rule(claim: RuleMatch) -> Iterator[ResourceRule]:
 
 
 def drift(host: HostSnapshot, layout: Layout) -> dict[str, str]:
-    """The devices on other drivers than their rules say, with the reason.
+    """The devices that are not on the driver of their rule, with the reason.
 
     The rest of a layout is compared by `vfiomgr plan`, which takes longer.
     """

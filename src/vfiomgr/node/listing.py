@@ -1,7 +1,7 @@
-"""Whether the kubelet offers what its plugins list: a plugin alone cannot see that.
+"""Whether the kubelet offers the devices that plugins list, which a plugin cannot see itself.
 
-A kubelet that followed two plugins of a resource takes the end of the first for the end of both: it
-still reads the list of the second, and nothing of it is allocatable
+If a kubelet follows two plugins of a resource, it takes the end of the first for the end of both:
+it still reads the list of the second, but allocates none of its devices
 (https://github.com/kubernetes/kubernetes/issues/127803).
 """
 
@@ -24,7 +24,7 @@ _SELDOM = 120.0
 
 
 class Listing:
-    """Asks the kubelet which devices are allocatable, and has lost resources registered again."""
+    """Asks the kubelet which devices are allocatable, and registers lost resources again."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -33,7 +33,7 @@ class Listing:
         """When the kubelet is asked again."""
 
     async def check(self, served: Iterable[ServedResource], changed_at: float) -> None:
-        """Ask if it is time to; a resource that was missed twice leaves and registers again."""
+        """Ask if it is due; a resource that was missing twice is registered again."""
         served, now = tuple(served), time.monotonic()
         last = max((changed_at, *(each.registered_at for each in served)))
         if last > self._changed_at:

@@ -235,7 +235,7 @@ def _filled(document: Object, request: ManifestRequest) -> Any:  # noqa: ANN401 
     selector = ((quoted(key), quoted(value)) for key, value in request.node_selector)
     own = spec["nodeSelector"]
     for number, (key, value) in enumerate(selector):
-        own.insert(number, key, value)  # what ends with a comment stays the last key
+        own.insert(number, key, value)  # a key that ends with a comment stays last
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         container["image"] = quoted(request.image)
     return spec

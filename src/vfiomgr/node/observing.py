@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 EVERYTHING = 3600.0
 """Seconds until everything is read again, whatever was announced."""
 THOROUGH = 4
-"""In so many looks, errors that are not fatal are counted once, because only metrics show them, and
-each suspended function is looked at once."""
+"""Number of looks in which non-fatal errors, which only metrics show, are counted once, and each
+suspended function is read once."""
 _ASLEEP = "suspended"
 _ROOT_ERRORS = "aer_rootport_total_err_fatal"
 _OWN_ERRORS = "aer_dev_fatal"
@@ -77,11 +77,11 @@ class Observer:
         self._silent: frozenset[PciAddress] = frozenset()
         """The suspended functions that did not answer."""
         self._shown = self._silent
-        """Those of the last observation."""
+        """The silent functions of the last observation."""
         self._errors: dict[tuple[HostPath, str], str | None] = {}
-        """The files that count fatal errors of watched functions, and what was last in them."""
+        """The files that count fatal errors of watched functions, with their last content."""
         self._errors_of: tuple[HostSnapshot | None, frozenset[PciAddress]] = None, frozenset()
-        """What these files belong to."""
+        """The snapshot and the functions of these files."""
         self._read_at = 0.0
         self._looks = 0
 
@@ -90,7 +90,7 @@ class Observer:
         self._kept.close()
 
     def read(self, woken: Collection[PciAddress] = ()) -> Observed:
-        """Read everything, and wake the suspended ones of these functions to see if they answer."""
+        """Read everything, and wake suspended functions among these to test whether they answer."""
         seen = self._kept.read()
         self._read_at = time.monotonic()
         self._health = read_health(self._tree, (device.address for device in seen.devices))
@@ -135,7 +135,7 @@ class Observer:
         return self._observe(seen, read_holders(self._tree, self._nodes.keys()))
 
     def wake(self, addresses: Collection[PciAddress]) -> Observed:
-        """Read whether these functions answer, and nothing else: a claim waits for it."""
+        """Read only whether these functions answer, since a claim waits for it."""
         if self._seen is None:
             return self.read(addresses)
         self._wake(self._seen, addresses)
@@ -152,7 +152,7 @@ class Observer:
         """Whether fatal errors of these functions were counted since the last call or look.
 
         Their root ports count them first (aer_isr_one_error in drivers/pci/pcie/aer.c): a host has
-        few of them, and none is woken.
+        few of them, and reading them wakes no device.
         """
         seen, watched = of = self._seen, frozenset(addresses)
         if seen is not self._errors_of[0] or watched != self._errors_of[1]:
@@ -168,9 +168,9 @@ class Observer:
     def _counters(
         self, seen: HostSnapshot | None, watched: Container[PciAddress]
     ) -> dict[tuple[HostPath, str], str]:
-        """The files that count fatal errors of functions, and what is in them.
+        """The files that count fatal errors of functions, with their content.
 
-        Where the firmware handles errors, a root port counts none, and each function is asked.
+        If the firmware handles errors, root ports do not count them, so each function is read.
         """
         found: dict[tuple[HostPath, str], str | None] = {}
         for device in () if seen is None else seen.devices:
@@ -188,7 +188,7 @@ class Observer:
     def _asleep(
         self, seen: HostSnapshot, watched: Container[PciAddress]
     ) -> Iterator[tuple[PciAddress, bool | None]]:
-        """Whether suspended functions answer, of each look a part, and the silent ones again."""
+        """Whether suspended functions answer: a part of them in each look, and all silent ones."""
         asleep = (d for d in seen.devices if d.address in watched and d.runtime_status == _ASLEEP)
         for number, device in enumerate(asleep):
             is_due = (number + self._looks) % THOROUGH == 0

@@ -36,8 +36,8 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 class Offers:
     """Remembers since when devices are unhealthy.
 
-    A healthy device is offered at once. One that becomes unhealthy is reported after `debounce`
-    seconds, or at once if it is quarantined or had fatal errors.
+    A healthy device is offered at once. A device that becomes unhealthy is reported after
+    `debounce` seconds, or at once if it is quarantined or had fatal errors.
     """
 
     def __init__(self, debounce: float) -> None:
@@ -83,7 +83,7 @@ class Offers:
 
 
 def _stays(unit: NodeUnit) -> bool:
-    """Whether a device is unhealthy for a reason that no reset ends: errors stay counted."""
+    """Whether a device is unhealthy for a reason that no reset clears: errors stay counted."""
     return any(reason.rule == "fatal-errors" for reason in unit.reasons)
 
 

@@ -24,10 +24,11 @@ _STOP_IT = "see vfiomgr node status, and stop it first"
 
 
 class DirectoryLock:
-    """The lock of an agent, against others that would take over its resources.
+    """The lock of an agent against other agents, which would take over its resources.
 
-    It is in /run/vfiomgr/locks, named after the directory itself, not its path, and therefore the
-    same inside and outside of a container. No administrator cleans up there.
+    The file is in /run/vfiomgr/locks, which administrators do not clean up. It is named after the
+    inode of the directory, not its path, and is therefore the same inside and outside of a
+    container.
     """
 
     def __init__(self, tree: HostTree, directory: str) -> None:
@@ -40,7 +41,7 @@ class DirectoryLock:
         """Lock the directory.
 
         Raises:
-            Refusal: another agent has it.
+            Refusal: another agent has locked it.
             UsageError: the directory does not exist.
 
         """
@@ -63,7 +64,7 @@ class DirectoryLock:
         """Lock the directory again if the file of the lock was removed.
 
         Raises:
-            Refusal: another agent has locked it since.
+            Refusal: another agent has locked it in the meantime.
 
         """
         if is_lock(self._tree, self._name, self._descriptor):

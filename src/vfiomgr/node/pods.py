@@ -1,4 +1,4 @@
-"""Which pods and claims have devices: what the kubelet reports, and what was given since then."""
+"""The pods and claims with devices: those that the kubelet reported, and later allocations."""
 
 from __future__ import annotations
 
@@ -115,11 +115,11 @@ class PodLedger:
         return {device: now - at for (name, device), at in self._allocated.items() if name in ours}
 
     def expect(self, claim: str) -> None:
-        """Believe answers that name a claim: it is prepared."""
+        """Accept answers that name a claim again: it is prepared."""
         self._released.discard(claim)
 
     def release(self, claim: str) -> None:
-        """Forget a claim: the kubelet names it until it knows that the claim was released."""
+        """Ignore a claim that the kubelet still names: it was released."""
         self._released.add(claim)
         self.claims = {name: use for name, use in self.claims.items() if name != claim}
 

@@ -59,7 +59,7 @@ _SHARE = 0.01
 _SHARE_OF_LOOKS = 0.0003
 """The part of a processor that looks may take where events are announced."""
 _GLANCE = 4.0
-"""Seconds between glances at the errors of offered devices."""
+"""Seconds between checks of the fatal errors of offered devices."""
 FEATURES = HostPath("/etc/kubernetes/node-feature-discovery/features.d")
 _LABELS = "vfiomgr"
 _MODES_INTERVAL = 600.0
@@ -103,9 +103,9 @@ class Scanner:
         self._reported: tuple[Observed, tuple[object, ...]] | None = None
         """What the last report was made of."""
         self.cost = self.cost_of_look = self.cost_of_glance = 0.0
-        """Seconds of processor time that the last scan, look, or glance at errors took."""
+        """Seconds of processor time that the last scan, look, or check of errors took."""
         self._has_errors = False
-        """Whether the last glance found errors."""
+        """Whether the last check found errors."""
 
     def close(self) -> None:
         """End the process that reads attributes."""
@@ -120,10 +120,10 @@ class Scanner:
         return min(max(interval, wanted), 2 * interval)
 
     def answers(self, lines: Iterable[bytes], *, has_events: bool = False) -> Iterator[Report]:
-        """The reports for questions; what was allocated needs none.
+        """The reports for questions, except those about allocations.
 
-        Each verification has its own. What several others say leads to one: the agent that starts
-        learns the pods and the claims while the first scan runs.
+        Each verification has its own report. Other questions share one: during its first scan, an
+        agent receives the pods and the claims.
         """
         last: Question | None = None
         for question in (read(Question, line) for line in lines):
@@ -138,16 +138,16 @@ class Scanner:
             yield self._answer(last) if has_events else self.scan(last)
 
     def _answer(self, question: Question) -> Report:
-        """The report for what the agent knows, where events say what has changed on the host."""
+        """The report for a question, if events report the changes of the host."""
         if question.settings is not None or question == Question():
             return self.scan(question)
         return self._attempt(lambda: self._observer.look(self._offered()), question)
 
     def has_errors(self) -> bool:
-        """Whether fatal errors of offered devices were counted since the last look, or call.
+        """Whether fatal errors of offered devices were counted since the last look or call.
 
-        A look that follows may be too early for the counter of the device itself, so the next call
-        asks for another one.
+        The look that follows may be too early for the counter of the device itself, so the next
+        call returns True again.
         """
         begun = time.process_time()
         has_errors = self._observer.has_errors(self._offered())
@@ -460,7 +460,7 @@ def _functions_of(units: Iterable[NodeUnit]) -> Iterator[PciAddress]:
 
 
 def _wider(first: Question, second: Question) -> Question:
-    """The one of two questions that asks for a complete scan; what they say is known already."""
+    """Of two questions, the one that requires a complete scan; their facts are already recorded."""
     return first if first.settings is not None or first == Question() else second
 
 

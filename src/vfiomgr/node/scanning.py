@@ -114,7 +114,7 @@ class Scanning:
             del self._waiting[number], self._asked[number]
 
     async def require_answer(self, devices: tuple[str, ...]) -> None:
-        """Have devices of a claim read, which may be suspended.
+        """Read devices of a claim, which may be suspended.
 
         Raises:
             HostError: one does not answer, or the scanning process does not.
@@ -170,9 +170,9 @@ class Scanning:
 def own_command(root: str, name: str) -> tuple[str, ...]:
     """The command of a process of the agent, `vfiomgr node NAME` (decision 14).
 
-    It is isolated, however the agent was started. Where isolated Python does not find vfiomgr, the
-    process is given what the agent searches, but not the directory that Python adds by itself: that
-    of a script, or the current one.
+    It is isolated, however the agent was started. If isolated Python does not find vfiomgr, the
+    process gets the agent's search path without the directory that Python adds by itself: that of
+    the script, or the current one.
     """
     own = os.path.dirname(os.path.dirname(os.path.abspath(vfiomgr.__file__)))
     searched = sys.path[0 if sys.flags.safe_path else 1 :]

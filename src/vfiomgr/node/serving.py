@@ -205,7 +205,7 @@ _LONGEST_PATH = 107
 _PROCESS = secrets.token_hex(4)
 """Two agents in containers can have the same process ID."""
 _LEAVING = 1.0
-"""Seconds in which a kubelet notices that a plugin has left."""
+"""Seconds until a kubelet notices the end of a plugin."""
 _LISTING = 5.0
 """Seconds in which a kubelet that accepted a registration lists the devices."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
@@ -262,7 +262,7 @@ class ServedResource:
         self._problem = ""
         """Why the last registration failed, which is reported once."""
         self._misses = self._renewals = 0
-        """How often the kubelet, although it follows the list, had none of its healthy devices."""
+        """Number of successive answers of the kubelet without any healthy device of the list."""
         self._busy = asyncio.Lock()
         self._is_closed = False
 
@@ -272,10 +272,10 @@ class ServedResource:
         return self.plugin.streams > 0 and not self._misses
 
     async def is_missed(self, listed: AbstractSet[str]) -> bool:
-        """Note which devices are allocatable; whether all that are healthy are missed.
+        """Note which devices are allocatable; True if all healthy devices are missing.
 
-        A list may be under way, so only the second time the plugin leaves the kubelet. It returns
-        by another socket.
+        The kubelet may not have read the list yet, so the plugin is registered again only the
+        second time, on another socket.
         """
         healthy = self.plugin.healthy
         if not self.plugin.streams or not healthy or healthy & listed:

@@ -9,7 +9,7 @@ Stamp = tuple[int, int]
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """What changes if a socket is created again; None if there is none."""
+    """The identity of a socket file, which changes if it is created again; None without a file."""
     try:
         found = os.stat(path)
     except OSError:

@@ -138,8 +138,8 @@ def bind(
     All functions of the slot are bound, for example the audio function of a GPU. The original
     driver is saved; `vfiomgr unbind` restores it. A failed bind is rolled back.
 
-    A device that is in use can be bound at the next boot: --at-boot writes its rules, and leaves
-    the device as it is until then. `vfiomgr unbind --forget` removes them.
+    A device in use can be bound at the next boot: --at-boot writes its rules and leaves the device
+    alone until then. `vfiomgr unbind --forget` removes them.
 
     With --persist --driverctl the VFIO entries of /etc/driverctl.d become rules of vfiomgr, and no
     device is changed now. Other entries stay with driverctl, as do entries of absent devices
@@ -206,7 +206,9 @@ def _require_import(*, is_alone: bool, persist: bool) -> None:
 @allow_option("in-use", text="Try even if a guest uses the device (see --timeout).")
 @click.option("--forget", is_flag=True, help="Also remove the rules of bind --persist.")
 @click.option("--forget-only", is_flag=True, help="Only remove these rules; keep the drivers.")
-@click.option("--all", "every", is_flag=True, help="With --forget-only: all except a layout's.")
+@click.option(
+    "--all", "every", is_flag=True, help="With --forget-only: all except those of a layout."
+)
 @update_initramfs_option
 @session_options(*CHANGING, "yes")
 @pass_session
@@ -339,7 +341,7 @@ _PRESENCE = {
     "another": "a different device is at this address",
     "unrecorded": "unknown (the rule does not name it)",
 }
-"""What the column DEVICE says instead of the word in JSON."""
+"""The text in the column DEVICE, instead of the word in JSON."""
 
 _FORMER_PERSIST = {
     "remove": "unbind --forget-only",

@@ -53,7 +53,7 @@ def bridge(_host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
 
 def iommu_unread(host: HostSnapshot) -> tuple[str, ...]:
-    """What is missing to tell whether the IOMMU is on; empty if that is known."""
+    """The missing facts about the state of the IOMMU; empty if the state is known."""
     if host.iommu.is_known:
         return ()
     return (f"whether the IOMMU is on: the recording has neither {IOMMU_GROUPS} nor {IOMMU_UNITS}",)
@@ -209,7 +209,7 @@ def vgpu_parent(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 def unknown_users(
     host: HostSnapshot, holder: PciDevice | Vgpu, *kinds: str
 ) -> Iterator[Diagnostic]:
-    """Refuse what may have a user of these kinds, since what would name it could not be read."""
+    """Refuse a holder whose users of these kinds could not be read."""
     for unknown in host.unknown_users_of(holder):
         if unknown.kind in kinds:
             override: Override = "mounted-disk" if unknown.kind == "disks" else "in-use"
@@ -346,9 +346,9 @@ def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagno
 
 
 def usable_by_pod(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse what a pod or a claim has, unless the pod cannot use it on its present driver.
+    """Refuse a function of a pod or a claim, unless the pod cannot use it on its present driver.
 
-    A bind repairs such a function. On the vendor's own driver it may be a vGPU.
+    A bind repairs such a function. On the vendor's own driver, it may be a vGPU.
     """
     if device.is_on_vfio or host.is_vendor_function(device):
         yield from held_by_pod(host, device)
@@ -451,9 +451,9 @@ _UNKNOWN_OF_PROCESSES = frozenset({"processes", PERSISTENCE_MODE})
 
 
 def ends_at_reboot(host: HostSnapshot, diagnostic: Diagnostic) -> bool:
-    """Whether a reboot ends what a diagnostic found: processes, but not those of a pod.
+    """Whether a reboot removes the reason of a refusal: processes, except those of a pod.
 
-    A pod keeps its devices over a reboot, whether or not it has opened them.
+    A pod keeps its devices across a reboot, even if it has not opened them.
     """
     name = diagnostic.subject.partition(" ")[0]
     in_pod = host.agent is not None and name in {*host.agent.pods, *host.agent.claimed}

@@ -153,7 +153,7 @@ def plan_bind(
 def _later(
     host: HostSnapshot, request: Bind, targets: Iterable[PciDevice], found: list[Diagnostic]
 ) -> list[Diagnostic]:
-    """The reasons to refuse a bind at the next boot, or now, with that as one of the remedies."""
+    """The reasons to refuse a bind at the next boot, or a bind now, with --at-boot as a remedy."""
     ending = [one for one in found if guards.ends_at_reboot(host, one)]
     later = [one for one in found if one not in ending]
     if request.at_boot:

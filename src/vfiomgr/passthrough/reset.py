@@ -325,7 +325,7 @@ def _obstacles(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
 
 
 def _driver_diagnostics(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
-    """Refuse a function on a host driver that would go on with a function that lost its state."""
+    """Refuse a function on a host driver that does not handle the loss of the function's state."""
     driver = device.driver
     if driver is None or device.is_on_vfio or handles_resets(driver, host.kernel_version):
         return
@@ -335,7 +335,7 @@ def _driver_diagnostics(host: HostSnapshot, device: PciDevice) -> Iterator[Diagn
         device,
         f"cannot reset {device}: its driver {driver} is not known to handle resets, and the "
         "device would stop working",
-        f"bind it first, and unbind it afterwards: vfiomgr bind {address}; "
+        f"bind the device to vfio-pci for the reset: vfiomgr bind {address}; "
         f"vfiomgr reset {address}; vfiomgr unbind {address}",
     )
 

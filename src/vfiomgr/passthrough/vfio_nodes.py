@@ -27,7 +27,7 @@ NODE_DEADLINE = 10.0
 _QUEUE_DEADLINE = 200.0
 """Seconds for udevd to handle its events; it ends a handler after 180 (event_timeout)."""
 _UNSEEN_DEADLINE = 5.0
-"""Seconds to wait for a udevd that cannot be asked, e.g. from a container without udevadm."""
+"""Seconds to wait if udevd cannot be asked, e.g. in a container without udevadm."""
 
 
 def cdevs(tree: HostTree, device: HostPath) -> list[HostPath]:
@@ -38,7 +38,7 @@ def cdevs(tree: HostTree, device: HostPath) -> list[HostPath]:
 def let_udev_finish(tree: HostTree, node: HostPath) -> None:
     """Wait until udevd has set the owner and mode of a node, or warn that it has not.
 
-    The wait ends with udevd's queue, not after some time: a busy machine may need minutes.
+    The wait ends when udevd's queue is empty; a busy machine may need minutes.
     """
     if not tree.exists(node) or udev.is_settled(tree, node) or not udev.rules_give_access(tree):
         return

@@ -41,7 +41,7 @@ class PersistedFunction(Value):
 
     @property
     def is_pending(self) -> bool:
-        """Whether the device is there, on a host driver, and is bound at the next boot."""
+        """Whether the device exists, is on a host driver, and is bound at the next boot."""
         return self.device == "same" and self.driver_now not in (None, self.driver)
 
 

@@ -189,7 +189,7 @@ def unswept(host: HostSnapshot, steps: Iterable[Step]) -> Iterator[ReplaceFile]:
 
 
 def marked_as_swept(host: HostSnapshot) -> Iterator[ReplaceFile]:
-    """Mark all existing functions as checked, so that the service moves none of them now."""
+    """Mark all existing functions as checked, so that the service binds none of them now."""
     return replaced(host, SWEPT, host.file(SWEPT) or "")
 
 

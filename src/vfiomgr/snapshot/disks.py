@@ -121,7 +121,7 @@ def host_lines(tree: HostTree, name: str) -> list[str]:
 
 
 def unread_tables(tree: HostTree, *names: str) -> list[str]:
-    """The tables of PID 1 that exist and cannot be read; another process may have other ones."""
+    """The tables of PID 1 that exist and cannot be read; those of other processes may differ."""
     own = (PROC / "1" / name for name in names)
     return [path for path in own if tree.exists(path) and tree.read_bytes(path, 1) is None]
 
@@ -220,7 +220,7 @@ def _table_at(place: str) -> Iterator[str | None]:
 
 
 def _report_unread(tree: HostTree, tables: Iterable[str], report: Report) -> None:
-    """Report tables that may name any disk."""
+    """Report unreadable tables, which may name any disk."""
     for path in tables:
         _report_disks(tree, f"cannot read {path}, which may name a disk", _READABLE, report)
 

@@ -479,11 +479,11 @@ class HostSnapshot(HostFacts):
         return None if self.agent is None else self.agent.allocated.get(_given_name(holder))
 
     def unknown_users_of(self, holder: PciDevice | Vgpu) -> tuple[UnknownUsers, ...]:
-        """What could name a user of a function or a vGPU and could not be read."""
+        """The unreadable sources that could name a user of a function or a vGPU."""
         return tuple(each for each in self.unknown_users if self._may_name(each, holder))
 
     def knows_users_of(self, holder: PciDevice | Vgpu) -> bool:
-        """Whether everything was read that could name a user of a function or a vGPU."""
+        """Whether all sources that could name a user of a function or a vGPU were read."""
         return self.users is not None and not self.unknown_users_of(holder)
 
     def _may_name(self, unknown: UnknownUsers, holder: PciDevice | Vgpu) -> bool:

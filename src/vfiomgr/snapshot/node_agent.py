@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 CONTROL = RUNTIME / "node.sock"
 """The agent's own socket, always in this place: it is how others find that an agent runs."""
 DEADLINE = 10.0
-"""Seconds for an answer that something depends on."""
+"""Seconds to wait for an answer that a decision depends on."""
 PATIENCE = 1.0
-"""Seconds that lists wait, which do not depend on an agent."""
+"""Seconds to wait in lists, which do not depend on an agent."""
 _CLAIMS = RUNTIME / "dra"
 """Records of ResourceClaims that an agent prepared."""
 _RESTART = "restart the agent: systemctl restart vfiomgr-node, or delete its pod"
@@ -128,7 +128,7 @@ def find_status(
 ) -> NodeStatus | None:
     """The state of the agent of a host; None if none runs, or this user may not ask it.
 
-    An agent that exists and does not say which pods have devices is reported.
+    An agent that exists but does not report which pods have devices is noted as unknown.
     """
     if not tree.exists(CONTROL):
         _report_claims(tree, report)
@@ -139,10 +139,10 @@ def find_status(
         found = _read(*_exchange(path, "GET", "/status", b"", seconds))
     except FileNotFoundError:
         _report_claims(tree, report)
-        return None  # it has ended meanwhile
+        return None  # the agent has ended
     except ConnectionRefusedError:
-        why = "it was killed, and left its socket"
-        remedy = f"start the agent again; if none is to run on this host: rm {shlex.quote(path)}"
+        why = "it was killed and left its socket"
+        remedy = f"start the agent again; if no agent should run here: rm {shlex.quote(path)}"
     except PermissionError as error:
         if os.geteuid() != 0:
             return None
@@ -162,7 +162,7 @@ def find_status(
 
 
 def is_running(tree: HostTree) -> bool:
-    """Whether an agent serves its socket, of whatever version; True where it cannot be told.
+    """Whether an agent of any version serves its socket; True if this is unknown.
 
     With another root than `/` its path can be longer than that of a socket (sun_path in unix(7)).
     """
@@ -185,12 +185,10 @@ def is_running(tree: HostTree) -> bool:
 
 
 def _report_claims(tree: HostTree, report: Report) -> None:
-    """Report that an agent that ended has prepared claims, whose pods may run."""
+    """Report prepared claims of an agent that has ended; their pods may run."""
     if any(name.endswith(".json") for name in tree.children(_CLAIMS)):
         why = f"ResourceClaims are prepared ({_CLAIMS}), and no node agent runs"
-        remedy = (
-            f"start the agent; if none is to run on this host: rm {tree.locate(_CLAIMS)}/*.json"
-        )
+        remedy = f"start the agent; if no agent should run here: rm {tree.locate(_CLAIMS)}/*.json"
         report(UnknownUsers("pods", why, remedy))
 
 

@@ -246,14 +246,14 @@ class FarLink(Value):
 def read_far_links(tree: HostTree) -> tuple[tuple[FarLink, ...], tuple[str, ...]]:
     """Adapters, and interfaces above others, in all other network namespaces.
 
-    Also returns the namespaces that cannot be read. Only on the machine itself, as root; otherwise
-    they are unknown.
+    Also returns the namespaces that cannot be read. Requires root of the machine itself; otherwise
+    all are unknown.
     """
     if not (tree.is_machine and tree.can_hang):
-        return (), ()  # the child that enters is forked for a tree that can hang
+        return (), ()  # the child that enters the namespace uses a tree that may hang
     places = dict(_places(tree))
     questions = {pid: partial(_links_at, place) for pid, place in places.items()}
-    answers = bounded.ask(tree, questions)  # the lock (RTNL) is that of all of them
+    answers = bounded.ask(tree, questions)  # all namespaces share this lock (RTNL)
     unread = [place for pid, place in places.items() if _UNREAD in answers.get(pid, (_UNREAD,))]
     return tuple(
         FarLink(name, device, kind, int(lower), int(pid), tree.read(PROC / pid / "comm") or "?")

@@ -246,7 +246,7 @@ class HostSource:
         return self._with_agent(replace(host, users=read_holders(self.tree, nodes)))
 
     def _with_agent(self, host: HostSnapshot) -> HostSnapshot:
-        """With the state of the agent, for a list; why it is unknown is noted."""
+        """The snapshot with the state of the agent, for a list; if unknown, the reason is noted."""
         unknown: list[UnknownUsers] = []
         agent = find_pods(self.tree, unknown.append, PATIENCE)
         host = replace(host, agent=agent, unknown_users=(*host.unknown_users, *unknown))
@@ -254,7 +254,7 @@ class HostSource:
         return host
 
     def note_unknown_users(self, host: HostSnapshot) -> None:
-        """Note what could name users of devices and could not be read."""
+        """Note the sources that could name users of devices and could not be read."""
         for each in host.unknown_users:
             self.on_note(each.why)
 

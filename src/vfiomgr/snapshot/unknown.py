@@ -1,4 +1,4 @@
-"""What could name the users of devices, and could not be read."""
+"""Sources that could name the users of devices, and could not be read."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from vfiomgr.value import Value
 
 
 class UnknownUsers(Value):
-    """Users that devices may have, since what would name them could not be read."""
+    """A source that could name users of devices, and could not be read."""
 
     kind: Literal["pods", "processes", "disks", "network", "persistence-mode"]
-    """`pods` of what guests can open; `processes` with nodes of host drivers; uses of `disks` and
-    of the `network`; NVIDIA's persistence mode."""
+    """The users: `pods` with devices for guests, `processes` with nodes of host drivers, uses of
+    `disks` or of the `network`, or NVIDIA's persistence mode."""
     why: str
     """`cannot ask the node agent on /run/vfiomgr/node.sock: timed out`."""
     lift: str
-    """What would make it readable."""
+    """The remedy: how to make it readable."""
     functions: tuple[PciAddress, ...] = ()
-    """The functions that it is about, besides all that guests can open (pods), that have nodes
-    (processes) or that are network adapters."""
+    """The functions concerned, in addition to all that guests can open (pods), that have nodes
+    (processes) or that are network adapters (network)."""
 
 
 Report = Callable[[UnknownUsers], None]
-"""Receives what a reader could not read."""
+"""Receives each unreadable source."""
 
 
 def warn(unknown: UnknownUsers) -> None:
-    """Report it where nothing depends on it: in lists."""
+    """Report it as a warning, for lists, where no decision depends on it."""
     warnings.warn(unknown.why, stacklevel=3)

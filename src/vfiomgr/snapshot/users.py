@@ -104,12 +104,12 @@ _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
 _GONE = " (deleted)"
 _UNNAMED = "/"
-"""What stands for a file whose path is not shown."""
+"""Replaces the path of a file whose path the kernel does not show."""
 _END = "end that process: kill {pid}"
 
 
 def read_users(tree: HostTree, report: Report = warn) -> tuple[DeviceUser, ...] | None:
-    """Processes that use a watched node; None if some process cannot be examined.
+    """Processes that use a watched node; None if a process cannot be examined.
 
     A process that does not answer is reported.
     Only root can read the descriptors of other users' processes; a recording has none.
@@ -230,10 +230,10 @@ def _opened(tree: HostTree, pid: str) -> dict[str, str] | None:
 
 
 def _target(tree: HostTree, descriptor: HostPath) -> str | None:
-    """The file of a descriptor; None if it was closed meanwhile.
+    """The file of a descriptor; None if it was closed in the meantime.
 
-    The kernel does not show a path that is longer than a page: that of no node that is watched, but
-    it may be of a disk under another name.
+    The kernel does not show a path that is longer than a page. No watched node has such a path, but
+    a disk may have one under another name.
 
     Raises:
         PermissionError: it cannot be read.
@@ -257,9 +257,9 @@ def _node(target: str) -> str:
 def _renamed(
     tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
 ) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
-    """Nodes that processes have open under other names: in a /dev of their own, anywhere.
+    """Nodes that processes have open under other names, e.g. in a /dev of their own.
 
-    Also returns the processes that are without an answer.
+    Also returns the processes that do not answer.
 
     Guests of libvirt and containers have such a /dev. A child examines each file, which may be on a
     server that does not answer. Files on servers are not disk nodes, and hundreds of guests may
@@ -316,12 +316,10 @@ def _mapped(
 ) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
     """Nodes below /dev that processes have mapped, with or without an open descriptor.
 
-    Also returns the processes that are without an answer.
-
-    The kernel locks the maps of a process while it changes its memory, possibly forever
-    (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child reads them. A process without an
-    answer is asked again after all others, and for a while as long as it is not stuck itself: on a
-    busy machine it may be forking.
+    Also returns the processes that do not answer. The kernel locks the maps of a process while it
+    changes its memory, possibly forever (mmap_read_lock_killable in fs/proc/task_mmu.c), so a child
+    reads them. A process that does not answer is read again after all others, for some time if it
+    is not stuck itself: on a busy machine it may be forking.
     """
     questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
     found = bounded.ask_each(tree, questions)

@@ -161,4 +161,4 @@ class HostFacts(Value, dict=True):
     """What the agent of a Kubernetes node offers; if none answers, what pods have by the kubelet's
     record, with `pid` 0; None if not read, or if there is neither."""
     unknown_users: tuple[UnknownUsers, ...] = ()
-    """What could name users of devices and could not be read."""
+    """Sources that could name users of devices and could not be read."""

@@ -36,8 +36,9 @@ def uninstall(
 
     Removes udev rules, units, the installed layout, hooks for libvirt and the initramfs, entries of
     container runtimes, drop-ins for Kata, CDI specifications, vGPU definitions, and files of the
-    node agent. Devices stay on their drivers, unless --unbind is passed. If a step fails, all are
-    restored. Files and entries of container runtimes that were edited since are kept and named.
+    node agent. Devices stay on their drivers, unless --unbind is passed. If a step fails, all files
+    and devices are restored. Files and entries of container runtimes that were edited since are
+    kept and listed.
 
     \b
     Examples:

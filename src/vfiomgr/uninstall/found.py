@@ -1,4 +1,4 @@
-"""What vfiomgr wrote besides the files of a snapshot, and what forbids to remove it now."""
+"""Files of vfiomgr that a snapshot does not contain, and reasons to refuse their removal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LEFTOVERS = (SWEPT, offers.FILE, answers.FILE, systemd.FEATURES / "vfiomgr")
 """Files of a node agent that has ended, and of the service of `bind --persist`."""
 _BY_HAND = (systemd.AGENT, systemd.CDI, systemd.ENVIRONMENT, systemd.CREDENTIALS)
-"""What an administrator installs: `node manifests` only prints the units."""
+"""Units that an administrator installs; `node manifests` only prints them."""
 _STOP = (
     f"systemctl disable --now {systemd.AGENT.name} {systemd.CDI.name}; a DaemonSet: "
     "kubectl delete -f MANIFEST"
@@ -44,7 +44,7 @@ _CONFIGURATION = expression(r"/[^\s\"']+\.toml")
 
 
 class Found(Value):
-    """The request, and what is done after it."""
+    """The request, and the data for the work after it."""
 
     request: Uninstall
     runtimes: tuple[Prepared, ...]
@@ -67,7 +67,7 @@ def find(
     keep: Iterable[str] = (),
     update_initramfs: bool = True,
 ) -> Found:
-    """Find what is to be removed.
+    """Find the files to remove.
 
     Raises:
         Refusal: an operation was interrupted, or the node agent or its pods still need the files.
@@ -129,7 +129,7 @@ def refuse_unfinished(host: Host) -> None:
         refuse("uninstall-interrupted", run.name, message, "vfiomgr recover")
     is_served = is_running(host.files)
     claims = [name for name in host.files.children(CLAIMS) if name.endswith(".json")]
-    if claims:  # only with an agent can the kubelet end them
+    if claims:  # the kubelet can release claims only while an agent runs
         found = counted(len(claims), "ResourceClaim")
         message = f"pods of this node have {found} that vfiomgr prepared"
         start = "" if is_served else f"start the agent: systemctl start {systemd.AGENT.name}; then "
@@ -142,7 +142,7 @@ def refuse_unfinished(host: Host) -> None:
 
 
 def _remove_entries(tree: HostTree) -> _Entries:
-    """Remove the entries of each container runtime; those of one that was edited since all stay."""
+    """Remove the entries of each container runtime; after an edit, all entries of a runtime stay."""
     told = text_of_record(tree)
     prepared: list[Prepared] = []
     notes: list[str] = []
@@ -163,7 +163,7 @@ def _remove_entries(tree: HostTree) -> _Entries:
 def _kata_files(
     tree: HostTree, record: Iterable[InstalledRuntime]
 ) -> Iterator[tuple[HostPath, str]]:
-    """Drop-ins beside all known configurations of Kata, and the handlers' own configurations."""
+    """Drop-ins of all known configurations of Kata, and vfiomgr's configurations of handlers."""
     own = [handler_configuration(name) for name in tree.children(CONFIGURATIONS)]
     named = {p for one in record for file in one.files for p in _CONFIGURATION.findall(file.after)}
     more = (read_configuration(tree, path) for path in (*own, *map(HostPath, sorted(named))))

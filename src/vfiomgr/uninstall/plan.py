@@ -42,7 +42,7 @@ _SUMMARY = "remove what vfiomgr wrote on this host"
 
 @plans(Uninstall)
 def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
-    """Remove all files of vfiomgr, or nothing; devices first, as only they can be refused.
+    """Remove all files of vfiomgr, or nothing; devices first, since only these can be refused.
 
     Raises:
         Refusal: a device to be unbound is in use.
@@ -63,7 +63,7 @@ def plan_uninstall(host: HostSnapshot, request: Uninstall) -> Plan:
         ),
     )
     if not made.steps:
-        return replace(made, already=("nothing is left that vfiomgr would remove",))
+        return replace(made, already=("no files to remove",))
     kept = f"{STATE} stays: journals, and the original drivers of bound devices"
     return replace(made, notes=(*made.notes, kept), already=())
 
@@ -80,7 +80,7 @@ def _devices(host: HostSnapshot, request: Uninstall) -> Plan:
         notes = (f"staying on VFIO drivers until the next boot: {named}{how}", *notes)
     if not (request.unbind and going):
         return Plan("", (), notes=notes)
-    # Without files that are removed too: notes about the next boot and CDI would be wrong.
+    # Without the files that are removed too; notes about the next boot and CDI would be wrong.
     bare = replace(host, files=(), cdi_files=())
     addresses = tuple(device.address for device in going)
     try:
@@ -105,7 +105,7 @@ def _vgpu_notes(host: HostSnapshot) -> Iterator[str]:
 
 
 def _definitions(host: HostSnapshot) -> Plan:
-    """Remove the definitions that only vfiomgr reads, and what starts vGPUs at boot."""
+    """Remove the definitions that only vfiomgr reads, and the units that start vGPUs at boot."""
     own = [file for file in host.defined.files if file.path.startswith(f"{GPU_DIRECTORY}/")]
     removals = (ReplaceFile(file.path, file.text, None) for file in own)
     unread = [path for path in host.defined.unreadable if path.startswith(f"{GPU_DIRECTORY}/")]

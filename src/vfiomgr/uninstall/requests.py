@@ -14,7 +14,7 @@ class Uninstall(Request, Value):
     """Remove what vfiomgr wrote; devices stay on their drivers without `unbind`."""
 
     files: ChangeFiles
-    """Files that no snapshot has: entries of container runtimes, of Kata and of the node agent."""
+    """Files that no snapshot contains: entries of runtimes, and files of Kata and the node agent."""
     unbind: bool = False
     keep: tuple[PciAddress, ...] = ()
     """With `unbind`: functions that stay on their drivers."""
@@ -23,7 +23,7 @@ class Uninstall(Request, Value):
 
     @property
     def further_paths(self) -> tuple[str, ...]:
-        """The files that it was prepared for."""
+        """The files that it changes."""
         return self.files.only_paths
 
     @property

@@ -103,7 +103,7 @@ def persistence_uses(
 def _modes(text: str) -> Iterator[tuple[PciAddress, str]]:
     for line in text.splitlines():
         name, _, mode = line.partition(",")
-        with suppress(UsageError):  # a line of another kind: nvidia-smi also prints warnings
+        with suppress(UsageError):  # not a GPU's line: nvidia-smi also prints warnings
             yield PciAddress.parse(name), mode.strip()
 
 

@@ -98,7 +98,7 @@ def test_what_is_uninstalled_twice_has_nothing_left_to_do(tmp_path: Path) -> Non
     api.apply(request_for(kernel, unbind=True), tree=kernel)
     plan = plan_of(kernel, request_for(kernel, unbind=True))
     assert plan.is_empty
-    assert plan.already == ("nothing is left that vfiomgr would remove",)
+    assert plan.already == ("no files to remove",)
 
 
 def test_devices_stay_without_unbind_and_the_option_is_named(tmp_path: Path) -> None:

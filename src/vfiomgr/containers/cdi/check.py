@@ -137,7 +137,7 @@ class CdiReport(Value):
     findings: tuple[CdiFinding, ...]
     verdicts: tuple[FileVerdict, ...]
     unknown: tuple[str, ...] = ()
-    """What decides whether devices are available, and could not be checked."""
+    """Facts that decide whether devices are available and could not be checked."""
 
     @property
     def is_broken(self) -> bool:

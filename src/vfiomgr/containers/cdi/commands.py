@@ -99,8 +99,8 @@ def check(context: click.Context, *, paths: tuple[str, ...], consumer: str, stri
     containerd-1.7.16, containerd-1.7.27, containerd-2.0, containerd-2.1 (2.0.5 to 2.2.0),
     containerd-2.3 (since 2.2.1), podman-4.3, podman-4.9, podman-5.4, podman-5.8.
 
-    Exit status: 0 if no problem is found, 1 if a consumer cannot use something, or with --strict
-    something is unknown.
+    Exit status: 0 if no problem is found; 1 if a consumer cannot use a file or device, or with
+    --strict if a fact is unknown.
 
     \b
     Examples:

@@ -268,7 +268,7 @@ def node_paths(offer: AssignableGroup, form: Literal["group", "cdev"]) -> tuple[
 
 
 def node_access(host: HostSnapshot, offer: AssignableGroup) -> NodeAccess:
-    """The owner and mode of its nodes in a container: those of the layout, else for root only."""
+    """Owner and mode of its nodes in a container: those of the layout, else root with 0600."""
     bindings = (host.binding(function.address) for function in offer.functions)
     owners = (binding.owner for binding in bindings if binding is not None)
     return next((owner.access for owner in owners if owner is not None), ROOT_ONLY)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from vfiomgr.documents.text import Located
 
 _MOST_GUESSED = 100
-"""For so many errors of a file the key that was meant is looked for; more are not printed."""
+"""Maximum number of errors of a file for which a similar key is suggested."""
 _FORMS = {
     "text": "a string",
     "number": "an integer",

@@ -142,7 +142,7 @@ _FOR_ALL = NodeAccess(0, 0, 0o666)
 
 
 def device_nodes(paths: Iterable[str], access: NodeAccess = ROOT_ONLY) -> tuple[CdiDeviceNode, ...]:
-    """Nodes with an owner and a mode: runtimes make a node without them open to all users."""
+    """Nodes with an owner and a mode; without them, runtimes give all users access."""
     return tuple(
         CdiDeviceNode(path, file_mode=access.mode, uid=access.uid or None, gid=access.gid or None)
         for path in paths
@@ -150,9 +150,9 @@ def device_nodes(paths: Iterable[str], access: NodeAccess = ROOT_ONLY) -> tuple[
 
 
 def shared_nodes(paths: Iterable[str], accesses: Iterable[NodeAccess]) -> tuple[CdiDeviceNode, ...]:
-    """The nodes that devices need in common, which alone give access to no device.
+    """The nodes that all devices need, which give no access to a device by themselves.
 
-    They are open to all users if the node of a device is open to another one than root.
+    If a user other than root may open the node of a device, all users may open these.
     """
     is_for_root = all(access == ROOT_ONLY for access in accesses)
     return device_nodes(paths, ROOT_ONLY if is_for_root else _FOR_ALL)

@@ -256,7 +256,7 @@ def prepare_removals(
 ) -> tuple[Prepared, str | None]:
     """Prepare the removal of all entries in one place, and the text of the record without them.
 
-    `told` is the text of the record by then.
+    `told` is the present text of the record.
 
     Raises:
         InvalidDocument, Refusal: as `prepare_removal`.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LONGEST = 1 << 20
-"""Maximum length of a definition; mdevctl's have a few hundred bytes."""
+"""Maximum length of a definition; those of mdevctl have a few hundred bytes."""
 _FORMAT = "see CONFIGURATION FILE FORMAT in mdevctl(8)"
 
 

@@ -284,7 +284,7 @@ def is_drop_in(text: str) -> bool:
 
 
 def sealed(text: str) -> str:
-    """A text with its hash in the last line, by which a later edit is detected."""
+    """A text with its hash in the last line, to detect later edits."""
     bare = _SEAL.sub("", text)
     bare += "" if bare.endswith("\n") else "\n"
     digest = sha256(bare.encode(errors="replace")).hexdigest()
@@ -292,7 +292,7 @@ def sealed(text: str) -> str:
 
 
 def is_as_written(text: str) -> bool:
-    """Whether a text is as `kata config --output` wrote it."""
+    """Whether a text is unchanged since `kata config --output` wrote it."""
     return text == sealed(text)
 
 

@@ -153,7 +153,7 @@ def config(
 
 
 def _sealed(output: str, text: str, *, is_whole: bool) -> str:
-    """The text with its hash; without one if it may have what somebody edited in the old text."""
+    """The text with its hash; without a hash if it may contain edits of the old text."""
     before = _read(output)
     is_ours = not is_whole or not before or bases.is_as_written(before)
     return bases.sealed(text) if is_ours else text

@@ -273,9 +273,7 @@ def explain(
     help="Use this configuration, a path on the host.  [default: that of the handler kata-vfio, "
     "else the first one in /etc/kata-containers or Kata's defaults]",
 )
-@click.option(
-    "--all", "every", is_flag=True, help="Also show what is correct, and all that was not checked."
-)
+@click.option("--all", "every", is_flag=True, help="Also show passed and skipped checks.")
 @strict_option()
 @session_options(*READING)
 @click.pass_context
@@ -293,7 +291,7 @@ def check_image(
     as file names and hooks show them) are checked, for ADDRESSES or for all available GPUs. The
     contents of an image are not checked.
 
-    Exit status: 0 if no blocker is found, 1 if no guest can start, or with --strict something is
+    Exit status: 0 if no blocker is found; 1 if no guest can start, or with --strict if a fact is
     unknown.
 
     \b

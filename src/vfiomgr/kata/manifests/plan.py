@@ -144,8 +144,8 @@ class RuntimeClassRequest(Value):
 
 
 Naming = Literal["agent", "model", "pgpu"]
-"""Who offers the resource: the node agent of vfiomgr, kubevirt-gpu-device-plugin (the model from
-pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
+"""The device plugin of the resource: the node agent of vfiomgr, kubevirt-gpu-device-plugin (the
+model from pci.ids), or sandbox-device-plugin as gpu-operator runs it (P_GPU_ALIAS=pgpu)."""
 NAMINGS: tuple[Naming, ...] = ("agent", "model", "pgpu")
 
 _MAKER = expression(r"^NVIDIA Corporation ", re.IGNORECASE)

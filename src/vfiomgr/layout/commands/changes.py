@@ -196,7 +196,7 @@ def apply(
 def assert_(session: Session, *, file: str, name: str | None, allow: tuple[Override, ...]) -> int:
     """Exit with status 3 if the host differs from FILE.
 
-    The differences are printed. The status is 3, too, if facts are missing to tell.
+    The differences are printed. If facts are missing for the comparison, the status is also 3.
 
     \b
     Examples:

@@ -240,9 +240,9 @@ def domain(
     multifunction device behind a root port. If the host has several NUMA nodes, memory and CPUs are
     placed on the nodes of the devices, and devices of several root complexes are placed behind
     expanders. The window for BARs is made large enough; if that is impossible, the command fails.
-    --explain adds the reasons. If kernel, libvirt and QEMU have iommufd, the devices use it, unless
-    several GPUs or network adapters could then not reach each other's memory. docs/libvirt.md has
-    more examples.
+    --explain adds the reasons. If kernel, libvirt and QEMU have iommufd, the devices use it, except
+    for several GPUs or network adapters, which could then not access each other's memory.
+    docs/libvirt.md has more examples.
 
     \b
     Examples:

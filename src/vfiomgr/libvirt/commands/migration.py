@@ -76,14 +76,14 @@ def migration(
     """Check whether a domain can migrate, and to which hosts.
 
     DOMAIN is a domain of libvirt, FILE its XML, - reads from a pipe. Each device of the domain must
-    be on a driver that migrates it, and on the target there must be one of the same model or a vGPU
-    of the same type, free and ready. Versions of libvirt, QEMU and drivers, CPU, IOMMU group and
-    NUMA nodes are compared, too. Nothing is migrated or changed.
+    be on a driver that supports migration. The target needs a free device of the same model, or
+    capacity for a vGPU of the same type. Versions of libvirt, QEMU and drivers, CPU, IOMMU group
+    and NUMA nodes are also compared. Nothing is migrated or changed.
 
     Create the snapshot of a target there, as root: vfiomgr snapshot > host2.json
 
-    Exit status: 0 if the domain can migrate to at least one target, 1 if not, or with --strict if
-    that is unknown. Without --to only the domain and its present host are checked.
+    Exit status: 0 if the domain can migrate to at least one target; 1 if not, or with --strict if
+    this is unknown. Without --to, only the domain and its present host are checked.
 
     \b
     Examples:

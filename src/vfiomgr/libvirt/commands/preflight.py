@@ -72,8 +72,8 @@ def preflight(
     skipped checks are then reported as not checked. Line numbers of a DOMAIN are those of virsh
     dumpxml --inactive.
 
-    Exit status: 0 if nothing blocks the start, 1 if a blocker was found, or with --strict
-    something is unknown.
+    Exit status: 0 if nothing blocks the start; 1 if a blocker was found, or with --strict if a fact
+    is unknown.
 
     \b
     Examples:

@@ -54,7 +54,7 @@ class MigrationReport(Value):
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """What decides it and could not be read."""
+        """Facts that decide the result and could not be read."""
         return self.report.unknown
 
     @property

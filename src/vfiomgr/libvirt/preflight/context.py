@@ -210,7 +210,7 @@ class PreflightContext(Value, dict=True):
 
     def root_of(self, place: GuestAddress | None) -> int | None:
         """The index of the root bus or the expander that a place is behind; None if unknown."""
-        for _ in range(len(self.controllers) + 1):  # controllers may go round in a circle
+        for _ in range(len(self.controllers) + 1):  # controllers may form a cycle
             if place is None:
                 return None
             if place.bus == ROOT_BUS or self.model_at(place.bus) == EXPANDER:

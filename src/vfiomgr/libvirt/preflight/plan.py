@@ -363,7 +363,7 @@ def _judge(context: PreflightContext) -> Report:
 
 
 def _unknown(context: PreflightContext) -> Iterator[str]:
-    """What decides whether the domain can start with its devices, and could not be read."""
+    """Facts that decide whether the domain can start with its devices, and could not be read."""
     host = context.host
     if context.takes_functions:
         yield from platform_rules.unread(host)
@@ -374,7 +374,7 @@ def _unknown(context: PreflightContext) -> Iterator[str]:
 
 
 def _not_checked(context: PreflightContext) -> Iterator[str]:
-    """What else the rules could not check, and the missing facts."""
+    """Other skipped checks, with the missing facts."""
     if context.hypervisor is None:
         yield "other domains, and supported features of libvirt and QEMU: libvirt was not queried"
     else:

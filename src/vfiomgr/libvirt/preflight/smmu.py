@@ -61,7 +61,7 @@ def _same_bus(context: PreflightContext) -> Iterator[Diagnostic]:
             yield finding(
                 "viommu-several",
                 "blocker",
-                f"{len(smmus)} SMMUv3s are for bus {bus} of the guest",
+                f"bus {bus} of the guest has {len(smmus)} SMMUv3s",
                 tuple(map(context.cite_iommu, smmus)),
                 'a bus has one IOMMU: QEMU exits with "An iommu is already attached to this bus"',
                 "keep one of them, or write the index of another expander as pciBus",
@@ -186,7 +186,7 @@ def _smmus(context: PreflightContext) -> list[DomainIommu]:
 
 
 def _distinct(context: PreflightContext) -> Iterable[DomainIommu]:
-    """The first of those that are alike, since each is compared with all devices."""
+    """The first of equal SMMUs, since each is compared with all devices."""
     smmus = reversed(_smmus(context))
     return {(iommu.bus, iommu.is_accelerated): iommu for iommu in smmus}.values()
 

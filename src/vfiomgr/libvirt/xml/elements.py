@@ -29,7 +29,7 @@ _UUID = expression(r"[0-9a-f]{32}")
 _MOST_NUMBERS = 16_384
 """The limit for CPUs and nodes: VIR_DOMAIN_CPUMASK_LEN, and the maximum of Linux."""
 _MOST_TOGETHER = 1 << 22
-"""More than 4,096 virtual CPUs that are each pinned to 1,024 CPUs need."""
+"""Maximum total of numbers: enough for 4,096 virtual CPUs, each pinned to 1,024 CPUs."""
 _LIMITS = {"domain": 0xFFFFFFFF, "bus": 0xFF, "slot": 0x1F, "function": 0x7}
 _HOW_TO_WRITE = "write 0x08 or 8; a leading 0 means octal"
 
@@ -92,7 +92,7 @@ def _scale(unit: str) -> int | None:
 
 def set_of(element: Element, text: str) -> frozenset[int]:
     """A set of CPUs or nodes: `0-3,^2,8`; an exclusion applies to what precedes it."""
-    found = 0  # a bit for each: a text may repeat long ranges many times
+    found = 0  # a bit for each number, since a text may repeat long ranges
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, _, last = part.removeprefix("^").partition("-")
         low, high = _index(first), _index(last or first)
@@ -105,13 +105,13 @@ def set_of(element: Element, text: str) -> frozenset[int]:
 
 
 def sets_of(elements: Iterable[Element], attribute: str) -> list[frozenset[int]]:
-    """The sets of several elements, whose numbers have to fit into memory together."""
+    """The sets of several elements, with a limit for all of them together."""
     found, count = [], 0
     for element in elements:
         found.append(set_of(element, element.get(attribute)))
         count += len(found[-1])
         if count > _MOST_TOGETHER:
-            what = f"the sets up to here have more than {_MOST_TOGETHER:,} numbers"
+            what = f"the sets have more than {_MOST_TOGETHER:,} numbers"
             element.fail(what, f"use smaller sets in <{element.tag}>")
     return found
 
@@ -252,7 +252,7 @@ def read_controllers(root: Element) -> tuple[PciController, ...]:
     elements = [e for e in root.each("devices/controller") if e.get("type") == "pci"]
     given = {number_of(e, "index", _MOST_INDEX) for e in elements if "index" in e.attributes}
     if len(elements) > _MOST_INDEX:
-        elements[-1].fail(f"more than {_MOST_INDEX} PCI controllers", "remove this one")
+        elements[-1].fail(f"more than {_MOST_INDEX} PCI controllers", "remove this controller")
     left = iter(number for number in range(_MOST_INDEX + 1) if number not in given)
     return tuple(_controller(element, left) for element in elements)
 

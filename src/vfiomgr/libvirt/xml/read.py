@@ -200,7 +200,7 @@ def _memory(root: Element) -> DomainMemory:
 def _sets_by(
     elements: Sequence[Element], number: str, most: int, attribute: str
 ) -> Iterator[tuple[int, frozenset[int]]]:
-    """The set of each element, with its number."""
+    """The number and the set of each element."""
     for element, found in zip(elements, sets_of(elements, attribute), strict=True):
         yield number_of(element, number, most), found
 

@@ -113,7 +113,7 @@ _AGENT = AgentSettings(root="", plugin_directory="", pod_resources="", control="
 
 
 def optional(name: str, verb: str, extra: str) -> ModuleType:
-    """A module that needs the libraries of an extra; `verb` is what cannot be done without it.
+    """A module that needs the libraries of an extra; `verb` names the operation in an error.
 
     Raises:
         UsageError: one of them is not installed.

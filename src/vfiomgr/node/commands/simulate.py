@@ -33,7 +33,7 @@ _NODES = ("NODE", "PODS", "USED", "USED BEFORE", "FREE")
     shell_complete=complete_file,
     help="Place the pods in FILE, with its claims and classes.",
 )
-@click.option("--allow-pending", is_flag=True, help="Exit with status 0 if pods stay pending.")
+@click.option("--allow-pending", is_flag=True, help="Exit with status 0 even if pods stay pending.")
 @strict_option()
 @resource_options
 @session_options("format")
@@ -52,12 +52,12 @@ def simulate(
     """Show where pods would run, or why they stay pending.
 
     NODE is an output of `vfiomgr snapshot`; the node is named after the file. FILE=COPIES stands
-    for as many nodes like it. Claims are allocated by the rules of Kubernetes' scheduler, and
-    limits of device plugins are counted. CPU, memory, affinity and taints of nodes are not
-    simulated; Node objects in the file of the pods give nodes labels.
+    for COPIES equal nodes. Claims are allocated by the rules of Kubernetes' scheduler, and limits
+    of device plugins are counted. CPU, memory, affinity and taints of nodes are not simulated; Node
+    objects in the pods' file define labels of nodes.
 
-    Exit status: 1 if a pod stays pending (without --allow-pending), or with --strict if the
-    snapshot of a node lacks what decides which devices it offers.
+    Exit status: 1 if a pod stays pending (without --allow-pending), or with --strict if a snapshot
+    lacks facts that decide which devices its node offers.
 
     \b
     Examples:

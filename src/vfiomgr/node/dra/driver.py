@@ -1,4 +1,4 @@
-"""The DRA driver of a node: what is published, and which claims have which devices.
+"""The DRA driver of a node: the published devices, and the claims that have them.
 
 The scanning process makes the pools. It must know which claims have devices, since these stay
 published and decide what else fits on a GPU. Each change of that has a number, and a report with
@@ -6,8 +6,8 @@ an older number is not used: it may offer a vGPU that was created for a claim.
 
 Claims are known from the kubelet's calls and pod resources, and from the records of prepared ones.
 A watch would show all claims of the cluster: the API selects none by their node. A claim that is
-allocated and not prepared yet is therefore unknown. Its device stays published as it is, and what
-else the scheduler may choose beside it is bounded by the counters that the device consumes.
+allocated and not prepared yet is therefore unknown. Its device stays published, and the counters
+that it consumes limit the other devices that the scheduler can choose.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TICK = 0.5
 _PATIENCE = 5.0
 """Seconds in which a scan finds the devices of a new claim; the kubelet waits for 45."""
 _HANDOVER = 15.0
-"""Seconds to wait for a pod that ends: the kubelet names it for 6, and prepares again after 60."""
+"""Seconds to wait for the end of a pod: the kubelet names it for 6 s, and retries after 60 s."""
 _AGAIN = 1.0
 """Seconds until the kubelet is asked again whether a pod has ended."""
 
@@ -57,10 +57,9 @@ _AGAIN = 1.0
 class Driver:
     """Publishes the devices of this node, and prepares the claims of its pods.
 
-    `share` informs the scanning process, and `offer` the device plugin, when claims have other
-    devices than before. `ledger` knows the devices of pods, and `withhold` quarantines a unit that
-    could not be reset, and `require_answer` raises an error if one of
-    some units does not answer.
+    If the devices of claims change, `share` informs the scanning process and `offer` the device
+    plugin. `ledger` has the devices of pods. `withhold` quarantines a unit that could not be reset.
+    `require_answer` raises an error if a unit does not answer.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent
@@ -302,10 +301,10 @@ class Driver:
                 return  # what is missing is refused
 
     async def _unprepare(self, namespace: str, name: str, uid: str) -> None:
-        """Undo the preparation of a claim, which may not exist any more.
+        """Undo the preparation of a claim, which may no longer exist.
 
         Raises:
-            VfiomgrError: a part of it cannot be undone; the kubelet tries again.
+            VfiomgrError: a part cannot be undone; the kubelet tries again.
 
         """
         with self._metrics.claim("unprepare"):
@@ -352,7 +351,7 @@ class Driver:
                 unit, pod = taken
                 message = (
                     f"cannot prepare claim {claim.namespace}/{claim.name}: "
-                    f"{unit} belongs to pod {pod} by the device plugin"
+                    f"{unit} is assigned to pod {pod} by the device plugin"
                 )
                 raise Refusal(message, "delete one of the two pods")
             await asyncio.sleep(_AGAIN)

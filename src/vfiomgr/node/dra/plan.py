@@ -73,8 +73,8 @@ def pools(  # noqa: PLR0913 - each is a fact of its own, with a default
     """The pools of a node, by name; a pool without devices is left out.
 
     `allocated` are the devices that claims are known to have. `created` are the vGPUs that were
-    created for claims, by UUID or address, each with its device: they are not published again,
-    and need no further room. `creatable` are the GPUs on which vGPUs may be created, None for all.
+    created for claims, by UUID or address, each with its device: they are not published again, and
+    need no further capacity. `creatable` are the GPUs on which vGPUs may be created, None for all.
     """
     claims = _Claims(node, allocated, created)
     shared = {gpu.name: gpu for gpu in gpus(host) if gpu.family != "sriov-vf"}

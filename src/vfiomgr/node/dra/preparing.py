@@ -70,10 +70,10 @@ class Preparing:
     """Prepares claims, and undoes it.
 
     `device` finds what is published by pool and name, and `unit` finds a unit of the last scan.
-    `quarantine` is called with a unit that could not be reset and the cause, and `note` with one
-    that was not reset although nothing is wrong with it. `metadata` is the kubelet's directory of
-    the driver, for the files that describe devices to containers. `require_answer` raises an error
-    if one of some units, which may be suspended, does not answer.
+    `quarantine` is called with a unit that could not be reset and the cause, and `note` with a
+    faultless unit that was not reset. `metadata` is the kubelet's directory of the driver, for the
+    files that describe devices to containers. `require_answer` raises an error if a unit, which may
+    be suspended, does not answer.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part of the agent

@@ -1,4 +1,4 @@
-"""The ResourceSlices of this node: written when pools change, and again when they are deleted.
+"""The ResourceSlices of this node, written when pools change and after a deletion.
 
 The scheduler uses the slices of a pool with the highest generation, and only if there are as many
 as each of them says (`resourceSliceCount`). A change that adds or removes slices, or that concerns
@@ -164,9 +164,8 @@ class Publisher:
     def _wanted(self, pool: Pool, held: list[Object]) -> tuple[int, list[Object]]:
         """The generation at which the pool can be written, and its slices.
 
-        It is the last one if slices of that generation contain nothing else: then they are missing
-        only because they were deleted or not all written. It also is if slices can be replaced one
-        by one.
+        It is the last generation if the slices of that generation are equal to the wanted ones, so
+        that some were only deleted or not yet written, or if slices can be replaced one by one.
         """
         last, published = self._written.get(pool.name, (pool, 1))
         newest = max([published, *map(_generation_of, held)])

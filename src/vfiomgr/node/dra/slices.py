@@ -48,7 +48,7 @@ def _chunks(sets: Sequence[CounterSet], most: int) -> Iterator[Sequence[CounterS
 def _portions(
     devices: Iterable[DraDevice], before: Iterable[Sequence[str]]
 ) -> Iterator[list[DraDevice]]:
-    """Devices of a slice each: never more than taints allow, so that a taint moves no device."""
+    """The devices of each slice, at most the maximum with taints, so a taint moves no device."""
     left = {device.name: device for device in devices}
     kept = [[left.pop(name) for name in names[:MOST_DEVICES] if name in left] for names in before]
     rest = iter(left.values())

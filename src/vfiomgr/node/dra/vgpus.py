@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.model import Vgpu
 
 _OWN: frozenset[Override] = frozenset({"in-use"})
-"""The agent changes devices of its own claims, whose pods are not their users."""
+"""The agent changes devices of its own claims, so their pods do not count as users."""
 DIRECTORY = RUNTIME / "dra" / "vgpus"
 """What was made for each owner, in files."""
 _SERVICE = "run the agent as a service: vfiomgr node manifests --unit vfiomgr-node.service"
@@ -167,11 +167,11 @@ class Vgpus:
             self._host.remove_vgpu(made.name, allow=_OWN)
         for run in self._cut_off(made):
             if run.subjects == {made.name} and not run.has_settings:
-                # the vGPU is gone, whichever way the run went
+                # the vGPU is removed, even if the run failed
                 supersede(self._tree, run, self._host.on_note)
 
     def _requires_removal(self, made: Made) -> bool:
-        """Whether a vGPU is gone or its owner's, not of somebody else in its place.
+        """Whether a vGPU is absent or still the one that was created, not a new one in its place.
 
         Raises:
             Refusal: a guest uses it.

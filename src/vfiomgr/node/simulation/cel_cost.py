@@ -1,6 +1,6 @@
 """The cost of CEL expressions: each step of a macro counts, as in Kubernetes.
 
-The library evaluates without limits. Therefore a call that counts is put before the body of each
+The library evaluates without limits. Therefore a counting call is inserted before the body of each
 macro: `[1, 2].all(x, x > 0)` becomes `[1, 2].all(x, @(x) ? (x > 0) : null)`, with a name for @. An
 error of the call ends the evaluation.
 """
@@ -24,9 +24,9 @@ COUNTER = "vfiomgr_counts_step"
 EXCEEDED = "actual cost limit exceeded"
 """The error of cel-go (interpreter/runtimecost.go)."""
 _MOST_SIZE = 1 << 14
-"""Maximum characters and parts of a value in a macro: a body can repeat it a thousand times."""
+"""Maximum characters and parts of a value in a macro, which a body can repeat many times."""
 _SIZE_OF_STEP = 10
-"""Characters or parts that cost as much as a step (StringTraversalCostFactor of cel-go is 0.1)."""
+"""Characters or parts that cost one step (StringTraversalCostFactor of cel-go is 0.1)."""
 _MACROS = frozenset({"all", "exists", "exists_one", "existsOne", "map", "filter"})
 _TOKEN = expression(
     r"//[^\n]*"
@@ -39,12 +39,12 @@ _TOKEN = expression(
 _OPENS, _CLOSES = frozenset("([{"), frozenset(")]}")
 
 
-class TooCostly(ValueError):  # noqa: N818 - what the expression is
+class TooCostly(ValueError):  # noqa: N818 - the name describes the expression
     """An expression that is too long, or takes too many steps."""
 
 
 class Meter:
-    """Counts the steps of one evaluation after another."""
+    """Counts the steps of successive evaluations."""
 
     def __init__(self) -> None:
         self.steps = 0
@@ -66,13 +66,13 @@ class Meter:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether there were too many: an expression can hide the error of `count`."""
+        """Whether there were too many steps, even if the expression hides the error of `count`."""
         return self.steps > MOST_STEPS
 
     def counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that counts its arguments and its result."""
+        """The function, with its arguments and its result counted."""
 
-        def counting(*arguments: Any) -> Any:  # noqa: ANN401 - as the function has them
+        def counting(*arguments: Any) -> Any:  # noqa: ANN401 - like the function
             for each in (*arguments, range(_expected(name, arguments))):
                 self.count(each)
             found = call(*arguments)
@@ -113,7 +113,7 @@ def metered(source: str) -> str:
 
 
 def require_short(source: str) -> None:
-    """Require an expression that Kubernetes stores.
+    """Require an expression within Kubernetes' limit of length.
 
     Raises:
         TooCostly: it is too long.
@@ -148,7 +148,7 @@ def _is_blank(token: str) -> bool:
 
 
 def _arguments(tokens: Sequence[str], begin: int) -> tuple[list[Sequence[str]], int]:
-    """The arguments in the parentheses at an index, and the index of what closes them."""
+    """The arguments in the parentheses at an index, and the index of the closing parenthesis."""
     if tokens[begin : begin + 1] != ["("]:
         return [], begin
     found: list[Sequence[str]] = []

@@ -60,7 +60,7 @@ class Cluster(Struct):
     nodes: list[SimulatedNode] = field(default_factory=list)
     templates: list[NodeTemplate] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    """What decides which devices nodes offer, and their snapshots lack."""
+    """Facts that decide which devices nodes offer, and that their snapshots lack."""
 
     def add(self, template: NodeTemplate, names: Iterable[str]) -> None:
         """Add nodes with this template."""

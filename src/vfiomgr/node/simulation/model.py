@@ -165,7 +165,7 @@ class SimulationResult(Value):
     pods: tuple[PodResult, ...]
     nodes: tuple[NodeUse, ...]
     unknown: tuple[str, ...] = ()
-    """What decides which devices nodes offer, and their snapshots lack."""
+    """Facts that decide which devices nodes offer, and that their snapshots lack."""
 
     @property
     def is_blocked(self) -> bool:

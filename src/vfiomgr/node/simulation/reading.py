@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RULE = "simulation-invalid"
 _MOST_GUESSED = 100
-"""For so many errors of a file the name that was meant is looked for."""
+"""Maximum number of errors of a file for which a similar name is suggested."""
 
 
 class Part(Struct):

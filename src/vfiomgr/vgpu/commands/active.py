@@ -50,7 +50,7 @@ def list_active(session: Session) -> None:
 
 
 def show_active(session: Session, host: HostSnapshot, vgpu: Vgpu) -> None:
-    """Print an active vGPU, with what `vgpu list` has of it."""
+    """Print an active vGPU, with the columns of `vgpu list`."""
     if session.format != "table":
         print_document("VgpuList", {"items": [_item(host, vgpu)]}, session.format)
         return
