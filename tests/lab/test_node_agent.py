@@ -156,7 +156,7 @@ def test_the_device_of_a_pod_stays_if_its_agent_runs_hangs_or_was_killed(
             assert "timed out" in await refused(bound)
             agent.kill()
             await agent.wait()
-            assert f"if none is to run on this host: rm {CONTROL}" in await refused(bound)
+            assert f"if no agent should run here: rm {CONTROL}" in await refused(bound)
             os.unlink(CONTROL)
             await asyncio.to_thread(vfiomgr, "unbind", bound)
 

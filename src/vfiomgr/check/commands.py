@@ -47,7 +47,7 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
     Without a subcommand, check whether this host is ready for passthrough. Each finding has
     evidence, a reason and a remedy. A blocker prevents passthrough of every device; a warning
     concerns some devices, or safety. If a fact that decides the result cannot be read, the result
-    is unknown. JSON and YAML include what is fine.
+    is unknown. JSON and YAML include passed checks.
 
     Exit status: 0 if there is no blocker; 1 if there is one, or with --strict if a deciding fact is
     unknown.

@@ -190,7 +190,7 @@ def _tell(
         own = name in _names(host, offered[name]).values()
         source.on_note(
             f"the pods wait until a device plugin offers {name}"
-            + ("; for the node agent: vfiomgr node manifests" if own else "")
+            + ("; to deploy the node agent: vfiomgr node manifests" if own else "")
         )
         if not own and name not in kinds:
             source.on_note(f"no CDI specification has the kind {name}: {generating(name)}")

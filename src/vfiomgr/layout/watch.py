@@ -323,7 +323,7 @@ def _judged(name: str, result: Result, compared: Comparison) -> Result:
     if not left or isinstance(result, VfiomgrError):
         return result
     message = f"it was changed but still differs: {'; '.join(left)}"
-    return StillDiffers(message, "find what changes it: vfiomgr show, journalctl, dmesg")
+    return StillDiffers(message, "find the cause: vfiomgr show, journalctl, dmesg")
 
 
 def _result(request: ApplyLayout, work: ApplyContext) -> Result:

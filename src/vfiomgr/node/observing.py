@@ -1,7 +1,7 @@
-"""What the scanning process knows of its host, and how it is kept up to date.
+"""The data of the scanning process about its host, and how they are kept up to date.
 
-Everything is read for a question of the agent, and from time to time. An event leads to the devices
-that it names. What no event announces is looked at in intervals, for the offered devices only: the
+Everything is read for a question of the agent, and periodically. After an event, the devices that
+it names are read. Facts without events are read in intervals, for the offered devices only: the
 processes that have a device open, errors of PCI Express, whether suspended functions still answer,
 and what `KeptSnapshot.look` reads.
 """

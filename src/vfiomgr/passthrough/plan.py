@@ -113,7 +113,7 @@ def plan_bind(
     refuse_if_any(_later(host, request, targets, found), request.allow)
     drivers = [wanted[device.address].driver for device in named]
     staying = [device for device in targets if device not in moving]
-    verb = "at the next boot:" if request.at_boot else "binding"
+    verb = "binding at the next boot:" if request.at_boot else "binding"
     companions = _companion_notes(verb, named, targets, moving)
     pending = moving if request.at_boot else []
     if request.at_boot:

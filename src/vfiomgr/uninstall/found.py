@@ -92,10 +92,10 @@ def find(
     notes = (
         *entries.notes,
         *(
-            f"{path} stays: it is not as `kata config --output` wrote it; check it, then: rm {path}"
+            f"{path} stays: edited, or not by `kata config --output`; check it, then: rm {path}"
             for path in foreign
         ),
-        *(f"{path} stays, as you installed it" for path in _BY_HAND if tree.exists(path)),
+        *(f"{path} stays: vfiomgr did not install it" for path in _BY_HAND if tree.exists(path)),
     )
     locks = dict.fromkeys(lock for ready in entries.prepared for lock in ready.request.locks)
     files = ChangeFiles("remove files", changes, tuple(locks), notes)
@@ -142,7 +142,7 @@ def refuse_unfinished(host: Host) -> None:
 
 
 def _remove_entries(tree: HostTree) -> _Entries:
-    """Remove the entries of each container runtime; after an edit, all entries of a runtime stay."""
+    """Remove the entries of each container runtime, except of those with an edited entry."""
     told = text_of_record(tree)
     prepared: list[Prepared] = []
     notes: list[str] = []

@@ -14,7 +14,7 @@ class Uninstall(Request, Value):
     """Remove what vfiomgr wrote; devices stay on their drivers without `unbind`."""
 
     files: ChangeFiles
-    """Files that no snapshot contains: entries of runtimes, and files of Kata and the node agent."""
+    """Files without a snapshot: entries of runtimes, and files of Kata and the node agent."""
     unbind: bool = False
     keep: tuple[PciAddress, ...] = ()
     """With `unbind`: functions that stay on their drivers."""

@@ -43,7 +43,7 @@ class Capacity(Value):
     is_certain: bool
     """Whether the driver reports everything that the number needs; if not, it is a maximum."""
     why_not: str | None
-    """Why there is no room for another one."""
+    """Why there is no capacity for another one."""
     stranded: int | None
     """MiB that remain unusable when the GPU is filled with this type."""
     makeable: int = 0
@@ -53,7 +53,7 @@ class Capacity(Value):
 
     @property
     def unavailable_because(self) -> str | None:
-        """Why there is no room for another one, with the command that makes it if there is one."""
+        """Why there is no capacity for another one, with the command that creates it, if any."""
         return self.why_not if self.remedy is None else f"{self.why_not}: {self.remedy}"
 
 
@@ -400,7 +400,7 @@ def why_none_is_free(gpu: Gpu) -> str:
         return f"{gpu.asked} {'is already a vGPU' if gpu.asked in taken else 'lost its driver'}"
     lost = len((gpu.closed | gpu.wedged) & {parent.name for parent in gpu.parents} - taken)
     return f"no free virtual function: {len(taken)} of {len(gpu.parents)} are vGPUs" + (
-        f", {lost} lost their driver or do not respond" if lost else ""
+        f", {lost} without a driver or not responding" if lost else ""
     )
 
 

@@ -100,7 +100,7 @@ def test_the_device_of_a_pod_is_not_unbound_if_the_agent_runs_hangs_or_was_kille
             socket = f"{node.kernel.root}{CONTROL}"
             status, error = await unbind(node)
             assert (status, "users-unknown" in error) == (4, True), error
-            assert f"if none is to run on this host: rm {socket}" in error
+            assert f"if no agent should run here: rm {socket}" in error
             assert "warning" not in error
             assert (await unbind(node, "--allow", "in-use"))[0] == 0
             _, output, error = await node.command("list", "--columns", "address,used-by")

@@ -98,7 +98,7 @@ def _told(situation: PodContext) -> str:
             )
     settings = situation.settings
     if settings is not None and settings.cold_plug == NO_PORT:
-        return f"Kata does not look for devices of {asked}: it plugs none"
+        return f"Kata does not look for devices of {asked}: cold_plug_vfio is {NO_PORT}"
     return f"Kata cannot find out which devices of {asked} the pod has"
 
 

@@ -76,7 +76,7 @@ def migration(
     """Check whether a domain can migrate, and to which hosts.
 
     DOMAIN is a domain of libvirt, FILE its XML, - reads from a pipe. Each device of the domain must
-    be on a driver that supports migration. The target needs a free device of the same model, or
+    be on a driver that supports migration. The target needs a free, ready device of that model, or
     capacity for a vGPU of the same type. Versions of libvirt, QEMU and drivers, CPU, IOMMU group
     and NUMA nodes are also compared. Nothing is migrated or changed.
 

@@ -53,7 +53,7 @@ class Socket:
             require_short(path, "--kubelet-root")
         if is_served(self.path):
             message = f"another process serves {self.path}"
-            raise Refusal(message, "stop it first; fuser on the path names it")
+            raise Refusal(message, "stop that process first; find it with fuser")
         server = Server(*methods, tell=self._tell)
         try:
             await server.serve(hidden)

@@ -152,7 +152,7 @@ def test_several_are_for_a_bus_each() -> None:
         assert "keep one <iommu>" in finding.remedy
     finding = judged(gpu + ACCEL + root + ACCEL)["viommu-several"]
     assert finding.severity == "blocker"
-    assert finding.summary == "2 SMMUv3s are for bus 10 of the guest"
+    assert finding.summary == "bus 10 of the guest has 2 SMMUv3s"
     assert all("pciBus='10'" in text for text in finding.evidence)
     assert "keep one of them" in finding.remedy
     second = judged(gpu + NIC_AT_ROOT + ACCEL + root)["viommu-without-iommufd"]
