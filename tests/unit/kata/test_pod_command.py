@@ -118,8 +118,8 @@ def test_a_pod_asks_for_what_is_bound_and_says_what_it_waits_for(run: Run) -> No
     assert container["resources"]["limits"]["vfiomgr.io/PCI_10DE_2684"] == "1"
     assert "cuda" in container["image"]
     assert answer.stderr == (
-        "the pods wait until a device plugin offers vfiomgr.io/PCI_10DE_2684; the node agent does: "
-        "vfiomgr node manifests\n"
+        "the pods wait until a device plugin offers vfiomgr.io/PCI_10DE_2684; to deploy the "
+        "node agent: vfiomgr node manifests\n"
     )
     pgpu = run("kata", "pod", "--naming", "pgpu").stderr
     assert "vfiomgr cdi generate --kind nvidia.com/pgpu --name-by group --write\n" in pgpu
