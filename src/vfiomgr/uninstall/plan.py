@@ -150,7 +150,7 @@ def _edited_note(host: HostSnapshot, path: str) -> str:
         binding = parse_rule(host.file(path) or "")
         what = "applies" if binding is None else f"binds {binding.address}"
         effect = f", and still {what} at boot"
-    return f"{path} stays: it is not as vfiomgr wrote it{effect}; check it, then: rm {path}"
+    return f"{path} stays: it differs from what vfiomgr writes{effect}; check it, then: rm {path}"
 
 
 def _unused_hooks(host: HostSnapshot) -> Iterator[ReplaceFile]:
