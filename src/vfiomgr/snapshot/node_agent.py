@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.unknown import Report
 
 CONTROL = RUNTIME / "node.sock"
-"""The agent's own socket, always in this place: it is how others find that an agent runs."""
+"""The agent's own socket; its path is fixed, since other commands find the agent by it."""
 DEADLINE = 10.0
 """Seconds to wait for an answer that a decision depends on."""
 PATIENCE = 1.0
@@ -269,7 +269,7 @@ def is_pod(text: str) -> bool:
 
 
 def _known(kind: Any, data: Any) -> Any:  # noqa: ANN401 - types and JSON have no narrower type
-    """What a value of this kind has a field for."""
+    """The members of a value that this class has fields for."""
     if isinstance(data, dict) and isinstance(kind, type) and issubclass(kind, Value):
         types = _types_of_fields(kind)
         return {name: _known(types[name], data[name]) for name in data if name in types}

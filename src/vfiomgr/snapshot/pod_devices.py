@@ -1,4 +1,4 @@
-"""Which pods have devices: by the node agent, or else by the kubelet's own record."""
+"""The pods that have devices, from the node agent or else from the kubelet's own record."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _START = "start the node agent, which asks the kubelet: systemctl start vfiomgr-
 
 
 class _Entry(msgspec.Struct):
-    """The devices of one resource that a container has, by NUMA node."""
+    """The devices of one resource in a container, by NUMA node."""
 
     pod: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
@@ -61,9 +61,9 @@ class _Record(msgspec.Struct):
 
 
 def find_pods(tree: HostTree, report: Report, seconds: float) -> NodeStatus | None:
-    """The answer of the node agent; if there is none, the pods of the kubelet's record.
+    """The answer of the node agent; without an answer, the pods of the kubelet's record.
 
-    What could name pods and cannot be read is reported.
+    Sources that could name pods and cannot be read are reported.
     """
     return find_status(tree, report, seconds) or _recorded(tree, report)
 
@@ -75,10 +75,10 @@ def _recorded(tree: HostTree, report: Report) -> NodeStatus | None:
     try:
         entries = _entries(tree)
     except PermissionError:
-        return None  # lists of other users name no pods either if an agent runs
+        return None  # lists of other users do not name pods with an agent either
     except (OSError, HostError, ValueError) as error:
         why = f"cannot read from {RECORD} which pods have devices: {error}"
-        remedy = f"{_START}; if no kubelet is to run on this host: rm {tree.locate(RECORD)}"
+        remedy = f"{_START}; if no kubelet should run here: rm {tree.locate(RECORD)}"
         report(UnknownUsers("pods", why, remedy))
         return None
     names, is_listed = _pods(tree)
@@ -86,7 +86,7 @@ def _recorded(tree: HostTree, report: Report) -> NodeStatus | None:
     found = []
     for entry in entries:
         if is_listed and entry.pod not in names and entry.pod not in kept:
-            continue  # the kubelet removes ended pods when it gives devices to another one
+            continue  # the kubelet removes ended pods when it assigns devices to another pod
         pod = f"{names.get(entry.pod, '')}/{entry.container}"
         devices = tuple(_status(tree, name, pod) for name in dict.fromkeys(entry.names))
         if devices and not is_pod(pod):
@@ -104,7 +104,7 @@ def _entries(tree: HostTree) -> list[_Entry]:
         PermissionError: only root may read it.
         OSError: it cannot be opened.
         HostError: it is too large.
-        ValueError: it is no such record.
+        ValueError: it is not such a record.
 
     """
     data = tree.read_whole(RECORD)
@@ -117,7 +117,7 @@ def _entries(tree: HostTree) -> list[_Entry]:
 
 
 def _pods(tree: HostTree) -> tuple[dict[str, str], bool]:
-    """The pods by UID, as NAMESPACE/NAME, and whether it can be told which ones exist."""
+    """The pods by UID, as NAMESPACE/NAME, and whether it is known which of them exist."""
     found = (name.rpartition("_") for name in tree.children(_LOGS))
     names = {uid: pod.replace("_", "/") for pod, _, uid in found}
     return names, any(tree.why_unlisted(each) is None for each in (_PODS, _LOGS))

@@ -95,10 +95,10 @@ _NUMBERED = {
     "vfio": _VFIO,
     "vfio-dev": "/dev/vfio/devices/",
 }
-"""Where the kernel's devtmpfs has the nodes of other classes."""
+"""The directory of the nodes of other classes in the kernel's devtmpfs."""
 _NVIDIA = expression(r"\s*(\d+) nvidia(?:-frontend)?")
-"""Lines of /proc/devices. The driver has no class; its nodes count from 0, the last two are not
-those of GPUs (NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE in nv.h of open-gpu-kernel-modules)."""
+"""Lines of /proc/devices. The driver has no class; its nodes count from 0, the last two
+are not GPUs (NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE in nv.h of open-gpu-kernel-modules)."""
 _NVIDIA_GPUS = range(254)
 _MORE_TIMES = 5
 """How often a process is asked again; each takes some two seconds."""
@@ -285,7 +285,7 @@ def _renamed(
 def _numbers_of_others(tree: HostTree) -> dict[str, str]:
     """The nodes that are watched, by kind and number: `c195:0` is /dev/nvidia0.
 
-    The host has no such node where its driver is in a container (/run/nvidia/driver).
+    The host has no such node if its driver is in a container (/run/nvidia/driver).
     """
     found: dict[str, str] = {}
     for kind, place in _NUMBERED.items():

@@ -158,7 +158,7 @@ class HostFacts(Value, dict=True):
     translations: tuple[Translation, ...] | None = None
     """ATS and PASID of functions that have them; None if not read (requires root)."""
     agent: NodeStatus | None = None
-    """What the agent of a Kubernetes node offers; if none answers, what pods have by the kubelet's
+    """The offer of a Kubernetes node's agent; without an answer, the pods of the kubelet's
     record, with `pid` 0; None if not read, or if there is neither."""
     unknown_users: tuple[UnknownUsers, ...] = ()
     """Sources that could name users of devices and could not be read."""

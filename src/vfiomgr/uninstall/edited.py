@@ -1,4 +1,4 @@
-"""Which files were edited since vfiomgr wrote them: they differ from what it would write now."""
+"""The files that were edited since vfiomgr wrote them: they differ from what it would write now."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = "/vfiomgr-program"
 _ANY_PROGRAM = r"/[A-Za-z0-9._+/-]+(?: -I -m vfiomgr)?"
-"""What `require_plain` accepts: vfiomgr may have been elsewhere when it wrote a file."""
+"""The paths that `require_plain` accepts, since vfiomgr may have had another path before."""
 _WITH_PROGRAM: Mapping[str, Callable[[str], str]] = {
     UNIT: render_unit,
     SCRIPT: render_script,
@@ -44,7 +44,7 @@ def edited_files(host: HostSnapshot) -> Iterator[str]:
     for file in (*host.files, *host.defined.files):
         try:
             is_own = _is_as_written(host, file)
-        except (InvalidDocument, Refusal):  # nothing that could be written
+        except (InvalidDocument, Refusal):  # no vfiomgr could have written this
             is_own = False
         if not is_own:
             yield file.path
@@ -55,11 +55,11 @@ def edited_files(host: HostSnapshot) -> Iterator[str]:
 
 
 def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
-    """Whether a text is one that vfiomgr writes to that place, or it writes nothing there.
+    """Whether vfiomgr writes such a text to a path, or writes nothing there.
 
     Raises:
-        InvalidDocument: it is no definition of vGPUs.
-        Refusal: it names what vfiomgr cannot write.
+        InvalidDocument: it is not a definition of vGPUs.
+        Refusal: it contains something that vfiomgr cannot write.
 
     """
     path = HostPath(file.path)
@@ -78,7 +78,7 @@ def _matches(rendered: str, text: str) -> bool:
 
 
 def _texts(host: HostSnapshot, path: str, text: str) -> Iterator[str]:
-    """What vfiomgr would write to a path now; empty for a file that no one edits."""
+    """The text that vfiomgr would write to a path now; empty for files that nobody edits."""
     if path in _WITH_PROGRAM:
         yield _WITH_PROGRAM[path](_PROGRAM)
     elif path in (layouts.BOOT, layouts.WATCH):

@@ -103,7 +103,7 @@ def test_a_record_of_another_form_leaves_the_pods_unknown(tmp_path: Path, conten
     (why,) = unknown
     assert (found, why.kind) == (None, "pods")
     assert why.why.startswith(f"cannot read from {RECORD} which pods have devices: ")
-    assert f"if no kubelet is to run on this host: rm {tmp_path}{RECORD}" in why.lift
+    assert f"if no kubelet should run here: rm {tmp_path}{RECORD}" in why.lift
 
 
 def test_a_record_that_cannot_be_opened_leaves_the_pods_unknown(

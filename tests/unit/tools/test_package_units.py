@@ -44,9 +44,9 @@ AGENT = "refused: the node agent is running\n  explain: vfiomgr explain uninstal
     ("running", "stopped", "calls", "told"),
     [
         (f"{CLAIMS}; then stop the agent", f"start the agent; {CLAIMS}", "vs", "  remedy: drain"),
-        (AGENT, "", "vsv", "this host still has what vfiomgr wrote"),
+        (AGENT, "", "vsv", "files written by vfiomgr remain on this host"),
         (AGENT, AGENT, "vsv", "vfiomgr explain uninstall-agent"),
-        ("", "start the agent first", "vs", "this host still has what vfiomgr wrote"),
+        ("", "start the agent first", "vs", "files written by vfiomgr remain on this host"),
     ],
 )
 def test_a_removal_asks_what_stays_while_the_agent_runs(

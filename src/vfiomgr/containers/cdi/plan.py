@@ -276,7 +276,7 @@ def _version_notes(specification: CdiSpecification) -> Iterator[str]:
 
 
 def is_as_written(file: CdiFile) -> bool:
-    """Whether a specification has only what vfiomgr writes: devices with their nodes."""
+    """Whether a specification contains only data that vfiomgr writes: devices with their nodes."""
     found = read_file(file)
     devices = tuple(CdiDevice(each.name, _nodes_of(each.edits)) for each in found.devices)
     bare = CdiSpecification("", found.kind, edits=_nodes_of(found.edits))

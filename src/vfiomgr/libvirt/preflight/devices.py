@@ -138,7 +138,7 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
 
 
 def _reporter(host: HostSnapshot) -> str:
-    """What reports the pods of devices."""
+    """The source of the pods of devices."""
     if host.agent is not None and host.agent.pid:
         return f"the node agent reports it: {CONTROL}"
     return f"the kubelet's record has it: {RECORD}"
