@@ -11,29 +11,25 @@ import time
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from vfiomgr.errors import HostError, Refusal
 from vfiomgr.host.tree import HostTree
 from vfiomgr.node.directories import DirectoryChanges
 from vfiomgr.node.health import reset_failed
-from vfiomgr.node.http import UNIX, HttpServer, Response, text
-from vfiomgr.node.kubelet import SOCKET
+from vfiomgr.node.kubelet import kubelet_stamp
 from vfiomgr.node.listing import Listing
-from vfiomgr.node.metrics import CONTENT_TYPE_LATEST, AgentMetrics
+from vfiomgr.node.metrics import AgentMetrics
 from vfiomgr.node.model import Inventory
 from vfiomgr.node.offers import Offers, Quarantine
+from vfiomgr.node.pages import AgentPages
 from vfiomgr.node.plugin_directory import DirectoryLock, remove_old_sockets
 from vfiomgr.node.pods import PodLedger
 from vfiomgr.node.scanning import Scanning
 from vfiomgr.node.serving import ServedResource
-from vfiomgr.node.sockets import stamp_of
 from vfiomgr.node.systemd import notify, watchdog_seconds
 from vfiomgr.paths import HostPath
-from vfiomgr.snapshot.node_agent import ClaimStatus, DeviceStatus, NodeStatus, ResourceStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
     from typing import Any
 
     from vfiomgr.diagnostic import Diagnostic
@@ -81,46 +77,46 @@ class Agent:
     ) -> None:
         self._settings = settings
         self._tell = tell
-        self._found = self._offered = Inventory()
-        self._is_scanned = asyncio.Event()
+        self._found = self.offered = Inventory()
+        self.is_scanned = asyncio.Event()
         self._is_serving = asyncio.Event()
         """Whether the scanned devices are offered to the kubelet, if it answers."""
         self._offers = Offers(settings.debounce)
         self._served: dict[str, ServedResource] = {}
-        self._ledger = PodLedger(settings.pod_resources)
+        self.ledger = PodLedger(settings.pod_resources)
         self._joined: tuple[bool, Mapping[tuple[str, str], str]] = False, {}
         """Whether pods were known at the last offer, and which."""
-        self._is_offering = False
+        self.is_offering = False
         """Whether devices were offered; without this, the pods that have them are unknown."""
         self._held: dict[str, str] | None = {} if settings.dra is None else None
         """The pods of offered devices, as the scanning process knows them."""
         self._drift: Mapping[str, str] = {}
         """The devices that differ from the layout, and why."""
-        self._is_following = False
+        self.is_following = False
         """Whether the pods are known, or cannot be."""
         self._pods_at = 0.0
         """When the kubelet is asked again."""
-        self._scanning = Scanning(settings.root, settings.scan, self._receive, tell)
-        self._metrics = AgentMetrics(
-            lambda: {n: s.is_registered for n, s in self._served.items()},
-            lambda: bool(self._scanning.error),
+        self.scanning = Scanning(settings.root, settings.scan, self._receive, tell)
+        self.metrics = AgentMetrics(
+            lambda: self.registered,
+            lambda: bool(self.scanning.error),
         )
         self._events: Events | None = None
         if settings.events is not None:
             self._events = import_module("vfiomgr.node.events").Events(
-                settings.events, tell, self._metrics.count_failure
+                settings.events, tell, self.metrics.count_failure
             )
-        self._driver: Driver | None = None
+        self.driver: Driver | None = None
         if settings.dra is not None:
-            self._driver = import_module("vfiomgr.node.dra.driver").Driver(
+            self.driver = import_module("vfiomgr.node.dra.driver").Driver(
                 settings.dra,
                 HostTree(settings.root),
-                share=lambda facts: self._scanning.tell(claims=facts),
+                share=lambda facts: self.scanning.tell(claims=facts),
                 offer=self._offer_if_known,
-                ledger=self._ledger,
-                metrics=self._metrics,
+                ledger=self.ledger,
+                metrics=self.metrics,
                 withhold=lambda unit, why: self._start(self._withhold_unreset(unit, why)),
-                require_answer=self._scanning.require_answer,
+                require_answer=self.scanning.require_answer,
                 tell=tell,
             )
         self._quarantine = Quarantine(HostTree(settings.root))
@@ -132,17 +128,7 @@ class Agent:
         self._stopping = asyncio.Event()
         directories = (settings.plugin_directory, os.path.dirname(settings.pod_resources))
         self._sockets = DirectoryChanges(directories, settings.tick)
-        self._pages = HttpServer(
-            {
-                "GET /metrics": self._show_metrics,
-                "GET /healthz": self._show_health,
-                "GET /readyz": self._show_readiness,
-            },
-            tell,
-        )
-        self._control = HttpServer(
-            {"GET /status": self._show_status, "POST /release": self._release}, tell
-        )
+        self._pages = AgentPages(settings, self, tell)
 
     async def run(self) -> None:
         """Serve until a signal asks for the end.
@@ -175,18 +161,16 @@ class Agent:
             await self._stop()
 
     async def _serve(self) -> None:
-        await self._control.start(f"{UNIX}{self._settings.control}")
+        await self._pages.start()
         await self._share_quarantine()
-        if self._driver is not None:
-            await self._driver.share()
-        if self._settings.metrics is not None:
-            await self._pages.start(self._settings.metrics)
-        for work in (self._scanning.run(), self._tend(), self._follow_pods(), self._watch()):
+        if self.driver is not None:
+            await self.driver.share()
+        for work in (self.scanning.run(), self._tend(), self._follow_pods(), self._watch()):
             self._start(work)
         if self._events is not None:
             self._start(self._events.run())
-        if self._driver is not None:
-            self._start(self._driver.run())
+        if self.driver is not None:
+            self._start(self.driver.run())
         await self._stopping.wait()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -209,10 +193,9 @@ class Agent:
         if tasks:
             await asyncio.wait(tasks, timeout=_ENDING)
         await asyncio.gather(*(served.close() for served in self._served.values()))
-        if self._driver is not None:
-            await self._driver.close()
+        if self.driver is not None:
+            await self.driver.close()
         await self._pages.stop()
-        await self._control.stop()
         if self._failure is not None:
             raise self._failure
 
@@ -221,20 +204,20 @@ class Agent:
     async def _receive(self, report: Report) -> None:
         seconds = _HEALTH_INTERVALS * self._settings.scan.interval
         if report.inventory is None:
-            if self._driver is not None:
-                self._driver.confirm(seconds)
+            if self.driver is not None:
+                self.driver.confirm(seconds)
             return
-        if self._driver is None:
+        if self.driver is None:
             self._found = report.inventory
-        elif self._driver.receive(report, seconds):
-            self._found = self._driver.shown(report.inventory, self._found)
+        elif self.driver.receive(report, seconds):
+            self._found = self.driver.shown(report.inventory, self._found)
         else:
             return  # claims have other devices meanwhile: another scan follows
         self._report_drift(report.drift)
         for device, reason in (await self._confirmed(report.inventory, report.crashes)).items():
             await self._withhold(device, reason)
-        self._metrics.scanned = report.metrics
-        self._is_scanned.set()
+        self.metrics.scanned = report.metrics
+        self.is_scanned.set()
         await self._join()
 
     async def _confirmed(
@@ -245,8 +228,8 @@ class Agent:
         The kubelet names a pod for some seconds after its end, and is asked seldom.
         """
         if crashes:
-            await self._ledger.ask()
-        held = {device for _, device in self._ledger.pods}
+            await self.ledger.ask()
+        held = {device for _, device in self.ledger.pods}
         ended = {unit.id for unit in found.units if unit.pod and unit.id not in held}
         return {device: reason for device, reason in crashes.items() if device not in ended}
 
@@ -256,31 +239,31 @@ class Agent:
         A first offer waits for the scan that knows the pods: without them a device of a pod may
         seem to be in use by a guest of the host.
         """
-        self._joined = self._is_following, self._ledger.pods
-        if self._is_scanned.is_set() and self._is_following:
+        self._joined = self.is_following, self.ledger.pods
+        if self.is_scanned.is_set() and self.is_following:
             is_changed = await self._share_pods()
             if self._served or not is_changed:
                 await self._offer()
 
     async def _share_pods(self) -> bool:
         """Tell the scanning process which pods have devices, if that has changed."""
-        held = self._ledger.held(self._found)
+        held = self.ledger.held(self._found)
         if held == self._held:
             return False
         self._held = held
-        await self._scanning.tell(pods=held)
+        await self.scanning.tell(pods=held)
         return True
 
     async def _offer(self) -> None:
         """Serve the debounced result of the last scan; stop resources that are not configured."""
-        before = {unit.id: unit for unit in self._offered.units}
-        self._offered = self._offers.merge(
-            self._found, self._ledger.pods, self._quarantined, time.monotonic(), self._claims
+        before = {unit.id: unit for unit in self.offered.units}
+        self.offered = self._offers.merge(
+            self._found, self.ledger.pods, self._quarantined, time.monotonic(), self.claims
         )
-        self._is_offering = True
-        for unit in self._offered.units:
+        self.is_offering = True
+        for unit in self.offered.units:
             self._report_change(before.get(unit.id, unit), unit)
-        for resource in self._offered.resources:
+        for resource in self.offered.resources:
             served = self._served.get(resource.name)
             if served is None:
                 self._served[resource.name] = ServedResource(
@@ -292,16 +275,21 @@ class Agent:
                 )
             else:
                 served.plugin.update(resource)
-        names = {resource.name for resource in self._offered.resources}
+        names = {resource.name for resource in self.offered.resources}
         for name in [name for name in self._served if name not in names]:
             self._tell(f"{name}: not configured, therefore not offered")
             await self._served.pop(name).close()
         self._sockets.stir()  # a device may have to be withdrawn soon, or a resource registered
 
     @property
-    def _claims(self) -> Mapping[str, str]:
+    def registered(self) -> Mapping[str, bool]:
+        """The resources that are served, and whether the kubelet lists each."""
+        return {name: served.is_registered for name, served in self._served.items()}
+
+    @property
+    def claims(self) -> Mapping[str, str]:
         """The claims that have devices."""
-        return {} if self._driver is None else self._driver.claims
+        return {} if self.driver is None else self.driver.claims
 
     async def _offer_if_known(self) -> None:
         """Offer the devices again after a change of claims, if they were offered before."""
@@ -334,13 +322,12 @@ class Agent:
 
     async def _tend(self) -> None:
         """Keep the lock, sockets and registrations, and report devices that stay unhealthy."""
-        await self._is_scanned.wait()
+        await self.is_scanned.wait()
         while True:
             self._lock.keep()
             served = tuple(self._served.values())
-            pages = self._control.tend(), self._pages.tend()
-            await asyncio.gather(*pages, *(each.tend() for each in served))
-            if self._is_offering or not self._is_following:
+            await asyncio.gather(self._pages.tend(), *(each.tend() for each in served))
+            if self.is_offering or not self.is_following:
                 self._is_serving.set()
             await self._listing.check(served, self._sockets.since)
             await self._sockets.wait(self._rest())
@@ -353,11 +340,8 @@ class Agent:
         """Whether the kubelet's sockets have changed lately, or it lists not all resources yet."""
         if time.monotonic() < self._sockets.since + _LIVELY:
             return True
-        is_listed = all(served.is_registered for served in self._served.values())
-        return not is_listed and self._kubelet_stamp() is not None
-
-    def _kubelet_stamp(self) -> Stamp | None:
-        return stamp_of(os.path.join(self._settings.plugin_directory, SOCKET))
+        is_listed = all(self.registered.values())
+        return not is_listed and kubelet_stamp(self._settings.plugin_directory) is not None
 
     def _rest(self) -> float:
         """Seconds until the resources are tended again, if nothing happens."""
@@ -377,10 +361,10 @@ class Agent:
         """
         self._ask_soon()
         for device in devices:
-            if device in self._claims:
-                message = f"{device} belongs to ResourceClaim {self._claims[device]}"
+            if device in self.claims:
+                message = f"{device} belongs to ResourceClaim {self.claims[device]}"
                 raise Refusal(message, "delete the pod, so that it gets another device")
-        problems = await self._scanning.verify(resource, devices)
+        problems = await self.scanning.verify(resource, devices)
         failed = [problem for problem in problems if problem.has_failed_reset]
         for problem in failed:
             unit = next((u for u in self._found.units if u.id == problem.device), None)
@@ -391,9 +375,9 @@ class Agent:
             raise HostError(message, "see vfiomgr node status on the node")
 
     def _allocated(self, resource: str, devices: tuple[str, ...], seconds: float) -> None:
-        self._metrics.observe(resource, seconds)
-        self._ledger.allocate(resource, devices)
-        self._start(self._scanning.allocated(devices))
+        self.metrics.observe(resource, seconds)
+        self.ledger.allocate(resource, devices)
+        self._start(self.scanning.allocated(devices))
         self._ask_soon()
 
     def _ask_soon(self) -> None:
@@ -422,14 +406,14 @@ class Agent:
     async def _share_quarantine(self) -> None:
         active = self._quarantine.active(time.monotonic())
         self._quarantined = frozenset(active)
-        await self._scanning.tell(quarantine=active)
+        await self.scanning.tell(quarantine=active)
 
     async def _reload(self) -> None:
         """Scan now, and read the layout again. Before readiness, a scan is already running."""
         if not self._is_serving.is_set():
             return
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-        await self._scanning.scan()
+        await self.scanning.scan()
         notify("READY=1")
 
     # ---- which pods have devices
@@ -443,22 +427,22 @@ class Agent:
         end, has_answered = time.monotonic() + _PATIENCE, False
         known: Stamp | None = None
         while True:
-            stamp = self._ledger.stamp()
+            stamp = self.ledger.stamp()
             is_new, known = stamp not in (None, known), stamp or known
-            if is_new and self._is_following:
+            if is_new and self.is_following:
                 self._ask_soon()
             elif is_new or time.monotonic() >= self._pods_at:
                 self._pods_at = time.monotonic() + self._pods_interval
-                has_answered = await self._ledger.ask() is not None or has_answered
+                has_answered = await self.ledger.ask() is not None or has_answered
                 if not has_answered:
-                    is_starting = self._ledger.is_starting
+                    is_starting = self.ledger.is_starting
                     again = self._settings.tick if is_starting else _UNANSWERED
                     self._pods_at = time.monotonic() + again
-                elif is_new or self._ledger.is_starting:
+                elif is_new or self.ledger.is_starting:
                     self._ask_soon()  # its pods may not be listed yet
                 is_over = stamp is None or time.monotonic() > end
-                self._is_following = self._is_following or has_answered or is_over
-            if (self._is_following, self._ledger.pods) != self._joined:
+                self.is_following = self.is_following or has_answered or is_over
+            if (self.is_following, self.ledger.pods) != self._joined:
                 await self._join()
             await self._sockets.wait(self._rest_of_pods())
 
@@ -468,12 +452,12 @@ class Agent:
 
         A claim can get a device only after the end of its pod, which only the kubelet knows.
         """
-        is_shared = self._driver is not None and bool(self._ledger.pods)
+        is_shared = self.driver is not None and bool(self.ledger.pods)
         return min(self._settings.pods_interval, _SHARED if is_shared else math.inf)
 
     def _rest_of_pods(self) -> float:
         """Seconds until the kubelet is asked for the pods, if nothing happens."""
-        if self._is_lively or not self._is_following:
+        if self._is_lively or not self.is_following:
             return self._settings.tick
         return max(self._settings.tick, min(_IDLE, self._pods_at - time.monotonic()))
 
@@ -487,98 +471,17 @@ class Agent:
         gc.freeze()  # what lives as long as the agent: each collection would delay answers by 10 ms
         seconds = watchdog_seconds()
         while seconds is not None:
-            if self._scanning.is_alive:
+            if self.scanning.is_alive:
                 notify("WATCHDOG=1")
             await asyncio.sleep(seconds / 2)
 
-    async def _show_metrics(self, _body: str) -> Response:
-        return Response(self._metrics.text(), content_type=CONTENT_TYPE_LATEST)
-
-    async def _show_health(self, _body: str) -> Response:
-        if self._scanning.is_alive:
-            return text("ok")
-        return text("the scanning process does not answer", 503)
-
-    async def _show_readiness(self, _body: str) -> Response:
-        waiting = list(self._unready())
-        return text("; ".join(waiting), 503) if waiting else text("ok")
-
-    def _unready(self) -> Iterator[str]:
-        if self._scanning.error:
-            yield f"cannot scan the host: {self._scanning.error}"
-        if not self._is_scanned.is_set():
-            yield "the host was not scanned yet"
-        elif not self._is_following:
-            yield "the kubelet has not reported the devices of pods yet"
-        if self._driver is not None and not self._driver.is_registered:
-            yield "the kubelet has not registered the DRA driver"
-        for name, served in self._served.items():
-            if not served.is_registered:
-                yield f"the kubelet does not list {name}"
-
-    async def _show_status(self, _body: str) -> Response:
-        await self._ledger.refresh()
+    async def refresh(self) -> None:
+        """Ask the kubelet which pods have devices."""
+        await self.ledger.refresh()
         self._sockets.stir()  # the pods may be others
-        # Other commands wait for this, so it must be fast; paths of the host are not plain strings.
-        body = msgspec.json.encode(self._status(), enc_hook=str)
-        return Response(body, content_type="application/json")
 
-    def _status(self) -> NodeStatus:
-        directory = self._settings.plugin_directory
-        pods, allocated = self._ledger.held(self._offered), self._ledger.allocated(self._offered)
-        return NodeStatus(
-            pid=os.getpid(),
-            plugin_directory=str(directory),
-            has_kubelet=self._kubelet_stamp() is not None,
-            resources=tuple(
-                ResourceStatus(
-                    each.name,
-                    each.consumer,
-                    each.name in self._served and self._served[each.name].is_registered,
-                    tuple(
-                        _device_status(unit, pods.get(unit.id, ""), allocated.get(unit.id))
-                        for unit in each.units
-                    ),
-                )
-                for each in self._offered.resources
-            ),
-            notes=self._offered.notes,
-            error=self._scanning.error,
-            is_dra_registered=None if self._driver is None else self._driver.is_registered,
-            claims=tuple(ClaimStatus(*each) for each in sorted(self._claims.items())),
-            pods_unknown=self._why_unknown(),
-        )
-
-    def _why_unknown(self) -> str:
-        """Why it is unknown which pods have devices; empty if it is known."""
-        if not self._is_offering:
-            return "the agent has not offered the devices yet"
-        if not self._ledger.is_known:
-            return f"the kubelet has not answered on {self._settings.pod_resources}"
-        return ""
-
-    async def _release(self, device: str) -> Response:
+    async def release(self, device: str) -> None:
         """End the quarantine of a device, and forgive its errors up to now."""
-        if all(unit.id != device for unit in self._offered.units):
-            return text(f"{device} is not offered by this agent", 404)
         self._quarantine.release(device)
-        await self._scanning.tell(forgive=device)
+        await self.scanning.tell(forgive=device)
         await self._share_quarantine()
-        return text("released")
-
-
-def _device_status(unit: NodeUnit, pod: str, age: float | None) -> DeviceStatus:
-    """A device with its present pod, which the last scan may not have known."""
-    user = unit.used_by if unit.used_by != unit.pod else ""
-    if age is not None:
-        pod, user = "", f"given to a pod {age:.0f} s ago"
-    return DeviceStatus(
-        unit.id,
-        tuple(map(str, unit.addresses)),
-        unit.numa_nodes,
-        unit.is_healthy,
-        pod or user,
-        pod,
-        unit.reasons,
-        None if age is None else round(age, 1),
-    )

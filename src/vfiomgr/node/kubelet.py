@@ -30,6 +30,8 @@ from vfiomgr.node.sockets import stamp_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from vfiomgr.node.sockets import Stamp
+
 _SCALARS = {
     "bool": FieldDescriptorProto.TYPE_BOOL,
     "int32": FieldDescriptorProto.TYPE_INT32,
@@ -242,6 +244,11 @@ class NoAnswer(HostError):  # noqa: N818 - the name says what the kubelet did
     """The kubelet is absent, refuses, or limits the rate of calls."""
 
 
+def kubelet_stamp(directory: str) -> Stamp | None:
+    """What changes if a kubelet starts; None if none accepts registrations."""
+    return stamp_of(os.path.join(directory, SOCKET))
+
+
 async def register(directory: str, endpoint: str, resource: str) -> None:
     """Register a resource; the kubelet connects to its plugin before it answers.
 
@@ -257,13 +264,12 @@ async def register(directory: str, endpoint: str, resource: str) -> None:
             pre_start_required=True, get_preferred_allocation_available=True
         ),
     )
-    socket = os.path.join(directory, SOCKET)
-    stamp = stamp_of(socket)
+    socket, stamp = os.path.join(directory, SOCKET), kubelet_stamp(directory)
     work = _call(socket, REGISTER, request, DEVICES.Empty, _REGISTRATION_DEADLINE)
     task = asyncio.create_task(work)
     try:
         while not (await asyncio.wait({task}, timeout=_GLANCE))[0]:
-            if stamp_of(socket) != stamp:
+            if kubelet_stamp(directory) != stamp:
                 message = "the kubelet restarted before it answered"
                 raise NoAnswer(message)
         await task

@@ -18,9 +18,9 @@ from vfiomgr.node.kubelet import (
     DEVICES,
     HEALTHY,
     METHODS,
-    SOCKET,
     UNHEALTHY,
     NoAnswer,
+    kubelet_stamp,
     register,
 )
 from vfiomgr.node.rpc import Server, failed_precondition, invalid_argument, service
@@ -305,7 +305,7 @@ class ServedResource:
     async def _tend(self) -> None:
         if self._server is None or stamp_of(self._path) != self._served:
             await self._serve()
-        kubelet = stamp_of(os.path.join(self._directory, SOCKET))
+        kubelet = kubelet_stamp(self._directory)
         now = time.monotonic()
         if kubelet is None or (kubelet == self._kubelet and self._is_listed_at(now)):
             return

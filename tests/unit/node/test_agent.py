@@ -246,11 +246,11 @@ def test_the_first_offer_waits_for_the_scan_that_knows_the_pods(
             asked.append(facts)
 
         agent = waiting_agent(place)
-        monkeypatch.setattr(agent._scanning, "tell", ask)
+        monkeypatch.setattr(agent.scanning, "tell", ask)
         report = Report(Inventory((resource(2, NAME),)))
         await agent._receive(report)
         assert (asked, agent._served) == ([], {})
-        agent._ledger.pods, agent._is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
+        agent.ledger.pods, agent.is_following = {(NAME, GPUS[0]): "default/cuda/c0"}, True
         await agent._receive(report)
         assert (asked, agent._served) == ([{"pods": {GPUS[0]: "default/cuda/c0"}}], {})
         await agent._receive(report)
@@ -265,12 +265,12 @@ def test_a_kubelet_that_never_reports_pods_is_not_awaited_forever(
     async def story() -> None:
         agent = waiting_agent(place)
         waiting = "the kubelet has not reported the devices of pods yet"
-        agent._is_scanned.set()
+        agent.is_scanned.set()
         task = asyncio.create_task(agent._follow_pods())
         await asyncio.sleep(0.2)
-        assert waiting in agent._unready()
+        assert waiting in agent._pages.unready()
         end = time.monotonic() + 20
-        while waiting in agent._unready():
+        while waiting in agent._pages.unready():
             assert time.monotonic() < end
             await asyncio.sleep(0.05)
         task.cancel()
@@ -290,7 +290,7 @@ async def following(node: Running) -> AsyncIterator[Agent]:
     pods, control = node.kubelet.pod_resources, str(node.place / "c")
     told: list[str] = []
     agent = Agent(AgentSettings("/", str(node.directory), pods, control), told.append)
-    agent._is_scanned.set()
+    agent.is_scanned.set()
     task = asyncio.create_task(agent._follow_pods())
     try:
         yield agent
@@ -310,12 +310,12 @@ def test_the_kubelet_is_asked_for_pods_as_soon_as_it_starts(
             await kubelet.stop()
             async with following(node) as agent:
                 await asyncio.sleep(0.3)
-                assert not agent._is_following
+                assert not agent.is_following
                 kubelet.refusals = refusals
                 await kubelet.start()
-                await kubelet.until(lambda: agent._is_following)
-                assert agent._ledger.pods == {}
-                await kubelet.until(lambda: agent._ledger.pods == HELD)
+                await kubelet.until(lambda: agent.is_following)
+                assert agent.ledger.pods == {}
+                await kubelet.until(lambda: agent.ledger.pods == HELD)
 
     monkeypatch.setattr("vfiomgr.node.agent._PATIENCE", 60)
     monkeypatch.setattr("vfiomgr.node.agent._UNANSWERED", 60)
@@ -332,10 +332,10 @@ def test_a_kubelet_that_comes_after_the_agent_is_asked_again_when_it_lists_its_p
             await kubelet.stop()
             os.unlink(kubelet.pod_resources)
             async with following(node) as agent:
-                await kubelet.until(lambda: agent._is_following)
+                await kubelet.until(lambda: agent.is_following)
                 agent._pods_at = time.monotonic() + 0.1
                 await kubelet.start()
-                await kubelet.until(lambda: agent._ledger.pods == HELD)
+                await kubelet.until(lambda: agent.ledger.pods == HELD)
 
     monkeypatch.setattr("vfiomgr.node.agent._AFTER_ALLOCATION", 1.5)
     tell(story())
@@ -728,11 +728,11 @@ def test_systemd_waits_until_the_resources_are_served(
 
     async def story() -> None:
         agent = waiting_agent(place)
-        agent._is_following = True
-        monkeypatch.setattr(agent._scanning, "tell", lambda **_: asyncio.sleep(0))
+        agent.is_following = True
+        monkeypatch.setattr(agent.scanning, "tell", lambda **_: asyncio.sleep(0))
         await agent._lock.take()
         tasks = [asyncio.create_task(work) for work in (agent._watch(), agent._tend())]
-        agent._is_scanned.set()
+        agent.is_scanned.set()
         await asyncio.sleep(0.05)
         assert done == []
         await agent._receive(Report(Inventory((resource(2, NAME),))))
@@ -1193,9 +1193,9 @@ def test_a_guest_that_ends_with_its_pod_is_no_crash_for_an_agent(
         found = Inventory((replace(made, units=(first, second)),))
 
         async def ask() -> None:
-            agent._ledger.pods = {(NAME, second.id): "ml/train-0/c0"}
+            agent.ledger.pods = {(NAME, second.id): "ml/train-0/c0"}
 
-        monkeypatch.setattr(agent._ledger, "ask", ask)
+        monkeypatch.setattr(agent.ledger, "ask", ask)
         assert await agent._confirmed(found, crashes) == {second.id: reason}
 
     tell(story())

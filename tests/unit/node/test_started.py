@@ -211,7 +211,7 @@ def test_the_state_of_an_agent_of_this_machine_is_a_document() -> None:
         "import asyncio, sys\n"
         "from vfiomgr.node import agent\n"
         "async def show(settings):\n"
-        "    print((await agent.Agent(settings, print)._show_status('')).body.decode())\n"
+        "    print((await agent.Agent(settings, print)._pages._show_status('')).body.decode())\n"
         "agent.run = lambda settings, tell: asyncio.run(show(settings))\n"
         "sys.argv = ['vfiomgr', 'node', 'run']\n"
         "from vfiomgr.cli.main import main\n"

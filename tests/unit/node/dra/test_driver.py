@@ -284,7 +284,7 @@ def test_a_container_does_not_start_with_a_device_of_a_claim(place: Path) -> Non
     async def story() -> None:
         settings = AgentSettings(str(place), str(place), f"{place}/s", f"{place}/c")
         agent: Any = Agent(settings, print)
-        agent._driver = SimpleNamespace(claims={GPU: "ml/gpu"})
+        agent.driver = SimpleNamespace(claims={GPU: "ml/gpu"})
         with pytest.raises(Refusal, match=f"{GPU} belongs to ResourceClaim ml/gpu"):
             await agent._verify(RESOURCE, (GPU,))
 

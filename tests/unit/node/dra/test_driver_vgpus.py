@@ -82,7 +82,7 @@ class Scans:
         """Have the agent use a report, and note what it offers to the device plugin."""
         await self._receive(report)
         agent: Any = self._receive
-        self.offered |= {unit.id for unit in agent.__self__._offered.units}
+        self.offered |= {unit.id for unit in agent.__self__.offered.units}
 
 
 class Creator(Direct):
@@ -142,7 +142,7 @@ class Node(Cluster):
         await self.until(
             lambda: self._work.done() or (self.claims.plugin(DRIVER) and self.published())
         )
-        await self.until(lambda: self._work.done() or self.agent._is_following)
+        await self.until(lambda: self._work.done() or self.agent.is_following)
 
     def devices(self) -> set[str]:
         """The published devices of the GPU; none while they change."""
@@ -151,7 +151,7 @@ class Node(Cluster):
     @property
     def scans(self) -> Scans:
         """The scans of the agent."""
-        found: Any = self.agent._scanning
+        found: Any = self.agent.scanning
         return found  # type: ignore[no-any-return]
 
     async def scan(self) -> None:
@@ -218,7 +218,7 @@ def test_a_vgpu_is_created_for_a_claim_and_removed_with_it(
             assert (device.pool_name, device.device_name) == (POOL, name)
             (vgpu,) = Host(kernel).vgpus
             await made.until(lambda: made.claims.state(DRIVER, POOL, name) == "Healthy")
-            assert made.agent._status().claims[0].device == vgpu.name
+            assert made.agent._pages.status().claims[0].device == vgpu.name
             await made.until(lambda: name in made.devices())
             await made.until(lambda: sizes(made) == {"4a", "4c", "4q"})  # a T4 has one size only
             assert f"vgpu-{vgpu.name}" not in made.devices()
@@ -226,7 +226,7 @@ def test_a_vgpu_is_created_for_a_claim_and_removed_with_it(
             assert not Host(kernel).vgpus
             await made.until(lambda: made.published() == before)
             assert made.scans.offered == set()
-            assert not made.agent._status().resources
+            assert not made.agent._pages.status().resources
 
     tell(story())
 
@@ -256,7 +256,7 @@ def test_a_vgpu_that_could_not_be_prepared_is_never_offered_to_pods(
             await made.unprepare()
             await made.until(lambda: made.published() == before)
             assert made.scans.offered == set()
-            assert not made.agent._status().resources
+            assert not made.agent._pages.status().resources
 
     tell(story())
 
@@ -337,21 +337,21 @@ def test_a_claim_gets_the_device_of_a_pod_as_soon_as_the_kubelet_says_that_the_p
         async with node(place, kernel, monkeypatch) as made:
             await made.plugins.until_capacity(RESOURCE, 1, 1)
             await made.plugins.admit("ml/pod", RESOURCE, 1)
-            await made.agent._ledger.ask()
+            await made.agent.ledger.ask()
             made.agent._pods_at = math.inf  # the kubelet is asked by whoever needs the answer
             made.allocate(DEVICE)
             monkeypatch.setattr(driver, "_HANDOVER", 0.0)
             with pytest.raises(PrepareError, match=r"is assigned to pod .* by the device plugin"):
                 await made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1")
             await made.plugins.restart_containers("ml/pod")  # the pod still has its device
-            assert made.agent._status().claims == ()
+            assert made.agent._pages.status().claims == ()
             monkeypatch.setattr(driver, "_HANDOVER", 30.0)
-            made.agent._ledger._called_at -= 60
+            made.agent.ledger._called_at -= 60
             asked = made.plugins.asked
             waiting = asyncio.create_task(made.claims.prepare_once(DRIVER, "ml", "gpu", "uid-1"))
             await made.until(lambda: made.plugins.asked > asked)
             made.plugins.pods.clear()
-            made.agent._ledger._called_at -= 60
+            made.agent.ledger._called_at -= 60
             (prepared,) = await waiting
             assert prepared.device_name == DEVICE
             await made.plugins.until_capacity(RESOURCE, 1, 0)
@@ -369,8 +369,8 @@ def test_the_kubelet_is_asked_often_while_a_pod_has_a_device_that_a_claim_may_ge
             await made.plugins.until_capacity(RESOURCE, 1, 1)
             assert made.agent._pods_interval == made.agent._settings.pods_interval == 30
             await made.plugins.admit("ml/pod", RESOURCE, 1)
-            made.agent._ledger._called_at -= 60
-            await made.agent._ledger.ask()
+            made.agent.ledger._called_at -= 60
+            await made.agent.ledger.ask()
             assert made.agent._pods_interval == agent._SHARED <= 3
 
     tell(story())
