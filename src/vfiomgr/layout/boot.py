@@ -16,8 +16,8 @@ from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans
 from vfiomgr.layout.compare import binds, compare
 from vfiomgr.layout.requests import InstallLayout, UninstallLayout
-from vfiomgr.passthrough import guards
 from vfiomgr.passthrough import plan as passthrough_plan
+from vfiomgr.passthrough.at_boot import ends_at_reboot
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.installed_layout import (
@@ -74,7 +74,7 @@ def plan_install(host: HostSnapshot, request: InstallLayout) -> Plan:
     """
     compared = compare(host, request.apply)
     found = [*compared.diagnostics, *(o for part in compared.parts for o in part.diagnostics)]
-    refuse_if_any(one for one in found if not guards.ends_at_reboot(host, one))
+    refuse_if_any(one for one in found if not ends_at_reboot(host, one))
     name = request.apply.name
     services = _services(host, request)
     before = _without_own_rules(host)

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.engine.plan import FIRST, LAST, Plan
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
-from vfiomgr.layout.parts import RuleMatch
-from vfiomgr.passthrough.plan import components
+from vfiomgr.layout.parts import RuleMatch, components
 from vfiomgr.passthrough.steps import AwaitVfioNode
 from vfiomgr.pci.iommu import blockers
 from vfiomgr.pci.model import PciDevice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -13,7 +13,6 @@ from vfiomgr.gpu.plan import vgpus_on
 from vfiomgr.gpu.requests import SwitchCheckpoint
 from vfiomgr.layout.model import HostRule, PassthroughRule, Rule, SriovRule, VgpuRule
 from vfiomgr.layout.requests import ApplyLayout, LayoutCheckpoint
-from vfiomgr.passthrough.plan import components
 from vfiomgr.passthrough.steps import DropOriginalState, SaveOriginalState
 from vfiomgr.pci.model import PciAddress, PciDevice
 from vfiomgr.snapshot.model import HostSnapshot
@@ -21,13 +20,15 @@ from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from vfiomgr.diagnostic import Override
     from vfiomgr.host.owners import NodeOwner
     from vfiomgr.layout.model import Layout, Selector
     from vfiomgr.layout.requests import FunctionBefore
     from vfiomgr.vgpu.model import InstancePlace
+
+_Thing = TypeVar("_Thing")
 
 
 class RuleMatch(Value):
@@ -219,6 +220,32 @@ def _unfit(claim: RuleMatch) -> Iterator[Diagnostic]:
             f"are not PCI functions and cannot be {claim.rule.state}",
             "select PCI functions by address, id or class; parent requires state: vgpu",
         )
+
+
+def components(
+    things: Iterable[_Thing], keys_of: Callable[[_Thing], Iterable[Hashable]]
+) -> list[list[_Thing]]:
+    """Group things that share a key, directly or through other things, in their original order."""
+    leader: dict[Hashable, Hashable] = {}
+
+    def find(key: Hashable) -> Hashable:
+        root = key
+        while leader.setdefault(root, root) != root:
+            root = leader[root]
+        while leader[key] != root:
+            leader[key], key = root, leader[key]
+        return root
+
+    placed: list[tuple[_Thing, Hashable]] = []
+    for number, thing in enumerate(things):
+        first: Hashable = ("thing", number)
+        for key in keys_of(thing):
+            leader[find(key)] = find(first)
+        placed.append((thing, first))
+    batches: dict[Hashable, list[_Thing]] = {}
+    for thing, first in placed:
+        batches.setdefault(find(first), []).append(thing)
+    return list(batches.values())
 
 
 def moving_together(devices: Iterable[PciDevice]) -> list[list[PciDevice]]:

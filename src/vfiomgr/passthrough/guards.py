@@ -445,27 +445,6 @@ def undoing(host: HostSnapshot, devices: Sequence[PciDevice]) -> Iterator[Diagno
     yield from _all(UNDOING, host, devices)
 
 
-_OF_PROCESSES = frozenset({"in-use", "held-by-guest", PERSISTENCE_MODE})
-_UNKNOWN_OF_PROCESSES = frozenset({"processes", PERSISTENCE_MODE})
-"""Kinds of unknown users."""
-
-
-def ends_at_reboot(host: HostSnapshot, diagnostic: Diagnostic) -> bool:
-    """Whether a reboot removes the reason of a refusal: processes, except those of a pod.
-
-    A pod keeps its devices across a reboot, even if it has not opened them.
-    """
-    name = diagnostic.subject.partition(" ")[0]
-    in_pod = host.agent is not None and name in {*host.agent.pods, *host.agent.claimed}
-    unknown = {
-        each.kind
-        for each in host.unknown_users
-        if diagnostic.rule == UNKNOWN and diagnostic.summary.endswith(f": {each.why}")
-    }
-    is_of_processes = bool(unknown) and unknown <= _UNKNOWN_OF_PROCESSES
-    return (diagnostic.rule in _OF_PROCESSES or is_of_processes) and not in_pod
-
-
 def _all(
     guards: Sequence[Guard], host: HostSnapshot, devices: Sequence[PciDevice]
 ) -> Iterator[Diagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ from vfiomgr.engine.plan import FIRST, LAST, Plan
 from vfiomgr.engine.registry import device_notes, plans
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
-from vfiomgr.passthrough import guards, reset
+from vfiomgr.passthrough import at_boot, guards, reset
 from vfiomgr.passthrough.steps import (
     AwaitVfioNode,
     Bind,
@@ -36,9 +36,8 @@ from vfiomgr.persistence import plan as persistence_plan
 from vfiomgr.persistence.steps import LoadModule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Container, Iterable, Iterator, Sequence
 
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Step
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
@@ -48,35 +47,6 @@ if TYPE_CHECKING:
 
 _FUNCTION_ONLY = Option("function-only", "--function-only")
 _WITH_GROUP = Option("unbind-group", "--with-group")
-
-_Thing = TypeVar("_Thing")
-
-
-def components(
-    things: Iterable[_Thing], keys_of: Callable[[_Thing], Iterable[Hashable]]
-) -> list[list[_Thing]]:
-    """Group things that share a key, directly or through other things, in their original order."""
-    leader: dict[Hashable, Hashable] = {}
-
-    def find(key: Hashable) -> Hashable:
-        root = key
-        while leader.setdefault(root, root) != root:
-            root = leader[root]
-        while leader[key] != root:
-            leader[key], key = root, leader[key]
-        return root
-
-    placed: list[tuple[_Thing, Hashable]] = []
-    for number, thing in enumerate(things):
-        first: Hashable = ("thing", number)
-        for key in keys_of(thing):
-            leader[find(key)] = find(first)
-        placed.append((thing, first))
-    batches: dict[Hashable, list[_Thing]] = {}
-    for thing, first in placed:
-        batches.setdefault(find(first), []).append(thing)
-    return list(batches.values())
-
 
 _NONE: frozenset[PciAddress] = frozenset()
 _DRIVER_NAME = expression(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -110,71 +80,45 @@ def plan_bind(
         *reset.diagnostics(host, named, request),
         *(installed_layout.diagnostics(host, targets) if request.persist else ()),
     ]
-    refuse_if_any(_later(host, request, targets, found), request.allow)
-    drivers = [wanted[device.address].driver for device in named]
+    refuse_if_any(at_boot.reasons(host, request, targets, found), request.allow)
     staying = [device for device in targets if device not in moving]
-    verb = "binding at the next boot:" if request.at_boot else "binding"
-    companions = _companion_notes(verb, named, targets, moving)
-    pending = moving if request.at_boot else []
-    if request.at_boot:
-        moving = []
+    now, pending = ([], moving) if request.at_boot else (moving, [])
     repinned = dict(_repinned(host, staying, request))
-    kept = persistence_plan.part_of_bind(host, wanted, moving, request)
+    kept = persistence_plan.part_of_bind(host, wanted, now, request)
     steps: list[Step] = [
-        *_loading(host, moving, wanted),
-        *(step for d in moving for step in _take(host, d, wanted[d.address].driver, request)),
+        *_loading(host, now, wanted),
+        *(step for d in now for step in _take(host, d, wanted[d.address].driver, request)),
         *repinned.values(),
-        *_awaiting(host, moving),
+        *_awaiting(host, now),
         *(persistence_plan.marked_as_swept(host) if pending and kept.steps else ()),
         *kept.steps,
     ]
-    on_it = (
-        f"{device} is already on {device.driver}{reset.unpinned(device, request)}"
-        for device in staying
-        if device.address not in repinned
-    )
+    drivers = dict.fromkeys(wanted[device.address].driver for device in named)
+    summary = f"bind {_listed(named)} to {' and '.join(drivers)}"
     return Plan(
-        summary=f"bind {_listed(named)} to {' and '.join(dict.fromkeys(drivers))}"
-        + " at the next boot" * request.at_boot,
+        summary=f"{summary} at the next boot" if request.at_boot else summary,
         steps=tuple(steps),
         parallel_groups=_parallel_groups(host, steps),
         resolves=tuple(str(device.address) for device in targets if device not in pending),
         locks=(*_locks(targets), *kept.locks),
         notes=(
-            *companions,
+            *_companion_notes("binding", named, targets, now),
+            *_companion_notes("binding at the next boot:", named, targets, pending),
             *(f"{d.address} stays on {d.driver or 'no driver'} until reboot" for d in pending),
             *kept.notes,
         ),
         alternatives=() if request.with_group else _alone(named, targets, moving),
-        already=(*on_it, *kept.already),
+        already=(*_already(request, staying, repinned), *kept.already),
     )
 
 
-def _later(
-    host: HostSnapshot, request: Bind, targets: Iterable[PciDevice], found: list[Diagnostic]
-) -> list[Diagnostic]:
-    """The reasons to refuse a bind at the next boot, or a bind now, with --at-boot as a remedy."""
-    ending = [one for one in found if guards.ends_at_reboot(host, one)]
-    later = [one for one in found if one not in ending]
-    if request.at_boot:
-        return later
-    is_pinned = request.reset_method is not None or request.no_d3cold
-    if is_pinned or any(one.override not in request.allow for one in later):
-        return found
-    if all(host.binding(device.address) is not None for device in targets):
-        return found
-    way = Remedy("bind it at the next boot: ", Option("at-boot", _at_boot(request)))
-    return [replace(one, remedies=(*one.remedies, way)) if one in ending else one for one in found]
-
-
-def _at_boot(request: Bind) -> str:
-    """The command that binds the same functions in the same way at the next boot."""
-    words = ["vfiomgr bind --at-boot", *map(str, request.addresses)]
-    words += [f"--driver {request.driver}"] * (request.driver is not None)
-    words += ["--function-only"] * request.only + ["--with-group"] * request.with_group
-    words += [f"--owner {request.owner.name}"] if request.owner is not None else []
-    words += [f"--allow {name}" for name in sorted(request.allow)]
-    return " ".join([*words, *["--update-initramfs"] * request.update_initramfs])
+def _already(
+    request: Bind, staying: Iterable[PciDevice], repinned: Container[PciAddress]
+) -> Iterator[str]:
+    """The functions that need no change."""
+    for device in staying:
+        if device.address not in repinned:
+            yield f"{device} is already on {device.driver}{reset.unpinned(device, request)}"
 
 
 def _repinned(

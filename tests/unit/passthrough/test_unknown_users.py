@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
-from vfiomgr.passthrough.guards import ends_at_reboot, unknown_users
+from vfiomgr.passthrough.at_boot import ends_at_reboot
+from vfiomgr.passthrough.guards import unknown_users
 from vfiomgr.passthrough.steps import Bind, Reset, Unbind
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 from vfiomgr.snapshot.unknown import UnknownUsers
