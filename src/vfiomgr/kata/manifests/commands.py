@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
@@ -16,6 +17,7 @@ from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
 from vfiomgr.kata.workloads import NAMINGS, Naming, pods
 from vfiomgr.kata.workloads import runtime_class as runtime_class_for
+from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,10 +53,25 @@ class _PodOptions(TypedDict):
     kubevirt: bool
 
 
-def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a RuntimeClass, with that for the CPUs of its overhead."""
+class _ClassOptions(Value):
+    """The options of a RuntimeClass that `kata pod` and `kata runtimeclass` have."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    default_memory: str | None
+    config: str | None
+    selectors: tuple[str, ...]
+    any_node: bool
+
+
+def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a RuntimeClass as one value, and that for the CPUs of its overhead."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., Any]:
+        def function(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - click's
+            names = _ClassOptions.__struct_fields__
+            of_class = _ClassOptions(**{name: options.pop(name) for name in names})
+            command(*arguments, of_class=of_class, **options)
+
+        function = update_wrapper(function, command)
         for option in (
             click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes."),
             click.option(
@@ -169,11 +186,8 @@ def pod(
     *,
     is_class: bool,
     handler: str | None,
-    default_memory: str | None,
-    config: str | None,
     overhead_cpus: int | None,
-    selectors: tuple[str, ...],
-    any_node: bool,
+    of_class: _ClassOptions,
     **options: Unpack[_PodOptions],
 ) -> None:
     """Print a Pod, KubeVirt VM or RuntimeClass for host devices.
@@ -208,33 +222,32 @@ def pod(
       vfiomgr kata pod --runtimeclass --config /etc/kata-containers/configuration.toml
     """
     if is_class:
-        if addresses:
-            forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
-        for option in typed_options([key for key in options if key != "runtime_class"]):
-            forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
+        _forbid_pods(addresses, options)
         name = options["runtime_class"]
-        _print_class(
-            session,
-            handler or name,
-            name=None if handler and name == DEFAULT_HANDLER else name,
-            default_memory=default_memory,
-            config=config,
-            cpus=overhead_cpus or 1,
-            selectors=selectors,
-            any_node=any_node,
-        )
+        own_name = None if handler and name == DEFAULT_HANDLER else name
+        _print_class(session, handler or name, own_name, overhead_cpus or 1, of_class)
         return
-    of_class = {
-        "--handler": handler,
-        "--default-memory": default_memory,
-        "--config": config,
-        "--overhead-cpus": overhead_cpus,
-        "--node-selector": selectors,
-        "--any-node": any_node,
-    }
-    _forbid_mixtures(options, of_class)
+    _forbid_mixtures(
+        options,
+        {
+            "--handler": handler,
+            "--default-memory": of_class.default_memory,
+            "--config": of_class.config,
+            "--overhead-cpus": overhead_cpus,
+            "--node-selector": of_class.selectors,
+            "--any-node": of_class.any_node,
+        },
+    )
     wanted = pods(session, *addresses, **options)
     print_objects([each for one in wanted for each in _objects_for(one)], session.format)
+
+
+def _forbid_pods(addresses: tuple[str, ...], options: _PodOptions) -> None:
+    """Refuse devices and options that a RuntimeClass does not have."""
+    if addresses:
+        forbid_together("--runtimeclass", "ADDRESS", "a RuntimeClass names no devices")
+    for option in typed_options([key for key in options if key != "runtime_class"]):
+        forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
 
 
 def _forbid_mixtures(options: _PodOptions, of_class: Mapping[str, object]) -> None:
@@ -287,49 +300,24 @@ def _objects_for(request: PodRequest) -> Iterator[render.Object]:
 @session_options(*READING)
 @pass_session
 def runtimeclass(
-    session: Session,
-    *,
-    handler: str,
-    name: str | None,
-    default_memory: str | None,
-    config: str | None,
-    cpus: int,
-    selectors: tuple[str, ...],
-    any_node: bool,
+    session: Session, *, handler: str, name: str | None, cpus: int, of_class: _ClassOptions
 ) -> None:
     """Print a RuntimeClass: now `vfiomgr kata pod --runtimeclass`."""
-    _print_class(
-        session,
-        handler,
-        name=name,
-        default_memory=default_memory,
-        config=config,
-        cpus=cpus,
-        selectors=selectors,
-        any_node=any_node,
-    )
+    _print_class(session, handler, name, cpus, of_class)
 
 
 def _print_class(
-    session: Session,
-    handler: str,
-    *,
-    name: str | None,
-    default_memory: str | None,
-    config: str | None,
-    cpus: int,
-    selectors: tuple[str, ...],
-    any_node: bool,
+    session: Session, handler: str, name: str | None, cpus: int, of_class: _ClassOptions
 ) -> None:
-    if any_node and selectors:
+    if of_class.any_node and of_class.selectors:
         forbid_together("--any-node", "--node-selector", "one selects some nodes, the other all")
     wanted = runtime_class_for(
         session,
         handler,
         name=name,
-        default_memory=default_memory,
-        config=config,
+        default_memory=of_class.default_memory,
+        config=of_class.config,
         cpus=cpus,
-        selectors=None if any_node else selectors,
+        selectors=None if of_class.any_node else of_class.selectors,
     )
     print_objects([render.runtime_class(wanted)], session.format)
