@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vfiomgr.definitions.requests import RestoreVgpus
     from vfiomgr.definitions.restore import Restored
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.journal import CutOff
     from vfiomgr.engine.plan import Request, Step
+    from vfiomgr.engine.survey import CutOff
     from vfiomgr.engine.transaction import Options
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout.requests import ApplyLayout

@@ -22,9 +22,8 @@ from vfiomgr import layout as layouts
 from vfiomgr import vgpu as vgpu_requests
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal import survey
-from vfiomgr.engine.journal_files import unusable
 from vfiomgr.engine.plan import Request
+from vfiomgr.engine.survey import survey, unusable
 from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import NeedsRoot, chosen, require_known
 from vfiomgr.host.tree import HostTree
@@ -32,6 +31,7 @@ from vfiomgr.passthrough.named import Bind, Reset, Unbind
 from vfiomgr.paths import BOOT_ID, MACHINE
 from vfiomgr.pci.model import device_text
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.journal import CutOff, Survey
     from vfiomgr.engine.plan import Plan, Step
     from vfiomgr.engine.run import Outcome
+    from vfiomgr.engine.survey import CutOff, Survey
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.layout import requests as layout_requests
     from vfiomgr.passthrough.named import BindOptions, UnbindOptions
@@ -153,7 +153,7 @@ class Host(HostSource):
         """
         text = device_text(address)
         found = self.slots_of((text,))
-        return found.device(found.parse_address(text))
+        return find_device(found, text)
 
     def topology(self, *devices: str | PciAddress) -> Topology:
         """The PCI topology as a tree, from NUMA nodes to functions; of `devices`, their branches.

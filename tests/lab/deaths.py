@@ -15,11 +15,11 @@ import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from random import Random, SystemRandom
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from tests import api
 from tests.lab.topology import EVERY_MOMENT_VARIABLE, current
-from vfiomgr.engine.journal import cut_off_runs
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.engine.worker import WorkerPool
 from vfiomgr.layout.model import Layout
 from vfiomgr.passthrough.steps import Bind, Unbind
@@ -233,6 +233,9 @@ class Repetition:
     problem: str
 
 
+_Dead = TypeVar("_Dead", Double, Repetition)
+
+
 def repetitions(
     random: Random, wishes: Sequence[Wish], names: Sequence[PciAddress], count: int
 ) -> Iterator[Repetition]:
@@ -339,6 +342,19 @@ def _of_virtual_functions(random: Random, physical: PciAddress, count: int) -> I
     with virtual_function(physical) as functions:
         bind, unbind = Bind(functions[:1]), Unbind(functions[:1])
         yield from doubles(random, [(bind, bind), (bind, unbind)], functions, count)
+
+
+def without_problem(
+    deaths_of: Callable[[Random, Mapping[str, str], int], Iterator[_Dead]],
+    topology: Topology,
+    count: int,
+) -> list[_Dead]:
+    """Random deaths in a guest, none of which left anything; the seed is in the error."""
+    seed = SystemRandom().getrandbits(32)
+    found = list(deaths_of(Random(seed), topology.addresses, count))  # noqa: S311 - no secret
+    assert [one for one in found if one.problem] == [], f"seed {seed}"
+    assert len(found) == count
+    return found
 
 
 def binding(what: str, functions: Sequence[PciAddress]) -> Iterator[Death]:

@@ -13,8 +13,9 @@ from tests import api
 from tests.lab import nested
 from tests.lab.command import VFIOMGR, document, vfiomgr
 from tests.lab.deaths import TREE, dies, killings
-from vfiomgr.engine.journal import cut_off_runs, read_journal
+from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.layout.compare import compare
 from vfiomgr.layout.model import Layout
 from vfiomgr.pci.facts import read_driver_state, read_virtual_functions

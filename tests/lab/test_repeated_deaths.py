@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from random import Random, SystemRandom
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,18 +19,10 @@ COUNT = 2
 
 @pytest.mark.topology("workstation")
 def test_a_gpu_stays_bound_after_the_request_is_repeated(topology: Topology) -> None:
-    assert_wanted_state_stays(topology)
+    deaths.without_problem(deaths.repetitions_of_topology, topology, COUNT)
 
 
 @pytest.mark.topology("sriov")
 def test_virtual_functions_stay_after_the_request_is_repeated(topology: Topology) -> None:
     """By `sriov set`, and by a layout that also binds them to vfio-pci."""
-    assert_wanted_state_stays(topology)
-
-
-def assert_wanted_state_stays(topology: Topology) -> None:
-    seed = SystemRandom().getrandbits(32)
-    random = Random(seed)  # noqa: S311 - no secret
-    found = list(deaths.repetitions_of_topology(random, topology.addresses, COUNT))
-    assert [one for one in found if one.problem] == [], f"seed {seed}"
-    assert len(found) == COUNT
+    deaths.without_problem(deaths.repetitions_of_topology, topology, COUNT)

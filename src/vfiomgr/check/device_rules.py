@@ -10,7 +10,7 @@ from vfiomgr.check.model import command_line
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.passthrough import guards
 from vfiomgr.pci.model import CLASS_VGA
-from vfiomgr.snapshot.model import UNIDENTIFIED
+from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import Version, counted
 
 if TYPE_CHECKING:

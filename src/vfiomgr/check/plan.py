@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.check import device_rules, driver_rules, platform_rules
 from vfiomgr.check.model import Report
 from vfiomgr.diagnostic import SEVERITIES
-from vfiomgr.snapshot.model import UNIDENTIFIED
+from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:

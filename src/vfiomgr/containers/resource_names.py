@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from vfiomgr.containers.cdi.devices import offers
-from vfiomgr.containers.cdi.grammar import is_kind
+from vfiomgr.containers.cdi.grammar import LABEL, is_kind
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.pci.names import maker_and_model
@@ -42,8 +42,7 @@ _DIGEST = 4
 _UNDERSCORE = expression(r"[/.\s]")
 _OTHERS = expression(r"[^A-Za-z0-9_-]")
 _SPACES = expression(r"\s+")
-_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_DOMAIN = expression(rf"[a-z]([a-z0-9-]*[a-z0-9])?(\.{_LABEL})+")
+_DOMAIN = expression(rf"(?=[a-z]){LABEL}(\.{LABEL})+")
 _UNNAMED = expression(r"(.*?)\s*\b([0-9a-f]{4}:[0-9a-f]{4})")
 """A device that pci.ids does not have (pci/names.py)."""
 _RESERVED = "kubernetes.io"

@@ -1,4 +1,4 @@
-"""The files of the journal and their lines, also those of earlier versions; unreadable ones.
+"""The files of the journal and their lines, also those of earlier versions.
 
 Journals of earlier versions had an `intent` instead of the request, which also contained the fields
 of its checkpoint.
@@ -19,21 +19,17 @@ import re
 import stat
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vfiomgr.diagnostic import refuse
 from vfiomgr.expressions import expression
 from vfiomgr.paths import STATE
-from vfiomgr.pci import drivers
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.engine.journal import Damaged, Survey
-    from vfiomgr.engine.plan import Plan
     from vfiomgr.host.tree import HostTree
 
 
@@ -373,46 +369,3 @@ def _read(text: bytes) -> int:
     if len(number) != _DIGITS or not number.isdigit() or int(number) >= _MOST_RUNS:
         return 0
     return int(number)
-
-
-def unusable(left: Survey) -> Iterator[str]:
-    """The ignored and damaged files in the journal's directory."""
-    for name in left.foreign:
-        yield f"ignoring {DIRECTORY / name}: not a journal of vfiomgr"
-    for journal in left.damaged:
-        about = f" (about {', '.join(sorted(journal.subjects))})" if journal.subjects else ""
-        yield f"cannot read {DIRECTORY / journal.name}{about}: {journal.why}"
-
-
-def refuse_lost_state(plan: Plan, left: Survey, tree: HostTree) -> None:
-    """Refuse to change devices whose original state may be in an unreadable record.
-
-    Raises:
-        Refusal: a device may be concerned; the record is named.
-
-    """
-    if plan.is_empty:
-        return
-    touched = {*plan.resolves, *filter(None, (step.subject for step in plan.steps))}
-    for journal in left.damaged:
-        if _may_be_about(journal, touched, set(plan.locks)):
-            _refuse(sorted(journal.subjects or ()), DIRECTORY / journal.name, journal.why)
-    for address, why in drivers.unreadable_origins(tree).items():
-        if address in touched:
-            _refuse([address], drivers.origin_file(address), why)
-
-
-def _may_be_about(journal: Damaged, touched: set[str], locks: set[str]) -> bool:
-    if journal.subjects is None or journal.locks is None:
-        return True
-    return not (journal.subjects.isdisjoint(touched) and journal.locks.isdisjoint(locks))
-
-
-def _refuse(devices: list[str], file: str, why: str) -> NoReturn:
-    of = ", ".join(devices) or "devices (which ones is not known)"
-    refuse(
-        "journal-unreadable",
-        file,
-        f"{file} cannot be read and may contain the original state of {of}: {why}",
-        f"check the devices, then move the file away: mv {file} /root/",
-    )

@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import refuse
-from vfiomgr.engine.journal import Journal, cut_off_runs, survey, unreadable
+from vfiomgr.engine.journal import Journal, unreadable
 from vfiomgr.engine.locks import hold, without_kernel
 from vfiomgr.engine.plan import Step, Topic
 from vfiomgr.engine.run import undo as undo_steps
+from vfiomgr.engine.survey import cut_off_runs, survey
 from vfiomgr.engine.transaction import apply
 from vfiomgr.engine.undo import plan_undo, refuse_other_devices
 from vfiomgr.engine.unfinished import Unfinished, read_unfinished
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.survey import CutOff
     from vfiomgr.engine.transaction import ApplyContext
     from vfiomgr.engine.undo import UndoPlan
 

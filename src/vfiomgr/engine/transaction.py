@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypedDict
 from msgspec.structs import replace
 
 from vfiomgr.documents.text import TextFile
-from vfiomgr.engine.journal import Journal, runs_so_far, settle, supersede, survey
-from vfiomgr.engine.journal_files import refuse_lost_state, unusable
+from vfiomgr.engine.journal import Journal, runs_so_far
 from vfiomgr.engine.locks import hold, require_file_rights, require_rights
 from vfiomgr.engine.plan import DEADLINE, Plan, Step
 from vfiomgr.engine.registry import follow_change, plan, refuse_obsolete, resolve
 from vfiomgr.engine.run import Outcome
 from vfiomgr.engine.run import run as run_plan
+from vfiomgr.engine.survey import refuse_lost_state, settle, supersede, survey, unusable
 from vfiomgr.engine.undo import refuse_other_steps
 from vfiomgr.engine.unfinished import completed, inherited, interrupted
 from vfiomgr.errors import HostError, Refusal, StuckInKernel
@@ -32,8 +32,8 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.engine.journal import CutOff, Survey
     from vfiomgr.engine.plan import Checkpoint, Request
+    from vfiomgr.engine.survey import CutOff, Survey
     from vfiomgr.snapshot.values import DeviceUser
 
 

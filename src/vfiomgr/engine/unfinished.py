@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.engine.journal import CutOff, read_journal, settled_in
+from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, all_of
 from vfiomgr.engine.locks import device_lock
 from vfiomgr.engine.plan import LAST, Checkpoint, Plan, Request, Step
 from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
+from vfiomgr.engine.survey import CutOff, settled_in
 from vfiomgr.engine.undo import other_devices
 from vfiomgr.errors import InvalidDocument
 from vfiomgr.paths import pci_device

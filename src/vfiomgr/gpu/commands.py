@@ -18,6 +18,7 @@ from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.expressions import expression
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
+from vfiomgr.snapshot.named import find_device
 from vfiomgr.units import counted
 from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.placement import more_of
@@ -104,7 +105,7 @@ def _show(session: Session, gpu: str | None) -> None:
     host = session.scan(with_gpu_modes=True)
     modes = host.gpu_modes
     if gpu is not None:
-        address = host.device(host.parse_address(gpu)).address
+        address = find_device(host, gpu).address
         modes = tuple(found for found in modes if found.gpu == str(address))
         if not modes:
             message = f"nvidia-smi does not report {address}"
@@ -249,7 +250,7 @@ def _list(session: Session, gpu: str | None) -> None:
     host = session.scan(with_gpu_modes=True)
     found = host.gpu_partitions
     if gpu is not None:
-        device = host.device(host.parse_address(gpu))
+        device = find_device(host, gpu)
         found = tuple(known for known in found if known.gpu == str(device.address))
         if not found:
             message = f"{device} is not in MIG mode, or nvidia-smi does not report it"

@@ -14,6 +14,7 @@ from vfiomgr.kata.manifests.plan import is_label
 from vfiomgr.kata.model import DEFAULT_HANDLER, NEWEST, handler_configuration, search_path
 from vfiomgr.kata.settings import read_settings
 from vfiomgr.paths import MACHINE, HostPath
+from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
     from vfiomgr.check.model import Report
@@ -48,7 +49,7 @@ def _devices(host: HostSnapshot, addresses: tuple[str, ...]) -> list[PciDevice]:
     if not addresses:
         known = (d for d in host.devices if d.is_graphics_or_accelerator)
         return [device for device in known if host.is_ready_for_guests(device)]
-    return [host.device(host.parse_address(text)) for text in addresses]
+    return [find_device(host, text) for text in addresses]
 
 
 def _guest_image(source: HostSource, config: str | None) -> GuestImage:

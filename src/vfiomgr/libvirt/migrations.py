@@ -11,6 +11,7 @@ from vfiomgr.libvirt.client.connection import connect
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.migration.plan import check
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
+from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,4 +90,4 @@ def migratability(host: HostSource, device: str | PciAddress) -> Migratability:
     vgpu = seen.vgpu(str(device))
     if vgpu is not None:
         return vgpu_migratability(seen, vgpu)
-    return migratability_of(seen, seen.device(seen.parse_address(str(device))))
+    return migratability_of(seen, find_device(seen, str(device)))

@@ -6,7 +6,6 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.check import CONTROL, IOMMU
 from vfiomgr.containers.cdi.devices import LOWEST
 from vfiomgr.containers.cdi.document import render_specification
 from vfiomgr.containers.cdi.grammar import needed_version
@@ -19,6 +18,7 @@ from vfiomgr.containers.cdi.model import (
     own_file,
     shared_nodes,
 )
+from vfiomgr.containers.cdi.nodes import CONTROL, IOMMU
 from vfiomgr.diagnostic import refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression

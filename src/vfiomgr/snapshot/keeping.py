@@ -40,6 +40,7 @@ from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.snapshot.values import NodeFact
 from vfiomgr.value import Value
 from vfiomgr.vgpu import facts as vgpu_facts
+from vfiomgr.vgpu.marks import read_records
 from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
@@ -277,9 +278,7 @@ class KeptSnapshot:
         return {
             "vgpu_parents": (*mdev_parents, *parents),
             "vgpus": active,
-            "vgpu_marks": vgpu_facts.read_marks(tree),
-            "made_functions": vgpu_facts.read_made(tree, active),
-            "wedged": vgpu_facts.read_wedged(tree),
+            **read_records(tree, active),
             "definitions": definitions_facts.read_definitions(tree, active),
         }
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from vfiomgr.definitions.model import DefinitionFacts, DefinitionProblem
-from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.paths import VFIO_CDEVS
 from vfiomgr.pci.drivers import is_variant_module
 from vfiomgr.pci.iommu import IommuGroup, blockers
-from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice, identifiers_in, is_address
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, PciDevice
 from vfiomgr.persistence.model import (
     DRIVERCTL,
     RULES,
@@ -21,6 +20,7 @@ from vfiomgr.persistence.model import (
     parse_driverctl,
     parse_rule,
 )
+from vfiomgr.snapshot.named import unknown_device
 from vfiomgr.snapshot.values import DeviceState, DeviceUser, HostFacts
 from vfiomgr.units import Version
 from vfiomgr.vgpu.model import (
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
 
 _CLASS_NETWORK = "02"
-UNIDENTIFIED = "no modalias, and no vendor, device and class"
-"""The reason why a function is omitted: it cannot be identified."""
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -207,82 +205,7 @@ class HostSnapshot(HostFacts):
         try:
             return self._by_address[address]
         except KeyError:
-            if str(address) in self.pci_unidentified:
-                message = f"cannot identify {address}: {UNIDENTIFIED}"
-                hint = (
-                    "add these files to the recording, or examine the device on the host: lspci -vv"
-                )
-                raise UnknownDevice(message, hint) from None
-            message = f"no such PCI device: {address}"
-            near = " or ".join(str(other) for other in self._near(address))
-            meant = f"did you mean {near}? " if near else ""
-            hint = f"{meant}list all devices: vfiomgr list --all"
-            raise UnknownDevice(message, hint) from None
-
-    def _near(self, address: PciAddress) -> list[PciAddress]:
-        """Functions at the same place in other domains; else the first one of the same slot."""
-        place = (address.bus, address.device, address.function)
-        same = [a for a in self._by_address if (a.bus, a.device, a.function) == place]
-        return same or [device.address for device in self._by_slot.get(address.slot, ())[:1]]
-
-    def physical_function_of(self, name: str) -> PciDevice | None:
-        """The function that can create a missing virtual function; None if none can."""
-        if not is_address(name) or self.device_named(name) is not None:
-            return None
-        address = PciAddress.parse(name)
-        return next((d for d in self.devices if d.index_of_function(address) is not None), None)
-
-    def parse_address(self, text: str) -> PciAddress:
-        """Read an address as typed by a user; the domain may be omitted if it is unambiguous.
-
-        PCI IDs such as `10de:2235` are accepted if only one function has them.
-
-        Raises:
-            UsageError: it is not an address, or matches several functions.
-
-        """
-        if identifiers_in(text) is None:
-            return PciAddress.parse(text, self._by_address)
-        first, *others = self.with_identifiers(text)
-        if others:
-            message = f"{text} is ambiguous: it matches {', '.join(map(str, (first, *others)))}"
-            raise UsageError(message, "give the address of one of them")
-        return first
-
-    def with_identifiers(self, text: str) -> tuple[PciAddress, ...]:
-        """The functions with the PCI IDs `text`, such as `10de:2235`; at least one.
-
-        Raises:
-            UnknownDevice: there is none.
-
-        """
-        wanted = identifiers_in(text)
-        found = tuple(d.address for d in self.devices if (d.vendor_id, d.device_id) == wanted)
-        if not found:
-            message = f"no such PCI device: {text}"
-            raise UnknownDevice(message, "list all devices: vfiomgr list --all")
-        return found
-
-    def matching(self, text: str) -> PciAddress:
-        """The function whose name contains `text`, such as `A40`; virtual functions are excluded.
-
-        Of several functions of one slot it is the first.
-
-        Raises:
-            UsageError: there is none, or there are several.
-
-        """
-        low = text.lower()
-        found = [d for d in self.devices if low in d.name.lower() and not d.physical_function]
-        if not found:
-            message = f"no such PCI device: no name contains {text!r}"
-            raise UnknownDevice(message, "list all devices: vfiomgr list --all")
-        slots = {d.address.slot: d for d in reversed(found)}
-        if len(slots) > 1:
-            named = ", ".join(f"{d.address} ({d.name})" for d in reversed(slots.values()))
-            message = f"{text!r} is ambiguous: it matches {named}"
-            raise UsageError(message, "give the address of one of them")
-        return found[0].address
+            raise unknown_device(self, address) from None
 
     def slot(self, device: PciDevice) -> tuple[PciDevice, ...]:
         """The functions that are passed through together, no bridges; a virtual one is alone."""

@@ -20,19 +20,20 @@ from vfiomgr.persistence import facts as persistence_facts
 from vfiomgr.persistence.initramfs.facts import read_initramfs
 from vfiomgr.snapshot import users
 from vfiomgr.snapshot import uses as uses_facts
-from vfiomgr.snapshot.model import UNIDENTIFIED, HostSnapshot
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.snapshot.node_agent import DEADLINE
 from vfiomgr.snapshot.pod_devices import find_pods
 from vfiomgr.vgpu import facts as vgpu_facts
 from vfiomgr.vgpu import mig
+from vfiomgr.vgpu.marks import read_records
 from vfiomgr.vgpu.quota import facts as quota_facts
 
 if TYPE_CHECKING:
     from vfiomgr.host.tree import HostTree
     from vfiomgr.pci.function import Purpose
     from vfiomgr.pci.model import PciAddress
-    from vfiomgr.snapshot.unknown import Report, UnknownUsers
-    from vfiomgr.snapshot.values import HostUse
+    from vfiomgr.snapshot.unknown import UnknownUsers
 
 
 class FurtherFacts(TypedDict, total=False):
@@ -87,55 +88,66 @@ def scan(
     if further.get("with_gpu_modes"):
         host = with_gpu_modes(host, tree)
     with_users = further.get("with_users", False)
-    unknown: list[UnknownUsers] = []
-    resets, links = further.get("with_resets"), further.get("with_links")
     return replace(
         host,
-        host_uses=_host_uses(
-            host, tree, unknown.append, with_users=with_users, with_claims=with_claims
-        ),
-        users=users.read_users(tree, unknown.append) if with_users else None,
-        agent=find_pods(tree, unknown.append, DEADLINE) if with_users else None,
-        unknown_users=tuple(unknown),
-        variants=drivers.read_variants(tree) if with_users else (),
-        vfio_modules=drivers.read_vfio_modules(tree) if with_users else None,
-        readiness=(
-            check.facts.read_readiness(tree, host.kernel_release, host.devices)
-            if further.get("with_readiness")
-            else None
-        ),
-        reset_capabilities=(
-            capabilities.read_reset_capabilities(tree, host.devices) if resets else None
-        ),
-        bus_resets=capabilities.read_bus_resets(tree, host.devices) if resets else None,
+        **_use_facts(host, tree, with_users=with_users, with_claims=with_claims),
+        **_further_facts(host, tree, further),
         msix=capabilities.read_msix(tree, host.devices),
-        guest_support=(
-            pci.guest_support.read_guest_support(
-                tree, host.devices, with_programs=further.get("with_programs", False)
-            )
-            if further.get("with_guests")
-            else None
-        ),
-        cxl=accelerators.read_cxl(tree, host.devices) if resets else None,
-        translations=(
-            translation.read_translations(tree, host.devices)
-            if resets and further.get("with_guests")
-            else None
-        ),
-        links=capabilities.read_links(tree, host.devices) if links else None,
         files=persistence_facts.read_files(tree),
         nodes=persistence_facts.read_nodes(tree),
         initramfs=read_initramfs(tree),
         has_systemd=persistence_facts.has_systemd(tree),
-        vgpu_marks=vgpu_facts.read_marks(tree),
-        made_functions=vgpu_facts.read_made(tree, host.vgpus),
-        wedged=vgpu_facts.read_wedged(tree),
+        **read_records(tree, host.vgpus),
         has_sriov_manage=tree.exists(SRIOV_MANAGE),
         definitions=definitions_facts.read_definitions(tree, host.vgpus),
         quotas=quota_facts.read_quotas(tree, host.devices),
         topology=memory.read_topology(tree),
         cdi_files=cdi_facts.read_cdi_files(tree),
     )
+
+
+def _use_facts(
+    host: HostSnapshot, tree: HostTree, *, with_users: bool, with_claims: bool
+) -> dict[str, object]:
+    """What uses devices, and what could name a user and cannot be read."""
+    unknown: list[UnknownUsers] = []
+    report = unknown.append
+    if not with_users:
+        uses = uses_facts.read_host_uses(tree, report)
+        return {"host_uses": uses, "unknown_users": tuple(unknown)}
+    uses = uses_facts.read_all_uses(tree, host.devices, report, with_claims=with_claims)
+    if uses is not None:
+        uses = (*uses, *vgpu_facts.persistence_uses(tree, host.devices, report))
+    return {
+        "host_uses": uses,
+        "users": users.read_users(tree, report),
+        "agent": find_pods(tree, report, DEADLINE),
+        "unknown_users": tuple(unknown),
+        "variants": drivers.read_variants(tree),
+        "vfio_modules": drivers.read_vfio_modules(tree),
+    }
+
+
+def _further_facts(host: HostSnapshot, tree: HostTree, further: FurtherFacts) -> dict[str, object]:
+    """The facts that are read only if they are asked for, as far as they are."""
+    found: dict[str, object] = {}
+    resets, guests = further.get("with_resets"), further.get("with_guests")
+    if further.get("with_readiness"):
+        readiness = check.facts.read_readiness(tree, host.kernel_release, host.devices)
+        found["readiness"] = readiness
+    if resets:
+        found["reset_capabilities"] = capabilities.read_reset_capabilities(tree, host.devices)
+        found["bus_resets"] = capabilities.read_bus_resets(tree, host.devices)
+        found["cxl"] = accelerators.read_cxl(tree, host.devices)
+    if guests:
+        programs = further.get("with_programs", False)
+        read = pci.guest_support.read_guest_support
+        found["guest_support"] = read(tree, host.devices, with_programs=programs)
+    if resets and guests:
+        found["translations"] = translation.read_translations(tree, host.devices)
+    if further.get("with_links"):
+        found["links"] = capabilities.read_links(tree, host.devices)
+    return found
 
 
 def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
@@ -153,17 +165,6 @@ def with_gpu_modes(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
         vgpu_parents=parents,
         vgpus=mig.facts.with_places(tree, vgpus, parents, divided),
     )
-
-
-def _host_uses(
-    host: HostSnapshot, tree: HostTree, report: Report, *, with_users: bool, with_claims: bool
-) -> tuple[HostUse, ...] | None:
-    if not with_users:
-        return uses_facts.read_host_uses(tree, report)
-    found = uses_facts.read_all_uses(tree, host.devices, report, with_claims=with_claims)
-    if found is None:
-        return None
-    return (*found, *vgpu_facts.persistence_uses(tree, host.devices, report))
 
 
 _ARCHITECTURES = (

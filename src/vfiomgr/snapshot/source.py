@@ -19,6 +19,7 @@ from vfiomgr.paths import MACHINE, PCI_DEVICES
 from vfiomgr.pci.facts import list_addresses
 from vfiomgr.pci.model import PciAddress, device_text, identifiers_in, is_address
 from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.snapshot.named import ambiguous, find_address, with_identifiers, with_name
 from vfiomgr.snapshot.node_agent import PATIENCE
 from vfiomgr.snapshot.pod_devices import find_pods
 from vfiomgr.snapshot.scan import FurtherFacts, scan, scan_devices
@@ -279,7 +280,7 @@ class HostSource:
         """
         names = [name for text in texts for name in self._named(device_text(text))]
         if self.snapshot is not None:
-            return tuple(map(self._loaded.parse_address, names))
+            return tuple(find_address(self._loaded, name) for name in names)
         known = () if all(map(is_address, names)) else list_addresses(self.tree)
         return tuple(PciAddress.parse(name, known) for name in names)
 
@@ -292,8 +293,7 @@ class HostSource:
         """
         first, *others = self.addresses((text,))
         if others:
-            message = f"{text} is ambiguous: it matches {', '.join(map(str, (first, *others)))}"
-            raise UsageError(message, "give the address of one of them")
+            raise ambiguous(str(text), (first, *others))
         return first
 
     def matching(self, text: str) -> str:
@@ -303,16 +303,15 @@ class HostSource:
             UsageError: there is none, or there are several.
 
         """
-        host = self.scan_devices()
-        address = host.matching(text)
-        self.on_note(f"{text}: {address} ({host.device(address).name})")
-        return str(address)
+        device = with_name(self.scan_devices(), text)
+        self.on_note(f"{text}: {device.address} ({device.name})")
+        return str(device.address)
 
     def _named(self, text: str) -> Sequence[str]:
         if identifiers_in(text) is None:
             return (text,)
         host = self.scan_devices()
-        found = host.with_identifiers(text)
+        found = with_identifiers(host, text)
         names = dict.fromkeys(host.device(address).name for address in found)
         self.on_note(f"{text} ({', '.join(names)}): {', '.join(map(str, found))}")
         return tuple(map(str, found))

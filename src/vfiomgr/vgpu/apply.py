@@ -17,7 +17,7 @@ from vfiomgr.engine.verified_write import (
 from vfiomgr.errors import HostError, ProgramFailed, WriteFailed
 from vfiomgr.passthrough.vfio_nodes import NODE_DEADLINE, cdevs, let_udev_finish
 from vfiomgr.paths import HostPath
-from vfiomgr.vgpu import facts
+from vfiomgr.vgpu import facts, marks
 from vfiomgr.vgpu.mig.facts import read_instances, read_mode, read_persistence
 from vfiomgr.vgpu.mig.steps import (
     ModeStep,
@@ -133,26 +133,26 @@ def set_type(tree: HostTree, step: SetVgpuType) -> None:
         )
         raise HostError(message, "check dmesg for messages of the driver")
     if step.after:
-        facts.unmark(tree, step.device.address)
+        marks.unmark(tree, step.device.address)
     else:
-        facts.disclaim(tree, step.device.address)
+        marks.disclaim(tree, step.device.address)
 
 
 def _write_type(tree: HostTree, step: SetVgpuType) -> None:
     """Write the type; mark a function that rejects a type which its driver offers."""
     directory = paths.pci_device(step.device.address)
     if step.after:
-        facts.claim(tree, step.device.address, step.after)
+        marks.claim(tree, step.device.address, step.after)
     try:
         with explaining("vgpu-type", str(step.device.address)):
             tree.write(directory / facts.DIRECTORY / facts.CURRENT, str(step.after))
     except WriteFailed as error:
         if step.after:
-            facts.disclaim(tree, step.device.address)
+            marks.disclaim(tree, step.device.address)
         offered = {kind.id for kind in facts.creatable_types(tree, directory)}
         if error.errno in (EIO, EINVAL) and str(step.after) in offered:
             with suppress(OSError):  # a full /run must not hide the driver's error
-                facts.mark(tree, step.device.address, f"rejected type {step.after}")
+                marks.mark(tree, step.device.address, f"rejected type {step.after}")
             error.hint += (
                 "; vfiomgr uses another virtual function next time: vfiomgr vgpu list --types"
             )

@@ -1,15 +1,10 @@
-"""Facts about vGPUs: mediated devices, those of NVIDIA's vendor driver, and marks of vfiomgr.
+"""Facts about vGPUs: mediated devices, and those of NVIDIA's vendor driver.
 
 Parents are listed in /sys/class/mdev_bus; a recorded host may lack that class, so the functions
 with `mdev_supported_types` and the parents of active devices count too.
 
 The virtual function stays on the driver `nvidia`; a type's number in `current_vgpu_type` makes it a
 vGPU (NVIDIA's vgpu-vfio host driver, Linux 6.8 and later; one file of it is public).
-
-The UUID of a mediated device is unique, but an address is not: after the driver or the virtual
-functions were reloaded, a vGPU of the same type there belongs to someone else. Therefore the mark
-identifies the incarnation of the function: the boot, and the inodes of its directory and of the
-driver's directory, which kernfs never reuses (fs/kernfs/dir.c, __kernfs_new_node).
 
 Mediated devices: drivers/vfio/mdev/mdev_sysfs.c, Documentation/driver-api/vfio-mediated-device.
 """
@@ -23,23 +18,19 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr import paths
-from vfiomgr.documents.text import TextFile
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.host.parallel import in_parts
 from vfiomgr.host.programs import PROGRAM_PATH
-from vfiomgr.paths import BOOT_ID, PCI_DEVICES, RUNTIME
 from vfiomgr.pci.iommu import group_number
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.snapshot.unknown import UnknownUsers, warn
 from vfiomgr.snapshot.values import HostUse
 from vfiomgr.vgpu.model import (
-    MARKS,
     Family,
     Vgpu,
     VgpuParent,
     VgpuType,
-    WedgedFunction,
     describe_type,
     types_called,
 )
@@ -373,86 +364,3 @@ def _named(vgpus: Iterable[Vgpu], parents: Iterable[VgpuParent]) -> Iterator[Vgp
     names = {known.id: known.name for parent in parents for known in parent.types}
     for vgpu in vgpus:
         yield replace(vgpu, type_name=names.get(vgpu.type))
-
-
-_MARKS = RUNTIME / "wedged"
-
-
-def read_wedged(tree: HostTree) -> tuple[WedgedFunction, ...]:
-    """The marked functions that still exist unchanged."""
-    found: list[WedgedFunction] = []
-    for name in tree.children(_MARKS):
-        inode, _, why = (tree.read(_MARKS / name) or "").partition(" ")
-        if why and inode == _inode(tree, name):
-            found.append(WedgedFunction(name, why))
-    return tuple(found)
-
-
-def mark(tree: HostTree, address: PciAddress, why: str) -> None:
-    """Record that a function rejects a type which its driver offers."""
-    tree.make_directory(_MARKS)
-    text = f"{_inode(tree, str(address))} {why}\n"
-    tree.replace(_MARKS / str(address), text.encode(), durable=False)
-
-
-def unmark(tree: HostTree, address: PciAddress) -> None:
-    """Delete the record: the function has accepted a type."""
-    if tree.exists(_MARKS / str(address)):
-        tree.remove(_MARKS / str(address))
-
-
-def _inode(tree: HostTree, name: str) -> str:
-    place = tree.resolve(PCI_DEVICES / name)
-    status = None if place is None else tree.status(place)
-    return "" if status is None else str(status.st_ino)
-
-
-_MADE = RUNTIME / "made"
-
-
-def read_marks(tree: HostTree) -> tuple[TextFile, ...]:
-    """All marks, including those of removed vGPUs."""
-    # The temporary file of a killed process begins with a dot.
-    names = (name for name in tree.children(MARKS) if not name.startswith("."))
-    texts = ((MARKS / name, tree.read_text(MARKS / name)) for name in names)
-    return tuple(TextFile(file, text) for file, text in texts if text is not None)
-
-
-def read_made(tree: HostTree, vgpus: Iterable[Vgpu]) -> tuple[str, ...]:
-    """The virtual functions that still have the type set by vfiomgr."""
-    names = (v.name for v in vgpus if v.uuid is None and _is_made(tree, v.name, v.type))
-    return tuple(names)
-
-
-def claim(tree: HostTree, address: PciAddress, type_id: int) -> None:
-    """Record that vfiomgr is about to set the type of a function.
-
-    If the record cannot be written, the vGPU only counts as created by someone else.
-    """
-    incarnation = _incarnation(tree, str(address), str(type_id))
-    with suppress(OSError):
-        tree.make_directory(_MADE)
-        tree.replace(_MADE / str(address), (incarnation or "").encode(), durable=False)
-
-
-def disclaim(tree: HostTree, address: PciAddress) -> None:
-    """Delete the record: the function has no type, or rejected it."""
-    with suppress(OSError):
-        if tree.exists(_MADE / str(address)):
-            tree.remove(_MADE / str(address))
-
-
-def _is_made(tree: HostTree, name: str, type_id: str) -> bool:
-    noted = tree.read_text(_MADE / name)
-    return bool(noted) and noted == _incarnation(tree, name, type_id)
-
-
-def _incarnation(tree: HostTree, name: str, type_id: str) -> str | None:
-    place = tree.resolve(PCI_DEVICES / name)
-    if place is None:
-        return None
-    inodes = [tree.status(directory) for directory in (place, place / DIRECTORY)]
-    boot_id = tree.read(BOOT_ID)
-    if boot_id is None or None in inodes:
-        return None
-    return " ".join([boot_id, *(str(found.st_ino) for found in inodes if found), type_id, "\n"])

@@ -12,6 +12,7 @@ from vfiomgr.errors import UnknownDevice, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.passthrough.guards import bridge
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.snapshot.named import find_device
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import Vgpu
 
@@ -181,7 +182,7 @@ def _named(host: HostSnapshot, request: DeviceRequest) -> PciDevice:
     if not any(mark in request.name for mark in ":._/"):  # one of which each form of address has
         message = f"{request.name!r} is neither a PCI address nor the UUID of a vGPU"
         raise UsageError(message, "list the vGPUs with: vfiomgr vgpu list; devices: vfiomgr list")
-    return host.device(host.parse_address(request.name))
+    return find_device(host, request.name)
 
 
 def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 from vfiomgr.engine.run import Outcome
 from vfiomgr.errors import UsageError, chosen, require_choice, require_known, require_whole
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.named import find_address
 from vfiomgr.units import mebibytes
 from vfiomgr.vgpu import steps as vgpu_steps
 from vfiomgr.vgpu.steps import CreateMdev, RemoveMdev, SetVgpuType
@@ -166,7 +167,7 @@ def _known_name(host: HostSnapshot, text: str) -> str:
     except ValueError:
         pass
     try:
-        return str(host.parse_address(text))
+        return str(find_address(host, text))
     except UsageError as error:
         if ":" in text:
             raise

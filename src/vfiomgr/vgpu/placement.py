@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Option, Remedy, blocker, refusal
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.named import find_device
 from vfiomgr.value import Value
 from vfiomgr.vgpu.capacity import (
     Capacity,
@@ -99,7 +100,7 @@ def _no_parent(host: HostSnapshot, name: str, known: Sequence[Gpu]) -> UnknownDe
         message = f"no such vGPU-capable device: {name}"
         message += f" (available: {names})" if known else " (this host has none)"
         return UnknownDevice(message, "list vGPU types with: vfiomgr vgpu list --types")
-    device = host.device(host.parse_address(name))
+    device = find_device(host, name)
     message = f"{device} does not support vGPUs in its current state"
     gpu = host.device_named(str(device.physical_function)) or device
     if device.is_on_vfio:

@@ -14,6 +14,7 @@ from vfiomgr.errors import UnknownDevice
 from vfiomgr.passthrough import guards
 from vfiomgr.paths import MDEV_DEVICES, PCI_DEVICES
 from vfiomgr.persistence.steps import ReplaceFile
+from vfiomgr.snapshot.named import find_address, find_device
 from vfiomgr.vgpu import gpu_instances
 from vfiomgr.vgpu.capacity import gpus
 from vfiomgr.vgpu.model import MARKS, Vgpu, mark_file, mark_of, types_called
@@ -87,7 +88,7 @@ def _address_of(host: HostSnapshot, name: str | None) -> str | None:
     """Normalize a name if it is an address."""
     if name is None or ":" not in name:
         return name
-    return str(host.parse_address(name))
+    return str(find_address(host, name))
 
 
 @resolves(CreateVgpu)
@@ -218,7 +219,7 @@ def _creation(host: HostSnapshot, place: Placement, uuid: str) -> tuple[Step, Vg
     vgpu = Vgpu(name, parent.family, parent.name, kind.id, kind.name, None, None, None, None)
     if name is not None:
         return CreateMdev(parent.name, parent.path, kind.id, name), vgpu
-    device = host.device(host.parse_address(parent.name))
+    device = find_device(host, parent.name)
     return SetVgpuType(device.identity, before=0, after=int(kind.id)), vgpu
 
 
@@ -226,7 +227,7 @@ def _removal(host: HostSnapshot, vgpu: Vgpu) -> Step:
     if vgpu.uuid is not None:
         paths = {parent.name: parent.path for parent in host.vgpu_parents}
         return RemoveMdev(vgpu.parent, paths[vgpu.parent], vgpu.type, vgpu.uuid)
-    device = host.device(host.parse_address(vgpu.parent))
+    device = find_device(host, vgpu.parent)
     return SetVgpuType(device.identity, before=int(vgpu.type), after=0)
 
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import UsageError
+from vfiomgr.snapshot.named import with_name
 
 if TYPE_CHECKING:
     from tests.unit.conftest import Run
@@ -80,10 +81,10 @@ def test_functions_of_one_slot_are_one_match() -> None:
     gpu = replace(pci_device("0000:04:00.0"), name="NVIDIA GA104")
     audio = replace(pci_device("0000:04:00.1"), name="NVIDIA audio")
     other = replace(pci_device("0000:05:00.0"), name="NVIDIA GA106")
-    assert host_of(gpu, audio).matching("nvidia") == gpu.address
-    assert host_of(gpu, audio).matching("audio") == audio.address
+    assert with_name(host_of(gpu, audio), "nvidia") == gpu
+    assert with_name(host_of(gpu, audio), "audio") == audio
     with pytest.raises(UsageError) as ambiguous:
-        host_of(gpu, audio, other).matching("nvidia")
+        with_name(host_of(gpu, audio, other), "nvidia")
     assert "0000:04:00.1" not in ambiguous.value.message
 
 

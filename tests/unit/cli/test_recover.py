@@ -82,7 +82,7 @@ def test_a_user_who_may_not_read_the_journal_is_told_no_other_way(
     def forbidden(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr("vfiomgr.engine.journal.names", forbidden)
+    monkeypatch.setattr("vfiomgr.engine.survey.names", forbidden)
     monkeypatch.setattr("vfiomgr.engine.locks.os.geteuid", lambda: 1000)
     monkeypatch.setattr("vfiomgr.engine.locks.os.access", lambda *_: False)
     answer = run(*line.split())

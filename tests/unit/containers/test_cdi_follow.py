@@ -13,7 +13,7 @@ from tests.fakes.vgpu_hosts import l40s_host
 from tests.unit.engine.faults import EveryFault, told
 from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import RemoveCdi, WriteCdi
-from vfiomgr.engine.journal import cut_off_runs
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID, HostPath

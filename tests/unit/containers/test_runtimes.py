@@ -39,8 +39,8 @@ from vfiomgr.containers.runtimes.location import locate
 from vfiomgr.containers.runtimes.model import RECORD, RuntimeRequest
 from vfiomgr.containers.runtimes.prepare import prepare_entry
 from vfiomgr.containers.runtimes.values import without_zeros
-from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.locks import hold
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RolledBack
 from vfiomgr.paths import BOOT_ID, HostPath

@@ -7,16 +7,18 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.lab.topology import EVERY_MOMENT_VARIABLE
-from vfiomgr.engine.journal import cut_off_runs
+from vfiomgr.engine.journal import Journal
 from vfiomgr.engine.plan import Request
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import RollbackIncomplete, VfiomgrError
 from vfiomgr.passthrough.steps import Reset
 from vfiomgr.paths import BOOT_ID
@@ -54,6 +56,24 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[st
         for path in before.keys() | after.keys()
         if before.get(path) != after.get(path)
     }
+
+
+def dies_at_record(monkeypatch: pytest.MonkeyPatch, number: int, run: Callable[[], object]) -> bool:
+    """Run something with a power cut before that record of its journals; whether it came to it."""
+    numbers, record = count(1), Journal.record
+
+    def deadly(*arguments: Any, **options: Any) -> None:
+        if next(numbers) == number:
+            raise PowerCut
+        record(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "record", deadly)
+        try:
+            run()
+        except PowerCut:
+            return True
+    return False
 
 
 class Whole(NamedTuple):

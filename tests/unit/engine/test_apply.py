@@ -18,9 +18,10 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import without_iommu, workstation
 from tests.unit.engine.faults import Course, EveryFault, Stories, changes, kept, named, told
 from vfiomgr.engine import transaction
-from vfiomgr.engine.journal import cut_off_runs, read_journal
+from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
 from vfiomgr.engine.locks import hold
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.engine.transaction import scan_for
 from vfiomgr.errors import (
     HostError,

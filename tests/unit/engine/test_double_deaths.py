@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
-from tests.unit.engine.faults import changes, kept
-from vfiomgr.engine.journal import Journal, cut_off_runs
+from tests.unit.engine.faults import changes, dies_at_record, kept
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import BOOT_ID
@@ -138,29 +139,16 @@ def test_a_recovery_that_dies_before_any_of_its_records_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Nothing is left where a later run could be found alone, whose state before is half-done."""
-    pair, record = PAIRS[name], Journal.record
+    pair = PAIRS[name]
     for at in count(1):
         kernel = prepared(tmp_path / str(at), pair)
         before = kept(kernel)
         assert dies(kernel, pair.first, 4, after=True)
         assert dies(kernel, pair.second, 3, after=True)
-        left = [at]
-
-        def deadly(*arguments: Any, left: list[int] = left, **options: Any) -> None:
-            left[0] -= 1
-            if not left[0]:
-                raise PowerCut
-            record(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "record", deadly)
-            try:
-                api.recover(tree=kernel)
-            except PowerCut:
-                kernel.revive()
-            else:
-                assert at > len(("first", "second")), "each record is tried"
-                return
+        if not dies_at_record(monkeypatch, at, partial(api.recover, tree=kernel)):
+            assert at > len(("first", "second")), "each record is tried"
+            return
+        kernel.revive()
         api.recover(tree=kernel)
         assert changes(before, kept(kernel)) == {}, at
         assert api.recover(tree=kernel) == ()

@@ -15,8 +15,9 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed
 from vfiomgr.engine import journal as journal_module
 from vfiomgr.engine import journal_files
-from vfiomgr.engine.journal import FIRST_STEPS, Journal, cut_off_runs, read_journal, survey
+from vfiomgr.engine.journal import FIRST_STEPS, Journal, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, LAST, decode, encode, names
+from vfiomgr.engine.survey import cut_off_runs, survey
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
 from vfiomgr.paths import HostPath
@@ -456,7 +457,7 @@ def test_a_journal_of_another_user_is_not_carried_out(
 def test_a_journal_that_is_too_large_is_not_read(
     kernel: FakeKernel, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "MOST_BYTES", 1000)
+    monkeypatch.setattr("vfiomgr.engine.survey.MOST_BYTES", 1000)
     (directory / LATER).write_bytes(b"\0" * 1002)
     with pytest.raises(Refusal, match="too large"):
         api.apply(Bind((GPU,)), tree=kernel)

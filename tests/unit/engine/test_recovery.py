@@ -19,9 +19,10 @@ from tests.unit.engine.test_apply import (
     UUID,
     course,
 )
-from vfiomgr.engine.journal import cut_off_runs, read_journal
+from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, encode
 from vfiomgr.engine.recovery import recover_device
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
 from vfiomgr.library import Host
 from vfiomgr.passthrough.steps import Bind, Unbind

@@ -6,16 +6,16 @@ The same request after a death at each operation: `EveryFault` (faults.py), for 
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import api
-from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import mixed, workstation
-from tests.unit.engine.faults import EveryFault, changes, kept
+from tests.unit.engine.faults import EveryFault, changes, dies_at_record, kept
 from tests.unit.engine.test_double_deaths import (
     ADAPTER,
     BIND,
@@ -30,8 +30,9 @@ from tests.unit.engine.test_double_deaths import (
     dies,
 )
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal import Journal, cut_off_runs, read_journal, settle, supersede
+from vfiomgr.engine.journal import Journal, read_journal
 from vfiomgr.engine.journal_files import DIRECTORY
+from vfiomgr.engine.survey import cut_off_runs, settle, supersede
 from vfiomgr.engine.unfinished import read_unfinished
 from vfiomgr.errors import Refusal, UnknownDevice
 from vfiomgr.passthrough.steps import Bind
@@ -212,29 +213,17 @@ def test_a_death_at_any_record_of_the_second_run_leaves_the_state_before_or_the_
     """What it settles of the first run counts only with its own end."""
     request: Request = TWO if name == "sriov set" else BIND
     at = 3 if name == "sriov set" else 5
-    whole, record = prepared(tmp_path / "whole"), Journal.record
+    whole = prepared(tmp_path / "whole")
     before = kept(whole)
     api.apply(request, tree=whole)
     found: list[bool] = []
     for number in count(1):
         kernel = prepared(tmp_path / str(number))
         assert dies(kernel, request, at, after=True)
-        left = [number]
-
-        def deadly(*arguments: Any, left: list[int] = left, **options: Any) -> None:
-            left[0] -= 1
-            if not left[0]:
-                raise PowerCut
-            record(*arguments, **options)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "record", deadly)
-            try:
-                api.apply(request, tree=kernel)
-            except PowerCut:
-                kernel.revive()
-            else:
-                break
+        repeat = partial(api.apply, request, tree=kernel)
+        if not dies_at_record(monkeypatch, number, repeat):
+            break
+        kernel.revive()
         is_done = changes(kept(whole), kept(kernel)) == {}
         recovered = api.recover(tree=kernel)
         assert changes(before if recovered else kept(whole), kept(kernel)) == {}, number

@@ -16,7 +16,8 @@ from tests.fakes.faults import PowerCut
 from tests.fakes.hosts import workstation
 from tests.unit.engine.faults import EveryFault, Stories, told
 from vfiomgr.engine import registry
-from vfiomgr.engine.journal import Journal, cut_off_runs
+from vfiomgr.engine.journal import Journal
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import HostError, RollbackIncomplete, RolledBack, StuckInKernel, VfiomgrError
 from vfiomgr.host.owners import ROOT_ONLY, NodeOwner
 from vfiomgr.host.programs import ProgramAnswer

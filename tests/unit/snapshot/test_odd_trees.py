@@ -16,6 +16,7 @@ from vfiomgr.host.tree import HostTree
 from vfiomgr.passthrough.guards import iommu_off
 from vfiomgr.paths import PCI_DEVICES
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.snapshot.named import find_address
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_domains_of_up_to_eight_digits_are_ordered_as_numbers(tmp_path: Path) ->
     assert [str(device.address) for device in host.devices] == names
     assert list(host.groups[0].members) == names
     for name, device in zip(names, host.devices, strict=True):
-        assert host.parse_address(name.upper()) == device.address
+        assert find_address(host, name.upper()) == device.address
         assert device.bridge_path == f"pci{name[:-8]}:01"
         assert host.slot(device) == (device,)
 
@@ -76,9 +77,9 @@ def test_a_short_address_is_that_of_the_only_function_there_is(tmp_path: Path) -
     for name in ("10000:04:00.0", "0000:05:00.0", "fffffffe:05:00.0"):
         add_gpu(kernel, name)
     host = scan(kernel.root)
-    assert str(host.parse_address("04:00.0")) == "10000:04:00.0"
+    assert str(find_address(host, "04:00.0")) == "10000:04:00.0"
     with pytest.raises(UsageError, match=r"ambiguous.*0000:05:00\.0, fffffffe:05:00\.0"):
-        host.parse_address("5:0.0")
+        find_address(host, "5:0.0")
 
 
 def test_a_bus_may_be_full(tmp_path: Path) -> None:

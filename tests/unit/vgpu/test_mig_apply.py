@@ -11,8 +11,8 @@ from tests.fakes.nvidia.cards import A100, RTX_PRO_6000
 from tests.fakes.vgpu_hosts import GPUS, mig_host, nvidia_host
 from tests.unit.engine.faults import Course, EveryFault, named
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu
-from vfiomgr.engine.journal import cut_off_runs
 from vfiomgr.engine.registry import perform
+from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import HostError, Refusal, RolledBack
 from vfiomgr.gpu.requests import SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.layout.compare import compare

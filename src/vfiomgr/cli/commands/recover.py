@@ -15,7 +15,7 @@ from vfiomgr.errors import forbid_together
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.survey import CutOff
 
 
 @click.command("recover")

@@ -28,6 +28,7 @@ from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.capabilities import COMMON_RESETS
+from vfiomgr.snapshot.named import find_device
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
 from vfiomgr.units import GIB, MIB
@@ -69,7 +70,7 @@ def show(session: Session, address: str) -> None:
     if vgpu is not None:
         show_active(session, host, vgpu)
         return
-    device = host.device(host.parse_address(address))
+    device = find_device(host, address)
     facts = _facts(host, device)
     if session.format != "table":
         print_document("Device", {**_own_facts(device), **facts}, session.format)

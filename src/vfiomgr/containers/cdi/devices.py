@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
-from vfiomgr.containers.cdi.check import CONTROL, IOMMU, reads, resolve
+from vfiomgr.containers.cdi.check import reads
 from vfiomgr.containers.cdi.document import parse_specification, read_file, render_specification
 from vfiomgr.containers.cdi.grammar import ANY, CONSUMERS, consumers_named, is_kind, needed_version
 from vfiomgr.containers.cdi.model import (
@@ -18,6 +18,7 @@ from vfiomgr.containers.cdi.model import (
     device_nodes,
     shared_nodes,
 )
+from vfiomgr.containers.cdi.nodes import CONTROL, IOMMU, resolve
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.diagnostic import Diagnostic, blocker, refusal, refuse, refuse_if_any
 from vfiomgr.errors import Refusal, UsageError

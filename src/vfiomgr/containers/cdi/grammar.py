@@ -228,8 +228,9 @@ VERSIONS = tuple(
 _PART = expression(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _DEVICE = expression(r"[A-Za-z0-9]([A-Za-z0-9._:-]*[A-Za-z0-9])?")
 _WRITTEN = expression(r"v?(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
-_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
-_PREFIX = expression(rf"{_LABEL}(\.{_LABEL})*")
+LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+"""A part of a domain."""
+_PREFIX = expression(rf"{LABEL}(\.{LABEL})*")
 _NAME = expression(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?")
 _MOST_OF_PREFIX, _MOST_OF_NAME = 253, 63
 

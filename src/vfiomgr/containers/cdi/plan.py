@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.check import resolve
 from vfiomgr.containers.cdi.devices import (
     LOWEST,
     kind_notes,
@@ -24,6 +23,7 @@ from vfiomgr.containers.cdi.model import (
     CdiSpecification,
     own_file,
 )
+from vfiomgr.containers.cdi.nodes import resolve
 from vfiomgr.containers.cdi.requests import GOES, RemoveCdi, WriteCdi
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.engine.plan import Plan
@@ -33,8 +33,8 @@ from vfiomgr.persistence.steps import ReplaceFile
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.containers.cdi.check import Target
     from vfiomgr.containers.cdi.model import CdiFile
+    from vfiomgr.containers.cdi.nodes import Target
     from vfiomgr.paths import HostPath
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.containers.cdi.check import CONTROL, IOMMU
+from vfiomgr.containers.cdi.nodes import CONTROL, IOMMU
 from vfiomgr.containers.oci.model import ContainerDevice, DeviceNode
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import HostError

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.check import is_vfio_node, reads
+from vfiomgr.containers.cdi.check import reads
 from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.grammar import Consumer, consumers_named
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiDevice, CdiFile, CdiSpecification
+from vfiomgr.containers.cdi.nodes import is_vfio_node
 from vfiomgr.containers.cdi.rules import faults
 from vfiomgr.containers.runtimes.handlers import CriName, HandlerFacts
 from vfiomgr.kata.explain.image import GuestImage

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from vfiomgr.containers.cdi.check import is_vfio_node
 from vfiomgr.containers.cdi.document import read_file
+from vfiomgr.containers.cdi.nodes import is_vfio_node
 from vfiomgr.containers.runtimes import facts as runtimes_facts
 from vfiomgr.containers.runtimes import handlers
 from vfiomgr.containers.runtimes.handlers import UnreadFile

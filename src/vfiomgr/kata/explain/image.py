@@ -16,6 +16,7 @@ from vfiomgr.kata.model import is_cdi_gpu
 from vfiomgr.kata.settings import VFIO_MODES
 from vfiomgr.passthrough.guards import bridge, iommu_unread, isolation
 from vfiomgr.paths import HostPath
+from vfiomgr.snapshot.named import find_device
 from vfiomgr.value import Value
 from vfiomgr.vgpu.guest_device import is_uuid
 
@@ -369,7 +370,7 @@ def devices_named(host: HostSnapshot, names: Iterable[str]) -> tuple[PciDevice, 
     names = tuple(names)
     for name in names:
         refuse_mediated(host, name)
-    found = tuple(host.device(host.parse_address(name)) for name in names)
+    found = tuple(find_device(host, name) for name in names)
     refuse_if_any([o for device in found for o in bridge(host, device)], frozenset())
     return found
 

@@ -26,6 +26,7 @@ from vfiomgr.libvirt.build.nvlink import nvlink_notes
 from vfiomgr.libvirt.build.pci_topology import lay_buses, slots_of, space_notes, without_hotplug
 from vfiomgr.libvirt.build.port_memory import free_port_bytes, with_port_memory
 from vfiomgr.libvirt.model import DomainIommu
+from vfiomgr.snapshot.named import find_address
 from vfiomgr.vgpu.guest_device import is_uuid, units_of
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _usual_boot(request: DomainRequest) -> tuple[str, ...]:
 def _boot_address(host: HostSnapshot, name: str) -> str:
     """The device that a --boot word means."""
     try:
-        return str(host.parse_address(name))
+        return str(find_address(host, name))
     except UsageError:
         message = f"invalid boot device: --boot {name}"
         hint = "use disk, cdrom, network, or the name of a --device"

@@ -13,6 +13,7 @@ from vfiomgr.errors import LibvirtFailed, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import find_mdev, parent_name
 from vfiomgr.libvirt.commands.connection import DEFAULT_URI, connected, require_running_host
 from vfiomgr.libvirt.xml.render import node_mdev
+from vfiomgr.snapshot.named import find_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ def define_mdev(
         raise UsageError(message, _EXAMPLE)
     name = _uuid(uuid) if uuid is not None else str(uuids.uuid4())
     host = session.scan(with_gpu_modes=True)
-    address = host.parse_address(parent)
+    address = find_address(host, parent)
     type_id = mdev_type(host, address, wanted)
     element = node_mdev(name, parent_name(address), type_id)
     if session.dry_run:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.diagnostic import diagnostics_of, refuse_if_any
 from vfiomgr.documents.jsonable import Misfit, from_jsonable, to_jsonable
-from vfiomgr.engine.journal import cut_off_runs, supersede
 from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import recover_device
+from vfiomgr.engine.survey import cut_off_runs, supersede
 from vfiomgr.errors import HostError, Refusal, UsageError, VfiomgrError
 from vfiomgr.host.owners import NotARecord, read_own
 from vfiomgr.node.messages import read, write
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from vfiomgr.diagnostic import Override
-    from vfiomgr.engine.journal import CutOff
+    from vfiomgr.engine.survey import CutOff
     from vfiomgr.host.tree import HostTree
     from vfiomgr.library import Host
     from vfiomgr.paths import HostPath

@@ -25,6 +25,7 @@ from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.gpu.commands import instances, mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
+from vfiomgr.snapshot.named import find_address
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
 from vfiomgr.vgpu.mig.steps import creation, without_functions
@@ -88,7 +89,7 @@ def _rooms(
     """The GPUs and their capacities, including GPUs whose virtual functions are vGPUs."""
     divided = function_rooms(host)
     if parent is not None:
-        name = str(host.parse_address(parent)) if ":" in parent else parent
+        name = str(find_address(host, parent)) if ":" in parent else parent
         asked = [(gpu, one) for gpu, one in divided if gpu.name == name]
         if asked:
             return tuple(gpu for gpu, _ in asked), asked

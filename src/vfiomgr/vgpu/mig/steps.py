@@ -13,7 +13,7 @@ from vfiomgr.documents.text import printable
 from vfiomgr.engine.plan import Exchange, Step
 from vfiomgr.passthrough.steps import ChangeDriver
 from vfiomgr.paths import SRIOV_MANAGE
-from vfiomgr.pci.model import DeviceIdentity, PciAddress
+from vfiomgr.pci.model import DeviceIdentity, PciAddress, is_address
 from vfiomgr.value import Value
 from vfiomgr.vgpu.model import InstancePlace, counted
 
@@ -252,12 +252,14 @@ def creation(host: HostSnapshot, device: PciDevice, count: int | None = None) ->
 
 def creation_of(host: HostSnapshot, name: str) -> tuple[PciDevice, str] | None:
     """The physical function of a missing virtual function, and the command that creates it."""
-    device = host.physical_function_of(name)
-    if device is None:
+    if not is_address(name) or host.device_named(name) is not None:
         return None
-    index = device.index_of_function(PciAddress.parse(name))
-    present = device.sriov_numvfs or 0
-    return device, creation(host, device, None if index is None else max(index + 1, present))
+    address = PciAddress.parse(name)
+    for device in host.devices:
+        index = device.index_of_function(address)
+        if index is not None:
+            return device, creation(host, device, max(index + 1, device.sriov_numvfs or 0))
+    return None
 
 
 def lacks_vgpu_functions(host: HostSnapshot, device: PciDevice) -> bool:
