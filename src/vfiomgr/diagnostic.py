@@ -201,7 +201,7 @@ def in_document(diagnostic: Diagnostic) -> str:
 
 
 MOST_FINDINGS = 100
-"""Maximum number of findings that are printed."""
+"""Maximum number of findings that are printed, besides blockers."""
 Finding = TypeVar("Finding")
 
 
@@ -211,6 +211,11 @@ def first_of(
     """The first findings, and a line with the number of others, if there are any."""
     omitted = len(findings) - most
     return findings[:most], (f"and {omitted} more",) if omitted > 0 else ()
+
+
+def most_findings(findings: Iterable[Diagnostic]) -> int:
+    """Maximum number of findings that are printed, the most severe first: no blocker is omitted."""
+    return max(MOST_FINDINGS, sum(found.severity == "blocker" for found in findings))
 
 
 _MOST_LINES = 40

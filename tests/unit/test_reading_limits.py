@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.devices import host_of, pci_device
+from vfiomgr.check.model import Report
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.containers.cdi.model import CdiFile
+from vfiomgr.diagnostic import finding
 from vfiomgr.documents import reader
 from vfiomgr.documents.json_text import read_json
 from vfiomgr.documents.reader import read_values
@@ -205,26 +207,49 @@ def test_the_meant_key_is_looked_for_in_the_first_errors_of_a_specification(
     assert len(compared) == 2 * 100, "for each of the two libraries"
 
 
-@pytest.fixture
-def specification(tmp_path: Path) -> str:
-    """A file with 300 unknown keys."""
-    path = tmp_path / "a.json"
-    unknown = {f"key{number}": 1 for number in range(300)}
+def specifications(root: Path, *, keys: int) -> list[str]:
+    """130 files that no consumer reads, and one with unknown keys."""
     start = {"cdiVersion": "0.5.0", "kind": "example.com/gpu", **cdi_devices(1, env=["A=B"])}
-    path.write_text(json.dumps({**start, **unknown}))
-    return str(path)
+    odd = [root / f"a{number}.txt" for number in range(130)]
+    path = root / "b.json"
+    path.write_text(json.dumps({**start, **{f"key{number}": 1 for number in range(keys)}}))
+    for file in odd:
+        file.write_text(json.dumps(start))
+    return [str(file) for file in (*odd, path)]
 
 
-def test_a_hundred_findings_are_printed_and_the_others_counted(
-    run: Run, specification: str
+def test_a_hundred_findings_are_printed_errors_first_and_the_others_counted(
+    run: Run, tmp_path: Path
 ) -> None:
-    answer = run("check", "cdi", specification)
+    files = specifications(tmp_path, keys=1)
+    answer = run("check", "cdi", *files)
     assert answer.status == 1
-    assert answer.stdout.count("is not a CDI key") == 100
-    assert "\nand 200 more\n" in answer.stdout
-    document = json.loads(run("check", "cdi", specification, "--format", "json").stdout)
-    assert (len(document["items"]), document["omitted"]) == (100, 200)
-    assert document["summary"]["error"] == 300
+    assert answer.stdout.startswith("error: ")
+    assert answer.stdout.count("\nwarning: ") == 99
+    assert "\nand 31 more\n" in answer.stdout
+    document = json.loads(run("check", "cdi", *files, "--format", "json").stdout)
+    assert (len(document["items"]), document["omitted"]) == (100, 31)
+    assert document["items"][0]["severity"] == "error"
+
+
+def test_no_error_in_a_specification_is_omitted(run: Run, tmp_path: Path) -> None:
+    files = specifications(tmp_path, keys=120)
+    answer = run("check", "cdi", *files)
+    assert answer.stdout.count("is not a CDI key") == 120
+    assert "\nand 130 more\n" in answer.stdout
+    document = json.loads(run("check", "cdi", *files, "--format", "json").stdout)
+    assert {item["severity"] for item in document["items"]} == {"error"}
+    assert (len(document["items"]), document["omitted"]) == (120, 130)
+
+
+def test_check_all_omits_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tuple(finding("r", "ok", f"fine {number}", (), "it matters") for number in range(130))
+    monkeypatch.setattr("vfiomgr.library.Host.check", lambda _self: Report(found, ()))
+    assert run("check", "--all").stdout.count("ok: fine") == 130
+    document = json.loads(run("check", "--all", "--format", "json").stdout)
+    assert (len(document["items"]), "omitted" in document) == (130, False)
+    document = json.loads(run("check", "--format", "json").stdout)
+    assert (len(document["items"]), document["omitted"]) == (100, 30)
 
 
 def test_a_hundred_errors_of_a_layout_are_printed_and_the_others_counted(

@@ -67,7 +67,7 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
     session = session_of(context)
     report = host_of(session).check()
     if session.format != "table":
-        print_document("CheckReport", report_document(report), session.format)
+        print_document("CheckReport", report_document(report, every=every), session.format)
     else:
         _print(report, every=every)
     context.exit(exit_status(report, strict=strict))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.table import Column, lines_of
-from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, first_of
+from vfiomgr.diagnostic import MOST_FINDINGS, SEVERITIES, first_of, most_findings
 from vfiomgr.documents.jsonable import API_VERSION, UNFOLDED, to_jsonable
 from vfiomgr.documents.text import printable
 from vfiomgr.errors import Refusal
@@ -267,18 +267,23 @@ def print_error_document(error: VfiomgrError, output: Format) -> None:
 
 
 def items_document(
-    findings: Sequence[Finding], document: Callable[[Finding], object], key: str = "items"
+    findings: Sequence[Finding],
+    document: Callable[[Finding], object],
+    key: str = "items",
+    most: int = MOST_FINDINGS,
 ) -> dict[str, object]:
     """The first findings in the JSON contract, and the number of omitted ones."""
-    shown: dict[str, object] = {key: list(map(document, first_of(findings)[0]))}
-    omitted = len(findings) - MOST_FINDINGS
+    shown: dict[str, object] = {key: list(map(document, findings[:most]))}
+    omitted = len(findings) - most
     return {**shown, "omitted": omitted} if omitted > 0 else shown
 
 
-def report_document(report: Report) -> dict[str, object]:
-    """A report in the JSON contract."""
+def report_document(report: Report, *, every: bool = False) -> dict[str, object]:
+    """A report in the JSON contract; with `every`, no finding is omitted."""
+    found = report.findings
+    most = len(found) if every else most_findings(found)
     return {
-        **items_document(report.findings, finding_document),
+        **items_document(found, finding_document, most=most),
         "unknown": report.unknown,
         "not_checked": report.not_checked,
         "summary": {severity: report.count(severity) for severity in SEVERITIES},
@@ -289,7 +294,7 @@ def print_findings(report: Report, *, every: bool) -> None:
     """Print the findings with evidence, reason, remedy and rule; with `every`, passed ones too."""
     lines: list[str | Marked] = []
     wanted = [found for found in report.findings if every or found.severity != "ok"]
-    findings, more = first_of(wanted)
+    findings, more = first_of(wanted, len(wanted) if every else most_findings(wanted))
     for found in findings:
         colour = _COLOURS[found.severity]
         lines.append(Marked(found.severity, colour, f": {found.summary}"))

@@ -11,7 +11,7 @@ from vfiomgr.containers.cdi.document import read_file
 from vfiomgr.containers.cdi.model import DYNAMIC, STATIC, CdiFile, fault
 from vfiomgr.containers.cdi.nodes import VFIO, NodeKind, Target, is_vfio_node, resolve
 from vfiomgr.containers.cdi.rules import faults
-from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.diagnostic import SEVERITIES, Diagnostic
 from vfiomgr.pci.model import is_address
 from vfiomgr.value import Value
 
@@ -53,7 +53,7 @@ class FileVerdict(Value):
 
 
 class CdiReport(Value):
-    """All findings, by file and line, and the verdicts."""
+    """All findings, the most severe first, then by file and line, and the verdicts."""
 
     findings: tuple[CdiFinding, ...]
     verdicts: tuple[FileVerdict, ...]
@@ -280,7 +280,15 @@ class _Findings:
 
     def report(self, files: Sequence[str], unknown: tuple[str, ...]) -> CdiReport:
         order = {file: number for number, file in enumerate(files)}
-        found = sorted(self._found, key=lambda one: (order[one.subject], one.line, one.rule))
+        found = sorted(
+            self._found,
+            key=lambda one: (
+                SEVERITIES.index(one.severity),
+                order[one.subject],
+                one.line,
+                one.rule,
+            ),
+        )
         findings = tuple(_finding(one, self._in_order(self._found[one])) for one in found)
         verdicts = tuple(
             FileVerdict(file, consumer.name, self._verdicts.get((file, consumer.name), "ok"))

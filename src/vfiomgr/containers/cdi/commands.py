@@ -37,7 +37,7 @@ from vfiomgr.containers.cdi.model import (
     Naming,
     NodeForm,
 )
-from vfiomgr.diagnostic import first_of
+from vfiomgr.diagnostic import first_of, most_findings
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.units import counted
@@ -139,9 +139,14 @@ def _item(finding: CdiFinding) -> dict[str, object]:
     }
 
 
+def _most(report: CdiReport) -> int:
+    """Maximum number of findings that are printed: all errors, which come first."""
+    return most_findings(finding.found for finding in report.findings)
+
+
 def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]:
     return {
-        **items_document(report.findings, _item),
+        **items_document(report.findings, _item, most=_most(report)),
         "verdicts": report.verdicts,
         "consumers": consumers,
         "unknown": report.unknown,
@@ -153,7 +158,7 @@ def _body(report: CdiReport, consumers: Sequence[Consumer]) -> dict[str, object]
 
 
 def _print_check(report: CdiReport, consumers: Sequence[Consumer]) -> None:
-    findings, more = first_of(report.findings)
+    findings, more = first_of(report.findings, _most(report))
     for finding in findings:
         found = finding.found
         say(f"{_SEVERITIES[found.severity]}: {found.subject}:{found.line}: {found.summary}")

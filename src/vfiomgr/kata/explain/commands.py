@@ -303,7 +303,7 @@ def check_image(
     session = session_of(context)
     report = checked_image(session, *addresses, config=config)
     if session.format != "table":
-        print_document("CheckReport", report_document(report), session.format)
+        print_document("CheckReport", report_document(report, every=every), session.format)
     else:
         print_findings(report, every=every)
         say_unknown(report.unknown)
