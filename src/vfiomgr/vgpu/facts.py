@@ -53,7 +53,7 @@ _QUERY = ("--query-gpu=pci.bus_id,persistence_mode", "--format=csv,noheader")
 def ask(tree: HostTree, devices: Sequence[PciDevice], *question: str) -> str | None:
     """Run nvidia-smi; None if it is not installed or did not answer.
 
-    It is not run while a GPU is stuck in the kernel, because it would hang too.
+    It is not run while a device is stuck in the kernel, because it might hang too.
     """
     return tree.run(("nvidia-smi", *question)) if _can_ask(devices) else None
 
@@ -84,6 +84,12 @@ def persistence_uses(
         gpus = tuple(address for address, mode in mode_of.items() if mode not in _MODES)
         why = "nvidia-smi does not report the persistence mode of GPUs"
         lift = "run nvidia-smi to see why; after an update of the driver, reboot"
+        for device in [d for d in devices if d.stuck][:1]:
+            why = (
+                f"cannot run nvidia-smi while {device} is stuck in the kernel: {device.stuck} has "
+                "not returned"
+            )
+            lift = "stop its users, or check dmesg and reboot, then run: vfiomgr recover"
         if gpus:
             report(UnknownUsers("persistence-mode", why, lift, gpus))
     for address, mode in modes.items():

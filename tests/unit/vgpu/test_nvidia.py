@@ -72,6 +72,24 @@ def test_it_is_asked_only_where_it_can_answer(tmp_path: Path, devices: list[obje
     assert machine.asked == 0
 
 
+def test_a_stuck_device_is_named_as_the_reason_why_nvidia_smi_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path: path and f"/usr/bin/{name}")
+    address = PciAddress.parse("0000:07:00.0")
+    adapter = replace(GPU, address=address, driver="e1000e", stuck="e1000e -> vfio-pci (PID 7)")
+    unknown: list[UnknownUsers] = []
+    assert list(persistence_uses(Machine(tmp_path), [GPU, adapter], unknown.append)) == []
+    (found,) = unknown
+    assert found.functions == (GPU.address,)
+    assert found.why == (
+        f"cannot run nvidia-smi while {adapter} is stuck in the kernel: e1000e -> vfio-pci (PID 7) "
+        "has not returned"
+    )
+    assert found.lift.endswith("then run: vfiomgr recover")
+    assert "run nvidia-smi" not in found.lift
+
+
 def test_a_program_that_is_absent_fails_or_hangs_says_nothing(tmp_path: Path) -> None:
     machine = HostTree("/")
     assert machine.run(["sh", "-c", "echo here"]) == "here\n"
