@@ -129,7 +129,8 @@ def pods(  # noqa: PLR0913 - each is an option of the command
 def _names(host: HostSnapshot, units: Iterable[PodDevice]) -> dict[PciAddress, str]:
     """The resources of units, with the names of the running node agent or its default names."""
     names = dict(default_names(host, [unit.lead for unit in units]))
-    for resource in host.agent.resources if host.agent is not None else ():
+    agent = host.running_agent
+    for resource in agent.resources if agent is not None else ():
         ids = {name for device in resource.devices for name in (device.id, *device.addresses)}
         names |= {address: resource.name for address in names if str(address) in ids}
     return names
@@ -185,7 +186,8 @@ def _tell(
                 f"a pod requests {count} of {name}, but this host has {len(offered[name])}: it "
                 "waits for a node with more"
             )
-        if host.agent is not None and any(r.name == name for r in host.agent.resources):
+        agent = host.running_agent
+        if agent is not None and any(r.name == name for r in agent.resources):
             continue
         own = name in _names(host, offered[name]).values()
         source.on_note(

@@ -314,11 +314,15 @@ def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagno
     users = host.users_of(host.guest_nodes(holder)) if pod else ()
     if pod and all(user.pod != pod for user in users):
         namespace, _, name = pod.partition("/")
+        columns = "UID:.metadata.uid,NAMESPACE:.metadata.namespace,NAME:.metadata.name"
+        find = f"kubectl get pods -A -o custom-columns={columns} | grep {pod}"
         yield blocker(
             "held-by-pod",
             holder,
             f"{holder} belongs to pod {pod}",
-            f"delete the pod: kubectl -n {namespace} delete pod {name}",
+            f"delete the pod: kubectl -n {namespace} delete pod {name}"
+            if name
+            else f"find the pod with this UID, and delete it: {find}",
             allow("in-use"),
             override="in-use",
         )

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.capabilities import ResetCapabilities
     from vfiomgr.pci.drivers import OriginalState
     from vfiomgr.pci.translation import Translation
+    from vfiomgr.snapshot.node_agent import NodeStatus
     from vfiomgr.snapshot.unknown import UnknownUsers
     from vfiomgr.vgpu.model import VgpuType
     from vfiomgr.vgpu.quota.model import FunctionQuotas, GpuQuotas
@@ -388,6 +389,11 @@ class HostSnapshot(HostFacts):
             return self.users_of(self.guest_nodes(holder))
         nodes = frozenset(holder.nodes) | self.guest_nodes(holder)
         return (*self.users_of(nodes), *self.users_below(holder))
+
+    @property
+    def running_agent(self) -> NodeStatus | None:
+        """The agent, unless `agent` is what the kubelet's record says."""
+        return self.agent if self.agent is not None and self.agent.pid else None
 
     def pod_of(self, holder: PciDevice | Vgpu) -> str | None:
         """The pod, NAMESPACE/NAME, that the kubelet gave a function or a vGPU to."""

@@ -9,7 +9,7 @@ import msgspec
 
 from vfiomgr.errors import HostError
 from vfiomgr.expressions import expression
-from vfiomgr.paths import HostPath, pci_device
+from vfiomgr.paths import IOMMU_GROUPS, VFIO_NODES, HostPath, pci_device
 from vfiomgr.pci.model import PciAddress, is_address
 from vfiomgr.snapshot.node_agent import (
     DeviceStatus,
@@ -34,7 +34,8 @@ _PODS = HostPath("/var/lib/kubelet/pods")
 _LOGS = HostPath("/var/log/pods")
 """Likewise NAMESPACE_NAME_UID (BuildPodLogsDirectory in pkg/kubelet/kuberuntime/helpers.go)."""
 _UUID = expression(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_START = "start the node agent, which asks the kubelet: systemctl start vfiomgr-node"
+_PLAIN = expression(r"[0-9A-Za-z][0-9A-Za-z.-]{0,127}")
+"""UIDs of pods and names of containers, which users paste into commands."""
 
 
 class _Entry(msgspec.Struct):
@@ -45,11 +46,15 @@ class _Entry(msgspec.Struct):
     resource: str = msgspec.field(name="ResourceName")
     devices: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs")
 
-    @property
-    def names(self) -> Iterator[str]:
-        """The addresses and UUIDs of its devices; other plugins have other identifiers."""
-        for found in (self.devices or {}).values():
-            yield from (name for name in found or () if is_address(name) or _UUID.fullmatch(name))
+    def names(self, tree: HostTree) -> Iterator[str]:
+        """The addresses and UUIDs of its devices; other plugins have other identifiers.
+
+        That of KubeVirt has the number of an IOMMU group; one that counts names no group with node.
+        """
+        for name in (name for found in (self.devices or {}).values() for name in found or ()):
+            is_group = name.isdecimal() and tree.exists(VFIO_NODES / name)
+            members = tree.children(IOMMU_GROUPS / name / "devices") if is_group else (name,)
+            yield from (each for each in members if is_address(each) or _UUID.fullmatch(each))
 
 
 class _Data(msgspec.Struct):
@@ -76,23 +81,24 @@ def _recorded(tree: HostTree, report: Report) -> NodeStatus | None:
         entries = _entries(tree)
     except PermissionError:
         return None  # lists of other users do not name pods with an agent either
-    except (OSError, HostError, ValueError) as error:
+    except (OSError, HostError, ValueError, RecursionError) as error:
         why = f"cannot read from {RECORD} which pods have devices: {error}"
-        remedy = f"{_START}; if no kubelet should run here: rm {tree.locate(RECORD)}"
+        remedy = (
+            "start vfiomgr's node agent if this node has one, since it asks the kubelet; if no "
+            f"kubelet should run here: rm {tree.locate(RECORD)}"
+        )
         report(UnknownUsers("pods", why, remedy))
         return None
-    names, is_listed = _pods(tree)
-    kept = set(tree.children(_PODS))
+    names, kept = _pods(tree), set(tree.children(_PODS))
+    is_in_use = not kept.isdisjoint(names)  # with another --root-dir, _PODS is absent, empty or old
     found = []
     for entry in entries:
-        if is_listed and entry.pod not in names and entry.pod not in kept:
+        if is_in_use and entry.pod not in names and entry.pod not in kept:
             continue  # the kubelet removes ended pods when it assigns devices to another pod
-        pod = f"{names.get(entry.pod, '')}/{entry.container}"
-        devices = tuple(_status(tree, name, pod) for name in dict.fromkeys(entry.names))
-        if devices and not is_pod(pod):
-            why = f"pod {entry.pod} has devices by {RECORD}, and {_LOGS} does not name it"
-            report(UnknownUsers("pods", why, _START))
-        elif devices:
+        named = f"{names.get(entry.pod, '')}/{entry.container}"
+        pod = named if is_pod(named) else f"{entry.pod}/{entry.container}"
+        devices = tuple(_status(tree, name, pod) for name in dict.fromkeys(entry.names(tree)))
+        if devices:
             found.append(ResourceStatus(entry.resource, "", is_registered=False, devices=devices))
     return NodeStatus(0, _PLUGINS, has_kubelet=False, resources=tuple(found)) if found else None
 
@@ -104,7 +110,8 @@ def _entries(tree: HostTree) -> list[_Entry]:
         PermissionError: only root may read it.
         OSError: it cannot be opened.
         HostError: it is too large.
-        ValueError: it is not such a record.
+        ValueError: it is not such a record, or has names that no pod has.
+        RecursionError: it is nested too deeply.
 
     """
     data = tree.read_whole(RECORD)
@@ -113,14 +120,18 @@ def _entries(tree: HostTree) -> list[_Entry]:
     if data is None:
         message = "it cannot be opened"
         raise OSError(message)
-    return msgspec.json.decode(data, type=_Record).data.entries or []
+    entries = msgspec.json.decode(data, type=_Record).data.entries or []
+    for text in (text for entry in entries for text in (entry.pod, entry.container)):
+        if not _PLAIN.fullmatch(text):
+            message = f"no pod or container is called {text!r}"
+            raise ValueError(message)
+    return entries
 
 
-def _pods(tree: HostTree) -> tuple[dict[str, str], bool]:
-    """The pods by UID, as NAMESPACE/NAME, and whether it is known which of them exist."""
+def _pods(tree: HostTree) -> dict[str, str]:
+    """The pods by UID, as NAMESPACE/NAME."""
     found = (name.rpartition("_") for name in tree.children(_LOGS))
-    names = {uid: pod.replace("_", "/") for pod, _, uid in found}
-    return names, any(tree.why_unlisted(each) is None for each in (_PODS, _LOGS))
+    return {uid: pod.replace("_", "/") for pod, _, uid in found}
 
 
 def _status(tree: HostTree, name: str, pod: str) -> DeviceStatus:

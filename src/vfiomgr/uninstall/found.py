@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -40,6 +41,7 @@ _STOP = (
     f"systemctl disable --now {systemd.AGENT.name} {systemd.CDI.name}; a DaemonSet: "
     "kubectl delete -f MANIFEST"
 )
+_START = f"start the agent (a service: systemctl start {systemd.AGENT.name}); then "
 _CONFIGURATION = expression(r"/[^\s\"']+\.toml")
 
 
@@ -132,9 +134,13 @@ def refuse_unfinished(host: Host) -> None:
     if claims:  # the kubelet can release claims only while an agent runs
         found = counted(len(claims), "ResourceClaim")
         message = f"pods of this node have {found} that vfiomgr prepared"
-        start = "" if is_served else f"start the agent: systemctl start {systemd.AGENT.name}; then "
-        drain = f"{start}drain the node: kubectl drain NODE --ignore-daemonsets"
+        drain = (
+            f"{'' if is_served else _START}drain the node: kubectl drain NODE --ignore-daemonsets"
+        )
         remedy = f"{drain}; then stop the agent: {_STOP}; then: vfiomgr uninstall"
+        if not is_served:
+            place = shlex.quote(host.files.locate(CLAIMS))
+            remedy += f"; if no agent should run here: rm {place}/*.json"
         refuse("uninstall-claims", CLAIMS, message, remedy)
     if is_served:
         message = "the node agent is running, and would write its files again"

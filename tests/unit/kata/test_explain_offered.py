@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.kata_nodes import KataNode
+from tests.unit.runtimes import put
 from vfiomgr.snapshot.node_agent import DeviceStatus, NodeStatus, ResourceStatus
+from vfiomgr.snapshot.pod_devices import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,6 +182,23 @@ def test_a_resource_that_the_kubelet_does_not_list_names_the_log(
         "start the kubelet; read the log of the agent: journalctl -u vfiomgr-node, or of its pod: "
         "kubectl --namespace vfiomgr logs daemonset/vfiomgr-node"
     )
+
+
+def test_a_snapshot_of_a_node_without_an_agent_says_nothing_of_what_is_offered(
+    run: Run, node: KataNode, tmp_path: Path
+) -> None:
+    node.add_gpus(1)
+    given = {"ContainerName": "c", "ResourceName": "intel.com/x", "DeviceIDs": {"0": [FIRST]}}
+    data = {"PodDeviceEntries": [{"PodUID": "0b9c-1", **given}]}
+    put(node.kernel, RECORD, json.dumps({"Data": data}))
+    file = tmp_path / "node.json"
+    file.write_text(run("snapshot").stdout)
+    assert "intel.com/x" in file.read_text()
+    node.pod.write_text(manifest("Pod", "x").replace(NAME, "intel.com/x"))
+    answer = run("check", "pod", str(node.pod), "--snapshot", str(file), "--format", "json")
+    (item,) = json.loads(answer.stdout)["items"]
+    (step,) = [step for step in item["steps"] if step["name"] == "request"]
+    assert [each["id"] for each in step["breaks"] if each["id"].startswith("pod-")] == []
 
 
 def test_a_wrong_resource_has_separate_remedies(

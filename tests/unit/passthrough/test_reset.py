@@ -226,6 +226,14 @@ def test_a_refusal_names_what_removes_virtual_functions(driver: str, command: st
     assert f"reset one of them, or remove them: {command}" in caught.value.hint
 
 
+def test_a_refusal_says_how_a_pod_of_which_only_the_uid_is_known_is_found() -> None:
+    bound = replace(GPU, driver="vfio-pci")
+    with pytest.raises(Refusal) as caught:
+        reset(replace(host_of(bound), agent=agent_of(str(GPU.address), pod="0b9c-1/main")))
+    assert "find the pod with this UID, and delete it: kubectl get pods -A" in caught.value.hint
+    assert "| grep 0b9c-1, or pass --allow in-use" in caught.value.hint
+
+
 @pytest.mark.parametrize(("host", "reason", "allowance"), obstacles())
 def test_what_would_hurt_is_refused_and_its_own_flag_lifts_it(
     host: HostSnapshot, reason: str, allowance: Override | None

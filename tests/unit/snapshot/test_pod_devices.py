@@ -71,19 +71,47 @@ def test_a_pod_that_has_ended_has_no_device_although_the_record_still_names_it(
     assert (found, unknown) == (None, [])
 
 
-def test_a_pod_of_which_nothing_else_is_known_may_have_devices(tmp_path: Path) -> None:
-    found, unknown = found_in(tmp_path, record(entry({"0": [GPU]}, ENDED)), "")
-    (why,) = unknown
-    assert (found, why.kind) == (None, "pods")
-    assert why.why == f"pod {ENDED} has devices by {RECORD}, and /var/log/pods does not name it"
-    assert "systemctl start vfiomgr-node" in why.lift
+@pytest.mark.parametrize(
+    "files",
+    [
+        "",
+        "var/lib/kubelet/pods/:",
+        "var/log/pods/:",
+        "var/log/pods/ml_train-0_0b9c-1/c0/0.log: x",
+        "var/lib/kubelet/pods/0b9c-0/etc-hosts: x\nvar/log/pods/ml_train-0_0b9c-1/c0/0.log: x",
+    ],
+)
+def test_a_pod_has_its_devices_unless_the_directory_of_pods_is_known_to_be_in_use(
+    tmp_path: Path, files: str
+) -> None:
+    for line in files.splitlines():
+        os.makedirs(tmp_path / line.partition(":")[0].rpartition("/")[0])
+    kept = "\n".join(line for line in files.splitlines() if not line.endswith("/:"))
+    found, unknown = found_in(tmp_path, record(entry({"0": [GPU]}, ENDED)), kept)
+    assert (found and found.pods, unknown) == ({GPU: ENDED}, [])
 
 
 @pytest.mark.parametrize("name", ["ml_-x", "ml_train-0;reboot"])
-def test_a_pod_whose_name_is_not_one_of_kubernetes_is_unknown(tmp_path: Path, name: str) -> None:
+def test_a_pod_whose_name_is_not_one_of_kubernetes_is_named_by_its_uid(
+    tmp_path: Path, name: str
+) -> None:
     living = f"var/log/pods/{name}_{UID}/c0/0.log: x"
     found, unknown = found_in(tmp_path, record(entry({"0": [GPU]})), living)
-    assert (found, len(unknown)) == (None, 1)
+    assert (found and found.pods, unknown) == ({GPU: UID}, [])
+
+
+def test_a_number_is_an_iommu_group_that_can_be_opened_as_the_plugin_of_kubevirt_names_it(
+    tmp_path: Path,
+) -> None:
+    groups = "\n".join(
+        f"sys/kernel/iommu_groups/{number}/devices/{name}: x"
+        for number, name in ((12, GPU), (12, "0000:08:00.1"), (13, VGPU), (14, "0000:00:1f.0"))
+    )
+    nodes = "dev/vfio/12: x\ndev/vfio/13: x"
+    content = record(entry({"0": ["12", "13", "14"]}))
+    found, unknown = found_in(tmp_path, content, f"{LIVING}\n{groups}\n{nodes}")
+    pods = dict.fromkeys((GPU, "0000:08:00.1", VGPU), "ml/train-0")
+    assert (found and found.pods, unknown) == (pods, [])
 
 
 def test_devices_of_other_plugins_have_other_names(tmp_path: Path) -> None:
@@ -96,7 +124,13 @@ def test_devices_of_other_plugins_have_other_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"Data": {"PodDeviceEntries": {}}}', record(entry([GPU]))]
+    "content",
+    [
+        *("", "{", "[]", "{}", '{"Data": {"PodDeviceEntries": {}}}', record(entry([GPU]))),
+        '{"Data": ' + "[" * 20_000,
+        '{"x": ' + "[" * 20_000,
+        record(entry({"0": [GPU]}, "$(reboot)")),
+    ],
 )
 def test_a_record_of_another_form_leaves_the_pods_unknown(tmp_path: Path, content: str) -> None:
     found, unknown = found_in(tmp_path, content)

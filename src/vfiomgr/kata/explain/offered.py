@@ -60,7 +60,7 @@ def numbers(situation: PodContext) -> str:
 
 def breaks(situation: PodContext) -> Iterator[Diagnostic]:
     """Why the pod would stay Pending on this node."""
-    agent = situation.host.agent
+    agent = situation.host.running_agent
     if agent is None:
         return
     for name, count in situation.pod.resources:
@@ -73,7 +73,7 @@ def breaks(situation: PodContext) -> Iterator[Diagnostic]:
 
 
 def _resources(situation: PodContext) -> Iterator[ResourceStatus | None]:
-    agent = situation.host.agent
+    agent = situation.host.running_agent
     for name, _ in situation.pod.resources if agent is not None else ():
         yield None if agent is None else _named(agent, name)
 

@@ -139,7 +139,7 @@ def by_pod(context: PreflightContext) -> Iterator[Diagnostic]:
 
 def _reporter(host: HostSnapshot) -> str:
     """The source of the pods of devices."""
-    if host.agent is not None and host.agent.pid:
+    if host.running_agent is not None:
         return f"the node agent reports it: {CONTROL}"
     return f"the kubelet's record has it: {RECORD}"
 
