@@ -1,1 +1,1 @@
-"""Check whether a pod gets its devices: each link from the pod to the guest."""
+"""Check whether a pod gets its devices: each step from the pod to the guest."""

@@ -1,4 +1,4 @@
-"""The chain from a pod to its devices: each link, and what breaks it."""
+"""The steps from a pod to its devices, and the problems of each step."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def judged(
     breaks: Iterable[Diagnostic] = (),
     otherwise: StepState = "ok",
 ) -> TraceStep:
-    """A link that is broken if one of its problems is certain."""
+    """A step that is broken if one of its problems is certain."""
     found = tuple(breaks)
     parts = (what,) if isinstance(what, str) else tuple(what)
     return TraceStep(name, "broken" if is_broken(found) else otherwise, parts, looked_at, found)
@@ -182,7 +182,7 @@ class Difference(Value):
 
 
 class KataTrace(Value):
-    """The complete chain of a pod."""
+    """All steps of a pod."""
 
     pod: str
     kind: str

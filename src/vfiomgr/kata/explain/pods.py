@@ -54,7 +54,7 @@ def explain_pod(  # noqa: PLR0913 - all but the host and the pod have defaults
     cri: CriName | None = None,
     resource: str | None = None,
 ) -> tuple[KataTrace, ...]:
-    """Check for each pod of a file whether it gets its devices, link by link.
+    """Check for each pod of a file whether it gets its devices, step by step.
 
     `pod` is a file of Kubernetes objects (YAML or JSON), or a device: an address, or KIND=NAME of
     CDI; then a pod that requests it is assumed. `version` is that of Kata (`3.31`; None for the
