@@ -91,6 +91,7 @@ _NUMBERED = {
     "accel": "/dev/accel/",
     "sound": "/dev/snd/",
     "infiniband_verbs": "/dev/infiniband/",
+    "infiniband_mad": "/dev/infiniband/",
     "kfd": "/dev/",
     "vfio": _VFIO,
     "vfio-dev": "/dev/vfio/devices/",
@@ -120,17 +121,18 @@ def read_users(tree: HostTree, report: Report = warn) -> tuple[DeviceUser, ...] 
     disks = _nodes_of_disks(tree)
     functions = {disk.node: disk.functions for disk in disks}
     behind_disks = tuple(sorted({address for disk in disks for address in disk.functions}))
-    mapped, silent = _mapped(tree, descriptors)
-    renamed, unclear = _renamed(tree, descriptors, disks)
+    by_number = {disk.number: disk.node for disk in disks} | _numbers_of_others(tree)
+    mapped, silent = _mapped(tree, descriptors, by_number)
+    found, unclear = _open_nodes(tree, descriptors, by_number)
     for pid in filter(partial(_lives, tree), silent):
         why = f"cannot read the mappings of process {pid}, which may include a device"
         report(UnknownUsers("processes", why, _END.format(pid=pid), behind_disks))
     for pid in filter(partial(_lives, tree), unclear):
-        why = f"process {pid} has a file open that does not answer and may be a disk"
-        report(UnknownUsers("disks", why, _END.format(pid=pid), behind_disks))
+        why = f"process {pid} has a file open that does not answer and may be a device"
+        report(UnknownUsers("processes", why, _END.format(pid=pid), behind_disks))
     watched: dict[str, set[str]] = {}
-    for pid, opened in descriptors.items():
-        nodes = {*opened.values(), *mapped.get(pid, ()), *renamed.get(pid, ())}
+    for pid, opened in found.items():
+        nodes = {*opened.values(), *mapped.get(pid, ())}
         watched[pid] = {n for n in nodes if n and (n.startswith(_WATCHED) or n in functions)}
     return _described(tree, watched, functions)
 
@@ -254,32 +256,40 @@ def _node(target: str) -> str:
     return target.removesuffix(_GONE) if target.startswith(_WATCHED) else target
 
 
-def _renamed(
-    tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], disks: Iterable[_DiskNode]
-) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
-    """Nodes that processes have open under other names, e.g. in a /dev of their own.
+def _open_nodes(
+    tree: HostTree, descriptors: Mapping[str, Mapping[str, str]], by_number: Mapping[str, str]
+) -> tuple[Mapping[str, Mapping[str, str]], Iterable[str]]:
+    """The open files of each process; nodes by their names on the host, whatever they are there.
 
-    Also returns the processes that do not answer.
+    Also returns the processes that are without an answer.
 
-    Guests of libvirt and containers have such a /dev. A child examines each file, which may be on a
-    server that does not answer. Files on servers are not disk nodes, and hundreds of guests may
-    have their images there.
+    Guests of libvirt and containers have a /dev of their own, in which a name may be that of
+    another device (`docker run --device /dev/dri/renderD129:/dev/dri/renderD128`). A child examines
+    each file, which may be on a server that does not answer. Files on servers are not disk nodes,
+    and hundreds of guests may have their images there.
     """
-    by_number = {disk.number: disk.node for disk in disks} | _numbers_of_others(tree)
-    known, remote = frozenset(by_number.values()), remote_places(tree)
     if not by_number or not tree.is_machine:
-        return {}, ()
-    unclear = {
-        pid: [name for name, target in opened.items() if _is_unclear(target, known, remote)]
-        for pid, opened in descriptors.items()
-    }
+        return descriptors, ()
+    known, remote = frozenset(by_number.values()), remote_places(tree)
+    host = tree.link(_PROC / "1/ns/mnt")
+    unclear: dict[str, list[str]] = {}
+    for pid, opened in descriptors.items():
+        is_host = host is not None and tree.link(_PROC / pid / "ns/mnt") == host
+        unclear[pid] = [
+            name
+            for name, target in opened.items()
+            if _is_unclear(target, known, remote, is_host=is_host)
+        ]
     questions = {
         pid: partial(_devices_of, tree, pid, names, by_number)
         for pid, names in unclear.items()
         if names
     }
-    found = bounded.ask_each(tree, questions)
-    return found, questions.keys() - found.keys()
+    answers = bounded.ask_each(tree, questions)
+    found = {pid: dict(opened) for pid, opened in descriptors.items()}
+    for pid, nodes in answers.items():
+        found[pid] |= {name: n for name, n in zip(unclear[pid], nodes, strict=True) if n}
+    return found, questions.keys() - answers.keys()
 
 
 def _numbers_of_others(tree: HostTree) -> dict[str, str]:
@@ -297,22 +307,24 @@ def _numbers_of_others(tree: HostTree) -> dict[str, str]:
     return found | {f"c{m[1]}:{n}": f"/dev/nvidia{n}" for m in majors for n in _NVIDIA_GPUS}
 
 
-def _is_unclear(target: str, known: AbstractSet[str], remote: tuple[str, ...]) -> bool:
-    clear = (*_WATCHED, "/memfd:", "/dev/null", *remote)
-    return target not in known and not target.startswith(clear)
+def _is_unclear(
+    target: str, known: AbstractSet[str], remote: tuple[str, ...], *, is_host: bool
+) -> bool:
+    """Whether a file may be another device than its name says, as seen by the host or not."""
+    if is_host and (target in known or target.startswith(_WATCHED)):
+        return False
+    return not target.startswith(("/memfd:", "/dev/null", *remote))
 
 
 def _devices_of(
     tree: HostTree, pid: str, names: Iterable[str], by_number: Mapping[str, str]
-) -> tuple[str, ...]:
-    numbers = (tree.device_of(_PROC / pid / "fd" / name) for name in names)
-    return tuple(
-        sorted({by_number[number] for number in numbers if number and number in by_number})
-    )
+) -> Iterator[str | None]:
+    """The host's node of each descriptor; None for other files."""
+    return (by_number.get(tree.device_of(_PROC / pid / "fd" / name) or "") for name in names)
 
 
 def _mapped(
-    tree: HostTree, pids: Iterable[str]
+    tree: HostTree, pids: Iterable[str], by_number: Mapping[str, str]
 ) -> tuple[Mapping[str, Iterable[str | None]], Iterable[str]]:
     """Nodes below /dev that processes have mapped, with or without an open descriptor.
 
@@ -321,7 +333,7 @@ def _mapped(
     reads them. A process that does not answer is read again after all others, for some time if it
     is not stuck itself: on a busy machine it may be forking.
     """
-    questions = {pid: partial(_mapped_nodes, tree, pid) for pid in pids}
+    questions = {pid: partial(_mapped_nodes, tree, pid, by_number) for pid in pids}
     found = bounded.ask_each(tree, questions)
     asked = questions.keys() - found.keys()
     for _ in range(_MORE_TIMES):
@@ -333,13 +345,23 @@ def _mapped(
     return found, questions.keys() - found.keys()
 
 
-def _mapped_nodes(tree: HostTree, pid: str) -> tuple[str, ...]:
-    """The paths below /dev in a table of mappings; the path is the last of six columns."""
+def _mapped_nodes(tree: HostTree, pid: str, by_number: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes below /dev in a table of mappings; the path is the last of six columns.
+
+    Their numbers say what they are on the host, as of open files; each mapping has a link
+    (/proc/PID/map_files in proc(5)), whose name lacks leading zeros.
+    """
     table, node = tree.read_whole(_PROC / pid / "maps") or b"", b" " + _NODES.encode()
     if node not in table:
         return ()
-    paths = {line.split(None, 5)[-1] for line in table.splitlines() if node in line}
-    return tuple(sorted(path.decode(errors="replace").removesuffix(_GONE) for path in paths))
+    rows = (line.decode(errors="replace") for line in table.splitlines() if node in line)
+    ranges = {fields[-1]: fields[0] for row in rows if (fields := row.split(None, 5))}
+    found: set[str] = set()
+    for path, addresses in ranges.items():
+        link = "-".join(each.lstrip("0") for each in addresses.split("-"))
+        number = tree.device_of(_PROC / pid / "map_files" / link)
+        found.add(by_number.get(number or "", path.removesuffix(_GONE)))
+    return tuple(sorted(found))
 
 
 def _described(

@@ -6,7 +6,9 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+from msgspec.structs import replace
 
+from tests.unit.devices import host_of, pci_device
 from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from vfiomgr.paths import HostPath
+    from vfiomgr.snapshot.unknown import UnknownUsers
 
 DISK = "sys/devices/pci0000:00/0000:03:00.0/nvme/nvme0/nvme0n1"
 MACHINE = "0::/machine.slice/machine-qemu-3-win.scope/libvirt/emulator"
@@ -326,6 +329,70 @@ def test_a_disk_that_a_guest_has_by_another_name_is_known_by_its_number(tmp_path
     assert user.functions == (PciAddress.parse("0000:03:00.0"),)
 
 
+class Containers(Machine):
+    """Three GPUs and two disks; process 77 is in a container, process 78 in a service."""
+
+    numbers: ClassVar = {
+        "/proc/77/fd/5": "c226:129",
+        "/proc/77/fd/6": "b8:16",
+        "/proc/77/fd/7": "c195:255",
+        "/proc/77/map_files/7f00-7f01": "c226:130",
+    }
+
+    def device_of(self, path: HostPath) -> str | None:
+        """By process and descriptor; names on the host are those of the devices."""
+        assert not path.startswith("/proc/78/fd/")
+        return super().device_of(path)
+
+
+@pytest.mark.parametrize("host", ["mnt:[1]", None])
+def test_a_node_in_a_container_is_the_one_of_its_number_not_of_its_name(
+    tmp_path: Path, host: str | None
+) -> None:
+    tree_of(
+        tmp_path,
+        """
+        sys/class/drm/renderD128/dev: 226:128
+        sys/class/drm/renderD129/dev: 226:129
+        sys/class/drm/renderD130/dev: 226:130
+        sys/devices/pci0000:00/0000:03:00.0/block/sda/dev: 8:0
+        sys/devices/pci0000:00/0000:04:00.0/block/sdb/dev: 8:16
+        sys/class/block/sda -> ../../devices/pci0000:00/0000:03:00.0/block/sda
+        sys/class/block/sdb -> ../../devices/pci0000:00/0000:04:00.0/block/sdb
+        proc/77/comm: ffmpeg
+        proc/77/ns/mnt -> mnt:[2]
+        proc/77/maps: 007f00-007f01 rw-s 00000000 00:05 600    /dev/dri/renderD128
+        proc/77/fd/5 -> /dev/dri/renderD128
+        proc/77/fd/6 -> /dev/sda
+        proc/77/fd/7 -> /dev/nvidiactl
+        """,
+    )
+    if host is not None:
+        text = "proc/78/comm: steam\nproc/78/fd/5 -> /dev/dri/renderD128\n"
+        tree_of(tmp_path, f"{text}proc/1/ns/mnt -> {host}\nproc/78/ns/mnt -> {host}")
+    found = [(user.pid, user.node) for user in read_users(Containers(tmp_path)) or ()]
+    named = ["/dev/dri/renderD129", "/dev/dri/renderD130", "/dev/nvidiactl", "/dev/sdb"]
+    steam = [(78, "/dev/dri/renderD128")] if host else []
+    assert sorted(found) == [*((77, node) for node in named), *steam]
+
+
+def test_a_node_in_a_container_is_not_attributed_by_its_name(tmp_path: Path) -> None:
+    class Renamed(Machine):
+        numbers: ClassVar = {"/proc/77/fd/5": "c226:129"}
+
+    tree_of(
+        tmp_path,
+        """
+        sys/class/drm/renderD128/dev: 226:128
+        sys/class/drm/renderD129/dev: 226:129
+        proc/1/ns/mnt -> mnt:[1]
+        proc/77/ns/mnt -> mnt:[2]
+        proc/77/fd/5 -> /dev/dri/renderD128
+        """,
+    )
+    assert [user.node for user in read_users(Renamed(tmp_path)) or ()] == ["/dev/dri/renderD129"]
+
+
 def test_the_generic_nodes_of_a_controller_name_it(tmp_path: Path) -> None:
     controller = f"{DISK}/../ng0n1"
     tree = tree_of(
@@ -346,7 +413,7 @@ def test_the_generic_nodes_of_a_controller_name_it(tmp_path: Path) -> None:
     assert user.node == "/dev/ng0n1"
 
 
-def test_a_file_that_never_answers_is_taken_for_no_disk(
+def test_a_process_with_a_file_that_never_answers_may_use_any_device_with_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Hanging(Machine):
@@ -362,9 +429,15 @@ def test_a_file_that_never_answers_is_taken_for_no_disk(
     tree_of(tmp_path, "proc/76/comm: cat\nproc/76/fd/3 -> /net/file")
     (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
     monkeypatch.setattr(bounded, "DEADLINE", 0.3)
-    with pytest.warns(UserWarning, match="process 76 has a file open that does not answer"):
-        (user,) = read_users(Hanging(tmp_path)) or ()
+    unknown: list[UnknownUsers] = []
+    (user,) = read_users(Hanging(tmp_path), unknown.append) or ()
     assert user.pid == 77
+    (found,) = unknown
+    assert found.why == "process 76 has a file open that does not answer and may be a device"
+    gpu = replace(pci_device(), nodes=("/dev/nvidia0",))
+    disk = pci_device("0000:03:00.0")
+    host = replace(host_of(gpu, disk), unknown_users=(found,))
+    assert [host.unknown_users_of(device) for device in (gpu, disk)] == [(found,)] * 2
 
 
 def test_files_on_servers_are_not_asked_what_they_are(tmp_path: Path) -> None:
