@@ -52,6 +52,7 @@ class Disks:
         self._sysfs.drop("/proc/1/ns/mnt")
         self._sysfs.link_absolute("/proc/1/ns/mnt", _HOST)
         self._sysfs.link_absolute(f"{own}/ns/mnt", _OTHER.format(pid=pid))
+        self._sysfs.link_absolute(f"{own}/root", "/")
         self._sysfs.make(f"{own}/fd")
         self._sysfs.put(f"{own}/comm", command)
         number = number_of(HostPath(node).name)

@@ -165,8 +165,9 @@ def _own_mounts(tree: HostTree) -> Iterator[Mount]:
 def _other_mounts(tree: HostTree, report: Report) -> Iterator[Mount]:
     """The mounts of all other namespaces, one table for each namespace.
 
-    The table of a process is empty if its root is not below that of its namespace (chroot, then
-    unshare): then a child enters the namespace.
+    The table of a process in a chroot lacks the mounts outside it, and is empty if there are none
+    in it: if all processes of a namespace have such a root, a child enters it. The root of a
+    container is that of its namespace, `/` also from outside.
     """
     unread: dict[str, str] = {}
     empty: dict[str, str] = {}
@@ -178,7 +179,7 @@ def _other_mounts(tree: HostTree, report: Report) -> Iterator[Mount]:
         if namespace is None or namespace in seen:
             continue
         table = tree.read_text(PROC / pid / "mountinfo")
-        if table:
+        if table and tree.link(PROC / pid / "root") == "/":
             seen.add(namespace)
             yield from _mounts_of(table, int(pid), tree.read(PROC / pid / "comm") or "?")
         elif tree.link(PROC / pid / "ns/mnt") == namespace:  # it has not ended meanwhile

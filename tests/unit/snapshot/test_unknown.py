@@ -72,6 +72,7 @@ def test_the_mounts_of_a_namespace_that_cannot_be_read_may_be_of_any_disk(tmp_pa
     proc/8/ns/mnt -> mnt:[3]
     proc/8/mountinfo: x
     proc/9/ns/mnt -> mnt:[3]
+    proc/9/root -> /
     proc/9/mountinfo: 70 1 8:0 / / rw - ext4 /dev/none rw
     """
     unknown: list[UnknownUsers] = []
@@ -89,6 +90,7 @@ def test_an_empty_table_of_mounts_is_one_of_a_process_with_another_root(tmp_path
     proc/7/comm: jail
     proc/8/ns/mnt -> mnt:[3]
     proc/9/ns/mnt -> mnt:[3]
+    proc/9/root -> /
     proc/9/mountinfo: 70 1 8:0 / / rw - ext4 /dev/none rw
     """
     tree = tree_of(tmp_path, text)
@@ -102,9 +104,37 @@ def test_an_empty_table_of_mounts_is_one_of_a_process_with_another_root(tmp_path
     assert found.lift == "end that process: kill 7"
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+def test_a_chroot_with_mounts_in_it_does_not_show_those_around_it(
+    tmp_path: Path, *, has_other: bool
+) -> None:
+    text = f"""{DISK}
+    sys/dev/block/8:0 -> ../../class/block/sda
+    proc/1/ns/mnt -> mnt:[1]
+    proc/7/ns/mnt -> mnt:[2]
+    proc/7/comm: mock
+    proc/7/root -> /var/lib/mock/root
+    proc/7/mountinfo: 80 70 0:5 / /proc rw - proc proc rw
+    """
+    other = """
+    proc/8/ns/mnt -> mnt:[2]
+    proc/8/comm: sh
+    proc/8/root -> /
+    proc/8/mountinfo: 70 1 8:0 / /mnt rw - ext4 /dev/sda rw
+    """
+    unknown: list[UnknownUsers] = []
+    tree = tree_of(tmp_path, text + other * has_other)
+    uses = read_disk_uses(tree, unknown.append, everywhere=True)
+    why = "cannot read the mounts around mock (PID 7), which runs in a chroot"
+    assert [each.why for each in unknown] == ([] if has_other else [why])
+    said = "/dev/sda on /mnt in the mount namespace of sh (PID 8)"
+    assert [use.what for use in uses] == ([said] if has_other else [])
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: enters a mount namespace")
+@pytest.mark.parametrize("has_mount", [False, True])
 def test_the_mounts_around_a_process_with_another_root_are_read_in_its_namespace(
-    tmp_path: Path,
+    tmp_path: Path, *, has_mount: bool
 ) -> None:
     class Machine(HostTree):
         """With a PID 1 in another namespace, which a container does not show."""
@@ -117,21 +147,28 @@ def test_the_mounts_around_a_process_with_another_root_are_read_in_its_namespace
             """As the kernel, but with one process."""
             return [str(child)] if path == "/proc" else super().children(path)
 
+    outside, inside = tmp_path / "outside", tmp_path / "jail/inside"
+    for place in (outside, inside):
+        place.mkdir(parents=True)
     ready, told = os.pipe()
     child = os.fork()
     if child == 0:
-        failed = ctypes.CDLL(None).unshare(0x20000)
-        os.chroot(tmp_path)
+        kernel = ctypes.CDLL(None)
+        failed = kernel.unshare(0x20000) or kernel.mount(None, b"/", None, 0x44000, None)
+        for place in (outside, *([inside] if has_mount else [])):
+            path = os.fsencode(place)
+            failed = failed or kernel.mount(b"tmpfs", path, b"tmpfs", 0, None)
+        os.chroot(inside.parent)
         os.chdir("/")
         os.write(told, b"n" if failed else b"y")
         signal.pause()
     try:
         assert os.read(ready, 1) == b"y", "this container permits no mount namespace"
-        assert Path(f"/proc/{child}/mountinfo").read_bytes() == b""
+        assert len(Path(f"/proc/{child}/mountinfo").read_bytes().splitlines()) == has_mount
         unknown: list[UnknownUsers] = []
         mounts = list(read_mounts(Machine("/"), unknown.append, everywhere=True))
         assert unknown == []
-        assert str(child) in {str(mount.pid) for mount in mounts}
+        assert str(outside) in {mount.where for mount in mounts if mount.pid == child}
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -196,7 +233,7 @@ def test_an_open_file_that_is_not_shown_makes_all_users_unknown_unless_it_is_clo
 
 
 def test_a_file_whose_path_is_too_long_to_be_shown_may_be_a_disk() -> None:
-    assert _is_unclear(_UNNAMED, frozenset({"/dev/sda"}), ("/srv/",))
+    assert _is_unclear(_UNNAMED, frozenset({"/dev/sda"}), ("/srv/",), is_host=True)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +241,7 @@ def test_a_file_whose_path_is_too_long_to_be_shown_may_be_a_disk() -> None:
     [
         ("sys/class/drm/card9/dev: 1:5", "/dev/dri/card9"),
         ("sys/class/vfio/11/dev: 1:5", "/dev/vfio/11"),
+        ("sys/class/infiniband_mad/umad9/dev: 1:5", "/dev/infiniband/umad9"),
         ("proc/devices: Character devices:\\n  1 nvidia-frontend", "/dev/nvidia5"),
         ("proc/devices: 1 nvidia-uvm", None),
     ],

@@ -81,8 +81,10 @@ def test_a_mount_of_another_namespace_counts_for_those_who_decide(
         proc/70/ns/mnt -> mnt:[2]
         proc/71/ns/mnt -> mnt:[2]
         proc/71/comm: sh
+        proc/71/root -> /
         proc/71/mountinfo: 49 1 0:40 / / rw shared:1 - overlay none rw\n{row}\nodd
         proc/72/ns/mnt -> mnt:[2]
+        proc/72/root -> /
         proc/72/mountinfo: 51 1 259:2 / /twice rw - ext4 /dev/elsewhere rw
         """,
     )
@@ -108,6 +110,7 @@ def test_a_mount_that_the_host_has_too_is_named_once(tmp_path: Path) -> None:
         proc/1/mountinfo: {row}
         proc/1/ns/mnt -> mnt:[1]
         proc/71/ns/mnt -> mnt:[2]
+        proc/71/root -> /
         proc/71/mountinfo: {row}
         """,
     )
