@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from vfiomgr.engine.plan import Checkpoint, Request
-    from vfiomgr.engine.survey import CutOff, Survey
+    from vfiomgr.engine.survey import Survey
+    from vfiomgr.engine.unfinished import Interrupted
     from vfiomgr.snapshot.values import DeviceUser
 
 
@@ -296,16 +297,19 @@ class _Earlier:
         """A plan of the request, with the remaining steps of its interrupted runs."""
         return completed(first, self._runs)
 
-    def settled_by(self, done: Plan) -> list[tuple[CutOff, frozenset[int]]]:
+    def settled_by(self, done: Plan) -> list[tuple[Interrupted, frozenset[int]]]:
         """The interrupted runs that a completed plan settles, with the settled steps."""
         tree = self._work.tree
-        found = ((run.run, run.settled_by(done, self._host, tree)) for run in self._runs)
+        found = ((run, run.settled_by(done, self._host, tree)) for run in self._runs)
         return [(run, steps) for run, steps in found if steps is not None]
 
     def settle(self, done: Plan, by: str | None) -> None:
         """Record which steps a completed plan settles; `by` is its run, if it had steps."""
         for run, steps in self.settled_by(done):
-            settle(self._work.tree, run, steps, by, self._work.on_note)
+            settle(self._work.tree, run.run, steps, by, self._work.on_note)
+            for step in run.dropped_by(done, steps):
+                what = f"a step of the interrupted operation is not done: {step.describe()}"
+                self._work.on_note(f"{what}; to do it, run: {' && '.join(step.commands())}")
 
     def close(self) -> None:
         """Close the journals without open steps."""

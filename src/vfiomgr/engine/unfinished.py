@@ -112,6 +112,12 @@ class Interrupted(Value):
             return begun
         return frozenset(found) or None
 
+    def dropped_by(self, done: Plan, settled: frozenset[int]) -> Iterator[Step]:
+        """The steps that never began and that no run does any more, once a plan has settled it."""
+        if not self.is_repeated and settled.issuperset(self.content.left):
+            never = (self.content.steps[n] for n in sorted(self.content.due - {*self.content.left}))
+            yield from (step for step in never if step not in done.steps)
+
     def _is_gone(self, number: int, host: HostSnapshot, tree: HostTree) -> bool:
         """Whether a step concerns a function that no longer exists, and does not create it.
 

@@ -381,8 +381,7 @@ def test_an_interrupted_rebuild_is_done_by_what_completes_the_run_and_by_nothing
         raise PowerCut
 
     def begin(journal: Journal, steps: Sequence[int], *, durable: bool = True) -> None:
-        made = api.host_at(kernel).plan(request).steps
-        if not is_begun and made == (RebuildInitramfs(COMMANDS["initramfs-tools"]),):
+        if not is_begun and api.host_at(kernel).plan(PERSIST).is_empty:
             raise PowerCut
         began(journal, steps, durable=durable)
 
@@ -407,6 +406,29 @@ def test_an_interrupted_rebuild_is_done_by_what_completes_the_run_and_by_nothing
     assert len(rebuilt) == 1
     assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
     assert not api.apply(request, tree=kernel).is_changed
+
+
+def test_a_rebuild_that_never_began_is_named_by_the_run_that_closes_its_journal(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(journal: Journal, steps: Sequence[int], *, durable: bool = True) -> None:
+        if api.host_at(kernel).plan(PERSIST).is_empty:  # all but the rebuild is done
+            raise PowerCut
+        began(journal, steps, durable=durable)
+
+    request, began = replace(PERSIST, update_initramfs=True), Journal.begin
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "begin", begin)
+        with pytest.raises(PowerCut):
+            api.apply(request, tree=kernel)
+    kernel.revive()
+    notes: list[str] = []
+    api.apply(PERSIST, tree=kernel, on_note=notes.append)
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
+    assert notes[-1] == (
+        "a step of the interrupted operation is not done: rebuild the initramfs (may take "
+        "minutes); to do it, run: update-initramfs -u -k all"
+    )
 
 
 def test_a_reader_that_takes_longer_than_a_step_may_is_no_stuck_kernel(
