@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.structs import replace
 
-from vfiomgr.diagnostic import Diagnostic, refuse_if_any
+from vfiomgr.diagnostic import Diagnostic, Remedy, refuse_if_any
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.registry import plans, resolves
 from vfiomgr.layout import functions, groups, vgpus
@@ -24,6 +24,8 @@ from vfiomgr.layout.groups import in_parallel_groups
 from vfiomgr.layout.model import HostRule, PassthroughRule, SriovRule, VgpuRule
 from vfiomgr.layout.parts import Change, Difference, RuleContext, RuleMatch, moving_together, select
 from vfiomgr.layout.requests import ApplyLayout, FunctionBefore, LayoutCheckpoint
+from vfiomgr.passthrough.at_boot import ends_at_reboot
+from vfiomgr.persistence.installed_layout import RECORD, layout_name
 from vfiomgr.persistence.steps import ReplaceFile
 from vfiomgr.sriov.steps import SetAutoprobe
 from vfiomgr.units import counted
@@ -58,7 +60,6 @@ _KEYS_OF_PASSTHROUGH: dict[OptionName, str] = {
     "not-only": "remove only: true",
     "function-only": "only: true",
     "with-group": "set with_group: true to include them",
-    "at-boot": "vfiomgr layout install FILE",
 }
 _KEYS_OF_OTHERS: dict[OptionName, str] = {
     "with-group": "select them in a passthrough rule too",
@@ -190,8 +191,9 @@ def compare(
         shortage = functions.shortage(claim, claims, pending)
         diagnostics += [(claim, shortage)] if shortage is not None else []
     parts = tuple(part for part in parts if _divider(host, part) not in pending)
+    against = [diagnostic for _, diagnostic in diagnostics]
     return Comparison(
-        parts,
+        _at_boot(host, request, parts, against),
         tuple(diagnostic for _, diagnostic in sorted(diagnostics, key=lambda one: one[0].number)),
         tuple(f"{claim.label}: {claim.rule.state}" for claim in waiting),
         groups.bundles(host, parts),
@@ -211,6 +213,31 @@ def _cases(
     for claim in claims:
         others = frozenset(a for a, holder in held.items() if holder is not claim)
         yield RuleContext(host, request, known, claim, others, going)
+
+
+_AT_BOOT = Remedy("apply the layout at the next boot: vfiomgr layout install FILE")
+
+
+def _at_boot(
+    host: HostSnapshot,
+    request: ApplyLayout,
+    parts: tuple[Change, ...],
+    others: Iterable[Diagnostic],
+) -> tuple[Change, ...]:
+    """The parts, with the next boot as a remedy if a boot ends all reasons against the layout."""
+    found = (*others, *(diagnostic for part in parts for diagnostic in part.diagnostics))
+    is_installed = host.file(RECORD) is not None and layout_name(host) == request.name
+    if is_installed or not all(ends_at_reboot(host, one) for one in found):
+        return parts
+    return tuple(
+        replace(
+            part,
+            diagnostics=tuple(
+                replace(one, remedies=(*one.remedies, _AT_BOOT)) for one in part.diagnostics
+            ),
+        )
+        for part in parts
+    )
 
 
 def _divider(host: HostSnapshot, part: Change) -> str | None:

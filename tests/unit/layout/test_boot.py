@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests import api
 from tests.fakes.hosts import mixed
+from tests.unit.devices import agent_of
 from tests.unit.engine.faults import EveryFault, Stories, told
 from tests.unit.layout.test_apply import AUDIO, GPU, NIC, WHOLE, drivers, layout
 from vfiomgr.errors import Refusal
@@ -20,6 +21,7 @@ from vfiomgr.paths import HostPath
 from vfiomgr.persistence.installed_layout import BOOT, FILE, RECORD, WANTED, WATCH
 from vfiomgr.persistence.model import SWEPT, UNIT, rule_file
 from vfiomgr.persistence.steps import ForgetPersisted, ImportDriverctl
+from vfiomgr.snapshot.values import DeviceUser
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -271,6 +273,49 @@ def test_a_layout_is_installed_while_its_devices_are_in_use(tmp_path: Path) -> N
     api.apply(replace(wanted, apply=allowed), tree=kernel)
     text = kernel.read_text(BOOT) or ""
     assert "--layout whole --allow boot-display\n" in text
+
+
+OPEN = DeviceUser("/dev/nvidiactl", 812, "python3")
+GUEST = DeviceUser("/dev/vfio/10", 813, "qemu-system-x86")
+BACK = {"select": {"address": [str(GPU), str(AUDIO)]}, "state": "host"}
+AT_BOOT = "apply the layout at the next boot: vfiomgr layout install FILE"
+
+
+@pytest.mark.parametrize(
+    ("rules", "user", "rule"),
+    [
+        ((), OPEN, "in-use"),
+        (({**WHOLE[0], "d3cold": False},), OPEN, "in-use"),
+        ((BACK,), GUEST, "held-by-guest"),
+    ],
+)
+def test_a_layout_refused_for_users_that_a_boot_ends_can_be_applied_then(
+    tmp_path: Path, rules: tuple[dict[str, Any], ...], user: DeviceUser, rule: str
+) -> None:
+    kernel = host(tmp_path, *((Bind((GPU,)),) if user == GUEST else ()))
+    seen = replace(api.scan(kernel, with_users=True), users=(user,))
+    request = installing(*rules).apply
+    with pytest.raises(Refusal) as caught:
+        api.plan(seen, request)
+    assert {one.rule for one in caught.value.diagnostics} == {rule}
+    assert all(AT_BOOT in one.remedy for one in caught.value.diagnostics)
+    assert api.plan(seen, installing(*rules)).steps
+
+
+def test_an_installed_layout_is_not_named_as_one_to_install(tmp_path: Path) -> None:
+    seen = api.scan(host(tmp_path, installing()), with_users=True)
+    with pytest.raises(Refusal, match="is in use by: python3") as caught:
+        api.plan(replace(seen, users=(OPEN,)), installing().apply)
+    assert AT_BOOT not in str(caught.value.remedy)
+
+
+def test_the_next_boot_is_no_remedy_if_it_does_not_end_another_reason(tmp_path: Path) -> None:
+    seen = api.scan(host(tmp_path, Bind((GPU,))), with_users=True)
+    pods = agent_of(str(AUDIO), pod="ml/train-0/c0")
+    with pytest.raises(Refusal) as caught:
+        api.plan(replace(seen, users=(GUEST,), agent=pods), installing(BACK).apply)
+    assert {one.rule for one in caught.value.diagnostics} == {"held-by-guest", "held-by-pod"}
+    assert AT_BOOT not in caught.value.message + str(caught.value.remedy)
 
 
 def test_without_systemd_it_is_said_what_to_run(tmp_path: Path) -> None:
