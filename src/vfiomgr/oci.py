@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import stat
@@ -15,6 +14,7 @@ from vfiomgr.containers.cdi.model import generating
 from vfiomgr.containers.oci import edit, nodes
 from vfiomgr.containers.oci.model import Injection
 from vfiomgr.containers.oci.nodes import read_node
+from vfiomgr.documents.difference import unified
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.host.rewrite import read_own, rewrite_own
@@ -112,9 +112,7 @@ def difference(change: Edit) -> str:
     """The difference like diff -u; a configuration on one line is first split into lines."""
     source = change.before.source
     before, after = (_lines(document) for document in (change.before, change.after))
-    return "".join(
-        f"{line}\n" for line in difflib.unified_diff(before, after, source, source, lineterm="")
-    )
+    return "".join(f"{line}\n" for line in unified(before, after, source, source, end=""))
 
 
 def _lines(document: JsonDocument) -> list[str]:

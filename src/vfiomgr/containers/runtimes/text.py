@@ -5,13 +5,13 @@ The result is always read again: a text with unexpected values is refused.
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
 from vfiomgr.containers.runtimes import values
 from vfiomgr.containers.runtimes.model import ConfigFile, Key, OwnedFile, Setting, shown
 from vfiomgr.diagnostic import blocker, refusal, refuse
+from vfiomgr.documents.difference import opcodes, unified
 from vfiomgr.documents.json_text import read_object
 from vfiomgr.documents.text import Malformed, parse_toml
 from vfiomgr.errors import InvalidDocument
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from vfiomgr.containers.runtimes.model import OwnedKey
+    from vfiomgr.documents.difference import Opcode
     from vfiomgr.documents.json_text import JsonDocument
 
 
@@ -144,8 +145,7 @@ def _attempt(write: Callable[..., str], *arguments: object) -> str | None:
 def _lost(before: str, after: str) -> int:
     """How many lines of a text are missing in another one, or in another order."""
     old, new = before.splitlines(), after.splitlines()
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    return len(old) - sum(block.size for block in matcher.get_matching_blocks())
+    return len(old) - sum(i2 - i1 for kind, i1, i2, _, _ in opcodes(old, new) if kind == "equal")
 
 
 def _add_to_toml(text: str, settings: Iterable[Setting]) -> str:
@@ -278,7 +278,7 @@ def reverted(current: str, before: str, after: str) -> str | None:
     """A text with the change from `before` to `after` undone; None if it cannot be found there."""
     old, new, now = (text.splitlines(keepends=True) for text in (before, after, current))
     places = _places(new, now)
-    hunks = [hunk for hunk in _matcher(old, new).get_opcodes() if hunk[0] != "equal"]
+    hunks = [hunk for hunk in _changes(old, new) if hunk[0] != "equal"]
     for _, i1, i2, j1, j2 in reversed(hunks):
         found = [places.get(number, -1) for number in range(j1, j2)]
         if not found or -1 in found or found[-1] - found[0] != j2 - j1 - 1:
@@ -290,18 +290,13 @@ def reverted(current: str, before: str, after: str) -> str | None:
 
 def _places(new: list[str], now: list[str]) -> dict[int, int]:
     """The positions of lines of a text in a later version of it."""
-    blocks = _matcher(new, now).get_matching_blocks()
-    return {b.a + number: b.b + number for b in blocks for number in range(b.size)}
+    equal = (code for code in _changes(new, now) if code[0] == "equal")
+    return {i: i - i1 + j1 for _, i1, i2, j1, _ in equal for i in range(i1, i2)}
 
 
-def _matcher(one: list[str], other: list[str]) -> difflib.SequenceMatcher[str]:
-    """Match lines, whether the last one has a line end or not."""
-    return difflib.SequenceMatcher(
-        None,
-        [line.removesuffix("\n") for line in one],
-        [line.removesuffix("\n") for line in other],
-        autojunk=False,
-    )
+def _changes(one: list[str], other: list[str]) -> list[Opcode]:
+    """The changes of lines, whether the last one has a line end or not."""
+    return opcodes(*([line.removesuffix("\n") for line in lines] for lines in (one, other)))
 
 
 def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey], old: values.Data) -> str:
@@ -333,7 +328,7 @@ def _taken_out_of_toml(current: str, keys: Iterable[OwnedKey], old: values.Data)
 
 def difference(path: str, before: str | None, after: str | None) -> str:
     """The unified difference that is shown before a file is changed."""
-    lines = difflib.unified_diff(
+    lines = unified(
         _lines(before),
         _lines(after),
         "/dev/null" if before is None else path,

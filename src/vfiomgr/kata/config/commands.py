@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from typing import TYPE_CHECKING, Unpack
 
@@ -13,6 +12,7 @@ from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import bytes_of
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
@@ -244,4 +244,4 @@ def _write(path: str, text: str) -> None:
 
 def _difference(before: str, after: str, path: str) -> str:
     old, new = (text.splitlines(keepends=True) for text in (before, after))
-    return "".join(difflib.unified_diff(old, new, path, path))
+    return "".join(unified(old, new, path, path))

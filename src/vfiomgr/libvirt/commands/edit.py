@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from typing import TYPE_CHECKING, Unpack
@@ -19,6 +18,7 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
@@ -118,7 +118,7 @@ def _difference(done: Edited) -> Iterator[str]:
     """Lines end with line feeds; a carriage return is part of its line."""
     encoding, source = done.before.encoding, done.before.source
     before, after = (_lines(text, encoding) for text in (done.before.text, done.after))
-    for line in difflib.unified_diff(before, after, source, source):
+    for line in unified(before, after, source, source):
         yield line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}\n"
 
 
