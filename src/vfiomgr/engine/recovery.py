@@ -163,8 +163,15 @@ def recover(work: ApplyContext, allow: frozenset[Override], *, finish: bool) -> 
     return tuple(ended)
 
 
-def recover_device(work: ApplyContext, name: str, allow: frozenset[Override] = frozenset()) -> None:
-    """Roll back the interrupted operations that concern a device or vGPU, and no others.
+def recover_device(
+    work: ApplyContext,
+    name: str,
+    allow: frozenset[Override] = frozenset(),
+    own: frozenset[str] = frozenset(),
+) -> None:
+    """Roll back the interrupted operations that concern a device or vGPU, and what depends on them.
+
+    `allow` only holds if all of these operations concern nothing but the devices `own`.
 
     Raises:
         Refusal: the kernel has not returned yet, or a safety check forbids it.
@@ -174,7 +181,7 @@ def recover_device(work: ApplyContext, name: str, allow: frozenset[Override] = f
     left = survey(work.tree, work.tree.read(BOOT_ID))
     for runs in overlapping(left.cut_off):
         if any(name in run.subjects for run in runs):
-            _undo(runs, work, allow)
+            _undo(runs, work, allow, own)
 
 
 def _require_kernel(run: CutOff, work: ApplyContext) -> None:
@@ -196,19 +203,24 @@ def _require_kernel(run: CutOff, work: ApplyContext) -> None:
         )
 
 
-def _undo(runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]) -> None:
+def _undo(
+    runs: tuple[CutOff, ...],
+    work: ApplyContext,
+    allow: frozenset[Override],
+    own: frozenset[str] | None = None,
+) -> None:
     """Undo what interrupted runs on the same devices had begun, for devices that still exist.
 
     It is planned twice: a child that is stuck in the kernel keeps the locks of its run, and nobody
     should wait for them.
     """
-    _plan_undo(runs, work, allow)
+    _plan_undo(runs, work, allow, own)
     locks = frozenset(lock for run in runs for lock in run.locks)
     with hold(work.tree, locks, work.on_note):
         runs = _still_left(runs, locks, work)
         if not runs:
             return  # another process has ended them meanwhile
-        together, undoing = _plan_undo(runs, work, allow)
+        together, undoing = _plan_undo(runs, work, allow, own)
         for text in undoing.notes:
             work.on_note(text)
         with ExitStack() as open_journals:
@@ -243,8 +255,13 @@ def _still_left(
 
 
 def _plan_undo(
-    runs: tuple[CutOff, ...], work: ApplyContext, allow: frozenset[Override]
+    runs: tuple[CutOff, ...],
+    work: ApplyContext,
+    allow: frozenset[Override],
+    own: frozenset[str] | None,
 ) -> tuple[Sequel, UndoPlan]:
+    if own is not None and not all(run.subjects <= own for run in runs):
+        allow = frozenset()  # somebody else's operation is one of them
     left = [read_unfinished(work.tree, run.name) for run in runs]
     together = sequel(left)
     host = work.scan(*(run.request for run in left))

@@ -10,7 +10,7 @@ import pytest
 
 from tests import api
 from tests.fakes.faults import PowerCut
-from tests.fakes.vgpu_hosts import l40s_host, t4_host
+from tests.fakes.vgpu_hosts import l40s_host, mig_host, t4_host
 from tests.unit.node.dra_claims import GPU
 from tests.unit.node.stories import gpu_node
 from vfiomgr.errors import HostError, Refusal, RolledBack
@@ -71,6 +71,35 @@ def test_an_interrupted_creation_can_be_undone_by_recover(kernel: FakeKernel) ->
     assert run.summary.startswith("create a vGPU of type 1148")
     assert vgpus_of(kernel) == []
     assert Vgpus(Host(kernel)).create(GPU, TYPE, "a").id == FUNCTIONS[0]
+
+
+def test_a_vgpu_that_a_guest_has_from_an_interrupted_run_of_others_is_not_removed(
+    tmp_path: Path,
+) -> None:
+    """All creations on a GPU with MIG have its lock, so they are undone together."""
+    kernel = mig_host(tmp_path, total_vfs=2)
+    kernel.call("nvidia-smi", "-mig", "1", "-i", GPU)
+    kernel.call("/usr/lib/nvidia/sriov-manage", "-e", GPU)
+    kernel.kill(at=11, after=True)
+    with pytest.raises(PowerCut):
+        Host(kernel).create_vgpu(type="474", parent=GPU)
+    kernel.revive()
+    assert vgpus_of(kernel) == [FUNCTIONS[0]]
+    kernel.guest_opens(2)
+    kernel.kill(at=11, after=True)
+    with pytest.raises(PowerCut):
+        Vgpus(Host(kernel)).create(GPU, "474", "a")
+    kernel.revive()
+    assert vgpus_of(kernel) == list(FUNCTIONS)
+    before = len(kernel.operations)
+    result = Vgpus(Host(kernel)).perform(Order("remove", "a"))
+    assert result.is_refused
+    assert result.error.startswith(f"vGPU {FUNCTIONS[0]} ")
+    assert "is in use by" in result.error
+    assert "current_vgpu_type" not in {o.path.name for o in kernel.operations[before:]}
+    kernel.guest_closes(2)
+    assert Vgpus(Host(kernel)).perform(Order("remove", "a")) == Result()
+    assert vgpus_of(kernel) == []
 
 
 def test_what_others_created_is_not_removed(kernel: FakeKernel) -> None:

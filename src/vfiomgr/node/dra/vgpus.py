@@ -160,7 +160,8 @@ class Vgpus:
             if not self._requires_removal(made):
                 return
             with self._host.changing() as work:
-                recover_device(work, made.name, _OWN)  # with its GPU instance
+                own = frozenset({made.name, made.parent})
+                recover_device(work, made.name, _OWN, own)  # with its GPU instance
         if not self._requires_removal(made):
             return
         with suppress(UsageError):  # its virtual function is gone too
