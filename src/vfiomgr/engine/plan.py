@@ -192,6 +192,11 @@ class Step:
         """What it changes: two steps with the same topic set states of the same thing."""
         return (self.affects or self.kind, self.subject)
 
+    @property
+    def replaces(self) -> tuple[str, str | None] | None:
+        """The file that it replaces, and its text afterwards (None: removed); None for no file."""
+        return None
+
     def describe(self) -> str:
         """One line for people."""
         raise NotImplementedError

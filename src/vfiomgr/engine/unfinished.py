@@ -20,7 +20,7 @@ from vfiomgr.engine.registry import read_checkpoint, read_request, read_step
 from vfiomgr.engine.survey import CutOff, settled_in
 from vfiomgr.engine.undo import other_devices
 from vfiomgr.errors import InvalidDocument
-from vfiomgr.paths import pci_device
+from vfiomgr.paths import HostPath, pci_device
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ class Interrupted(Value):
     """Whether the request changes the same functions, and restores the settings of the run."""
     is_repeated: bool
     """Whether the run had the same request."""
+    is_same_kind: bool
+    """Whether the run had a request of the same kind."""
 
     def settled_by(self, done: Plan, host: HostSnapshot, tree: HostTree) -> frozenset[int] | None:
         """The steps that a completed plan of the request settles; None if the plan is unrelated."""
@@ -104,7 +106,7 @@ class Interrupted(Value):
         owed = {n for n in begun & self.content.due if steps[n] not in done.steps}
         begun -= owed
         undone = {number for number in begun if steps[number].inverse() is not None}
-        if self._is_covered(done, undone):
+        if self._is_covered(done, undone, tree):
             return begun if begun or not owed else None
         topics = {step.topic for step in done.steps}
         found = {number for number in begun if self._is_settled(number, done, topics, host)}
@@ -129,7 +131,7 @@ class Interrupted(Value):
         address = step.tied_to.address
         return host.device_named(str(address)) is None and not tree.exists(pci_device(address))
 
-    def _is_covered(self, done: Plan, undone: set[int]) -> bool:
+    def _is_covered(self, done: Plan, undone: set[int], tree: HostTree) -> bool:
         """Whether a plan sets everything that the run was setting and recovery would undo."""
         run = self.run
         if not run.subjects <= set(done.resolves):
@@ -137,11 +139,17 @@ class Interrupted(Value):
         has_locks = run.locks <= set(done.locks)
         if not undone:
             return has_locks or bool(run.subjects)
-        if not run.subjects:  # files: the rest of the run, or its reverse
-            topics = {step.topic for step in self.content.steps}
-            is_rest = topics.issuperset(step.topic for step in done.steps)
-            return is_rest and bool(run.locks) and run.locks == set(done.locks)
+        if not run.subjects:
+            return self.is_same_kind and run.locks == set(done.locks) and self._is_whole(done, tree)
         return has_locks and (self.is_continued or not run.has_settings)
+
+    def _is_whole(self, done: Plan, tree: HostTree) -> bool:
+        """Whether a plan changed no other files than the run, whose files are now all replaced."""
+        last = {step.topic: step for step in self.content.steps if step.inverse() is not None}
+        files = [step.replaces for step in last.values()]
+        return last.keys() >= {step.topic for step in done.steps} and all(
+            file is not None and tree.read_text(HostPath(file[0])) == file[1] for file in files
+        )
 
     def _is_settled(
         self, number: int, done: Plan, topics: set[tuple[object, ...]], host: HostSnapshot
@@ -168,7 +176,8 @@ def interrupted(
         is_repeated = request == content.request
         is_alike = is_repeated or _is_about_the_same(request, content.request)
         is_alike = is_alike and run.is_of_this_boot and not any(other_devices(host, content.steps))
-        yield Interrupted(run, content, is_alike, is_repeated)
+        is_same_kind = type(request) is type(content.request)
+        yield Interrupted(run, content, is_alike, is_repeated, is_same_kind)
 
 
 def _is_about_the_same(one: Request, other: Request) -> bool:

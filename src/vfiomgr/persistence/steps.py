@@ -86,6 +86,11 @@ class ReplaceFile(Exchange, Value):
         """Identify the file."""
         return (self.kind, self.path)
 
+    @property
+    def replaces(self) -> tuple[str, str | None]:
+        """The file and its new text."""
+        return self.path, self.after
+
     def describe(self) -> str:
         """Describe the step in one line."""
         verb = "remove" if self.after is None else "write" if self.before is None else "change"

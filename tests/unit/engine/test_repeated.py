@@ -39,7 +39,8 @@ from vfiomgr.passthrough.steps import Bind
 from vfiomgr.paths import BOOT_ID, pci_device
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.persistence.steps import ChangeFiles, FileChange
+from vfiomgr.persistence.model import RULES
+from vfiomgr.persistence.steps import ChangeFiles, FileChange, ForgetPersisted, ImportDriverctl
 from vfiomgr.sriov.steps import SetVirtualFunctions
 
 if TYPE_CHECKING:
@@ -161,6 +162,36 @@ def test_a_change_of_a_file_does_not_settle_that_of_another_file(tmp_path: Path)
         assert set(begun) <= set(cut_off_runs(kernel, kernel.read(BOOT_ID)))
         left += len(begun)
     assert left
+
+
+@pytest.mark.parametrize(
+    "second",
+    [ForgetPersisted((ADAPTER,)), ImportDriverctl(), ForgetPersisted((AUDIO,))],
+    ids=["a request with nothing to do", "another kind", "the rest"],
+)
+def test_only_a_request_that_completes_a_removal_of_rules_settles_it(
+    tmp_path: Path, second: Request
+) -> None:
+    """The locks are the same, and the first rule is removed."""
+    kernel, before = forgotten_by_half(tmp_path)
+    is_rest = second == ForgetPersisted((AUDIO,))
+    assert api.apply(second, tree=kernel).is_changed is is_rest
+    assert len(cut_off_runs(kernel, kernel.read(BOOT_ID))) == (not is_rest)
+    api.recover(tree=kernel)
+    wanted = {} if is_rest else before
+    assert {name: kernel.read_text(RULES / name) for name in kernel.children(RULES)} == wanted
+
+
+def forgotten_by_half(tmp_path: Path) -> tuple[FakeKernel, dict[str, str | None]]:
+    """A host where only the first of two rules was removed, and its rules before."""
+    for at in count(1):
+        kernel = mixed(tmp_path / str(at))
+        api.apply(Bind((GPU,), persist=True), tree=kernel)
+        before = {name: kernel.read_text(RULES / name) for name in kernel.children(RULES)}
+        assert dies(kernel, ForgetPersisted((GPU, AUDIO)), at, after=True)
+        if len(kernel.children(RULES)) < len(before):
+            return kernel, before
+    raise AssertionError
 
 
 def test_a_change_elsewhere_settles_nothing_of_a_device_that_is_gone(tmp_path: Path) -> None:
