@@ -167,7 +167,7 @@ class Step:
     needs_all_undone: ClassVar[bool] = False
     """Whether it is skipped during a rollback if a step undone before it failed."""
     leaves_no_trace: ClassVar[bool] = False
-    """Whether the host does not show that it was done, so `recover --finish` repeats it."""
+    """Whether the host does not show that it was done, so `recover` repeats it at the end."""
     needs_udev: ClassVar[bool] = False
     """Whether udev rules decide when it is done."""
     affects: ClassVar[str] = ""

@@ -221,7 +221,8 @@ def _undo(
         if not runs:
             return  # another process has ended them meanwhile
         together, undoing = _plan_undo(runs, work, allow, own)
-        for text in undoing.notes:
+        last = (together.steps[n] for n in undoing.steps if together.steps[n].leaves_no_trace)
+        for text in (*undoing.notes, *(f"last: {step.describe()}" for step in last)):
             work.on_note(text)
         with ExitStack() as open_journals:
             journals = [
@@ -273,7 +274,13 @@ def _plan_undo(
 
 
 def _finish(run: CutOff, work: ApplyContext) -> None:
-    """Finish the interrupted run, with the devices that it was planned for."""
+    """Finish the interrupted run, with the devices that it was planned for.
+
+    If later runs have replaced the rest of it, only what leaves no trace is repeated.
+    """
     left = read_unfinished(work.tree, run.name)
+    if left.settled and left.due.issuperset(left.left):
+        _undo((run,), work, frozenset())
+        return
     refuse_other_devices(work.scan(left.request), left.steps)
     apply(left.request, work, left.resumed)

@@ -217,6 +217,7 @@ class _Run:
         self._crew = crew
         self._outlasts_reboot = any(step.outlasts_reboot for step in steps)
         self.begun = begun
+        self._failed: set[int] = set()
 
     def advance(
         self, journal: Journal, schedule: Schedule, on_step: Callable[[Step], None]
@@ -235,6 +236,7 @@ class _Run:
             if result is None:
                 continue
             if result.error is not None or result.stuck_pid is not None:
+                self._failed.add(result.task)
                 return result
             journal.record("done", {"step": result.task}, durable=False)
             schedule.finish(result.task)
@@ -256,6 +258,8 @@ class _Run:
         failures = [failure]
         while self._crew.is_busy:
             failures.append(self._crew.wait())
+            if failures[-1].error is not None:
+                self._failed.add(failures[-1].task)
         for result in failures:
             if result.error is not None:
                 said = str(result.error) or type(result.error).__name__
@@ -291,12 +295,34 @@ class _Run:
                 continue
             _note(self._journal, "undo-begin", step=number)
             self._crew.start(len(self._steps) + number, inverse.deadline)
-            failed = self._failed_undo(number, inverse, self._crew.wait())
-            left += [failed] if failed else []
-            if not failed:
-                _note(self._journal, "undo-done", step=number)
+            left += self._end_undo(number, inverse)
+        left = left or self._repeat()
         _note(self._journal, "end", outcome="incomplete" if left else "rolled-back")
         return left
+
+    def _repeat(self) -> list[str]:
+        """Repeat steps that leave no trace, e.g. an image made of files that are restored now."""
+        repeated: list[Step] = []
+        left: list[str] = []
+        for number in self.begun:
+            step = self._steps[number]
+            if not step.leaves_no_trace or number in self._failed:
+                continue
+            if step in repeated:
+                _note(self._journal, "undo-done", step=number)
+                continue
+            repeated.append(step)
+            self._crew.start(number, step.deadline)
+            left += self._end_undo(number, step)
+        return left
+
+    def _end_undo(self, number: int, inverse: Step) -> list[str]:
+        """Wait for an inverse step; returns a description if it could not be done."""
+        failed = self._failed_undo(number, inverse, self._crew.wait())
+        if failed:
+            return [failed]
+        _note(self._journal, "undo-done", step=number)
+        return []
 
     def _failed_undo(self, number: int, inverse: Step, result: Result) -> str | None:
         if result.stuck_pid is not None:

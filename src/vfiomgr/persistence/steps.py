@@ -150,6 +150,7 @@ class RebuildInitramfs(Step, Value):
 
     deadline: ClassVar[float | None] = 900.0
     """Time to build and compress an image for each installed kernel."""
+    outlasts_reboot: ClassVar[bool] = True
     is_program: ClassVar[bool] = True
     leaves_no_trace: ClassVar[bool] = True
 
@@ -166,7 +167,7 @@ class RebuildInitramfs(Step, Value):
         return (shlex.join(self.command),)
 
     def inverse(self) -> None:
-        """Return None: a failed tool keeps the old image."""
+        """Return None: a failed tool keeps the old image, and undoing rebuilds it."""
 
 
 class LoadModule(Step, Value):

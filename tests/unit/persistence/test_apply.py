@@ -361,7 +361,7 @@ def test_an_initramfs_that_takes_too_long_is_no_stuck_kernel(
     kernel.stuck.really = False  # what a child rebuilds is not seen here
     (run,) = api.recover(tree=kernel, finish=finish)
     assert run.step.startswith("rebuild the initramfs")
-    assert len(rebuilt) == finish
+    assert len(rebuilt) == 1, "without the rules too: the tool may have finished"
     assert (rule_file(GPU) in etc(kernel)) is finish
     assert driver(kernel, GPU) == ("vfio-pci" if finish else "nvidia")
     assert finish or etc(kernel) == before
@@ -429,6 +429,84 @@ def test_a_rebuild_that_never_began_is_named_by_the_run_that_closes_its_journal(
         "a step of the interrupted operation is not done: rebuild the initramfs (may take "
         "minutes); to do it, run: update-initramfs -u -k all"
     )
+
+
+class Images:
+    """What a rebuild of the image finds in /etc; `fails` is raised by each."""
+
+    def __init__(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kernel = kernel
+        self.found: list[dict[str, str]] = []
+        self.fails: type[BaseException] | None = None
+        performers: Any = registry._PERFORMERS
+        monkeypatch.setitem(performers, RebuildInitramfs, self._rebuild)
+
+    def _rebuild(self, *_: object) -> None:
+        if self.fails:
+            raise self.fails
+        self.found.append(etc(self.kernel))
+
+    def die(self) -> None:
+        """A command that dies while it rebuilds the image."""
+        self.fails = PowerCut
+        with pytest.raises(PowerCut):
+            api.apply(replace(PERSIST, update_initramfs=True), tree=self.kernel)
+        self.kernel.revive()
+
+
+@pytest.fixture
+def images(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> Images:
+    return Images(kernel, monkeypatch)
+
+
+@pytest.mark.parametrize("reboots", [False, True])
+def test_an_image_that_may_have_the_rules_is_rebuilt_when_they_are_undone(
+    kernel: FakeKernel, images: Images, *, reboots: bool
+) -> None:
+    before = etc(kernel)
+    images.die()
+    if reboots:
+        kernel.reboot()
+    with pytest.raises(PowerCut):
+        api.recover(tree=kernel)
+    kernel.revive()
+    images.fails = OSError
+    with pytest.raises(RollbackIncomplete, match="rebuild the initramfs"):
+        api.recover(tree=kernel)
+    images.fails = None
+    assert len(api.recover(tree=kernel)) == 1
+    assert images.found == [before]
+    assert api.recover(tree=kernel) == ()
+
+
+def test_a_failure_after_a_rebuild_rebuilds_the_image_of_the_restored_files(
+    kernel: FakeKernel, images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        message = "what follows cannot be planned"
+        raise HostError(message)
+
+    before = etc(kernel)
+    monkeypatch.setattr("vfiomgr.engine.transaction._Replanner.__call__", fail)
+    with pytest.raises(RolledBack):
+        api.apply(replace(PERSIST, update_initramfs=True), tree=kernel)
+    assert rule_file(GPU) in images.found[0]
+    assert images.found[1:] == [before]
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_recover_rebuilds_the_image_and_keeps_what_a_later_unbind_did(
+    kernel: FakeKernel, images: Images, *, finish: bool
+) -> None:
+    before = etc(kernel)
+    images.die()
+    images.fails = None
+    api.apply(Unbind((GPU,), forget=True), tree=kernel)
+    assert (driver(kernel, GPU), images.found) == ("nvidia", [])
+    assert len(api.recover(tree=kernel, finish=finish)) == 1
+    assert driver(kernel, GPU) == "nvidia"
+    assert images.found == [before]
+    assert api.recover(tree=kernel) == ()
 
 
 def test_a_reader_that_takes_longer_than_a_step_may_is_no_stuck_kernel(
