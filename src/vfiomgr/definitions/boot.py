@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.definitions.model import FILES, INSTANCE, RULE, SERVICE, WANTED
+from vfiomgr.documents.text import sealed
 from vfiomgr.persistence.model import SANDBOX, require_plain
 from vfiomgr.persistence.part import Part
 from vfiomgr.persistence.steps import ReplaceFile
@@ -32,7 +33,7 @@ _BEFORE = (
 
 def render_service(program: str) -> str:
     """Render the unit for the boot, which runs before services that assign vGPUs to guests."""
-    return f"""\
+    return sealed(f"""\
 {_HEAD}[Unit]
 Description=Start all autostart vGPUs
 After={_AFTER}
@@ -41,12 +42,12 @@ Before={_BEFORE}
 [Service]
 Type=oneshot
 ExecStart={require_plain(program)} vgpu restore --boot
-{SANDBOX}"""
+{SANDBOX}""")
 
 
 def render_instance(program: str) -> str:
     """Render the unit for one parent, named by the instance."""
-    return f"""\
+    return sealed(f"""\
 {_HEAD}[Unit]
 Description=Start all autostart vGPUs of %i
 After={_AFTER}
@@ -54,12 +55,12 @@ After={_AFTER}
 [Service]
 Type=oneshot
 ExecStart={require_plain(program)} vgpu restore --boot --parent %i
-{SANDBOX}"""
+{SANDBOX}""")
 
 
 def render_wanted() -> str:
     """Render the drop-in that starts the service at boot."""
-    return f"{_HEAD}[Unit]\nWants={SERVICE.name}\n"
+    return sealed(f"{_HEAD}[Unit]\nWants={SERVICE.name}\n")
 
 
 def render_registration_rule() -> str:
@@ -68,10 +69,10 @@ def render_registration_rule() -> str:
     SYSTEMD_WANTS is not used: it applies when a device appears, not when it registers again.
     """
     unit = INSTANCE.name.replace("@", "@$kernel")
-    return f"""\
+    return sealed(f"""\
 {_HEAD}ACTION=="change", ENV{{MDEV_STATE}}=="registered", TEST=="/etc/mdevctl.d/$kernel", \\
   RUN+="/bin/systemctl --no-block start {unit}"
-"""
+""")
 
 
 _BY_HAND = "run `vfiomgr vgpu restore --boot` at boot, after the drivers are loaded"

@@ -376,3 +376,26 @@ def resource_directory(name: str) -> str:
             return directory
     message = f"{name}/ is missing from this installation of vfiomgr"
     raise FileNotFoundError(message)
+
+
+_SEAL = expression(r"# vfiomgr-sha256: [0-9a-f]{64}\n")
+
+
+def sealed(text: str) -> str:
+    """A text with its hash in the last line, by which a later edit is detected."""
+    from hashlib import sha256  # noqa: PLC0415 - `list` needs none
+
+    bare = unsealed(text)
+    bare += "" if bare.endswith("\n") else "\n"
+    digest = sha256(bare.encode(errors="replace")).hexdigest()
+    return f"{bare}# vfiomgr-sha256: {digest}\n"
+
+
+def unsealed(text: str) -> str:
+    """The text without its hash."""
+    return _SEAL.sub("", text)
+
+
+def is_sealed(text: str) -> bool:
+    """Whether a text has its hash, so that it is as vfiomgr wrote it, in whatever version."""
+    return text == sealed(text)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vfiomgr.definitions.requests import StartVgpu, StopVgpu
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.documents.jsonable import from_jsonable
-from vfiomgr.documents.text import parse_json
+from vfiomgr.documents.text import parse_json, sealed
 from vfiomgr.engine.plan import Plan, Request
 from vfiomgr.engine.registry import plans
 from vfiomgr.errors import InvalidDocument
@@ -48,7 +48,7 @@ def render_script(program: str) -> str:
     """
     words = require_plain(program)
     plain = words.partition(" ")[0]
-    return f"""\
+    return sealed(f"""\
 #!/bin/sh
 # vfiomgr: removed by `vfiomgr libvirt hook uninstall`. It acts only for guests for which
 # `vfiomgr libvirt hook install DOMAIN` was run.
@@ -61,7 +61,7 @@ if [ ! -x {plain} ]; then
     exit 0
 fi
 exec {words} libvirt hook run -- "$@"
-"""
+""")
 
 
 class GuestRecord(Value):

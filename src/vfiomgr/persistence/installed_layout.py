@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import blocker, refuse
-from vfiomgr.documents.text import parse_json
+from vfiomgr.documents.text import parse_json, sealed
 from vfiomgr.expressions import expression
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.model import SANDBOX, UNITS, render_rule, require_plain, rule_file
@@ -130,7 +130,7 @@ def render_boot(program: str, name: str | None, allow: tuple[str, ...] = ()) -> 
         Refusal: a unit cannot contain the path or name.
 
     """
-    return f"""\
+    return sealed(f"""\
 {_HEAD}[Unit]
 Description=Apply the layout in {FILE} to PCI devices
 ConditionPathExists={FILE}
@@ -142,7 +142,7 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStartPre=-udevadm settle --timeout={SETTLE}
 ExecStart={require_plain(program)} {boot_command(name, allow)}
-{SANDBOX}"""
+{SANDBOX}""")
 
 
 def render_watch(program: str, name: str | None, allow: tuple[str, ...] = ()) -> str:
@@ -153,7 +153,7 @@ def render_watch(program: str, name: str | None, allow: tuple[str, ...] = ()) ->
 
     """
     command = f"layout watch {FILE}{_choosing(name)} --enforce{_allowing(allow)}"
-    return f"""\
+    return sealed(f"""\
 {_HEAD}[Unit]
 Description=Enforce the layout in {FILE} on PCI devices
 ConditionPathExists={FILE}
@@ -163,13 +163,13 @@ After={BOOT.name}
 ExecStart={require_plain(program)} {command}
 Restart=on-failure
 RestartSec=10
-{SANDBOX}"""
+{SANDBOX}""")
 
 
 def render_wanted(*, with_watch: bool) -> str:
     """Render the drop-in that starts the services at boot."""
     names = [BOOT.name, WATCH.name] if with_watch else [BOOT.name]
-    return f"{_HEAD}[Unit]\nWants={' '.join(names)}\n"
+    return sealed(f"{_HEAD}[Unit]\nWants={' '.join(names)}\n")
 
 
 def _choosing(name: str | None) -> str:

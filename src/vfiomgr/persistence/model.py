@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.jsonable import to_jsonable
-from vfiomgr.documents.text import TextFile, parse_json
+from vfiomgr.documents.text import TextFile, parse_json, sealed
 from vfiomgr.errors import VfiomgrError
 from vfiomgr.expressions import expression
 from vfiomgr.host.owners import NodeOwner
@@ -268,7 +268,7 @@ def render_unit(program: str) -> str:
         Refusal: the path would need quoting.
 
     """
-    return f"""\
+    return sealed(f"""\
 # vfiomgr: removed with the last rule, by vfiomgr unbind --forget.
 [Unit]
 Description=Bind persisted PCI functions to their VFIO drivers, also after hot-plug
@@ -278,7 +278,7 @@ After=local-fs.target
 ExecStart={require_plain(program)} persist watch
 Restart=on-failure
 SuccessExitStatus=130
-{SANDBOX}{_REAL_TIME}"""
+{SANDBOX}{_REAL_TIME}""")
 
 
 def require_plain(program: str) -> str:

@@ -1,4 +1,4 @@
-"""The files that were edited since vfiomgr wrote them: they differ from what it would write now."""
+"""The files that were edited since vfiomgr wrote them: their hash or, without one, their text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.containers.cdi.plan import is_as_written
 from vfiomgr.definitions import boot
 from vfiomgr.definitions import model as definitions
+from vfiomgr.documents.text import is_sealed, unsealed
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.libvirt.hook import render_script
 from vfiomgr.paths import SCRIPT, HostPath
@@ -62,6 +63,8 @@ def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
         Refusal: it contains something that vfiomgr cannot write.
 
     """
+    if is_sealed(file.text):
+        return True
     path = HostPath(file.path)
     if path.parent == RULES and is_rule_file(path.name):
         return _is_own_rule(host, file)
@@ -73,7 +76,7 @@ def _is_as_written(host: HostSnapshot, file: TextFile) -> bool:
 
 
 def _matches(rendered: str, text: str) -> bool:
-    expected = _ANY_PROGRAM.join(map(re.escape, rendered.split(_PROGRAM)))
+    expected = _ANY_PROGRAM.join(map(re.escape, unsealed(rendered).split(_PROGRAM)))
     return re.fullmatch(expected, text) is not None
 
 

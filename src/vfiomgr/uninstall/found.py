@@ -11,9 +11,9 @@ from vfiomgr.containers.runtimes.apply import Prepared, find_surprise
 from vfiomgr.containers.runtimes.model import InstalledRuntime, parse_record
 from vfiomgr.containers.runtimes.prepare import prepare_removals, recorded_places, text_of_record
 from vfiomgr.diagnostic import refuse
+from vfiomgr.documents.text import is_sealed
 from vfiomgr.errors import InvalidDocument, Refusal
 from vfiomgr.expressions import expression
-from vfiomgr.kata.config.bases import is_as_written
 from vfiomgr.kata.facts import read_configuration, read_configurations
 from vfiomgr.kata.model import CONFIGURATIONS, DROP_IN, handler_configuration
 from vfiomgr.node import answers, offers, systemd
@@ -83,7 +83,7 @@ def find(
     entries = _remove_entries(tree)
     needed = {handler_configuration(entry.name) for entry in entries.staying}
     kata = [found for found in _kata_files(tree, record) if found[0] not in needed]
-    foreign = [path for path, text in kata if not is_as_written(text)]
+    foreign = [path for path, text in kata if not is_sealed(text)]
     going = [path for path, _ in kata if path not in foreign]
     own = [place for path in going for place in (path.parent, path.parent.parent)]
     going += [path for path in LEFTOVERS if tree.read_text(path) is not None]
@@ -134,9 +134,8 @@ def refuse_unfinished(host: Host) -> None:
     if claims:  # the kubelet can release claims only while an agent runs
         found = counted(len(claims), "ResourceClaim")
         message = f"pods of this node have {found} that vfiomgr prepared"
-        drain = (
-            f"{'' if is_served else _START}drain the node: kubectl drain NODE --ignore-daemonsets"
-        )
+        start = "" if is_served else _START
+        drain = f"{start}drain the node: kubectl drain NODE --ignore-daemonsets"
         remedy = f"{drain}; then stop the agent: {_STOP}; then: vfiomgr uninstall"
         if not is_served:
             place = shlex.quote(host.files.locate(CLAIMS))

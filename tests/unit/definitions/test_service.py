@@ -35,7 +35,7 @@ def test_the_service_comes_after_drivers_and_before_those_who_hand_vgpus_to_gues
 def test_its_instance_is_for_one_parent_and_started_by_the_rule() -> None:
     instance = unit(render_instance("/usr/bin/vfiomgr"))
     assert instance["Service"]["ExecStart"].endswith("vgpu restore --boot --parent %i")
-    rule = re.sub(r"\\\n\s*", "", render_registration_rule()).splitlines()[-1]
+    rule = re.sub(r"\\\n\s*", "", render_registration_rule()).splitlines()[-2]
     assert rule.split(", ") == [
         'ACTION=="change"',
         'ENV{MDEV_STATE}=="registered"',

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
-from vfiomgr.kata.config.bases import is_as_written, sealed
+from vfiomgr.documents.text import is_sealed, sealed
 from vfiomgr.kata.config.check import check_keys
 from vfiomgr.kata.model import KataRelease, key_table
 from vfiomgr.units import Version
@@ -219,7 +219,7 @@ def test_a_whole_configuration_keeps_comments_and_takes_drop_ins_in(
     matches("kata/whole.toml", printed)
     answer = run(*line, "--output", str(target))
     assert target.read_text() == sealed(printed)
-    assert is_as_written(target.read_text())
+    assert is_sealed(target.read_text())
     assert answer.stdout == f"wrote {target}\n"
     assert "config.d/10-debug.toml: a configuration elsewhere" in answer.stderr
     assert run(*line, "--output", str(target)).stdout == f"{target}: unchanged\n"
@@ -228,7 +228,7 @@ def test_a_whole_configuration_keeps_comments_and_takes_drop_ins_in(
     target.write_text(f"{target.read_text()}# my own line\n")
     assert run(*again, "--annotations", "kernel_params").stdout == f"wrote {target}\n"
     assert "# my own line" in target.read_text()
-    assert not is_as_written(target.read_text()), "what was edited is still in it"
+    assert not is_sealed(target.read_text()), "what was edited is still in it"
 
 
 def test_a_configuration_tells_its_runtime(run: Run, kernel: FakeKernel) -> None:

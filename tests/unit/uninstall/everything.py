@@ -17,7 +17,7 @@ from vfiomgr.containers.cdi.model import OfferRequest
 from vfiomgr.containers.cdi.requests import WriteCdi
 from vfiomgr.definitions.model import gpu_file, render_gpu_definition
 from vfiomgr.definitions.requests import DefineVgpu
-from vfiomgr.kata.config.bases import sealed
+from vfiomgr.documents.text import sealed
 from vfiomgr.kata.model import handler_configuration
 from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.node import systemd

@@ -30,6 +30,7 @@ from tests.unit.uninstall.everything import (
 )
 from tools.package.__main__ import STAYING
 from vfiomgr.definitions import model as definitions
+from vfiomgr.documents.text import sealed, unsealed
 from vfiomgr.errors import Refusal
 from vfiomgr.libvirt.hook import InstallHook
 from vfiomgr.passthrough.steps import Bind
@@ -250,13 +251,37 @@ def test_a_specification_with_more_than_nodes_of_devices_was_edited(tmp_path: Pa
 
 
 @pytest.mark.parametrize("program", ["/opt/vfiomgr/bin/vfiomgr", "/usr/bin/python3 -I -m vfiomgr"])
-def test_a_file_of_vfiomgr_in_another_place_was_not_edited(tmp_path: Path, program: str) -> None:
+def test_a_file_without_a_hash_of_vfiomgr_in_another_place_was_not_edited(
+    tmp_path: Path, program: str
+) -> None:
     kernel = everything(tmp_path)
     for path in WRITTEN:
-        text = kernel.read_text(HostPath(path)) or ""
+        text = unsealed(kernel.read_text(HostPath(path)) or "")
         put(kernel, path, text.replace(f"ExecStart={PROGRAM} ", f"ExecStart={program} "))
     api.apply(request_for(kernel), tree=kernel)
     assert not set(WRITTEN) & paths(kernel)
+
+
+def test_a_unit_of_another_version_was_not_edited(tmp_path: Path) -> None:
+    kernel = everything(tmp_path)
+    units = (UNIT, layouts.BOOT, layouts.WATCH, definitions.SERVICE, definitions.INSTANCE)
+    for path in units:
+        text = kernel.read_text(path) or ""
+        put(kernel, path, sealed(text.replace(" CAP_SYS_CHROOT", "")))
+    api.apply(request_for(kernel), tree=kernel)
+    assert not set(units) & paths(kernel)
+
+
+@pytest.mark.filterwarnings("ignore:ignoring /etc/udev")
+@pytest.mark.parametrize("text", [None, "# mine\n"])
+def test_hooks_were_not_edited_although_a_rule_was_edited_or_removed(
+    tmp_path: Path, text: str | None
+) -> None:
+    kernel = everything(tmp_path)
+    rule = HostPath(RULE)
+    kernel.remove(rule) if text is None else put(kernel, rule, text)
+    api.apply(request_for(kernel), tree=kernel)
+    assert not set(HOOKS.values()) & paths(kernel)
 
 
 def test_files_of_others_with_names_of_vfiomgr_stay_and_are_named(tmp_path: Path) -> None:

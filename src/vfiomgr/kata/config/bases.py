@@ -7,10 +7,9 @@ places; tomlkit cannot add to those.
 from __future__ import annotations
 
 import os
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from vfiomgr.documents.text import Malformed, parse_toml
+from vfiomgr.documents.text import Malformed, parse_toml, unsealed
 from vfiomgr.errors import InvalidDocument, UsageError
 from vfiomgr.expressions import expression
 from vfiomgr.kata.facts import read_configuration
@@ -261,7 +260,6 @@ _WHEN = {
     "hot": "Devices are plugged in when their container comes",
     None: "Devices that a container is given are plugged in when it comes",
 }
-_SEAL = expression(r"# vfiomgr-sha256: [0-9a-f]{64}\n")
 _HEAD = expression(r"# For Kata [^\n]*: belongs into config\.d beside ")
 _PORTS = ", each behind a PCIe root port of its own"
 
@@ -283,19 +281,6 @@ def is_drop_in(text: str) -> bool:
     return _HEAD.match(text) is not None
 
 
-def sealed(text: str) -> str:
-    """A text with its hash in the last line, to detect later edits."""
-    bare = _SEAL.sub("", text)
-    bare += "" if bare.endswith("\n") else "\n"
-    digest = sha256(bare.encode(errors="replace")).hexdigest()
-    return f"{bare}# vfiomgr-sha256: {digest}\n"
-
-
-def is_as_written(text: str) -> bool:
-    """Whether a text is unchanged since `kata config --output` wrote it."""
-    return text == sealed(text)
-
-
 def render_whole(
     text: str, path: HostPath, drop_ins: Iterable[tuple[HostPath, str]], plan: KataPlan
 ) -> str:
@@ -308,7 +293,7 @@ def render_whole(
         InvalidDocument: one of the texts is not TOML.
 
     """
-    text = _SEAL.sub("", text)
+    text = unsealed(text)
     known = parse(text, path)
     entries = [
         *(entry for name, content in sorted(drop_ins) for entry in _entries(parse(content, name))),

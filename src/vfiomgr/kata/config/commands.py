@@ -13,7 +13,7 @@ from vfiomgr.cli.output import note, print_document, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.difference import unified
-from vfiomgr.documents.text import bytes_of
+from vfiomgr.documents.text import bytes_of, is_sealed, sealed
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.kata.commands import release_options
@@ -155,8 +155,8 @@ def config(
 def _sealed(output: str, text: str, *, is_whole: bool) -> str:
     """The text with its hash; without a hash if it may contain edits of the old text."""
     before = _read(output)
-    is_ours = not is_whole or not before or bases.is_as_written(before)
-    return bases.sealed(text) if is_ours else text
+    is_ours = not is_whole or not before or is_sealed(before)
+    return sealed(text) if is_ours else text
 
 
 def _deliver(session: Session, plan: KataPlan, text: str, path: str, output: str | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from vfiomgr.documents.text import sealed
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.model import rule_file
 from vfiomgr.value import Value
@@ -118,11 +119,11 @@ def hook_mode(tool: Tool) -> int:
 def render_hook(tool: Tool, bindings: Iterable[PersistedBinding]) -> str:
     """Render the hook for these bindings."""
     if tool == "initramfs-tools":
-        return _HOOK
+        return sealed(_HOOK)
     is_for_dracut = HOOKS[tool] == _DRACUT_HOOK
     reader = "dracut" if is_for_dracut else "mkinitcpio"
     head = f"# vfiomgr: its rules, and the modules that they name, for {reader}.\n"
-    return head + (dracut_lines if is_for_dracut else _mkinitcpio_lines)(bindings)
+    return sealed(head + (dracut_lines if is_for_dracut else _mkinitcpio_lines)(bindings))
 
 
 def dracut_lines(bindings: Iterable[PersistedBinding]) -> str:
