@@ -126,6 +126,7 @@ class Agent:
         self._failure: BaseException | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
+        self._is_ready = False
         directories = (settings.plugin_directory, os.path.dirname(settings.pod_resources))
         self._sockets = DirectoryChanges(directories, settings.tick)
         self._pages = AgentPages(settings, self, tell)
@@ -410,7 +411,7 @@ class Agent:
 
     async def _reload(self) -> None:
         """Scan now, and read the layout again. Before readiness, a scan is already running."""
-        if not self._is_serving.is_set():
+        if not self._is_ready:
             return
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         await self.scanning.scan()
@@ -467,6 +468,7 @@ class Agent:
         """Report readiness to systemd, since kubelets wait for it, then notify the watchdog."""
         await self._is_serving.wait()
         notify("READY=1")
+        self._is_ready = True
         gc.collect()
         gc.freeze()  # what lives as long as the agent: each collection would delay answers by 10 ms
         seconds = watchdog_seconds()

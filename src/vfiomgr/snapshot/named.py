@@ -33,7 +33,7 @@ def find_address(host: HostSnapshot, text: str) -> PciAddress:
 
     """
     if identifiers_in(text) is None:
-        return PciAddress.parse(text, (device.address for device in host.devices))
+        return PciAddress.parse(text, {device.address for device in host.devices})
     first, *others = with_identifiers(host, text)
     if others:
         raise ambiguous(text, (first, *others))

@@ -54,7 +54,7 @@ class _PodOptions(TypedDict):
 
 
 class _ClassOptions(Value):
-    """The options of a RuntimeClass that `kata pod` and `kata runtimeclass` have."""
+    """The options of a RuntimeClass; `kata pod` and its former name have them."""
 
     default_memory: str | None
     config: str | None
