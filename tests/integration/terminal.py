@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,7 @@ class Terminal:
         self._send(TAB)
         seen = ""
         end = time.monotonic() + _SECONDS
-        while not self._is_busy():
+        while not self._has_child():
             seen += self._read(0.02)
             assert time.monotonic() < end, f"{self.shell} asks nobody"
         return _ESCAPE.sub("", seen + self._settle())
@@ -189,8 +190,20 @@ class Terminal:
         return seen
 
     def _is_busy(self) -> bool:
-        """Whether the shell has a child, which looks for candidates."""
+        """Whether the shell computes, or has a child, which looks for candidates."""
+        return _computes(self._process.pid) or self._has_child()
+
+    def _has_child(self) -> bool:
         return bool(_children(self._process.pid))
+
+
+def _computes(pid: int) -> bool:
+    """Whether a thread does not sleep: it computes, or waits for a processor."""
+    states = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # it has ended
+            states.append(thread.read_text().rpartition(")")[2].split()[0])
+    return any(state != "S" for state in states)
 
 
 def _children(pid: int) -> list[int]:
