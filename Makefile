@@ -42,6 +42,7 @@ lab-faults:  ## vfiomgr fails and is killed at every step, in the laboratory and
 	@tools/setup dev
 	@$(PYTHON) -m tests.lab deaths
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/lab -k "killed_at_every_step or vgpu_of_a_claim"
+	@VFIOMGR_LAB_EVERY_MOMENT=1 $(PYTHON) -m pytest tests/integration/test_node_soak.py
 	@VFIOMGR_LAB_EVERY_MOMENT=1 $(UNIT_TESTS) -k "Fault or death"
 
 test-platforms:  ## all laboratory tests on Debian 12, 13 and sid, and those of IOMMUFD and ARM; hours
