@@ -49,8 +49,7 @@ def check(context: click.Context, *, every: bool, strict: bool) -> None:
     concerns some devices, or safety. If a fact that decides the result cannot be read, the result
     is unknown. JSON and YAML include passed checks.
 
-    Exit status: 0 if there is no blocker; 1 if there is one, or with --strict if a deciding fact is
-    unknown.
+    Exit status: 1 for a blocker, and with --strict also for an unknown result; otherwise 0.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
-"""Differences of texts by lines; where difflib would work too long, only what is around them.
+"""Differences of texts by lines, with a limit on the time that they take.
 
-difflib looks at each pair of equal lines, at worst once for each line.
+difflib compares each pair of equal lines, in the worst case once for each line. If that would take
+too long, only the lines between the first and the last difference are compared.
 """
 
 from __future__ import annotations

@@ -460,7 +460,7 @@ def _functions_of(units: Iterable[NodeUnit]) -> Iterator[PciAddress]:
 
 
 def _wider(first: Question, second: Question) -> Question:
-    """Of two questions, the one that requires a complete scan; their facts are already recorded."""
+    """The question that requires a complete scan; the facts of both are already recorded."""
     return first if first.settings is not None or first == Question() else second
 
 

@@ -47,9 +47,9 @@ class _Entry(msgspec.Struct):
     devices: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs")
 
     def names(self, tree: HostTree) -> Iterator[str]:
-        """The addresses and UUIDs of its devices; other plugins have other identifiers.
+        """The addresses and UUIDs of its devices; plugins with other identifiers name no device.
 
-        That of KubeVirt has the number of an IOMMU group; one that counts names no group with node.
+        KubeVirt's device IDs are numbers of IOMMU groups, so a number with a VFIO node is a group.
         """
         for name in (name for found in (self.devices or {}).values() for name in found or ()):
             is_group = name.isdecimal() and tree.exists(VFIO_NODES / name)

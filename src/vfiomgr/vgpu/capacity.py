@@ -43,7 +43,7 @@ class Capacity(Value):
     is_certain: bool
     """Whether the driver reports everything that the number needs; if not, it is a maximum."""
     why_not: str | None
-    """Why there is no capacity for another one."""
+    """Why no more can be created."""
     stranded: int | None
     """MiB that remain unusable when the GPU is filled with this type."""
     makeable: int = 0
@@ -53,7 +53,7 @@ class Capacity(Value):
 
     @property
     def unavailable_because(self) -> str | None:
-        """Why there is no capacity for another one, with the command that creates it, if any."""
+        """Why no more can be created, with the command that adds capacity, if there is one."""
         return self.why_not if self.remedy is None else f"{self.why_not}: {self.remedy}"
 
 

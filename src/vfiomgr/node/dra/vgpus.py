@@ -172,10 +172,10 @@ class Vgpus:
                 supersede(self._tree, run, self._host.on_note)
 
     def _requires_removal(self, made: Made) -> bool:
-        """Whether a vGPU is absent or still the one that was created, not a new one in its place.
+        """Whether the vGPU must be removed, or is absent; another vGPU in its place must not.
 
         Raises:
-            Refusal: a guest uses it.
+            Refusal: a guest uses the vGPU.
 
         """
         seen = self._host.scan(with_users=True)
