@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from vfiomgr import cdi, kata, libvirt, oci, runtimes
-    from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.engine.plan import Plan
     from vfiomgr.engine.run import Outcome
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from vfiomgr.passthrough.named import Bind, Reset, Unbind
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.topology.model import Topology, TopologyNode
     from vfiomgr.vgpu.model import Vgpu
@@ -107,7 +107,7 @@ _PLACES = dict.fromkeys(__all__, "errors") | {
     "PciDevice": "pci.model",
     "Plan": "engine.plan",
     "RemoveVgpu": "vgpu.named",
-    "Report": "check.model",
+    "Report": "rules.report",
     "Reset": "passthrough.named",
     "Topology": "topology.model",
     "TopologyNode": "topology.model",

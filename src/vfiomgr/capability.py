@@ -3,7 +3,8 @@
 A capability names the modules that the engine imports when it needs them. `values` hold the
 classes of requests and steps, `plans` plan the requests, `applies` perform the steps, and `hooks`
 take part in every change; they register their functions with the decorators of
-`vfiomgr.engine.registry`. Those of vfiomgr itself are registered at the end of this module.
+`vfiomgr.engine.registry`. `rules` register the rules of checks (`vfiomgr.rules.runner`). Those of
+vfiomgr itself are registered at the end of this module.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ class Capability(Value):
     plans: tuple[str, ...] = ()
     applies: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     commands: Mapping[str, str] = {}
     """Commands that it adds to `vfiomgr`; each module has a function of the command's name."""
 
@@ -56,6 +58,7 @@ register(
         plans=("plan", "reset"),
         applies=("apply", "apply_reset", "vfio_nodes"),
     ),
+    Capability("vfiomgr.check", rules=("plan",)),
     Capability("vfiomgr.persistence", values=("steps",), plans=("plan",), applies=("apply",)),
     Capability(
         "vfiomgr.sriov",

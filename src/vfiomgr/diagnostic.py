@@ -72,6 +72,10 @@ class Remedy(Value):
         """As it is typed on the command line."""
         return f"{self.text}{self.option.words if self.option else ''}{self.then}"
 
+    def is_useful(self, _host: object) -> bool:
+        """Whether it changes something on this host, and no safety check would refuse it."""
+        return True
+
 
 class Position(Value, order=True):
     """A line and a column of a document, both from 1."""
@@ -270,26 +274,3 @@ def diagnostics_of(error: VfiomgrError) -> tuple[Diagnostic, ...]:
     if isinstance(error, Refusal) and error.diagnostics:
         return error.diagnostics
     return (blocker("refused", "", error.message, error.remedy),)
-
-
-class Rule(Value):
-    """A rule as described in docs/rules.md and by `vfiomgr explain`."""
-
-    name: str
-    section: str
-    meaning: str
-    remedy: str
-    """How to resolve it."""
-
-
-_DECLARED: dict[tuple[str, str], Rule] = {}
-
-
-def declare(*rules: Rule) -> None:
-    """Add rules; those of vfiomgr itself are in the rules.toml files of its packages."""
-    _DECLARED.update({(rule.section, rule.name): rule for rule in rules})
-
-
-def declared() -> tuple[Rule, ...]:
-    """All declared rules, by section and name."""
-    return tuple(rule for _, rule in sorted(_DECLARED.items()))

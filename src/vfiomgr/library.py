@@ -37,7 +37,6 @@ from vfiomgr.snapshot.source import HostSource
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Override
     from vfiomgr.engine.plan import Plan, Step
     from vfiomgr.engine.run import Outcome
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from vfiomgr.pci.capabilities import ResetMethod
     from vfiomgr.pci.iommu import IommuGroup
     from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.topology.model import Topology
     from vfiomgr.vgpu.model import Vgpu

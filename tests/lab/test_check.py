@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.topology import Topology
-    from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Diagnostic
+    from vfiomgr.rules.report import Report
 
 
 def check() -> Report:

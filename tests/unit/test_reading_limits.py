@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.devices import host_of, pci_device
-from vfiomgr.check.model import Report
 from vfiomgr.containers.cdi.check import check
 from vfiomgr.containers.cdi.grammar import CONSUMERS
 from vfiomgr.containers.cdi.model import CdiFile
@@ -28,6 +27,7 @@ from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.node.simulation.objects import read_simulation
 from vfiomgr.node.simulation.selectors import Selectors
 from vfiomgr.paths import HostPath
+from vfiomgr.rules.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from vfiomgr.cli.reports import (
 from vfiomgr.cli.session import session_of
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Report
+    from vfiomgr.rules.report import Report
 
 _COMMANDS = {
     "domain": ("vfiomgr.libvirt.commands.preflight", "preflight"),

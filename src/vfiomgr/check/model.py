@@ -1,4 +1,4 @@
-"""Facts that only `vfiomgr check` needs, its findings, and remedies for this distribution.
+"""Facts that only `vfiomgr check` needs, and remedies for this distribution.
 
 None means that this host, recording or snapshot does not show the fact; it never means "no".
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import field
 
-from vfiomgr.diagnostic import Diagnostic, Severity
 from vfiomgr.expressions import expression
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.initramfs.model import COMMANDS
@@ -22,25 +21,6 @@ if TYPE_CHECKING:
 
 
 ModuleState = Literal["loaded", "built-in", "available", "missing"]
-
-
-class Report(Value):
-    """All findings, the most severe first, and what could not be checked."""
-
-    findings: tuple[Diagnostic, ...]
-    not_checked: tuple[str, ...]
-    """Checks that were skipped, each with the missing fact."""
-    unknown: tuple[str, ...] = ()
-    """Facts that decide the result and could not be read, each with the reason."""
-
-    def count(self, severity: Severity) -> int:
-        """The number of findings of one severity."""
-        return sum(finding.severity == severity for finding in self.findings)
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether a blocker prevents passthrough of every device."""
-        return self.count("blocker") > 0
 
 
 class KernelModule(Value):

@@ -1,77 +1,24 @@
-"""Check a host for passthrough: small rules over facts, each with evidence.
-
-A rule reports only what it can prove. If a fact is None, the rule is silent and `not_checked` lists
-the fact.
-"""
+"""The rules of `vfiomgr check`: whether a host is ready for passthrough."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from vfiomgr.check import device_rules, driver_rules, platform_rules
-from vfiomgr.check.model import Report
-from vfiomgr.diagnostic import SEVERITIES
+from vfiomgr.rules.runner import Fact, RuleSet, reading, register, rule
 from vfiomgr.snapshot.named import UNIDENTIFIED
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from vfiomgr.check.model import Readiness
-    from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
-
-_OF_DEVICES: tuple[Callable[[HostSnapshot], Iterable[Diagnostic]], ...] = (
-    device_rules.none,
-    device_rules.silence,
-    driver_rules.without_group,
-    driver_rules.shared_with_gpu,
-    driver_rules.acs_override,
-    driver_rules.unisolated_slots,
-    device_rules.same_identifiers,
-    device_rules.no_reset,
-    device_rules.weak_reset,
-    device_rules.gvt_g,
-)
-"""Rules over facts that every scan reads."""
-
-_OF_READINESS: tuple[Callable[[HostSnapshot, Readiness], Iterable[Diagnostic]], ...] = (
-    platform_rules.interrupt_remapping,
-    platform_rules.no_iommu_mode,
-    platform_rules.vfio_pci,
-    platform_rules.iommu_backend,
-    platform_rules.driver_override,
-    driver_rules.nouveau,
-    driver_rules.taken_by_identifiers,
-    driver_rules.lost_race,
-    driver_rules.left_out,
-    device_rules.reset_trouble,
-    device_rules.lost_by_reset,
-    device_rules.oops_at_unbind,
-    device_rules.firmware_framebuffer,
-    driver_rules.host_drivers,
-    platform_rules.iommufd,
-    platform_rules.container_node,
-    platform_rules.memlock,
-    platform_rules.lockdown,
-    platform_rules.secure_boot,
-    device_rules.d3cold,
-)
-"""Rules over facts that a scan reads only for a check."""
-
-
-def check(host: HostSnapshot) -> Report:
-    """Return all findings, the most severe first, and the facts that were not available."""
-    found = [*platform_rules.iommu(host), *(f for rule in _OF_DEVICES for f in rule(host))]
-    if host.readiness is not None:
-        found += [f for rule in _OF_READINESS for f in rule(host, host.readiness)]
-    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Report(tuple(found), tuple(_not_checked(host)), tuple(platform_rules.unread(host)))
 
 
 def _not_checked(host: HostSnapshot) -> Iterator[str]:
-    """The facts that could not be checked, and what was missing."""
     if host.devices:
         yield from _unseen_of_devices(host.devices)
     if host.pci_unidentified:
@@ -79,9 +26,7 @@ def _not_checked(host: HostSnapshot) -> Iterator[str]:
         yield f"{counted(count, 'PCI function')}, e.g. {first}: {UNIDENTIFIED}"
     if host.kernel_command_line is None:
         yield "the kernel command line: /proc/cmdline not found"
-    if host.readiness is None:
-        yield "firmware, limits, settings of modules: not in the snapshot"
-    else:
+    if host.readiness is not None:
         yield from _unseen(host.readiness)
 
 
@@ -108,3 +53,56 @@ def _unseen(facts: Readiness) -> Iterator[str]:
     ):
         if fact is None:
             yield text
+
+
+_READINESS: Fact[HostSnapshot, Readiness] = Fact(
+    lambda host: host.readiness, "firmware, limits, settings of modules", "not in the snapshot"
+)
+"""What a scan reads only for a check."""
+
+RULES: RuleSet[HostSnapshot] = register(
+    RuleSet(
+        "a host",
+        rules=(
+            rule(platform_rules.iommu, "iommu"),
+            rule(device_rules.none, "no-devices"),
+            rule(device_rules.silence, "silent-device"),
+            rule(driver_rules.without_group, "no-group"),
+            rule(driver_rules.shared_with_gpu, "shared-group"),
+            rule(driver_rules.acs_override, "acs-override"),
+            rule(driver_rules.unisolated_slots, "no-isolation"),
+            rule(device_rules.same_identifiers, "same-pci-ids"),
+            rule(device_rules.no_reset, "no-reset"),
+            rule(device_rules.weak_reset, "weak-reset"),
+            rule(device_rules.gvt_g, "gvt-g"),
+            reading(_READINESS, platform_rules.interrupt_remapping, "interrupt-remapping"),
+            reading(_READINESS, platform_rules.no_iommu_mode, "no-iommu-mode"),
+            reading(_READINESS, platform_rules.vfio_pci, "vfio-pci"),
+            reading(_READINESS, platform_rules.iommu_backend, "iommu-backend"),
+            reading(_READINESS, platform_rules.driver_override, "driver-override"),
+            reading(_READINESS, driver_rules.nouveau, "nouveau"),
+            reading(_READINESS, driver_rules.taken_by_identifiers, "vfio-pci-ids"),
+            reading(_READINESS, driver_rules.lost_race, "vfio-pci-ids-lost"),
+            reading(_READINESS, driver_rules.left_out, "vfio-pci-ids-incomplete"),
+            reading(_READINESS, device_rules.reset_trouble, "amd-reset"),
+            reading(_READINESS, device_rules.lost_by_reset, "amd-lost-by-reset"),
+            reading(_READINESS, device_rules.oops_at_unbind, "amd-unbind"),
+            reading(_READINESS, device_rules.firmware_framebuffer, "firmware-framebuffer"),
+            reading(_READINESS, driver_rules.host_drivers, "host-driver"),
+            reading(_READINESS, platform_rules.iommufd, "iommufd"),
+            reading(_READINESS, platform_rules.container_node, "container-node"),
+            reading(_READINESS, platform_rules.memlock, "memlock"),
+            reading(_READINESS, platform_rules.lockdown, "lockdown"),
+            reading(_READINESS, platform_rules.secure_boot, "secure-boot"),
+            reading(_READINESS, device_rules.d3cold, "d3cold"),
+        ),
+        not_checked=(_not_checked,),
+        unknown=(platform_rules.unread,),
+        host=lambda host: host,
+    )
+)
+
+
+def check(host: HostSnapshot) -> Report:
+    """All findings, the most severe first, and the facts that were not available."""
+    return RULES.run(host)

@@ -22,11 +22,11 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from vfiomgr.check.model import Report
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic, Finding
     from vfiomgr.errors import VfiomgrError
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 

@@ -13,8 +13,8 @@ from vfiomgr.units import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Severity
+    from vfiomgr.rules.report import Report
 
 _FAILED = 1
 _NAMED = 2

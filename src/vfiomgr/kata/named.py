@@ -17,11 +17,11 @@ from vfiomgr.paths import MACHINE, HostPath
 from vfiomgr.snapshot.named import find_device
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Report
     from vfiomgr.errors import Refusal
     from vfiomgr.kata.explain.image import GuestImage
     from vfiomgr.kata.model import KataConfigurationFile, KataInstallation, RuntimeName
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
 

@@ -16,8 +16,8 @@ from vfiomgr.paths import HostPath
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vfiomgr.check.model import Report
     from vfiomgr.libvirt.model import Domain, Hypervisor
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.source import HostSource
 
 

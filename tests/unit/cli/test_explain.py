@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import vfiomgr
 from tools.rules.__main__ import PAGE, page
-from vfiomgr import diagnostic
-from vfiomgr.cli.commands.help import all_rules
-from vfiomgr.diagnostic import Rule, declare
+from vfiomgr.rules import texts
+from vfiomgr.rules.texts import RuleText, all_texts, declare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +45,7 @@ def _name(call: ast.Call) -> str:
 def test_each_rule_has_an_entry_and_each_entry_a_rule() -> None:
     texts = set(_constants())
     made = {text for text, is_rule in texts if is_rule}
-    listed = {rule.name for rule in all_rules()}
+    listed = {rule.name for rule in all_texts()}
     assert len(made) > 100
     assert made - listed == set()
     assert listed - {text for text, _ in texts} == set()
@@ -57,15 +56,15 @@ def test_the_page_is_generated() -> None:
 
 
 def test_no_entry_is_empty_or_breaks_the_table() -> None:
-    for rule in all_rules():
+    for rule in all_texts():
         for text in (rule.meaning, rule.remedy):
             assert text.endswith("."), rule
             assert not {"|", "\n"} & set(text), rule
 
 
 def test_rules_of_others_are_explained_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnostic, "_DECLARED", {})
-    declare(Rule("tpm-key", "Toys", "A TPM uses it.", "Leave it."))
+    monkeypatch.setattr(texts, "_DECLARED", {})
+    declare(RuleText("tpm-key", "Toys", "A TPM uses it.", "Leave it."))
     done = run("explain", "tpm-key", "--format", "json")
     (item,) = json.loads(done.stdout)["items"]
     assert item["meaning"] == "A TPM uses it."

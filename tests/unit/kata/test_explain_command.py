@@ -20,8 +20,8 @@ from tests.unit.kata_nodes import (
     SPECIFICATION,
     KataNode,
 )
-from vfiomgr.cli.commands.help import all_rules
 from vfiomgr.kata.explain.model import NUMBERS, SILENT
+from vfiomgr.rules.texts import all_texts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +82,7 @@ def test_each_break_is_named_with_its_remedy(run: Run, tmp_path: Path, case: Cas
     item = document(answer)
     (found,) = [found for found in breaks(item) if case.what in said(found)]
     assert found["number"] == case.number
-    assert found["id"] in {rule.name for rule in all_rules()}
+    assert found["id"] in {rule.name for rule in all_texts()}
     assert case.remedy in found["remedy"]
     assert (found["is_silent"], is_certain(found)) == (case.is_silent, case.is_certain)
     assert answer.status == (1 if case.is_certain else 0)
@@ -99,7 +99,7 @@ def test_all_twelve_breaks_have_a_case() -> None:
 
 
 def test_what_is_numbered_or_silent_is_a_rule() -> None:
-    assert {*NUMBERS, *SILENT} <= {rule.name for rule in all_rules()}
+    assert {*NUMBERS, *SILENT} <= {rule.name for rule in all_texts()}
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -10,8 +10,8 @@ from tests.unit.devices import pci_device
 from vfiomgr.kata.explain.image import GuestFile, GuestImage, check_guest_image, file_system_of
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Report
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.rules.report import Report
 
 GPU = pci_device()
 AMD = replace(pci_device("0000:05:00.0"), vendor_id="1002", name="AMD Navi")

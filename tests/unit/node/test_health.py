@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from tests.unit.node.made import A40, AUDIO, SETTINGS, UUID, node_of, rules, vgpu_node
-from vfiomgr.cli.commands.help import all_rules
 from vfiomgr.documents.text import TextFile
 from vfiomgr.host.owners import ROOT_ONLY, NodeAccess, NodeOwner
 from vfiomgr.host.tree import HostTree
@@ -19,6 +18,7 @@ from vfiomgr.node.plan import inventory
 from vfiomgr.paths import pci_device
 from vfiomgr.pci.capabilities import PciLink
 from vfiomgr.persistence.model import PersistedBinding, render_rule, rule_file
+from vfiomgr.rules.texts import all_texts
 from vfiomgr.snapshot.values import DeviceUser, NodeFact
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def test_a_quarantine_is_a_reason_until_it_ends() -> None:
 
 def test_all_rules_are_explained() -> None:
     (unit,) = inventory(node_of(A40, AUDIO), SETTINGS).units
-    known = {rule.name for rule in all_rules() if rule.section.startswith("Kubernetes node")}
+    known = {rule.name for rule in all_texts() if rule.section.startswith("Kubernetes node")}
     assert known >= health.UNUSABLE
     assert health.reset_failed(unit, "").rule in known
     assert {"fatal-errors", "link-down", "silent-device", "stuck-in-d3cold"} <= known

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import click
@@ -14,9 +13,8 @@ from vfiomgr.cli.options import FormerGroup, session_options
 from vfiomgr.cli.output import print_document, print_table, print_text, say, say_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
-from vfiomgr.diagnostic import Rule, declare, declared
-from vfiomgr.documents.text import parse_toml
 from vfiomgr.errors import UsageError
+from vfiomgr.rules.texts import all_texts
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -61,20 +59,10 @@ def help_(context: click.Context, command: tuple[str, ...]) -> None:
     say_text(found.get_help() + "\n")
 
 
-def all_rules() -> tuple[Rule, ...]:
-    """The rules of vfiomgr's packages, and those that other packages declared."""
-    for package in files("vfiomgr").iterdir():
-        file = package / "rules.toml"
-        if file.is_file():
-            for section, rules in parse_toml(file.read_text(encoding="utf-8")).items():
-                declare(*(Rule(name, section, *texts) for name, texts in rules.items()))
-    return declared()
-
-
 def _complete_rule(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> list[str]:
-    names = dict.fromkeys(rule.name for rule in all_rules())
+    names = dict.fromkeys(rule.name for rule in all_texts())
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -94,7 +82,7 @@ def explain(session: Session, *, name: str | None) -> None:
       vfiomgr explain boot-display
       vfiomgr explain iommu --format json
     """
-    rules = all_rules()
+    rules = all_texts()
     wanted = (name or "").lower()
     exact = [rule for rule in rules if rule.name == wanted]
     found = exact or [rule for rule in rules if wanted in rule.name]

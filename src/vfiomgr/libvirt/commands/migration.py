@@ -30,9 +30,9 @@ from vfiomgr.libvirt.migrations import blocked_reasons, check_domain_migration
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Report
     from vfiomgr.libvirt.migration.report import MigrationReport, MigrationTarget
     from vfiomgr.libvirt.model import Domain, Hypervisor
+    from vfiomgr.rules.report import Report
 
 _VERDICTS = {True: "fits", False: "does not fit", None: "unknown whether it fits"}
 

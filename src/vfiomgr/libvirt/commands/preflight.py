@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.check.model import Report
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_document, print_findings, report_document, say
 from vfiomgr.cli.reports import (
@@ -31,6 +30,7 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.model import Domain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
+from vfiomgr.rules.report import Report
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from vfiomgr.check.model import Report
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.libvirt.migration import domain_rules, target_rules
 from vfiomgr.libvirt.migration.places import places_on
@@ -15,6 +14,7 @@ from vfiomgr.libvirt.migration.target_rules import Comparison
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 from vfiomgr.libvirt.preflight.plan import preflight
 from vfiomgr.pci.model import PciAddress, is_address
+from vfiomgr.rules.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfiomgr.check.model import Report
+from vfiomgr.rules.report import Report
 from vfiomgr.value import Value
 
 

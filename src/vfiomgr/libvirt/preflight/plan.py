@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vfiomgr.check import platform_rules
-from vfiomgr.check.model import Report
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
 from vfiomgr.libvirt.attach.claims import unread_domains
 from vfiomgr.libvirt.model import (
@@ -49,6 +48,7 @@ from vfiomgr.libvirt.preflight import (
 )
 from vfiomgr.libvirt.preflight.context import Claims, PreflightContext
 from vfiomgr.paths import IOMMU_NODE
+from vfiomgr.rules.report import Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from tests.unit.libvirt.preflight.situations import host, judge, libvirt, troubles, xml
 
 if TYPE_CHECKING:
-    from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Severity
     from vfiomgr.libvirt.model import Hypervisor
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 GOOD_DOMAIN = xml()

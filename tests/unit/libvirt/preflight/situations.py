@@ -20,10 +20,10 @@ from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vfiomgr.check.model import Report
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.libvirt.model import Domain
     from vfiomgr.pci.model import PciDevice
+    from vfiomgr.rules.report import Report
     from vfiomgr.snapshot.model import HostSnapshot
 
 GIB = 1 << 30

@@ -1,0 +1,126 @@
+"""Rules, the facts that they read, and the runner that makes a report of what they find.
+
+A rule is a function that yields findings about a context: a host, a domain with its host, a device
+of a node. It reports only what it can prove. If a fact could not be read, the rules that read it
+are not run, and the report names the fact: nothing is fine because it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec.structs import replace
+
+from vfiomgr import capability
+from vfiomgr.diagnostic import Diagnostic
+from vfiomgr.rules.report import Report
+from vfiomgr.value import Value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+C = TypeVar("C")
+"""What the rules are about, with all facts: the context."""
+F = TypeVar("F")
+Texts = Callable[[C], Iterable[str]]
+"""Facts of a context that could not be read, as `NAME: REASON`."""
+
+
+class Fact(Value, Generic[C, F]):
+    """A fact that rules read."""
+
+    read: Callable[[C], F | None]
+    """The fact; None if it is unknown."""
+    name: str
+    why: str
+    """Why it is unknown, if it is."""
+    decides: bool = False
+    """Whether the result is unknown without it."""
+
+    def unread(self, context: C) -> Iterator[str]:
+        """The name of the fact, with the reason, if it is unknown."""
+        if self.read(context) is None:
+            yield f"{self.name}: {self.why}"
+
+
+class Rule(Value, Generic[C]):
+    """A function that finds problems."""
+
+    find: Callable[[C], Iterable[Diagnostic]]
+    names: tuple[str, ...]
+    """The identifiers of its findings, as in a rules.toml."""
+    reads: Fact[C, Any] | None = None
+
+
+def rule(find: Callable[[C], Iterable[Diagnostic]], *names: str) -> Rule[C]:
+    """A rule whose facts are always there, or which is silent about those that are unknown."""
+    return Rule(find, names)
+
+
+def reading(fact: Fact[C, F], find: Callable[[C, F], Iterable[Diagnostic]], *names: str) -> Rule[C]:
+    """A rule that gets a fact, and is not run if the fact is unknown."""
+
+    def find_if_known(context: C) -> Iterable[Diagnostic]:
+        known = fact.read(context)
+        return () if known is None else find(context, known)
+
+    return Rule(find_if_known, names, fact)
+
+
+class RuleSet(Value, Generic[C]):
+    """The rules about one kind of context, in the order in which their findings are reported."""
+
+    subject: str
+    """What they are about, as in docs/rules.md: `a domain`."""
+    rules: tuple[Rule[C], ...]
+    not_checked: tuple[Texts[C], ...] = ()
+    """Other facts that rules pass over if they are unknown."""
+    unknown: tuple[Texts[C], ...] = ()
+    """Other facts that decide the result."""
+    host: Callable[[C], object] = attrgetter("host")
+    """The host of a context."""
+
+    def find(self, context: C) -> Iterator[Diagnostic]:
+        """The findings of all rules, with the remedies that apply on the host."""
+        host = self.host(context)
+        for each in self.rules:
+            for found in each.find(context):
+                yield with_useful_remedies(found, host)
+
+    def run(self, context: C, *others: Diagnostic) -> Report:
+        """The report of all rules and of other findings."""
+        found = [*self.find(context), *others]
+        facts = dict.fromkeys(each.reads for each in self.rules if each.reads is not None)
+        skipped = [fact.unread for fact in facts if not fact.decides]
+        deciding = [fact.unread for fact in facts if fact.decides]
+        return Report.of(
+            found,
+            (text for unread in (*self.not_checked, *skipped) for text in unread(context)),
+            (text for unread in (*self.unknown, *deciding) for text in unread(context)),
+        )
+
+
+def with_useful_remedies(found: Diagnostic, host: object) -> Diagnostic:
+    """The finding without remedies that are in place already or would be refused."""
+    useful = tuple(remedy for remedy in found.remedies if remedy.is_useful(host))
+    return found if useful == found.remedies else replace(found, remedies=useful)
+
+
+_REGISTERED: dict[str, RuleSet[Any]] = {}
+
+
+def register(rules: RuleSet[C]) -> RuleSet[C]:
+    """Add rules to those that `vfiomgr explain` and docs/rules.md list."""
+    _REGISTERED[rules.subject] = rules
+    return rules
+
+
+def registered() -> tuple[RuleSet[Any], ...]:
+    """The rules of all capabilities."""
+    for known in capability.registered():
+        for module in known.rules:
+            import_module(f"{known.package}.{module}")
+    return tuple(_REGISTERED.values())
