@@ -24,7 +24,7 @@ from vfiomgr.pci.model import PciDevice, is_address
 from vfiomgr.snapshot.keeping import KeptSnapshot
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.snapshot.scan import scan
-from vfiomgr.snapshot.users import read_holders
+from vfiomgr.snapshot.users import read_holders_by_name
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Observer:
         self._health = read_health(self._tree, (device.address for device in seen.devices))
         self._note_nodes(seen)
         self._wake(seen, woken)
-        users = read_holders(self._tree, self._nodes.keys())
+        users = read_holders_by_name(self._tree, self._nodes.keys())
         return self._observe(seen, users)
 
     def follow(self, events: DeviceEvents) -> Observed:
@@ -115,7 +115,7 @@ class Observer:
         self._read_health(seen, named)
         users = self._users
         if users is None or not self._nodes.keys() <= nodes:
-            users = read_holders(self._tree, self._nodes.keys())
+            users = read_holders_by_name(self._tree, self._nodes.keys())
         else:
             users = tuple(user for user in users if user.node in self._nodes)
         return self._observe(seen, users)
@@ -132,7 +132,7 @@ class Observer:
         if seen is not self._seen:
             self._note_nodes(seen)
         self._note_silent(self._asleep(seen, watched))
-        return self._observe(seen, read_holders(self._tree, self._nodes.keys()))
+        return self._observe(seen, read_holders_by_name(self._tree, self._nodes.keys()))
 
     def wake(self, addresses: Collection[PciAddress]) -> Observed:
         """Read only whether these functions answer, since a claim waits for it."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 _OF_PROCESSES = frozenset({"in-use", "held-by-guest", guards.PERSISTENCE_MODE})
-_UNKNOWN_OF_PROCESSES = frozenset({"processes", guards.PERSISTENCE_MODE})
+_UNKNOWN_OF_PROCESSES = frozenset({"processes", "open-files", guards.PERSISTENCE_MODE})
 """Kinds of unknown users."""
 
 

@@ -276,7 +276,7 @@ def _use_diagnostic(device: PciDevice, use: HostUse) -> Diagnostic:
 
 def open_nodes(host: HostSnapshot, device: PciDevice) -> Iterator[Diagnostic]:
     """Refuse a function with open nodes: its driver's unbind may wait forever for their users."""
-    yield from unknown_users(host, device, "processes")
+    yield from unknown_users(host, device, "processes", "open-files")
     users = (*host.users_of(frozenset(device.nodes)), *host.users_below(device))
     if users:
         yield blocker(
@@ -308,8 +308,11 @@ def held_by_guest(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diag
 
 
 def held_by_pod(host: HostSnapshot, holder: PciDevice | Vgpu) -> Iterator[Diagnostic]:
-    """Refuse what the kubelet gave to a pod or a claim has, whether or not a pod has opened it."""
-    yield from unknown_users(host, holder, "pods")
+    """Refuse what the kubelet gave to a pod or a claim has, whether or not a pod has opened it.
+
+    Also what a process may have open under another name, as a container can.
+    """
+    yield from unknown_users(host, holder, "pods", "open-files")
     pod = host.pod_of(holder)
     users = host.users_of(host.guest_nodes(holder)) if pod else ()
     if pod and all(user.pod != pod for user in users):

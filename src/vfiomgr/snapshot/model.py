@@ -417,18 +417,16 @@ class HostSnapshot(HostFacts):
 
     def _may_name(self, unknown: UnknownUsers, holder: PciDevice | Vgpu) -> bool:
         if not isinstance(holder, PciDevice):
-            return unknown.kind == "pods"
-        if holder.address in unknown.functions:
-            return True
-        match unknown.kind:
-            case "pods":
-                return bool(self.guest_nodes(holder)) or self.is_vendor_function(holder)
-            case "processes":
-                return bool(holder.nodes)
-            case "network":
-                return holder.class_code.startswith(_CLASS_NETWORK) and not holder.is_on_vfio
-            case _:
-                return False
+            return unknown.kind in ("pods", "open-files")
+        is_for_guest = bool(self.guest_nodes(holder)) or self.is_vendor_function(holder)
+        is_network = holder.class_code.startswith(_CLASS_NETWORK) and not holder.is_on_vfio
+        concerned = {
+            "pods": is_for_guest,
+            "processes": bool(holder.nodes),
+            "open-files": bool(holder.nodes) or is_for_guest,
+            "network": is_network,
+        }
+        return holder.address in unknown.functions or concerned.get(unknown.kind, False)
 
     def users_below(self, device: PciDevice) -> tuple[DeviceUser, ...]:
         """The processes that have a disk of a function open."""

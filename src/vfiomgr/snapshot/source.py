@@ -244,7 +244,10 @@ class HostSource:
         """
         if self.snapshot is not None:
             return host
-        return self._with_agent(replace(host, users=read_holders(self.tree, nodes)))
+        unknown: list[UnknownUsers] = []
+        users = read_holders(self.tree, nodes, unknown.append)
+        unknown_users = (*host.unknown_users, *unknown)
+        return self._with_agent(replace(host, users=users, unknown_users=unknown_users))
 
     def _with_agent(self, host: HostSnapshot) -> HostSnapshot:
         """The snapshot with the state of the agent, for a list; if unknown, the reason is noted."""

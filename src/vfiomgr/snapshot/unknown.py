@@ -13,9 +13,10 @@ from vfiomgr.value import Value
 class UnknownUsers(Value):
     """A source that could name users of devices, and could not be read."""
 
-    kind: Literal["pods", "processes", "disks", "network", "persistence-mode"]
-    """The users: `pods` with devices for guests, `processes` with nodes of host drivers, uses of
-    `disks` or of the `network`, or NVIDIA's persistence mode."""
+    kind: Literal["pods", "processes", "open-files", "disks", "network", "persistence-mode"]
+    """The users: `pods` with devices for guests, `processes` that may have mapped nodes of host
+    drivers, `open-files` that may be any node, uses of `disks` or of the `network`, or NVIDIA's
+    persistence mode."""
     why: str
     """`cannot ask the node agent on /run/vfiomgr/node.sock: timed out`."""
     lift: str

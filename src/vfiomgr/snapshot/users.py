@@ -127,9 +127,7 @@ def read_users(tree: HostTree, report: Report = warn) -> tuple[DeviceUser, ...] 
     for pid in filter(partial(_lives, tree), silent):
         why = f"cannot read the mappings of process {pid}, which may include a device"
         report(UnknownUsers("processes", why, _END.format(pid=pid), behind_disks))
-    for pid in filter(partial(_lives, tree), unclear):
-        why = f"process {pid} has a file open that does not answer and may be a device"
-        report(UnknownUsers("processes", why, _END.format(pid=pid), behind_disks))
+    _report_unclear(tree, unclear, report, behind_disks)
     watched: dict[str, set[str]] = {}
     for pid, opened in found.items():
         nodes = {*opened.values(), *mapped.get(pid, ())}
@@ -141,20 +139,50 @@ def _lives(tree: HostTree, pid: str) -> bool:
     return tree.exists(_PROC / pid)
 
 
-def read_holders(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
+def read_holders(
+    tree: HostTree, nodes: AbstractSet[str], report: Report = warn
+) -> tuple[DeviceUser, ...] | None:
     """Processes that have one of the nodes open; None where one cannot be looked into.
 
     A guest has the descriptor of its group or its cdev for as long as it has the device, and what
     it maps is the device's, not the node's: no table of mappings has to be read. Of other nodes a
-    process that has only mapped one is not found (`read_users` finds it).
+    process that has only mapped one is not found (`read_users` finds it). A process whose files do
+    not answer is reported.
     """
     if not nodes:
         return ()
     descriptors = _all_descriptors(tree)
     if descriptors is None:
         return None
-    held = {pid: nodes & frozenset(opened.values()) for pid, opened in descriptors.items()}
-    return _described(tree, held, {})
+    found, unclear = _open_nodes(tree, descriptors, _numbers_of_others(tree))
+    _report_unclear(tree, unclear, report, ())
+    return _described(tree, _held(found, nodes), {})
+
+
+def read_holders_by_name(tree: HostTree, nodes: AbstractSet[str]) -> tuple[DeviceUser, ...] | None:
+    """Like `read_holders`, without a file system call for each open file.
+
+    For the agent, which looks every few seconds: a container that has a node under another name is
+    not found.
+    """
+    if not nodes:
+        return ()
+    descriptors = _all_descriptors(tree)
+    return None if descriptors is None else _described(tree, _held(descriptors, nodes), {})
+
+
+def _held(
+    opened: Mapping[str, Mapping[str, str]], nodes: AbstractSet[str]
+) -> dict[str, AbstractSet[str]]:
+    return {pid: nodes & frozenset(files.values()) for pid, files in opened.items()}
+
+
+def _report_unclear(
+    tree: HostTree, pids: Iterable[str], report: Report, devices: tuple[PciAddress, ...]
+) -> None:
+    for pid in filter(partial(_lives, tree), pids):
+        why = f"process {pid} has a file open that does not answer and may be a device"
+        report(UnknownUsers("open-files", why, _END.format(pid=pid), devices))
 
 
 def runs_guest(tree: HostTree, guest: str, pids: Iterable[int]) -> bool:

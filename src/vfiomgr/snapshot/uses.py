@@ -346,7 +346,9 @@ def with_present_uses(host: HostSnapshot, tree: HostTree) -> HostSnapshot:
 
     Persistence mode, which requires a program, is kept as found before.
     """
-    unknown = [each for each in host.unknown_users if each.kind in ("pods", "processes")]
+    unknown = [
+        each for each in host.unknown_users if each.kind in ("pods", "processes", "open-files")
+    ]
     found = None
     if host.host_uses is not None:
         found = read_all_uses(tree, host.devices, unknown.append)

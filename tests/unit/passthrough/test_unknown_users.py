@@ -35,6 +35,8 @@ def unknown(kind: str, *functions: object) -> UnknownUsers:
 CASES = [
     (BOUND, unknown("pods"), "in-use", Unbind, Reset),
     (GPU, unknown("processes"), "in-use", Bind),
+    (GPU, unknown("open-files"), "in-use", Bind),
+    (BOUND, unknown("open-files"), "in-use", Unbind, Reset),
     (DISK, unknown("processes", *WHERE), "in-use", Bind),
     (DISK, unknown("disks", *WHERE), "mounted-disk", Bind),
     (NIC, unknown("network"), "in-use", Bind),
@@ -86,6 +88,7 @@ def test_other_devices_are_not_affected(device: PciDevice, reason: UnknownUsers)
     ("reason", "ends"),
     [
         (unknown("processes"), True),
+        (unknown("open-files"), True),
         (unknown("persistence-mode", *WHERE), True),
         (unknown("pods", *WHERE), False),
         (unknown("disks", *WHERE), False),

@@ -13,7 +13,7 @@ from tests.unit.host_files import tree_of
 from vfiomgr.host import bounded
 from vfiomgr.host.tree import HostTree
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.snapshot.users import read_holders, read_users
+from vfiomgr.snapshot.users import read_holders, read_holders_by_name, read_users
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -262,7 +262,9 @@ def test_who_holds_certain_nodes_is_told_of_these_alone(tmp_path: Path) -> None:
         proc/8/fd/3 -> /dev/vfio/13
         """,
     )
-    holders = read_holders(tree, {"/dev/vfio/12", "/dev/vfio/devices/vfio2"}) or ()
+    nodes = {"/dev/vfio/12", "/dev/vfio/devices/vfio2"}
+    holders = read_holders(tree, nodes) or ()
+    assert read_holders_by_name(tree, nodes) == holders
     assert [(user.pid, user.node) for user in holders] == [
         (7, "/dev/vfio/12"),
         (7, "/dev/vfio/devices/vfio2"),
@@ -393,6 +395,24 @@ def test_a_node_in_a_container_is_not_attributed_by_its_name(tmp_path: Path) -> 
     assert [user.node for user in read_users(Renamed(tmp_path)) or ()] == ["/dev/dri/renderD129"]
 
 
+def test_a_vfio_node_in_a_container_is_the_one_of_its_number(tmp_path: Path) -> None:
+    class Renamed(Machine):
+        numbers: ClassVar = {"/proc/77/fd/5": "c235:12"}
+
+    tree_of(
+        tmp_path,
+        """
+        sys/class/vfio/12/dev: 235:12
+        proc/1/ns/mnt -> mnt:[1]
+        proc/77/ns/mnt -> mnt:[2]
+        proc/77/fd/5 -> /dev/gpu
+        """,
+    )
+    (user,) = read_holders(Renamed(tmp_path), {"/dev/vfio/12"}) or ()
+    assert (user.pid, user.node) == (77, "/dev/vfio/12")
+    assert read_holders_by_name(Renamed(tmp_path), {"/dev/vfio/12"}) == ()
+
+
 def test_the_generic_nodes_of_a_controller_name_it(tmp_path: Path) -> None:
     controller = f"{DISK}/../ng0n1"
     tree = tree_of(
@@ -426,7 +446,7 @@ def test_a_process_with_a_file_that_never_answers_may_use_any_device_with_nodes(
             return super().device_of(path)
 
     disk_tree(tmp_path, "/var/lib/storage")
-    tree_of(tmp_path, "proc/76/comm: cat\nproc/76/fd/3 -> /net/file")
+    tree_of(tmp_path, "proc/76/comm: cat\nproc/76/fd/3 -> /net/file\nsys/class/vfio/12/dev: 235:12")
     (tmp_path / DISK / "nvme0n1p1/dev").write_text("259:1\n")
     monkeypatch.setattr(bounded, "DEADLINE", 0.3)
     unknown: list[UnknownUsers] = []
@@ -438,6 +458,9 @@ def test_a_process_with_a_file_that_never_answers_may_use_any_device_with_nodes(
     disk = pci_device("0000:03:00.0")
     host = replace(host_of(gpu, disk), unknown_users=(found,))
     assert [host.unknown_users_of(device) for device in (gpu, disk)] == [(found,)] * 2
+    holding: list[UnknownUsers] = []
+    assert read_holders(Hanging(tmp_path), {"/dev/vfio/12"}, holding.append) == ()
+    assert [(each.kind, each.why) for each in holding] == [("open-files", found.why)]
 
 
 def test_files_on_servers_are_not_asked_what_they_are(tmp_path: Path) -> None:
