@@ -20,13 +20,13 @@ from tests.fakes.hosts import workstation
 from tests.integration.embed import Embed, RejectedError, embedded
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal
+from vfiomgr.guests.device import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import DirectBoot, GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import FORMATS, parse_disk
 from vfiomgr.libvirt.model import DOMAIN_IOMMUFD
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, MIB, Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -150,13 +150,12 @@ def devices_named(*names: str) -> st.SearchStrategy[tuple[DeviceRequest, ...]]:
     wanted = st.builds(
         DeviceRequest,
         st.sampled_from(names),
-        st.builds(HostdevOptions, is_managed=st.booleans(), is_unassigned=st.booleans()),
+        st.builds(AttachOptions, is_managed=st.booleans(), is_unassigned=st.booleans()),
         is_alone=st.booleans(),
     )
     fitting = wanted.filter(
         lambda wanted: (
-            wanted.name != UUID
-            or not (wanted.hostdev_options.is_unassigned or wanted.hostdev_options.is_managed)
+            wanted.name != UUID or not (wanted.options.is_unassigned or wanted.options.is_managed)
         )
     )
     return st.lists(fitting, max_size=4, unique_by=lambda wanted: wanted.name).map(tuple)
@@ -264,7 +263,7 @@ def test_a_virtual_function_is_a_device_of_its_own(embed: Embed) -> None:
 
 
 def test_a_vgpu_shows_its_display_from_the_start(embed: Embed) -> None:
-    wanted = (DeviceRequest(UUID, HostdevOptions(display=True, ramfb=True)),)
+    wanted = (DeviceRequest(UUID, AttachOptions(display=True, ramfb=True)),)
     arguments = emulated(embed, devices=wanted)
     (device,) = devices_of(arguments, "vfio-pci-nohotplug")
     assert device["sysfsdev"] == f"/sys/bus/mdev/devices/{UUID}"
@@ -286,7 +285,7 @@ def test_two_root_complexes_are_two_expanders_on_their_nodes(embed: Embed) -> No
 
 
 def test_what_the_guest_does_not_get_is_no_argument_of_qemu(embed: Embed) -> None:
-    kept = DeviceRequest(NEAR, HostdevOptions(is_managed=True, is_unassigned=True))
+    kept = DeviceRequest(NEAR, AttachOptions(is_managed=True, is_unassigned=True))
     arguments = emulated(embed, devices=(DeviceRequest(GPU), kept))
     assert {d["host"] for d in devices_of(arguments, "vfio-pci")} == {GPU, AUDIO}
 
@@ -300,7 +299,7 @@ def test_ports_without_hot_plug(embed: Embed) -> None:
 
 def test_properties_of_qemus_own_reach_it(embed: Embed) -> None:
     wanted = (
-        DeviceRequest(CARD, HostdevOptions(has_vga=True, subsystem="17aa:3aff")),
+        DeviceRequest(CARD, AttachOptions(has_vga=True, subsystem="17aa:3aff")),
         DeviceRequest(GPU, is_alone=True),
     )
     first, second = devices_of(emulated(embed, devices=wanted), "vfio-pci")
@@ -310,7 +309,7 @@ def test_properties_of_qemus_own_reach_it(embed: Embed) -> None:
 
 
 def test_qemu_replaces_a_device_by_its_interface_for_a_migration(embed: Embed) -> None:
-    pair = DeviceRequest(NET_VF, HostdevOptions(partner="ua-net0"))
+    pair = DeviceRequest(NET_VF, AttachOptions(partner="ua-net0"))
     network = GuestNetwork("bridge", "br0", "virtio", "ua-net0", "52:54:00:12:34:56")
     plan = planned(
         devices=(pair,),

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
+from vfiomgr.guests.device import AttachOptions
 from vfiomgr.libvirt.model import NO_ROM
-from vfiomgr.vgpu.guest_device import HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -31,15 +31,11 @@ PAIR = str(GPU.address)
 
 SETS = {
     "two-functions": hostdevs(HOST, PAIR, first_bus=0x10),
-    "managed": hostdevs(HOST, PAIR, first_bus=1, hostdev_options=HostdevOptions(is_managed=True)),
+    "managed": hostdevs(HOST, PAIR, first_bus=1, options=AttachOptions(is_managed=True)),
     "one-function": hostdevs(HOST, str(LONE.address), first_bus=0x10),
-    "rom-and-boot": hostdevs(
-        HOST, PAIR, hostdev_options=HostdevOptions(rom="/x/a b.rom", boot_order=2)
-    ),
-    "no-rom": hostdevs(HOST, PAIR, hostdev_options=HostdevOptions(rom=NO_ROM)),
-    "unassigned": hostdevs(
-        HOST, PAIR, hostdev_options=HostdevOptions(is_managed=True, is_unassigned=True)
-    ),
+    "rom-and-boot": hostdevs(HOST, PAIR, options=AttachOptions(rom="/x/a b.rom", boot_order=2)),
+    "no-rom": hostdevs(HOST, PAIR, options=AttachOptions(rom=NO_ROM)),
+    "unassigned": hostdevs(HOST, PAIR, options=AttachOptions(is_managed=True, is_unassigned=True)),
     "mdev": hostdevs(HOST, UUID),
     "all": hostdevs(HOST, PAIR, str(LONE.address), UUID, first_bus=0x10),
 }

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from tests.unit.devices import host_of, pci_device
+from vfiomgr.guests.device import DeviceRequest
 from vfiomgr.libvirt.build.model import DomainRequest
 from vfiomgr.libvirt.build.plan import plan_guest
 from vfiomgr.pci.memory import HostTopology, HugepagePool, NumaNode
 from vfiomgr.pci.model import Bar
 from vfiomgr.units import GIB, Version
-from vfiomgr.vgpu.guest_device import DeviceRequest
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import GuestPlan

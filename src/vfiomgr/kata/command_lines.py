@@ -14,6 +14,8 @@ from vfiomgr.containers.oci import nodes as oci_nodes
 from vfiomgr.diagnostic import blocker, refusal, refuse
 from vfiomgr.documents.text import parse_json
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.device import DeviceRequest
+from vfiomgr.guests.device import units_of as guest_devices
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.image import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
@@ -30,8 +32,6 @@ from vfiomgr.passthrough.readiness_hints import tell_how_to_bind
 from vfiomgr.paths import HostPath
 from vfiomgr.units import Version
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DeviceRequest
-from vfiomgr.vgpu.guest_device import units_of as guest_devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from vfiomgr.containers.oci.model import NodeForm
     from vfiomgr.containers.runtimes.handlers import HandlerEntry
     from vfiomgr.errors import Refusal
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.kata.model import KataInstallation, RuntimeName
     from vfiomgr.kata.settings import KataSettings
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.source import HostSource
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 Tool = Literal["ctr", "nerdctl", "docker", "podman"]

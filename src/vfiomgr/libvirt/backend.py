@@ -18,11 +18,11 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.versions import Versions
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.source import HostSource
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 _DEV = HostPath("/dev")
 _OPT_OUT = "--no-iommufd"

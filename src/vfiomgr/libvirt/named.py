@@ -9,18 +9,18 @@ from msgspec.structs import replace
 from vfiomgr import passthrough
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError, require_known, require_whole
+from vfiomgr.guests.device import DeviceRequest, GuestDevice, units_of
 from vfiomgr.libvirt import build
 from vfiomgr.libvirt.backend import NO_BACKEND, choose, has_iommu
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS, check, depends_on_qemu, places
-from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, hostdev_options, request_of
+from vfiomgr.libvirt.build.named import DeviceOptions, DomainOptions, attach_options, request_of
 from vfiomgr.libvirt.model import OTHER_KERNEL
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
 from vfiomgr.passthrough.guards import taking
 from vfiomgr.paths import IOMMU_NODE
 from vfiomgr.pci.model import device_text
-from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +47,7 @@ def require_iommu(
         Refusal: the kernel of this host does not have it.
 
     """
-    if not any(unit.hostdev_options.has_iommufd for unit in units):
+    if not any(unit.options.has_iommufd for unit in units):
         return
     if has_iommu(host, seen) is not False:
         return
@@ -77,7 +77,7 @@ def _backend(
         UsageError: VFIO groups are requested, but the kernel has none.
 
     """
-    only = [unit.name for unit in units if unit.hostdev_options.has_iommufd]
+    only = [unit.name for unit in units if unit.options.has_iommufd]
     if asked is False and only:
         message = f"cannot use VFIO groups for {only[0]}: this kernel has none (CONFIG_VFIO_GROUP)"
         raise UsageError(message, "omit --no-iommufd")
@@ -91,10 +91,10 @@ def _backend(
 
 def _with_iommufd(device: _Optioned) -> _Optioned:
     """The device with iommufd; one that the guest does not get has no backend."""
-    options = device.hostdev_options
+    options = device.options
     if options.is_unassigned:
         return device
-    return replace(device, hostdev_options=replace(options, has_iommufd=True))
+    return replace(device, options=replace(options, has_iommufd=True))
 
 
 FIRST_BUS = 8
@@ -142,7 +142,7 @@ def planned_hostdevs(  # noqa: PLR0913, PLR0917 - what a user says of the device
     """Plan the elements; notes say how to make the devices available to a guest."""
     require_whole("--guest-bus", guest_bus, 1, LAST_BUS)
     seen = host.slots_of(names)
-    given = hostdev_options(options)
+    given = attach_options(options)
     units = units_of(seen, [DeviceRequest(name, given, is_alone=only) for name in names])
     backend = _backend(host, seen, versions, units, asked=options.get("iommufd"))
     if backend.has_iommufd:

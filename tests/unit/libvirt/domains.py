@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from vfiomgr.guests.device import AttachOptions, DeviceRequest, units_of
 from vfiomgr.libvirt.build.hostdevs import places
 from vfiomgr.libvirt.model import (
     Domain,
@@ -20,7 +21,6 @@ from vfiomgr.libvirt.model import (
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.units import Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 
 if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
@@ -87,10 +87,8 @@ def hostdevs(
     host: HostSnapshot,
     *names: str,
     first_bus: int = 8,
-    hostdev_options: HostdevOptions | None = None,
+    options: AttachOptions | None = None,
 ) -> list[str]:
     """The elements of the named devices, slots whole."""
-    units = units_of(
-        host, [DeviceRequest(name, hostdev_options or HostdevOptions()) for name in names]
-    )
+    units = units_of(host, [DeviceRequest(name, options or AttachOptions()) for name in names])
     return [render.hostdev(planned) for planned in places(units, first_bus)]

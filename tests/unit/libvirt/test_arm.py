@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from tests.unit.devices import host_of
 from tests.unit.guest_hosts import GPU, gpu, planned, two_sockets
 from vfiomgr.errors import Refusal, UsageError
+from vfiomgr.guests.device import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk
 from vfiomgr.libvirt.build.named import parse_device, request_of
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:
     from lxml.etree import _Element
@@ -74,7 +74,7 @@ def test_a_gpu_with_coherent_memory_has_cells_for_it() -> None:
     assert [cell.get("memory") for cell in cells] == [str(64 * GIB // 1024), *["0"] * 16]
     assert [cell.get("cpus") for cell in cells][:2] == ["0-7", None]
     assert [e.get("nodeset") for e in root.findall("devices/hostdev/acpi")] == ["1-8", "9-16"]
-    own = (DeviceRequest(GRACE, HostdevOptions(acpi_nodes="1")),)
+    own = (DeviceRequest(GRACE, AttachOptions(acpi_nodes="1")),)
     assert written(devices=own).find("cpu/numa") is None, "a user placed it"
     plain = written(GPU, host=replace(two_sockets(), architecture="aarch64"))
     assert plain.findall("devices/hostdev/acpi") == []
@@ -190,6 +190,6 @@ def test_an_smmu_is_no_option_of_pcs_and_needs_iommufd() -> None:
         planned(GPU, viommu="smmuv3")
     base: dict[str, Any] = {"memory": "4G", "vcpus": 2, "devices": (GRACE,), "viommu": "smmuv3"}
     (device,) = request_of("guest", cast("DomainOptions", base)).devices
-    assert device.hostdev_options.has_iommufd
+    assert device.options.has_iommufd
     with pytest.raises(UsageError, match="needs iommufd"):
         request_of("guest", cast("DomainOptions", {**base, "iommufd": False}))

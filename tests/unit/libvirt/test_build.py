@@ -12,12 +12,12 @@ from tests.unit.devices import pci_device
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, NEW, OLD, gpu, planned, two_sockets
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.guests.device import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress
 from vfiomgr.libvirt.xml import render
 from vfiomgr.libvirt.xml.read import read_domain
 from vfiomgr.units import GIB, Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import GuestPlan
@@ -193,7 +193,7 @@ def test_behind_amds_iommu_vfio_is_told_nothing() -> None:
         planned(GPU, viommu="amd", libvirt=Version(11, 5))
     assert "--viommu intel" in refused.value.hint
     assert planned(viommu="amd", libvirt=Version(11, 5)).iommu is not None
-    outside = (DeviceRequest(GPU, HostdevOptions(is_unassigned=True)),)
+    outside = (DeviceRequest(GPU, AttachOptions(is_unassigned=True)),)
     assert planned(devices=outside, viommu="amd", libvirt=Version(11, 5)).iommu is not None
 
 
@@ -278,7 +278,7 @@ def test_a_hard_limit_is_never_below_what_is_locked() -> None:
 
 
 def test_iommufd_is_of_the_domain_where_libvirt_has_that() -> None:
-    devices = (DeviceRequest(GPU, HostdevOptions(has_iommufd=True)),)
+    devices = (DeviceRequest(GPU, AttachOptions(has_iommufd=True)),)
     each = planned(devices=devices, libvirt=Version(12, 1))
     assert (each.has_iommufd, [h.device.iommufd for h in each.hostdevs]) == (False, [True, True])
     whole = planned(devices=devices, libvirt=NEW)
@@ -303,7 +303,7 @@ def test_booting_has_an_order_over_all_kinds() -> None:
 
 
 def test_what_contradicts_itself_is_told() -> None:
-    shown = (DeviceRequest(GPU, HostdevOptions(display=True)),)
+    shown = (DeviceRequest(GPU, AttachOptions(display=True)),)
     with pytest.raises(UsageError, match="has no graphics"):
         planned(devices=shown, graphics="none", libvirt=NEW)
     for name in ("", "a/b", " a", "a\nb"):
@@ -344,7 +344,7 @@ def test_a_fabric_is_whole_or_with_the_host() -> None:
 
 def test_a_plan_tells_of_each_device_why() -> None:
     plan = planned(
-        GPU, devices=(DeviceRequest(GPU, HostdevOptions(is_managed=True)), DeviceRequest(FAR))
+        GPU, devices=(DeviceRequest(GPU, AttachOptions(is_managed=True)), DeviceRequest(FAR))
     )
     assert "libvirt binds it" in plan.why(f"hostdev {GPU}")
     assert plan.why(f"hostdev {FAR}") == f"bound by vfiomgr: vfiomgr bind {FAR}"
@@ -373,7 +373,7 @@ def test_a_bridge_is_no_device_for_a_guest() -> None:
 
 
 def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None:
-    kept = DeviceRequest(NEAR, HostdevOptions(is_managed=True, is_unassigned=True))
+    kept = DeviceRequest(NEAR, AttachOptions(is_managed=True, is_unassigned=True))
     plan = planned(devices=(DeviceRequest(GPU), kept))
     assert guests(plan)[NEAR] is None
     assert controllers(plan, EXPANDER) == []
@@ -384,8 +384,8 @@ def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None
     )
     with pytest.raises(UsageError, match="the guest has no such boot device: --boot"):
         planned(devices=(DeviceRequest(GPU), kept), boot=(NEAR,))
-    audio = DeviceRequest(AUDIO, HostdevOptions(is_managed=True, is_unassigned=True), is_alone=True)
-    gpu_alone = DeviceRequest(GPU, HostdevOptions(is_managed=True), is_alone=True)
+    audio = DeviceRequest(AUDIO, AttachOptions(is_managed=True, is_unassigned=True), is_alone=True)
+    gpu_alone = DeviceRequest(GPU, AttachOptions(is_managed=True), is_alone=True)
     nested = planned(devices=(gpu_alone, audio), viommu="intel")
     assert controllers(nested, TO_PCI) == [], "QEMU opens one of the group"
     assert nested.notes == ()
@@ -393,17 +393,17 @@ def test_a_device_that_the_guest_does_not_get_has_no_place_and_no_part() -> None
 
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_function_is_in_the_guest_or_outside_and_never_both(*, is_alone: bool) -> None:
-    outside = DeviceRequest(AUDIO, HostdevOptions(is_unassigned=True), is_alone=is_alone)
+    outside = DeviceRequest(AUDIO, AttachOptions(is_unassigned=True), is_alone=is_alone)
     plan = planned(devices=(DeviceRequest(GPU), outside))
     assert guests(plan) == {GPU: GuestAddress(1, 0, 0), AUDIO: None}
-    whole = planned(devices=(DeviceRequest(GPU, HostdevOptions(is_unassigned=True)),))
+    whole = planned(devices=(DeviceRequest(GPU, AttachOptions(is_unassigned=True)),))
     assert guests(whole) == {GPU: None, AUDIO: None}
 
 
 def test_what_stays_outside_decides_nothing_about_the_guest() -> None:
-    far = DeviceRequest(FAR, HostdevOptions(is_unassigned=True))
+    far = DeviceRequest(FAR, AttachOptions(is_unassigned=True))
     huge = replace(gpu("0000:52:00.0", 52, size=1 << 44), device_id="1111")
-    kept = DeviceRequest("0000:52:00.0", HostdevOptions(is_unassigned=True))
+    kept = DeviceRequest("0000:52:00.0", AttachOptions(is_unassigned=True))
     host = two_sockets(huge, *SWITCHES)
     plan = planned(devices=(DeviceRequest(GPU), far, kept), host=host)
     alone = planned(GPU, host=host)
@@ -413,10 +413,8 @@ def test_what_stays_outside_decides_nothing_about_the_guest() -> None:
 
 
 def test_iommufd_is_of_the_domain_whatever_the_guest_does_not_get() -> None:
-    kept = DeviceRequest(NEAR, HostdevOptions(is_unassigned=True))
-    plan = planned(
-        devices=(DeviceRequest(GPU, HostdevOptions(has_iommufd=True)), kept), libvirt=NEW
-    )
+    kept = DeviceRequest(NEAR, AttachOptions(is_unassigned=True))
+    plan = planned(devices=(DeviceRequest(GPU, AttachOptions(has_iommufd=True)), kept), libvirt=NEW)
     assert plan.has_iommufd
 
 
@@ -433,7 +431,7 @@ def test_devices_that_no_guest_ejects() -> None:
 
 def test_properties_that_libvirt_has_no_word_for() -> None:
     host = two_sockets(replace(gpu("0000:51:00.0", 51), class_code="030000"))
-    card = DeviceRequest("0000:51:00.0", HostdevOptions(has_vga=True, subsystem="17AA:3aff"))
+    card = DeviceRequest("0000:51:00.0", AttachOptions(has_vga=True, subsystem="17AA:3aff"))
     text = render.domain(planned(devices=(card,), host=host))
     assert "xmlns:qemu=" in text
     assert text.count("<qemu:device alias=") == 1

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, TOPOLOGY, bar, gpu, node, planned
 from tests.unit.guest_hosts import two_sockets as host_of_two
 from vfiomgr.errors import Refusal
+from vfiomgr.guests.device import units_of
 from vfiomgr.libvirt.build.limits import ovmf_window
 from vfiomgr.libvirt.xml import render
 from vfiomgr.pci.memory import HostTopology, bar_window
 from vfiomgr.units import GIB, Version
-from vfiomgr.vgpu.guest_device import units_of
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.build.model import GuestPlan

@@ -15,12 +15,12 @@ from tests.unit.guest_hosts import AUDIO, FAR, GPU, NEAR, two_sockets
 from tests.unit.host_files import put_topology
 from tests.unit.libvirt.preflight.test_viommu import DESKTOP, SERVER
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.device import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import GuestDisk, GuestNetwork
 from vfiomgr.libvirt.build.named import parse_device, parse_disk, parse_network
 from vfiomgr.pci.memory import HostTopology, NumaNode
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.units import GIB
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -186,13 +186,13 @@ def test_many_disks_have_names(run: Run, servers: tuple[str, str]) -> None:
         ("0000:04:00.0", DeviceRequest("0000:04:00.0")),
         (
             "04:00.0,only,rom=off",
-            DeviceRequest("04:00.0", HostdevOptions(rom="off"), is_alone=True),
+            DeviceRequest("04:00.0", AttachOptions(rom="off"), is_alone=True),
         ),
         (
             "x,managed,model=y",
-            DeviceRequest("x", HostdevOptions(is_managed=True, driver_model="y")),
+            DeviceRequest("x", AttachOptions(is_managed=True, driver_model="y")),
         ),
-        ("x,display,ramfb", DeviceRequest("x", HostdevOptions(display=True, ramfb=True))),
+        ("x,display,ramfb", DeviceRequest("x", AttachOptions(display=True, ramfb=True))),
     ],
 )
 def test_devices_are_written_with_their_options(text: str, wanted: DeviceRequest) -> None:
@@ -200,11 +200,11 @@ def test_devices_are_written_with_their_options(text: str, wanted: DeviceRequest
 
 
 def test_what_stays_outside_is_opened_in_no_way() -> None:
-    assert parse_device("x", has_iommufd=True).hostdev_options == HostdevOptions(has_iommufd=True)
-    outside = parse_device("x,unassigned,managed", has_iommufd=True).hostdev_options
-    assert outside == HostdevOptions(is_managed=True, is_unassigned=True)
-    card = parse_device("x,vga,subsystem=17aa:3aff").hostdev_options
-    assert card == HostdevOptions(has_vga=True, subsystem="17aa:3aff")
+    assert parse_device("x", has_iommufd=True).options == AttachOptions(has_iommufd=True)
+    outside = parse_device("x,unassigned,managed", has_iommufd=True).options
+    assert outside == AttachOptions(is_managed=True, is_unassigned=True)
+    card = parse_device("x,vga,subsystem=17aa:3aff").options
+    assert card == AttachOptions(has_vga=True, subsystem="17aa:3aff")
 
 
 @pytest.mark.parametrize("text", ["x,", "x,fast", "x,rom=", "x,rom", "x,display=on"])

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from vfiomgr.errors import Refusal
+from vfiomgr.guests.device import AttachOptions
 from vfiomgr.libvirt.attach.claims import is_express
 from vfiomgr.libvirt.attach.domain_edit import (
     Additions,
@@ -19,7 +20,6 @@ from vfiomgr.libvirt.attach.domain_edit import (
 )
 from vfiomgr.libvirt.model import GuestAddress
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.vgpu.guest_device import HostdevOptions
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.model import Domain
@@ -50,28 +50,28 @@ BOOT_DEV = Q35.replace("</os>", "<boot dev='hd'/></os>")
 @pytest.mark.parametrize(
     ("there", "coming", "reason", "remedy"),
     [
-        (("", BOOT_DEV), HostdevOptions(boot_order=1), "<boot dev>", "remove <boot dev> in line 1"),
-        ((ORDERED, Q35), HostdevOptions(boot_order=1), "cannot set boot order", "--boot-order 2"),
+        (("", BOOT_DEV), AttachOptions(boot_order=1), "<boot dev>", "remove <boot dev> in line 1"),
+        ((ORDERED, Q35), AttachOptions(boot_order=1), "cannot set boot order", "--boot-order 2"),
         (
             (RAMFB, Q35),
-            HostdevOptions(ramfb=True),
+            AttachOptions(ramfb=True),
             "ramfb for .*: f715f63c",
             "omit --ramfb, or remove ramfb from the other device: a guest can have one",
         ),
     ],
 )
 def test_what_libvirt_would_reject_is_refused_before(
-    there: tuple[str, str], coming: HostdevOptions, reason: str, remedy: str
+    there: tuple[str, str], coming: AttachOptions, reason: str, remedy: str
 ) -> None:
     with pytest.raises(Refusal, match=reason) as refused:
         refuse_contradictions(domain(*there), [(VF[0], coming)])
     assert remedy in refused.value.hint
-    refuse_contradictions(domain(*there), [(VF[0], HostdevOptions())])
+    refuse_contradictions(domain(*there), [(VF[0], AttachOptions())])
     refuse_contradictions(domain(), [(VF[0], coming)])
 
 
 def test_one_order_is_for_one_of_the_devices_that_come() -> None:
-    coming = [(name, HostdevOptions(boot_order=3)) for name in (VF[0], GPU[0])]
+    coming = [(name, AttachOptions(boot_order=3)) for name in (VF[0], GPU[0])]
     with pytest.raises(Refusal, match="cannot set boot order") as refused:
         refuse_contradictions(domain(), coming)
     assert "--boot-order 4" in refused.value.hint

@@ -12,11 +12,11 @@ from tests.fakes.functions import moved
 from tests.unit.devices import host_of, pci_device
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
+from vfiomgr.guests.device import AttachOptions, DeviceRequest, units_of
 from vfiomgr.libvirt.build.hostdevs import check
 from vfiomgr.libvirt.model import NO_ROM
 from vfiomgr.pci.iommu import VfioState
 from vfiomgr.units import Version
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions, units_of
 from vfiomgr.vgpu.model import Vgpu, VgpuParent, describe_type
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 GPU = replace(pci_device(), driver="vfio-pci")
 AUDIO = replace(GPU, address=moved(GPU.address, function=1), class_code="040300")
-MODEL = HostdevOptions(driver_model="x", is_managed=True)
+MODEL = AttachOptions(driver_model="x", is_managed=True)
 LONE = replace(GPU, address=moved(GPU.address, bus=9))
 VGPU = Vgpu(UUID, "mdev", "mtty", "mtty-2", "Dual", None, 9, None, None)
 
@@ -64,8 +64,8 @@ def test_a_slot_is_one_multifunction_guest_device() -> None:
 
 def test_functions_of_a_slot_close_ranks_in_the_guest() -> None:
     usb = replace(GPU, address=moved(GPU.address, function=2))
-    managed = HostdevOptions(is_managed=True)
-    made = elements(host_of(GPU, usb), "0000:04:00.0", first_bus=1, hostdev_options=managed)
+    managed = AttachOptions(is_managed=True)
+    made = elements(host_of(GPU, usb), "0000:04:00.0", first_bus=1, options=managed)
     assert [attributes(e, "address")["function"] for e in made] == ["0x0", "0x1"]  # type: ignore[index]
     assert {element.get("managed") for element in made} == {"yes"}
 
@@ -122,49 +122,49 @@ def test_an_mdev_needs_a_kernel_with_vfio_groups() -> None:
 
 
 def test_options_are_attributes_and_elements_of_the_first_function() -> None:
-    hostdev_options = HostdevOptions(rom="/a/b & c.rom", boot_order=3, driver_model="mlx5_vfio_pci")
+    options = AttachOptions(rom="/a/b & c.rom", boot_order=3, driver_model="mlx5_vfio_pci")
     audio = replace(AUDIO, device_id="2291")
-    first, second = elements(host_of(GPU, audio), "0000:04:00.0", hostdev_options=hostdev_options)
+    first, second = elements(host_of(GPU, audio), "0000:04:00.0", options=options)
     assert attributes(first, "rom") == {"file": "/a/b & c.rom"}
     assert attributes(second, "rom") == {"enabled": "no"}
     assert (attributes(first, "boot"), attributes(second, "boot")) == ({"order": "3"}, None)
     assert attributes(first, "driver") == {"name": "vfio", "model": "mlx5_vfio_pci"}
     assert attributes(second, "driver") == {"name": "vfio"}
-    twins = elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=hostdev_options)
+    twins = elements(host_of(GPU, AUDIO), "0000:04:00.0", options=options)
     assert len({str(attributes(twin, "driver")) for twin in twins}) == 1
-    both = elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=HostdevOptions(rom=NO_ROM))
+    both = elements(host_of(GPU, AUDIO), "0000:04:00.0", options=AttachOptions(rom=NO_ROM))
     assert [attributes(element, "rom") for element in both] == [{"enabled": "no"}] * 2
-    (fd,) = elements(host_of(GPU), "0000:04:00.0", hostdev_options=HostdevOptions(has_iommufd=True))
+    (fd,) = elements(host_of(GPU), "0000:04:00.0", options=AttachOptions(has_iommufd=True))
     assert attributes(fd, "driver") == {"name": "vfio", "iommufd": "yes"}
-    shown = HostdevOptions(display=True, ramfb=True)
-    (vgpu,) = elements(with_api("vfio-pci"), UUID, hostdev_options=shown)
+    shown = AttachOptions(display=True, ramfb=True)
+    (vgpu,) = elements(with_api("vfio-pci"), UUID, options=shown)
     assert (vgpu.get("display"), vgpu.get("ramfb")) == ("on", "on")
 
 
 @pytest.mark.parametrize(
-    ("hostdev_options", "versions", "words"),
+    ("options", "versions", "words"),
     [
         (MODEL, ("9.9", None), r"<driver model> \(libvirt 10\.0"),
-        (HostdevOptions(display=True), ("10.2", None), "display and ramfb of PCI devices"),
-        (HostdevOptions(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
-        (HostdevOptions(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
+        (AttachOptions(display=True), ("10.2", None), "display and ramfb of PCI devices"),
+        (AttachOptions(ramfb=True), ("10.2", None), "display and ramfb of PCI devices"),
+        (AttachOptions(has_iommufd=True), ("12.0", None), "<driver iommufd>"),
         (
-            HostdevOptions(acpi_nodes="1-8"),
+            AttachOptions(acpi_nodes="1-8"),
             ("11.7", None),
             r"<acpi nodeset> \(libvirt ",
         ),
-        (HostdevOptions(is_unassigned=True), ("5.10", None), "<address type='unassigned'>"),
+        (AttachOptions(is_unassigned=True), ("5.10", None), "<address type='unassigned'>"),
         (
-            HostdevOptions(has_iommufd=True),
+            AttachOptions(has_iommufd=True),
             ("12.1", "8.2.5"),
             "needs QEMU 9.0.0 or later; this is 8.2.5",
         ),
     ],
 )
 def test_what_is_too_old_is_told_with_the_release_that_is_not(
-    hostdev_options: HostdevOptions, versions: tuple[str, str | None], words: str
+    options: AttachOptions, versions: tuple[str, str | None], words: str
 ) -> None:
-    units = units_of(host_of(GPU), [DeviceRequest("0000:04:00.0", hostdev_options)])
+    units = units_of(host_of(GPU), [DeviceRequest("0000:04:00.0", options)])
     libvirt, qemu = (Version.parse(v) if v else None for v in versions)
     assert libvirt is not None
     with pytest.raises(Refusal, match=words):
@@ -173,25 +173,23 @@ def test_what_is_too_old_is_told_with_the_release_that_is_not(
 
 
 def test_what_the_guest_does_not_get_says_so_and_has_no_bus() -> None:
-    kept = HostdevOptions(is_managed=True, is_unassigned=True)
-    made = elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=kept)
+    kept = AttachOptions(is_managed=True, is_unassigned=True)
+    made = elements(host_of(GPU, AUDIO), "0000:04:00.0", options=kept)
     assert [attributes(element, "address") for element in made] == [{"type": "unassigned"}] * 2
     assert {element.get("managed") for element in made} == {"yes"}
-    assert elements(host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=kept, first_bus=256)
+    assert elements(host_of(GPU, AUDIO), "0000:04:00.0", options=kept, first_bus=256)
 
 
 def test_a_device_has_cells_of_its_own() -> None:
     first, second = elements(
-        host_of(GPU, AUDIO), "0000:04:00.0", hostdev_options=HostdevOptions(acpi_nodes="1-8")
+        host_of(GPU, AUDIO), "0000:04:00.0", options=AttachOptions(acpi_nodes="1-8")
     )
     assert attributes(first, "acpi") == {"nodeset": "1-8"}
     assert attributes(second, "acpi") is None
 
 
 def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
-    units = units_of(
-        with_api(None), [DeviceRequest(UUID, HostdevOptions(display=True, ramfb=True))]
-    )
+    units = units_of(with_api(None), [DeviceRequest(UUID, AttachOptions(display=True, ramfb=True))])
 
     def fail() -> Version:
         raise AssertionError
@@ -200,56 +198,54 @@ def test_nobody_is_asked_for_versions_that_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hostdev_options", "words"),
+    ("name", "options", "words"),
     [
-        ("0000:04:00.0", HostdevOptions(rom="gpu.rom"), "cannot use the option ROM"),
-        ("0000:04:00.0", HostdevOptions(ramfb=True, boot_order=1), "cannot boot from"),
+        ("0000:04:00.0", AttachOptions(rom="gpu.rom"), "cannot use the option ROM"),
+        ("0000:04:00.0", AttachOptions(ramfb=True, boot_order=1), "cannot boot from"),
         (
             "0000:04:00.0",
-            HostdevOptions(driver_model="../x", is_managed=True),
+            AttachOptions(driver_model="../x", is_managed=True),
             "invalid driver name:",
         ),
-        ("0000:04:00.0", HostdevOptions(driver_model="x"), ": libvirt binds only managed devices"),
-        ("0000:04:00.0", HostdevOptions(subsystem="17aa:1"), "invalid PCI subsystem ID: 17aa:1"),
-        ("0000:04:00.0", HostdevOptions(acpi_nodes="1-"), "invalid set of guest NUMA cells:"),
-        ("0000:09:00.0", HostdevOptions(has_vga=True), "is not a VGA controller"),
+        ("0000:04:00.0", AttachOptions(driver_model="x"), ": libvirt binds only managed devices"),
+        ("0000:04:00.0", AttachOptions(subsystem="17aa:1"), "invalid PCI subsystem ID: 17aa:1"),
+        ("0000:04:00.0", AttachOptions(acpi_nodes="1-"), "invalid set of guest NUMA cells:"),
+        ("0000:09:00.0", AttachOptions(has_vga=True), "is not a VGA controller"),
         (
             "0000:04:00.0",
-            HostdevOptions(is_unassigned=True, rom="/x"),
+            AttachOptions(is_unassigned=True, rom="/x"),
             "is unassigned, but has options of a guest device",
         ),
         (
             UUID,
-            HostdevOptions(is_unassigned=True),
+            AttachOptions(is_unassigned=True),
             "cannot set a place outside the guest",
         ),
-        (UUID, HostdevOptions(acpi_nodes="1"), "cannot set its own NUMA cells"),
-        (UUID, HostdevOptions(has_vga=True), "cannot set legacy VGA"),
-        (UUID, HostdevOptions(subsystem="17aa:3aff"), "cannot set another subsystem ID"),
-        (UUID, HostdevOptions(partner="ua-net0"), "cannot set teaming"),
-        (UUID, HostdevOptions(boot_order=1), ": libvirt supports this only for PCI functions"),
-        (UUID, HostdevOptions(ramfb=True, boot_order=1), "cannot set a boot order"),
-        (UUID, HostdevOptions(is_managed=True), ": libvirt supports this only for PCI functions"),
-        (UUID, HostdevOptions(rom="/gpu.rom"), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(acpi_nodes="1"), "cannot set its own NUMA cells"),
+        (UUID, AttachOptions(has_vga=True), "cannot set legacy VGA"),
+        (UUID, AttachOptions(subsystem="17aa:3aff"), "cannot set another subsystem ID"),
+        (UUID, AttachOptions(partner="ua-net0"), "cannot set teaming"),
+        (UUID, AttachOptions(boot_order=1), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(ramfb=True, boot_order=1), "cannot set a boot order"),
+        (UUID, AttachOptions(is_managed=True), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(rom="/gpu.rom"), ": libvirt supports this only for PCI functions"),
         (
             UUID,
-            HostdevOptions(driver_model="x"),
+            AttachOptions(driver_model="x"),
             ": libvirt supports this only for PCI functions",
         ),
-        (UUID, HostdevOptions(has_iommufd=True), ": libvirt supports this only for PCI functions"),
+        (UUID, AttachOptions(has_iommufd=True), ": libvirt supports this only for PCI functions"),
     ],
 )
-def test_options_that_exclude_each_other(
-    name: str, hostdev_options: HostdevOptions, words: str
-) -> None:
+def test_options_that_exclude_each_other(name: str, options: AttachOptions, words: str) -> None:
     sound = replace(LONE, class_code="040300")
     host = replace(with_api(None), devices=host_of(GPU, sound).devices)
     with pytest.raises(UsageError, match=words):
-        check(units_of(host, [DeviceRequest(name, hostdev_options)]), Version.parse, lambda: None)  # type: ignore[arg-type]
+        check(units_of(host, [DeviceRequest(name, options)]), Version.parse, lambda: None)  # type: ignore[arg-type]
 
 
 def test_a_domain_has_one_ramfb() -> None:
     host = replace(with_api(None), devices=host_of(GPU).devices)
-    wanted = [DeviceRequest(name, HostdevOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
+    wanted = [DeviceRequest(name, AttachOptions(ramfb=True)) for name in (UUID, "0000:04:00.0")]
     with pytest.raises(UsageError, match="devices: a domain can have one"):
         check(units_of(host, wanted), lambda: Version(12, 1), lambda: None)

@@ -13,9 +13,9 @@ from tests.unit.libvirt.domain_texts import RECORDED, domain_texts
 from tests.unit.libvirt.domains import hostdevs
 from vfiomgr.documents.xml_text import Document, Element, read_document
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.guests.device import AttachOptions
 from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import read_domain
-from vfiomgr.vgpu.guest_device import HostdevOptions
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ HOST = replace(host_of(GPU, AUDIO, VF), vgpus=(VGPU,))
 PORT = 0xF0
 ELEMENTS = {
     "slot": hostdevs(HOST, str(GPU.address), first_bus=PORT),
-    "vf": hostdevs(HOST, str(VF.address), hostdev_options=HostdevOptions(is_managed=True)),
+    "vf": hostdevs(HOST, str(VF.address), options=AttachOptions(is_managed=True)),
     "vgpu": hostdevs(HOST, UUID),
 }
 PORTS = [root_port(PORT, str(GPU.address))]

@@ -21,6 +21,7 @@ from vfiomgr.cli.output import (
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
+from vfiomgr.guests.device import is_uuid
 from vfiomgr.library import tell_of_cut_off_runs
 from vfiomgr.libvirt.migration.devices import migratability_of
 from vfiomgr.passthrough.guards import READ_IT, iommu_unread
@@ -33,7 +34,6 @@ from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
 from vfiomgr.units import GIB, MIB
 from vfiomgr.vgpu.commands.active import show_active
-from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

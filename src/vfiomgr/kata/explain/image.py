@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from vfiomgr.check import platform_rules
 from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding, refuse, refuse_if_any
+from vfiomgr.guests.device import is_uuid
 from vfiomgr.kata.model import is_cdi_gpu
 from vfiomgr.kata.settings import VFIO_MODES
 from vfiomgr.passthrough.guards import bridge, iommu_unread, isolation
@@ -18,7 +19,6 @@ from vfiomgr.paths import HostPath
 from vfiomgr.rules.report import Report
 from vfiomgr.snapshot.named import find_device
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from vfiomgr.diagnostic import blocker, refuse, refuse_if_any
 from vfiomgr.documents.xml_text import Document, read_document
+from vfiomgr.guests.device import is_uuid
 from vfiomgr.libvirt.attach.claims import disk_diagnostic, free_places, refuse_full
 from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.build.pci_topology import space_diagnostics
@@ -15,14 +16,13 @@ from vfiomgr.libvirt.xml.edit import add_elements, remove_hostdevs, root_port
 from vfiomgr.libvirt.xml.read import domain_of
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.guests.device import AttachOptions, GuestDevice
     from vfiomgr.libvirt.model import Domain, GuestHostdev
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice, HostdevOptions
 
 
 class NewPort(Value):
@@ -100,9 +100,7 @@ def edited(
     left = read_document(text, document.source)
     by_names = {unit.function_names: unit for unit in units}
     staying = domain_of(left.root)
-    refuse_contradictions(
-        staying, ((unit.function_names[0], unit.hostdev_options) for unit in units)
-    )
+    refuse_contradictions(staying, ((unit.function_names[0], unit.options) for unit in units))
     if host is not None:
         refuse_if_any(space_diagnostics(host, staying, units), frozenset())
     is_unassigned = not any(unit.is_seen for unit in units)
@@ -156,7 +154,7 @@ def plan_additions(
     return Additions(tuple(placed), tuple(ports), tuple(already))
 
 
-def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOptions]]) -> None:
+def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, AttachOptions]]) -> None:
     """Make sure that libvirt accepts the domain with the added devices.
 
     libvirt rejects a boot order beside `<boot dev>`, a boot order that occurs twice, and a second
@@ -164,12 +162,12 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
     """
     orders, diagnostics = set(domain.boot_orders), []
     has_ramfb = next((h.name for h in domain.hostdevs if h.ramfb), None)
-    for name, hostdev_options in coming:
+    for name, options in coming:
         known = domain.hostdev(name)
         if known is not None:
             diagnostics += [disk_diagnostic(domain, known)] if known.element == "disk" else []
             continue
-        order = hostdev_options.boot_order
+        order = options.boot_order
         if order is not None and domain.has_os_boot:
             diagnostics.append(
                 blocker(
@@ -190,7 +188,7 @@ def refuse_contradictions(domain: Domain, coming: Iterable[tuple[str, HostdevOpt
                     f"pass --boot-order {max(orders) + 1}, or give the other device a later order",
                 )
             )
-        if hostdev_options.ramfb and has_ramfb is not None:
+        if options.ramfb and has_ramfb is not None:
             diagnostics.append(
                 blocker(
                     "several-ramfb",

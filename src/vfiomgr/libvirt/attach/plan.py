@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse_if_any
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.device import AttachOptions, DeviceRequest, GuestDevice, units_of
 from vfiomgr.libvirt.attach.claims import (
     Scope,
     free_places,
@@ -24,7 +25,6 @@ from vfiomgr.libvirt.build.hostdevs import hostdevs_of
 from vfiomgr.libvirt.model import DomainHostdev, GuestAddress
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DeviceRequest, GuestDevice, HostdevOptions, units_of
 from vfiomgr.vgpu.model import Vgpu
 
 if TYPE_CHECKING:
@@ -137,10 +137,8 @@ def plan_attach(
 
 def _units(host: HostSnapshot, request: AttachRequest) -> Iterator[Attachment]:
     """Group the functions of a slot into one device; a vGPU may be only defined."""
-    hostdev_options = HostdevOptions(is_managed=request.managed)
-    requests = [
-        DeviceRequest(name, hostdev_options, is_alone=request.only) for name in request.devices
-    ]
+    options = AttachOptions(is_managed=request.managed)
+    requests = [DeviceRequest(name, options, is_alone=request.only) for name in request.devices]
     defined = tuple(
         Vgpu(known.uuid, "mdev", known.parent, known.type_id, None, None, None, None, None)
         for known in host.vgpu_definitions

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from vfiomgr.diagnostic import refuse
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.device import GuestDevice
 from vfiomgr.libvirt.build.model import GuestCell, Reason
 from vfiomgr.libvirt.model import ACPI_NODESET, EXPANDER, SMMU_ACCEL, DomainIommu, NumaCell
 from vfiomgr.pci.memory import bar_window
 from vfiomgr.units import GIB, format_cpulist, size
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import GuestDevice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ def check_request(request: DomainRequest) -> None:
         "--address-bits": request.address_bits is not None,
         f"--viommu {request.viommu}": request.viommu in ("intel", "amd"),
         "--disk …,bus=sata": any(disk.bus == "sata" for disk in request.disks),
-        "the device option vga": any(d.hostdev_options.has_vga for d in request.devices),
+        "the device option vga": any(d.options.has_vga for d in request.devices),
     }
     for option in (option for option, is_given in wrong.items() if is_given):
         message = f"cannot use {option} for {ARM}: machine virt does not support it"
@@ -118,7 +118,7 @@ def with_device_memory(
 
     """
     coherent = [unit for unit in units if unit.is_seen and any(map(is_coherent, unit.functions))]
-    wanting = [unit for unit in coherent if unit.hostdev_options.acpi_nodes is None]
+    wanting = [unit for unit in coherent if unit.options.acpi_nodes is None]
     if not wanting:
         return DeviceMemory(tuple(units), cells)
     ACPI_NODESET.require(libvirt, f"the memory of {wanting[0].name}")
@@ -131,8 +131,8 @@ def with_device_memory(
         own = range(len(cells), len(cells) + _CELLS_OF_GPU)
         cells += tuple(GuestCell(NumaCell(number, 0), _ANYWHERE) for number in own)
         nodes = format_cpulist(own)
-        options = replace(unit.hostdev_options, acpi_nodes=nodes)
-        changed[unit.name] = replace(unit, hostdev_options=options)
+        options = replace(unit.options, acpi_nodes=nodes)
+        changed[unit.name] = replace(unit, options=options)
         text = f"cells {nodes} are for its memory, which its driver in the guest adds"
         reasons.append(Reason(f"hostdev {unit.name}", text))
     return DeviceMemory(tuple(changed.get(u.name, u) for u in units), cells, tuple(reasons))

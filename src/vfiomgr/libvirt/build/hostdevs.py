@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.device import AttachOptions
 from vfiomgr.libvirt.model import (
     ACPI_NODESET,
     DRIVER_MODEL,
@@ -31,13 +32,12 @@ from vfiomgr.libvirt.model import (
     lacks_iommufd,
 )
 from vfiomgr.units import Version
-from vfiomgr.vgpu.guest_device import HostdevOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.model import Feature
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 LAST_BUS = 0xFF
@@ -68,31 +68,31 @@ def hostdevs_of(unit: GuestDevice, place: GuestAddress | None) -> Iterator[Guest
             line=0,
             kind="pci",
             address=function.address,
-            managed=unit.hostdev_options.is_managed,
+            managed=unit.options.is_managed,
             guest=_in_slot(place, number, several=several),
             alias=_alias(str(function.address)),
             driver="vfio",
-            is_unassigned=unit.hostdev_options.is_unassigned,
+            is_unassigned=unit.options.is_unassigned,
         )
         if function.device_id == unit.functions[0].device_id:
-            device = replace(device, driver_model=unit.hostdev_options.driver_model)
-        properties = () if number else tuple(_properties(unit.hostdev_options))
-        planned = _with_options(device, unit.hostdev_options, number)
+            device = replace(device, driver_model=unit.options.driver_model)
+        properties = () if number else tuple(_properties(unit.options))
+        planned = _with_options(device, unit.options, number)
         yield GuestHostdev(planned, function.name, properties)
 
 
-def _properties(hostdev_options: HostdevOptions) -> Iterator[QemuProperty]:
+def _properties(options: AttachOptions) -> Iterator[QemuProperty]:
     """Properties of hw/vfio/pci.c for which libvirt has no element."""
-    if hostdev_options.has_vga:
+    if options.has_vga:
         yield QemuProperty("x-vga", "bool", "true")
-    if hostdev_options.subsystem is not None:
-        vendor, _, device = hostdev_options.subsystem.partition(":")
+    if options.subsystem is not None:
+        vendor, _, device = options.subsystem.partition(":")
         yield QemuProperty("x-pci-sub-vendor-id", "unsigned", str(int(vendor, 16)))
         yield QemuProperty("x-pci-sub-device-id", "unsigned", str(int(device, 16)))
-    if hostdev_options.vf_token is not None:
-        yield QemuProperty("vf-token", "string", hostdev_options.vf_token.lower())
-    if hostdev_options.ats is not None:
-        yield QemuProperty("ats", "string", hostdev_options.ats)
+    if options.vf_token is not None:
+        yield QemuProperty("vf-token", "string", options.vf_token.lower())
+    if options.ats is not None:
+        yield QemuProperty("ats", "string", options.ats)
 
 
 def _in_slot(place: GuestAddress | None, number: int, *, several: bool) -> GuestAddress | None:
@@ -113,7 +113,7 @@ def _mediated(unit: GuestDevice, place: GuestAddress | None) -> GuestHostdev:
         model=unit.model,
     )
     title = f"{vgpu.type_name or vgpu.type} on {vgpu.parent}"
-    return GuestHostdev(_with_options(device, unit.hostdev_options, 0), title)
+    return GuestHostdev(_with_options(device, unit.options, 0), title)
 
 
 def _alias(name: str) -> str:
@@ -121,26 +121,24 @@ def _alias(name: str) -> str:
     return f"ua-vfio-{re.sub('[:.]', '-', name)}"
 
 
-def _with_options(
-    device: DomainHostdev, hostdev_options: HostdevOptions, number: int
-) -> DomainHostdev:
+def _with_options(device: DomainHostdev, options: AttachOptions, number: int) -> DomainHostdev:
     """The options of a device; those that can occur once apply to its first function."""
-    has_rom = hostdev_options.rom != NO_ROM
+    has_rom = options.rom != NO_ROM
     device = replace(
         device,
-        iommufd=hostdev_options.has_iommufd or None,
-        has_rom=has_rom and (number == 0 or hostdev_options.rom is None),
+        iommufd=options.has_iommufd or None,
+        has_rom=has_rom and (number == 0 or options.rom is None),
     )
     if number:
         return device
     return replace(
         device,
-        display=hostdev_options.display,
-        ramfb=hostdev_options.ramfb,
-        boot_order=hostdev_options.boot_order,
-        acpi_nodes=hostdev_options.acpi_nodes,
-        partner=hostdev_options.partner,
-        rom_file=hostdev_options.rom if has_rom else None,
+        display=options.display,
+        ramfb=options.ramfb,
+        boot_order=options.boot_order,
+        acpi_nodes=options.acpi_nodes,
+        partner=options.partner,
+        rom_file=options.rom if has_rom else None,
     )
 
 
@@ -155,7 +153,7 @@ def check(
 
     """
     known = tuple(units)
-    ramfbs = [unit for unit in known if unit.hostdev_options.ramfb]
+    ramfbs = [unit for unit in known if unit.options.ramfb]
     if len(ramfbs) > 1:
         message = f"cannot use ramfb for {len(ramfbs)} devices: a domain can have one"
         raise UsageError(message, f"set it only for {ramfbs[0].name}")
@@ -165,15 +163,15 @@ def check(
         for feature, why in _features(unit):
             is_needed = feature == IOMMUFD and not unit.has_groups
             feature.require(libvirt(), why, OTHER_KERNEL if is_needed else "omit it")
-        if unit.hostdev_options.has_iommufd:
+        if unit.options.has_iommufd:
             _check_iommufd(unit, qemu())
-        if unit.hostdev_options.ats is not None:
+        if unit.options.ats is not None:
             _check_ats(unit, qemu())
 
 
 def depends_on_qemu(unit: GuestDevice) -> bool:
     """Whether `check` compares the version of QEMU for a device."""
-    options = unit.hostdev_options
+    options = unit.options
     return options.has_iommufd or options.ats is not None
 
 
@@ -189,25 +187,20 @@ def without_groups(unit: GuestDevice) -> Iterator[Diagnostic]:
 
 
 def _check_options(unit: GuestDevice) -> None:
-    hostdev_options = unit.hostdev_options
-    if unit.is_vendor_function and hostdev_options.is_managed:
+    options = unit.options
+    if unit.is_vendor_function and options.is_managed:
         first = unit.functions[0]
         message = f"{first} is a vGPU on driver {first.driver}, which libvirt must not unbind"
         refuse("managed-vendor-function", first, message, "omit --managed")
-    if unit.functions and hostdev_options.ramfb and hostdev_options.boot_order is not None:
+    if unit.functions and options.ramfb and options.boot_order is not None:
         message = f"cannot boot from {unit.name}: it has ramfb"
         raise UsageError(message, "omit ramfb or the boot order")
-    if (
-        hostdev_options.rom is not None
-        and hostdev_options.rom != NO_ROM
-        and not hostdev_options.rom.startswith("/")
-    ):
+    if options.rom is not None and options.rom != NO_ROM and not options.rom.startswith("/"):
         message = (
-            f"cannot use the option ROM {hostdev_options.rom} for {unit.name}: the path is not "
-            "absolute"
+            f"cannot use the option ROM {options.rom} for {unit.name}: the path is not absolute"
         )
         raise UsageError(message, f"write an absolute path, or {NO_ROM} to disable the ROM")
-    _check_form(hostdev_options)
+    _check_form(options)
     if unit.functions:
         _check_model(unit)
         _check_unassigned(unit)
@@ -215,48 +208,44 @@ def _check_options(unit: GuestDevice) -> None:
         _check_teaming(unit)
         return
     of_functions = {
-        "managed": hostdev_options.is_managed,
-        "an option ROM": hostdev_options.rom,
-        "a driver model": hostdev_options.driver_model,
-        "iommufd": hostdev_options.has_iommufd,
-        "a boot order": hostdev_options.boot_order is not None,
-        "a place outside the guest": hostdev_options.is_unassigned,
-        "its own NUMA cells": hostdev_options.acpi_nodes is not None,
-        "legacy VGA": hostdev_options.has_vga,
-        "another subsystem ID": hostdev_options.subsystem is not None,
-        "a VF token": hostdev_options.vf_token is not None,
-        "teaming": hostdev_options.partner is not None,
-        "ATS": hostdev_options.ats is not None,
+        "managed": options.is_managed,
+        "an option ROM": options.rom,
+        "a driver model": options.driver_model,
+        "iommufd": options.has_iommufd,
+        "a boot order": options.boot_order is not None,
+        "a place outside the guest": options.is_unassigned,
+        "its own NUMA cells": options.acpi_nodes is not None,
+        "legacy VGA": options.has_vga,
+        "another subsystem ID": options.subsystem is not None,
+        "a VF token": options.vf_token is not None,
+        "teaming": options.partner is not None,
+        "ATS": options.ats is not None,
     }
     for what in (what for what, is_asked in of_functions.items() if is_asked):
         message = f"cannot set {what} for {unit.name}: libvirt supports this only for PCI functions"
         raise UsageError(message, "omit it for mediated devices")
 
 
-def _check_form(hostdev_options: HostdevOptions) -> None:
-    if hostdev_options.subsystem is not None and not _SUBSYSTEM.fullmatch(
-        hostdev_options.subsystem
-    ):
-        message = f"invalid PCI subsystem ID: {hostdev_options.subsystem}"
+def _check_form(options: AttachOptions) -> None:
+    if options.subsystem is not None and not _SUBSYSTEM.fullmatch(options.subsystem):
+        message = f"invalid PCI subsystem ID: {options.subsystem}"
         raise UsageError(message, "write vendor and device in hexadecimal, e.g. 17aa:3aff")
-    if hostdev_options.acpi_nodes is not None and not _NODESET.fullmatch(
-        hostdev_options.acpi_nodes
-    ):
-        message = f"invalid set of guest NUMA cells: {hostdev_options.acpi_nodes}"
+    if options.acpi_nodes is not None and not _NODESET.fullmatch(options.acpi_nodes):
+        message = f"invalid set of guest NUMA cells: {options.acpi_nodes}"
         raise UsageError(message, "write numbers and ranges, e.g. 1-8 or 1,3")
-    if hostdev_options.ats not in (None, *_ATS):
-        message = f"invalid value of ats: {hostdev_options.ats!r}"
+    if options.ats not in (None, *_ATS):
+        message = f"invalid value of ats: {options.ats!r}"
         raise UsageError(message, f"write one of {', '.join(_ATS)}")
 
 
 def _check_model(unit: GuestDevice) -> None:
-    model = unit.hostdev_options.driver_model
+    model = unit.options.driver_model
     if model is None:
         return
     if not _MODULE.fullmatch(model):
         message = f"invalid driver name: {model!r}"
         raise UsageError(message, "write the name of its module, e.g. vfio-pci or mlx5_vfio_pci")
-    if not unit.hostdev_options.is_managed:
+    if not unit.options.is_managed:
         message = f"cannot set driver {model} for {unit.name}: libvirt binds only managed devices"
         bind = f"vfiomgr bind {unit.name} --driver {model}"
         raise UsageError(message, f"add managed, or bind the device yourself: {bind}")
@@ -264,17 +253,15 @@ def _check_model(unit: GuestDevice) -> None:
 
 def _check_unassigned(unit: GuestDevice) -> None:
     """Refuse guest options for a device that the guest does not get."""
-    hostdev_options = unit.hostdev_options
-    own = HostdevOptions(
-        is_managed=hostdev_options.is_managed, driver_model=hostdev_options.driver_model
-    )
-    if hostdev_options.is_unassigned and replace(hostdev_options, is_unassigned=False) != own:
+    options = unit.options
+    own = AttachOptions(is_managed=options.is_managed, driver_model=options.driver_model)
+    if options.is_unassigned and replace(options, is_unassigned=False) != own:
         message = f"{unit.name} is unassigned, but has options of a guest device"
         raise UsageError(message, "omit all options except managed and the driver model")
 
 
 def _check_vga(unit: GuestDevice) -> None:
-    if unit.hostdev_options.has_vga and not unit.functions[0].class_code.startswith(_VGA):
+    if unit.options.has_vga and not unit.functions[0].class_code.startswith(_VGA):
         message = f"{unit.functions[0]} is not a VGA controller"
         raise UsageError(message, "omit vga")
 
@@ -284,7 +271,7 @@ def _check_teaming(unit: GuestDevice) -> None:
 
     They must be Ethernet devices, alone in their slot of the guest.
     """
-    partner = unit.hostdev_options.partner
+    partner = unit.options.partner
     if partner is None:
         return
     if not OWN_ALIAS.fullmatch(partner):
@@ -301,25 +288,25 @@ def _check_teaming(unit: GuestDevice) -> None:
 
 
 def _features(unit: GuestDevice) -> Iterator[tuple[Feature, str]]:
-    hostdev_options = unit.hostdev_options
-    if hostdev_options == HostdevOptions() and not unit.is_vendor_function:
+    options = unit.options
+    if options == AttachOptions() and not unit.is_vendor_function:
         return
     if unit.is_vendor_function:
         driver = unit.functions[0].driver or "the vendor driver"
         yield VENDOR_FUNCTION, f"{unit.functions[0]}, a vGPU on {driver},"
-    if hostdev_options.driver_model:
-        yield DRIVER_MODEL, f"driver {hostdev_options.driver_model} for {unit.name}"
-    if unit.functions and (hostdev_options.display or hostdev_options.ramfb):
+    if options.driver_model:
+        yield DRIVER_MODEL, f"driver {options.driver_model} for {unit.name}"
+    if unit.functions and (options.display or options.ramfb):
         yield PCI_DISPLAY, f"display of {unit.name}"
-    if hostdev_options.is_unassigned:
+    if options.is_unassigned:
         yield UNASSIGNED_ADDRESS, f"{unit.name} (unassigned)"
-    if hostdev_options.partner is not None:
+    if options.partner is not None:
         yield TEAMING, f"teaming of {unit.name}"
-    if hostdev_options.acpi_nodes is not None:
+    if options.acpi_nodes is not None:
         yield ACPI_NODESET, f"NUMA cells for {unit.name}"
-    if any(_properties(hostdev_options)):
+    if any(_properties(options)):
         yield QEMU_OVERRIDE, f"a QEMU property for {unit.name}"
-    if hostdev_options.has_iommufd:
+    if options.has_iommufd:
         where = "" if unit.has_groups else " on a kernel without VFIO groups"
         yield IOMMUFD, f"/dev/iommu for {unit.name}{where}"
 
@@ -351,7 +338,7 @@ def places(units: Iterable[GuestDevice], first_bus: int) -> Iterator[GuestHostde
     """
     bus = first_bus
     for unit in units:
-        several = len(unit.functions) > 1 and not unit.hostdev_options.is_unassigned
+        several = len(unit.functions) > 1 and not unit.options.is_unassigned
         if several and bus > LAST_BUS:
             message = f"no guest bus left for {unit.name}"
             raise UsageError(message, "pass a lower --guest-bus")

@@ -26,10 +26,10 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.units import Version
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 RESERVE = GIB

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from vfiomgr.guests.device import DeviceRequest
 from vfiomgr.libvirt.model import DomainIommu, GuestHostdev, NumaCell, PciController
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DeviceRequest
 
 Firmware = Literal["efi", "bios"]
 NumaMode = Literal["strict", "preferred", "off"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Required, TypedDict, get_args
 
 from vfiomgr.errors import UsageError, forbid_alone, require_choice, require_whole
 from vfiomgr.expressions import expression
+from vfiomgr.guests.device import AttachOptions, DeviceRequest
 from vfiomgr.libvirt.build.model import (
     PAGES,
     DirectBoot,
@@ -29,7 +30,6 @@ from vfiomgr.libvirt.build.model import (
 )
 from vfiomgr.libvirt.model import OWN_ALIAS
 from vfiomgr.units import MIB, mebibytes
-from vfiomgr.vgpu.guest_device import DeviceRequest, HostdevOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,8 +83,8 @@ def parse_device(text: str, *, has_iommufd: bool = False) -> DeviceRequest:
             message = f"invalid option in --device {text}: {word!r}"
             raise UsageError(message, f"allowed after the name: {_DEVICE_KEYS}")
     has_iommufd = has_iommufd and "unassigned" not in words
-    hostdev_options = HostdevOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
-    return DeviceRequest(name, hostdev_options, is_alone="only" in words)
+    attached = AttachOptions(has_iommufd=has_iommufd, **options)  # type: ignore[arg-type]
+    return DeviceRequest(name, attached, is_alone="only" in words)
 
 
 def parse_disk(text: str) -> GuestDisk:
@@ -335,7 +335,7 @@ class DeviceOptions(TypedDict, total=False):
     """Memoryless guest NUMA cells for the device's memory, `1-8` (libvirt 11.8; GB200)."""
 
 
-def hostdev_options(options: DeviceOptions) -> HostdevOptions:
+def attach_options(options: DeviceOptions) -> AttachOptions:
     """The options of the device.
 
     Raises:
@@ -343,7 +343,7 @@ def hostdev_options(options: DeviceOptions) -> HostdevOptions:
 
     """
     require_whole("--boot-order", options.get("boot_order"), 1)
-    return HostdevOptions(
+    return AttachOptions(
         is_managed=options.get("managed", False),
         display=options.get("display", False),
         ramfb=options.get("ramfb", False),

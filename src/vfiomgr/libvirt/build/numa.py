@@ -16,10 +16,10 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.build.model import DomainRequest
     from vfiomgr.pci.memory import HostTopology
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 Pins = tuple[tuple[int, tuple[int, ...]], ...]

@@ -16,9 +16,9 @@ from vfiomgr.value import Value
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.pci.model import PciAddress
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 _NVIDIA = "10de"
 

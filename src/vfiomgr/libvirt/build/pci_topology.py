@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from vfiomgr.diagnostic import Diagnostic, blocker, refuse
+from vfiomgr.guests.device import GuestDevice
 from vfiomgr.libvirt.build.model import Reason
 from vfiomgr.libvirt.model import EXPANDER, ROOT_PORT, TO_PCI, GuestAddress, PciController
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import GuestDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

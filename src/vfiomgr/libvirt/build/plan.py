@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from vfiomgr.diagnostic import refuse, refuse_if_any
 from vfiomgr.errors import UsageError
 from vfiomgr.expressions import expression
+from vfiomgr.guests.device import is_uuid, units_of
 from vfiomgr.libvirt import model as libvirt_model
 from vfiomgr.libvirt.build import arm, teaming, vf_token
 from vfiomgr.libvirt.build.confidential import check_launch, launch_notes, why_launch
@@ -27,11 +28,11 @@ from vfiomgr.libvirt.build.pci_topology import lay_buses, slots_of, space_notes,
 from vfiomgr.libvirt.build.port_memory import free_port_bytes, with_port_memory
 from vfiomgr.libvirt.model import DomainIommu
 from vfiomgr.snapshot.named import find_address
-from vfiomgr.vgpu.guest_device import is_uuid, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.build.limits import Lock
     from vfiomgr.libvirt.build.model import Architecture, DomainRequest
     from vfiomgr.libvirt.build.numa import Nodes
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from vfiomgr.libvirt.model import GuestHostdev, PciController
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.units import Version
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 _NAME = expression(r"[^\s/\x00-\x1f][^/\x00-\x1f\n]*")
 _ARCHITECTURES: dict[str | None, Architecture] = {
@@ -201,7 +201,7 @@ def _check_request(request: DomainRequest) -> None:
         message = "cannot use Secure Boot with SeaBIOS: it requires EFI firmware"
         raise UsageError(message, "omit --firmware bios, or omit --secure-boot")
     _check_translation(request)
-    displayed = [device.name for device in request.devices if device.hostdev_options.display]
+    displayed = [device.name for device in request.devices if device.options.display]
     if displayed and request.graphics == "none":
         message = f"cannot show the display of {displayed[0]}: the guest has no graphics"
         raise UsageError(message, "pass --graphics vnc, or omit display")
@@ -213,7 +213,7 @@ def _check_translation(request: DomainRequest) -> None:
     QEMU offers PASIDs with an emulated VT-d only if the host walks the guest's tables, for which
     libvirt has no attribute, and neither with an SMMUv3 that is emulated.
     """
-    given = [d for d in request.devices if not d.hostdev_options.is_unassigned]
+    given = [d for d in request.devices if not d.options.is_unassigned]
     of_smmu = request.viommu == "smmuv3" and bool(given)
     if request.has_ats is not None and not of_smmu and request.viommu != "intel":
         option = "--ats" if request.has_ats else "--no-ats"
@@ -237,7 +237,7 @@ def _with_boot_orders(
             number += 1
     of_units = dict(orders)
     numbered = tuple(
-        replace(unit, hostdev_options=replace(unit.hostdev_options, boot_order=of_units[unit.name]))
+        replace(unit, options=replace(unit.options, boot_order=of_units[unit.name]))
         if unit.name in of_units
         else unit
         for unit in units
@@ -378,9 +378,7 @@ def _memory(request: DomainRequest, nodes: Nodes, lock: Lock) -> GuestMemory:
 
 def _check_mapping(request: DomainRequest) -> None:
     """Refuse QEMU's amd-iommu: it reports mappings to VFIO only with dma-remap=on (10.2)."""
-    if request.viommu == "amd" and any(
-        not d.hostdev_options.is_unassigned for d in request.devices
-    ):
+    if request.viommu == "amd" and any(not d.options.is_unassigned for d in request.devices):
         message = (
             "cannot use QEMU's amd-iommu with host devices: it does not report its mappings to "
             "VFIO (dma-remap, since 10.2, is not in libvirt's XML)"
@@ -410,9 +408,9 @@ def _why_hostdevs(host: HostSnapshot, units: Sequence[GuestDevice]) -> Iterator[
             text = f"a vGPU of {unit.functions[0].driver}, which stays bound: never managed"
         elif not unit.functions:
             text = "a mediated device, which libvirt never binds"
-        elif unit.hostdev_options.is_unassigned:
+        elif unit.options.is_unassigned:
             text = "unassigned: bound for its IOMMU group, but not given to the guest"
-        elif unit.hostdev_options.is_managed:
+        elif unit.options.is_managed:
             text = "libvirt binds it before the start and unbinds it afterwards"
         elif any(host.makes_vgpus(function) for function in unit.functions):
             text = "hosts vGPUs: cannot be passed through directly"

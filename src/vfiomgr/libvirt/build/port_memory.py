@@ -20,10 +20,10 @@ from vfiomgr.units import MIB, size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.build.pci_topology import Buses
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.units import Version
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 _DEFAULT = 2 * MIB
 

@@ -14,10 +14,10 @@ from vfiomgr.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.build.model import DomainRequest, GuestNetwork
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 def check_partners(request: DomainRequest) -> None:
@@ -28,7 +28,7 @@ def check_partners(request: DomainRequest) -> None:
 
     """
     aliases = [network.alias for network in request.networks if network.alias is not None]
-    partners = [d.hostdev_options.partner for d in request.devices if d.hostdev_options.partner]
+    partners = [d.options.partner for d in request.devices if d.options.partner]
     for names, what in ((aliases, "networks have"), (partners, "devices have teaming with")):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -54,7 +54,7 @@ def _check(request: DomainRequest, partner: str, network: GuestNetwork | None) -
 def advice(units: Iterable[GuestDevice]) -> Iterator[str]:
     """What a domain needs for devices with teaming, if only the devices are written."""
     for unit in units:
-        partner = unit.hostdev_options.partner
+        partner = unit.options.partner
         if partner is not None:
             yield (
                 f"{unit.name} needs a virtio interface with <alias name='{partner}'/>, "
@@ -67,7 +67,7 @@ def notes(
 ) -> Iterator[str]:
     """How each device gets the MAC address of its partner."""
     for unit in units:
-        partner = unit.hostdev_options.partner
+        partner = unit.options.partner
         network = None if partner is None else _network(request, partner)
         if network is not None:
             yield (

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 from vfiomgr.diagnostic import Diagnostic, blocker
 from vfiomgr.errors import UsageError
+from vfiomgr.guests.device import is_uuid
 from vfiomgr.libvirt.model import OWN_ALIAS
-from vfiomgr.vgpu.guest_device import is_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.model import Domain, DomainHostdev
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 PROPERTY = "vf-token"
 
@@ -45,7 +45,7 @@ def diagnostics(
 
     """
     for unit in units:
-        token = unit.hostdev_options.vf_token
+        token = unit.options.vf_token
         owners = [owner for f in unit.functions if (owner := owner_of(host, f)) is not None]
         if token is not None:
             _check(unit, token, is_needed=bool(owners) or _is_owner(unit))

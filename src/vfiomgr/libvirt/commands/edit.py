@@ -22,11 +22,12 @@ from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
 from vfiomgr.errors import HostError, UsageError, forbid_together
+from vfiomgr.guests.device import DeviceRequest, units_of
 from vfiomgr.host.rewrite import rewrite
 from vfiomgr.libvirt.attach.domain_edit import Edited, Placed, edited
 from vfiomgr.libvirt.build import teaming, vf_token
 from vfiomgr.libvirt.build.hostdevs import check
-from vfiomgr.libvirt.build.named import hostdev_options
+from vfiomgr.libvirt.build.named import attach_options
 from vfiomgr.libvirt.client.define import DefineForecast
 from vfiomgr.libvirt.commands.connection import (
     DEFAULT_URI,
@@ -40,14 +41,13 @@ from vfiomgr.libvirt.named import refuse_to_hurt, require_iommu, tell_what_waits
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml.read import domain_of, read_domain, read_xml
 from vfiomgr.value import Value
-from vfiomgr.vgpu.guest_device import DeviceRequest, units_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vfiomgr.guests.device import GuestDevice
     from vfiomgr.libvirt.build.named import DeviceOptions
     from vfiomgr.snapshot.model import HostSnapshot
-    from vfiomgr.vgpu.guest_device import GuestDevice
 
 
 _NO_NEWLINE = "\\ No newline at end of file"
@@ -322,7 +322,7 @@ def edit(
         message = "no device given"
         raise UsageError(message, "pass --add ADDRESS or --remove ADDRESS, e.g. --add 0000:04:00.0")
     host = _host(session, required=bool(added))
-    given = hostdev_options(options)
+    given = attach_options(options)
     requests = [DeviceRequest(name, given, is_alone=only) for name in added]
     units = units_of(host, requests) if host is not None else ()
     versions = Versions(session, libvirt_version, qemu_version)

@@ -113,10 +113,8 @@ def _devices(plan: GuestPlan) -> Iterator[tuple[str, tuple[str, ...]]]:
     if request.graphics == "vnc":
         yield _render("pointer"), ()
         yield _render("graphics"), ()
-    given = [wanted.hostdev_options for wanted in request.devices]
-    shows_device = any(
-        hostdev_options.display or hostdev_options.has_vga for hostdev_options in given
-    )
+    given = [wanted.options for wanted in request.devices]
+    shows_device = any(options.display or options.has_vga for options in given)
     usual = "virtio" if plan.is_arm else "vga"
     video = "none" if request.graphics == "none" or shows_device else usual
     yield _render("video", model=video), ()

@@ -22,12 +22,12 @@ from tests.unit.libvirt.preflight.situations import (
     xml,
 )
 from vfiomgr.errors import InvalidDocument, Refusal
+from vfiomgr.guests.device import AttachOptions
 from vfiomgr.libvirt.attach.claims import Scope, claims_of
 from vfiomgr.libvirt.attach.domain_edit import plan_removals, refuse_contradictions
 from vfiomgr.libvirt.attach.plan import AttachRequest, plan_attach, plan_detach
 from vfiomgr.libvirt.hook import GuestRecord, needs_of
 from vfiomgr.pci.model import PciAddress
-from vfiomgr.vgpu.guest_device import HostdevOptions
 
 ADDRESS = "0000:05:00.0"
 SSD = function(ADDRESS, class_code="010802", class_name="NVMe", name="Samsung PM9A3")
@@ -150,7 +150,7 @@ def test_it_comes_and_goes_as_a_disk_alone() -> None:
     with pytest.raises(Refusal, match=said):
         plan_removals(given, [ADDRESS], None, only=False)
     with pytest.raises(Refusal, match=said):
-        refuse_contradictions(given, [(ADDRESS, HostdevOptions())])
+        refuse_contradictions(given, [(ADDRESS, AttachOptions())])
 
 
 def test_a_function_that_another_domain_has_as_a_disk_is_claimed() -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.model import HostSnapshot
 
 
-class HostdevOptions(Value):
+class AttachOptions(Value):
     """How a device is assigned to a guest."""
 
     is_managed: bool = False
@@ -58,7 +58,7 @@ class DeviceRequest(Value):
     """A host device by address or UUID, as the user wrote it."""
 
     name: str
-    hostdev_options: HostdevOptions = HostdevOptions()
+    options: AttachOptions = AttachOptions()
     is_alone: bool = False
     """Whether the other functions of its slot are excluded."""
 
@@ -75,7 +75,7 @@ class GuestDevice(Value):
     vgpu: Vgpu | None
     model: str | None
     """The hostdev model of a mediated device."""
-    hostdev_options: HostdevOptions
+    options: AttachOptions
     is_vendor_function: bool
     """Whether it is a vGPU that stays on its vendor's driver."""
     numa_node: int | None
@@ -88,7 +88,7 @@ class GuestDevice(Value):
     @property
     def is_seen(self) -> bool:
         """Whether the guest sees the device, not only the domain."""
-        return not self.hostdev_options.is_unassigned
+        return not self.options.is_unassigned
 
     @property
     def name(self) -> str:
@@ -150,7 +150,7 @@ def _apart(
     if not unseen:
         yield from units
         return
-    seen = (w for w in requests if not (w.hostdev_options.is_unassigned or is_uuid(w.name)))
+    seen = (w for w in requests if not (w.options.is_unassigned or is_uuid(w.name)))
     unseen -= {_named(host, request).address for request in seen}
     for unit in units:
         own = tuple(f for f in unit.functions if (f.address in unseen) is not unit.is_seen)
@@ -173,7 +173,7 @@ def _refuse_contradictions(host: HostSnapshot, requests: Iterable[DeviceRequest]
     seen: dict[str, DeviceRequest] = {}
     for request in requests:
         name = request.name.lower() if is_uuid(request.name) else str(_named(host, request).address)
-        if seen.setdefault(name, request).hostdev_options != request.hostdev_options:
+        if seen.setdefault(name, request).options != request.options:
             message = f"{name} is named twice with different options"
             raise UsageError(message, "name it once")
 
@@ -189,7 +189,7 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
     device = _named(host, request)
     functions = (device,) if request.is_alone else host.slot(device)
     ordered = tuple(sorted(functions, key=lambda function: function.address))
-    options = request.hostdev_options
+    options = request.options
     has_groups = not any(_has_only_cdev(host, function) for function in ordered)
     if not has_groups and not options.is_unassigned:
         options = replace(options, has_iommufd=True)
@@ -197,7 +197,7 @@ def _functions(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
         functions=ordered,
         vgpu=host.vgpu(str(device.address)),
         model=None,
-        hostdev_options=options,
+        options=options,
         is_vendor_function=host.is_vendor_function(device),
         numa_node=device.numa_node,
         root_complex=root_complex(device),
@@ -229,7 +229,7 @@ def _mediated(host: HostSnapshot, request: DeviceRequest) -> GuestDevice:
         functions=(),
         vgpu=vgpu,
         model=model,
-        hostdev_options=request.hostdev_options,
+        options=request.options,
         is_vendor_function=False,
         numa_node=node,
         root_complex=None if parent is None else root_complex(parent),
@@ -255,8 +255,6 @@ def root_complex(device: PciDevice) -> str | None:
 def _joined(one: GuestDevice, other: GuestDevice) -> GuestDevice:
     """Join two units of one slot; the options of the first take precedence."""
     functions = {device.address: device for device in (*one.functions, *other.functions)}
-    hostdev_options = (
-        one.hostdev_options if one.hostdev_options != HostdevOptions() else other.hostdev_options
-    )
+    options = one.options if one.options != AttachOptions() else other.options
     joined = tuple(functions[address] for address in sorted(functions))
-    return replace(one, functions=joined, hostdev_options=hostdev_options)
+    return replace(one, functions=joined, options=options)

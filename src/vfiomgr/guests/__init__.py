@@ -1,0 +1,1 @@
+"""What guests of every virtual machine monitor have in common: their devices and places."""
