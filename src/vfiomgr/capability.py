@@ -76,7 +76,12 @@ register(
         plans=("plan",),
         hooks=("requests", "apply"),
     ),
-    Capability("vfiomgr.libvirt", values=("hook",), plans=("hook",)),
+    Capability(
+        "vfiomgr.libvirt",
+        values=("hook",),
+        plans=("hook",),
+        rules=("preflight.plan", "migration.domain_rules", "migration.target_rules"),
+    ),
     Capability(
         "vfiomgr.layout",
         values=("requests",),

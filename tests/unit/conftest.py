@@ -6,16 +6,20 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
 from tests.fakes.hosts import workstation
 from vfiomgr.cli import main
 from vfiomgr.host.tree import HostTree
+from vfiomgr.rules.runner import RuleSet
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.fakes.kernel import FakeKernel
+    from vfiomgr.diagnostic import Diagnostic
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -41,6 +45,22 @@ class Matches(Protocol):
 
     def __call__(self, name: str, text: str) -> None:
         """Compare."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _rules_name_their_findings() -> Iterator[None]:
+    """Every finding has an identifier that its rule was registered with."""
+    find = RuleSet.find
+
+    def find_named(rules: RuleSet[Any], context: object) -> Iterator[Diagnostic]:
+        names = {name for rule in rules.rules for name in rule.names}
+        for found in find(rules, context):
+            assert found.rule in names, (rules.subject, found)
+            yield found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RuleSet, "find", find_named)
+        yield
 
 
 @pytest.fixture

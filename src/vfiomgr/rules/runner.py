@@ -83,6 +83,10 @@ class RuleSet(Value, Generic[C]):
     host: Callable[[C], object] = attrgetter("host")
     """The host of a context."""
 
+    def named(self, *names: str) -> tuple[Rule[C], ...]:
+        """The rules with these identifiers, which another check runs too."""
+        return tuple(each for each in self.rules if set(names) & set(each.names))
+
     def find(self, context: C) -> Iterator[Diagnostic]:
         """The findings of all rules, with the remedies that apply on the host."""
         host = self.host(context)

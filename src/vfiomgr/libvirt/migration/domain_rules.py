@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from vfiomgr.diagnostic import Diagnostic, Severity, finding
 from vfiomgr.libvirt.migration.devices import migratability_of, vgpu_migratability
 from vfiomgr.libvirt.preflight.teaming import mac_addresses
+from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ RELAXED_QEMU = Version(11, 0)
 REASONS_QEMU = Version(6, 0)
 """The QEMU whose query-migrate has blocked-reasons (qapi/migration.json)."""
 UNKNOWN = "migration-unknown"
+_OTHERS = "disks, networks and other devices: libvirt checks them"
 _BLOCKED = "QEMU refuses to migrate the guest"
 _TRACKS = "dirty-tracking"
 """Devices that log the pages that they write (vfio_device_features_read of the kernel)."""
@@ -213,33 +215,76 @@ def programs(context: PreflightContext) -> Iterator[Diagnostic]:
     )
 
 
-def not_on_host(context: PreflightContext, hostdev: DomainHostdev) -> Diagnostic:
-    """A device that this host does not have, so that nothing is known about it."""
-    own = "correct its name, or start the vGPU: vfiomgr vgpu start"
-    if hostdev.address is not None:
-        own = "correct its address, or plug it in"
-    return finding(
-        "migration-device-missing",
-        "blocker",
-        f"this host does not have {hostdev.name}",
-        (context.cite(hostdev),),
-        "migration depends on the device",
-        f"{own}; or name the host that has it: --snapshot FILE",
-        subject=hostdev.name,
-    )
+def not_on_host(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Devices that this host does not have, so that nothing is known about them."""
+    for hostdev in context.hostdevs:
+        host = context.host
+        if host.device_named(hostdev.name) is not None or host.vgpu(hostdev.name) is not None:
+            continue
+        own = "correct its name, or start the vGPU: vfiomgr vgpu start"
+        if hostdev.address is not None:
+            own = "correct its address, or plug it in"
+        yield finding(
+            "migration-device-missing",
+            "blocker",
+            f"this host does not have {hostdev.name}",
+            (context.cite(hostdev),),
+            "migration depends on the device",
+            f"{own}; or name the host that has it: --snapshot FILE",
+            subject=hostdev.name,
+        )
 
 
-def blocked_by_qemu(context: PreflightContext, reason: str) -> Diagnostic:
-    """A reason of the running guest, in QEMU's words: blockers, and devices without a state."""
+def blocked_by_qemu(context: PreflightContext) -> Iterator[Diagnostic]:
+    """Reasons of the running guest, in QEMU's words: blockers, and devices without a state."""
     name = context.domain.name
-    return finding(
-        "migration-blocked",
-        "blocker",
-        f"QEMU refuses to migrate {name}: {reason}",
-        (f"query-migrate of QEMU of {name}: blocked-reasons",),
-        "QEMU says so about the guest as it runs now",
-        "detach what the reason names, or shut the guest down and start it on the other host",
+    for reason in context.blocked_reasons or ():
+        yield finding(
+            "migration-blocked",
+            "blocker",
+            f"QEMU refuses to migrate {name}: {reason}",
+            (f"query-migrate of QEMU of {name}: blocked-reasons",),
+            "QEMU says so about the guest as it runs now",
+            "detach what the reason names, or shut the guest down and start it on the other host",
+        )
+
+
+def _unknown(context: PreflightContext) -> Iterator[str]:
+    """The devices of which it is unknown whether they can migrate."""
+    for hostdev in staying(context):
+        found = migratability(context, hostdev)
+        if found is not None and found.is_possible is None and not hostdev.is_unassigned:
+            yield f"whether {hostdev.name} can migrate: {found.why}"
+
+
+def _not_checked(context: PreflightContext) -> Iterator[str]:
+    yield _OTHERS
+    is_running = context.itself is not None and context.itself.is_active
+    if context.blocked_reasons is None and is_running:
+        yield "whether QEMU of the running guest refuses: pass --ask-qemu (it taints the domain)"
+    support = context.host.guest_support
+    if support is None or support.migration is None:
+        yield "what the kernel says about migration: no /sys/kernel/debug/vfio, or not root"
+    if context.qemu is None and (support is None or support.qemu is None):
+        yield "the version of QEMU: unknown"
+
+
+RULES: RuleSet[PreflightContext] = register(
+    RuleSet(
+        "the migration of a domain",
+        rules=(
+            rule(confidential, "migration-confidential"),
+            rule(devices, UNKNOWN, "migration-device", "migration-driver", "migration-condition"),
+            rule(several, "migration-several"),
+            rule(nvme_disks, "migration-disk"),
+            rule(teaming, "teaming-partner-missing"),
+            rule(mac_addresses, "teaming-mac"),
+            rule(viommu, "migration-viommu"),
+            rule(programs, "migration-old-qemu"),
+            rule(not_on_host, "migration-device-missing"),
+            rule(blocked_by_qemu, "migration-blocked"),
+        ),
+        not_checked=(_not_checked,),
+        unknown=(_unknown,),
     )
-
-
-RULES = (confidential, devices, several, nvme_disks, teaming, mac_addresses, viommu, programs)
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from vfiomgr.diagnostic import Diagnostic, finding
@@ -9,6 +10,7 @@ from vfiomgr.expressions import expression
 from vfiomgr.libvirt.build.teaming import how_to_set
 from vfiomgr.libvirt.migration.domain_rules import FIRST_QEMU, staying
 from vfiomgr.pci.guest_support import GuestSupport
+from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import Version, format_cpulist
 
 if TYPE_CHECKING:
@@ -281,14 +283,29 @@ def _families_apart(pair: Comparison, vgpu: Vgpu, other: Vgpu, libvirt: Version)
     )
 
 
-RULES = (
-    same_host,
-    devices,
-    cpu,
-    numa_nodes,
-    versions,
-    families,
-    drivers,
-    addresses,
-    mac_addresses,
+def _not_checked(pair: Comparison) -> Iterator[str]:
+    for what, known in (("libvirt", pair.there.libvirt), ("QEMU", pair.there.qemu)):
+        if known is None:
+            yield f"the version of {what} on {pair.name}: not in the snapshot"
+    if pair.target.users is None:
+        yield f"processes that use the devices of {pair.name}: not in the snapshot"
+
+
+RULES: RuleSet[Comparison] = register(
+    RuleSet(
+        "the target of a migration",
+        rules=(
+            rule(same_host, "migration-same-host"),
+            rule(devices, "migration-no-place", "migration-not-ready"),
+            rule(cpu, "migration-cpu"),
+            rule(numa_nodes, "migration-numa"),
+            rule(versions, "migration-machine", "migration-old-qemu", "migration-older-libvirt"),
+            rule(families, "migration-family"),
+            rule(drivers, "migration-driver-version"),
+            rule(addresses, "migration-address"),
+            rule(mac_addresses, "migration-condition"),
+        ),
+        not_checked=(_not_checked,),
+        host=attrgetter("target"),
+    )
 )

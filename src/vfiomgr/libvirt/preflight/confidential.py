@@ -279,18 +279,3 @@ def shared(context: PreflightContext) -> Iterator[Diagnostic]:
             "devices through memory that it shares",
             "no action is needed",
         )
-
-
-RULES = (
-    support,
-    versions,
-    features,
-    firmware,
-    cpu,
-    viommu,
-    locked,
-    mapped,
-    preallocated,
-    memory_devices,
-    shared,
-)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vfiomgr.check import platform_rules
+from vfiomgr.check.plan import RULES
 from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.documents.text import parse_json
 from vfiomgr.expressions import expression
@@ -27,21 +27,16 @@ if TYPE_CHECKING:
 
 _WITH_KVM = {"x86_64": ("i686",), "aarch64": ("armv7l",), "ppc64le": ("ppc64",)}
 """Other architectures that a host CPU can run as guests."""
-_OF_THE_HOST = (
-    platform_rules.interrupt_remapping,
-    platform_rules.vfio_pci,
-    platform_rules.iommu_backend,
-)
+OF_THE_HOST = ("iommu", "interrupt-remapping", "vfio-pci", "iommu-backend")
+"""Rules of `vfiomgr check` whose problems prevent passthrough of all functions."""
 
 
 def host(context: PreflightContext) -> Iterator[Diagnostic]:
     """Findings of `vfiomgr check` that prevent passthrough of all functions."""
-    if not context.takes_functions:
-        return
-    facts = context.host.readiness
-    found = [*platform_rules.iommu(context.host)]
-    found += [f for rule in _OF_THE_HOST if facts for f in rule(context.host, facts)]
-    yield from (finding for finding in found if finding.severity not in ("ok", "info"))
+    for each in RULES.named(*OF_THE_HOST) if context.takes_functions else ():
+        for found in each.find(context.host):
+            if found.severity not in ("ok", "info"):
+                yield found
 
 
 def no_vfio(context: PreflightContext) -> Iterator[Diagnostic]:

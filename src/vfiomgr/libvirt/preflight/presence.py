@@ -81,8 +81,10 @@ class GuardRule(Value):
     shown: Callable[[PciDevice], str]
     """The evidence, after the function's directory."""
     reason: str
-    remedy: str = "{remedy}"
-    """The remedy, with that of the safety check."""
+    remedy: str = ""
+    """The remedy; by default that of the safety check."""
+    then: str = ""
+    """What to do after it."""
     is_of_waiting: bool = False
     """Whether it applies only to functions that still must be bound."""
 
@@ -99,7 +101,7 @@ class GuardRule(Value):
                         f"{sysfs(taken.device)}{self.shown(taken.device)}",
                     ),
                     self.reason,
-                    self.remedy.format(remedy=diagnostic.remedy),
+                    (self.remedy or diagnostic.remedy) + self.then,
                 )
 
 
@@ -121,8 +123,8 @@ GUARD_RULES = (
         guards.silence,
         lambda _: "/config reads as all ones",
         "the device does not respond: QEMU exits with \"Unknown PCI header type '127'\"",
-        "{remedy}; if it responds again, check whether the next start of the guest loses it "
-        "again: such a device cannot be reset",
+        then="; if it responds again, check whether the next start of the guest loses it again: "
+        "such a device cannot be reset",
     ),
     GuardRule(
         "stuck-device",

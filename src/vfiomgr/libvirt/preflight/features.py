@@ -1,0 +1,225 @@
+"""Rules about elements of the domain that this libvirt, QEMU or kernel does not have.
+
+Without validation libvirt drops unknown attributes and elements.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vfiomgr.diagnostic import Diagnostic, finding
+from vfiomgr.libvirt.model import (
+    ACPI_NODESET,
+    AMD_IOMMU,
+    DOMAIN_IOMMUFD,
+    DRIVER_MODEL,
+    INTERRUPTS_ONLY,
+    IOMMUFD,
+    MAXPHYSADDR,
+    MAXPHYSADDR_LIMIT,
+    OTHER_KERNEL,
+    PCI_DISPLAY,
+    PORT_MEMORY,
+    QEMU_IOMMUFD,
+    SMMU_ACCEL,
+    SMMU_BUS,
+    VIRTIO_IOMMU,
+    lacks_iommufd,
+)
+from vfiomgr.paths import IOMMU_NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from vfiomgr.libvirt.model import DomainHostdev, DomainIommu, Feature
+    from vfiomgr.libvirt.preflight.context import PreflightContext
+
+
+_IOMMUS = {"virtio": VIRTIO_IOMMU, "amd": AMD_IOMMU}
+_OLD_BACKENDS = frozenset({"kvm", "xen"})
+
+
+def dropped(context: PreflightContext) -> Iterator[Diagnostic]:
+    """What that libvirt does not know and drops silently."""
+    version = context.libvirt
+    if version is None:
+        return
+    for line, feature, what in _newer(context):
+        if feature.is_in(version):
+            continue
+        yield finding(
+            "element-dropped",
+            "warning",
+            f"libvirt {version} does not support {feature.what}, and drops it",
+            (f"{context.at(line)}: {what}", context.cite_libvirt()),
+            "without validation the domain starts without it",
+            f"install libvirt {feature.since} or later, or {_otherwise(context, feature, line)}",
+        )
+
+
+def _otherwise(context: PreflightContext, feature: Feature, line: int) -> str:
+    if context.host.vfio.has_groups is False and feature in (IOMMUFD, DOMAIN_IOMMUFD):
+        return OTHER_KERNEL
+    return f"remove it in line {line}"
+
+
+def _newer(context: PreflightContext) -> Iterator[tuple[int, Feature, str]]:
+    """Features of the domain with a known minimum release."""
+    domain = context.domain
+    for hostdev in domain.hostdevs:
+        yield from ((hostdev.line, *found) for found in _newer_of(hostdev))
+    cpu, line = domain.cpu, domain.line("cpu/maxphysaddr")
+    if cpu.passes_physical_bits or cpu.physical_bits is not None:
+        yield line, MAXPHYSADDR, "<maxphysaddr>"
+    if cpu.physical_bits_limit is not None:
+        yield line, MAXPHYSADDR_LIMIT, f"limit='{cpu.physical_bits_limit}'"
+    for controller in domain.controllers:
+        if controller.reserve_kib is not None:
+            yield controller.line, PORT_MEMORY, f"memReserve='{controller.reserve_kib}'"
+    for iommu in domain.iommus:
+        yield from ((iommu.line, *found) for found in _newer_of_iommu(iommu))
+    if domain.has_iommufd:
+        yield domain.line("iommufd"), DOMAIN_IOMMUFD, "<iommufd enabled='yes'>"
+
+
+def _newer_of(hostdev: DomainHostdev) -> Iterator[tuple[Feature, str]]:
+    if hostdev.driver_model is not None:
+        yield DRIVER_MODEL, f"<driver model='{hostdev.driver_model}'> of {hostdev.name}"
+    if hostdev.iommufd is not None:
+        yield IOMMUFD, f"<driver iommufd> of {hostdev.name}"
+    if hostdev.kind == "pci" and (hostdev.display or hostdev.ramfb):
+        yield PCI_DISPLAY, f"display or ramfb of {hostdev.name}"
+    if hostdev.acpi_nodes is not None:
+        yield ACPI_NODESET, f"<acpi nodeset> of {hostdev.name}"
+
+
+def _newer_of_iommu(iommu: DomainIommu) -> Iterator[tuple[Feature, str]]:
+    if not iommu.translates_dma:
+        yield INTERRUPTS_ONLY, "dma_translation='off'"
+    if iommu.bus is not None:
+        yield SMMU_BUS, f"pciBus='{iommu.bus}'"
+    if iommu.is_accelerated:
+        yield SMMU_ACCEL, "accel='on'"
+
+
+def unknown_iommu(context: PreflightContext) -> Iterator[Diagnostic]:
+    """An unknown value is an error (27)."""
+    version = context.libvirt
+    for iommu in {iommu.model: iommu for iommu in reversed(context.domain.iommus)}.values():
+        feature = _IOMMUS.get(iommu.model)
+        if feature is None or version is None or feature.is_in(version):
+            continue
+        line = iommu.line
+        yield finding(
+            "iommu-model-unknown",
+            "blocker",
+            f"libvirt {version} does not support {feature.what}",
+            (f"{context.at(line)}: {feature.what}", context.cite_libvirt()),
+            "libvirt rejects the domain",
+            f"install libvirt {feature.since} or later, or write <iommu model='intel'> in line "
+            f"{line}",
+        )
+
+
+def old_backend(context: PreflightContext) -> Iterator[Diagnostic]:
+    """KVM's own device assignment was removed in Linux 4.12; Xen's is only for Xen."""
+    for hostdev in context.domain.hostdevs:
+        if hostdev.driver in _OLD_BACKENDS and hostdev.kind == "pci":
+            yield finding(
+                "old-backend",
+                "blocker",
+                f"{hostdev.name} uses the backend {hostdev.driver}, which QEMU does not support",
+                (context.cite(hostdev, f"<driver name='{hostdev.driver}'>"),),
+                "QEMU assigns devices only through VFIO",
+                f"write <driver name='vfio'/> in line {hostdev.line}, or omit it",
+                subject=hostdev.name,
+            )
+
+
+def iommufd(context: PreflightContext) -> Iterator[Diagnostic]:
+    """The requirements of iommufd besides libvirt: the kernel's node, and a QEMU that opens it."""
+    wanting = [hostdev for hostdev in context.hostdevs if hostdev.iommufd]
+    if not (wanting or context.domain.has_iommufd):
+        return
+    lacking = tuple(_lacking_for_iommufd(context))
+    if lacking:
+        otherwise = "remove iommufd: VFIO groups work without it"
+        if context.host.vfio.has_groups is False:
+            otherwise = OTHER_KERNEL
+        yield finding(
+            "iommufd-missing",
+            "blocker",
+            "the domain uses iommufd, which this host lacks",
+            (*(context.cite(hostdev, "iommufd='yes'") for hostdev in wanting), *lacking),
+            "QEMU opens /dev/iommu and the cdev of each device",
+            "boot a kernel with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV and install QEMU "
+            f"{QEMU_IOMMUFD} or later; or {otherwise}",
+        )
+
+
+def _lacking_for_iommufd(context: PreflightContext) -> Iterator[str]:
+    facts = context.host.readiness
+    if facts is not None and facts.has_dev and not facts.has_node(IOMMU_NODE):
+        yield f"{IOMMU_NODE} does not exist"
+    if lacks_iommufd(context.qemu):
+        yield f"QEMU {context.qemu} does not support iommufd (added in {QEMU_IOMMUFD})"
+
+
+def iommufd_group(context: PreflightContext) -> Iterator[Diagnostic]:
+    """`<iommufd fdgroup>`: libvirt uses a descriptor that a program has passed to it.
+
+    virDomainDefValidateIommufd, and qemuProcessGetPassedIommuFd of libvirt 12.8;
+    virDomainFDAssociate lasts as long as the connection that called it.
+    """
+    domain, version = context.domain, context.libvirt
+    name, line = domain.iommufd_group, domain.line("iommufd")
+    if name is None or (version is not None and not DOMAIN_IOMMUFD.is_in(version)):
+        return
+    cited = f"{context.at(line)}: <iommufd fdgroup='{name}'>"
+    if not domain.has_iommufd:
+        yield finding(
+            "iommufd-fdgroup-off",
+            "blocker",
+            "the domain names an fdgroup for iommufd, which it disables",
+            (cited,),
+            "libvirt rejects the domain",
+            f"write enabled='yes' in line {line}, or remove fdgroup",
+        )
+    elif any(h.kind == "pci" and h.is_seen and h.iommufd is not False for h in context.hostdevs):
+        itself = context.itself
+        autostarts = itself is not None and itself.autostarts
+        yield finding(
+            "iommufd-fdgroup",
+            "warning" if autostarts else "info",
+            "the domain only starts after a program has passed /dev/iommu to libvirt"
+            + ", and autostart passes nothing" * autostarts,
+            (cited,),
+            "the descriptor belongs to the connection of that program (virDomainFDAssociate): else "
+            f"libvirt fails with \"file descriptor group '{name}' was not associated\"",
+            f"remove fdgroup in line {line}, and libvirt opens /dev/iommu itself; or start the "
+            "domain only with the program that passes it, as KubeVirt does",
+        )
+
+
+def driver_model(context: PreflightContext) -> Iterator[Diagnostic]:
+    """`<driver model>` names a module (libvirt's default: virPCIDeviceFindBestVFIOVariant)."""
+    known = context.host.vfio_modules
+    for hostdev in context.hostdevs:
+        model = hostdev.driver_model
+        if model is None or known is None or not hostdev.managed:
+            continue
+        if model.replace("-", "_") in {name.replace("-", "_") for name in known}:
+            continue
+        yield finding(
+            "driver-model-missing",
+            "blocker",
+            f"{hostdev.name} uses driver {model}, which this kernel does not have",
+            (
+                context.cite(hostdev, f"<driver model='{model}'>"),
+                f"modules of {context.host.kernel_release}: {', '.join(known) or 'none'}",
+            ),
+            "with managed='yes' libvirt loads that module and binds the device to it",
+            f"write an available driver in line {hostdev.line}, or omit model: libvirt then "
+            "chooses one",
+            subject=hostdev.name,
+        )
