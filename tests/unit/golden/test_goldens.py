@@ -1,4 +1,4 @@
-"""What every command prints: its help, its text, its JSON, and the journals of what it does."""
+"""What every command prints: its text, its JSON, and the journals of what it does."""
 
 from __future__ import annotations
 
@@ -54,19 +54,16 @@ def everything(context: click.Context) -> Iterator[click.Context]:
             yield from everything(click.Context(found, info_name=name, parent=context))
 
 
-UNLISTED = {"persist watch", "help"}
-"""Run by a unit below a group that is not shown; and another form of --help."""
+UNLISTED = {"persist watch"}
+"""Run by a unit, below a group that is not shown."""
 TREE = {
     context.command_path: context.command
     for context in everything(click.Context(cli, info_name="vfiomgr", **cli.context_settings))
 }
-SHORTCUTS = {"layout plan", "layout apply"}
-"""The same commands as `plan` and `apply`."""
 LEAVES = sorted(
     path.removeprefix("vfiomgr ")
     for path, command in TREE.items()
     if (not isinstance(command, click.Group) or command.invoke_without_command)
-    and path.removeprefix("vfiomgr ") not in SHORTCUTS
 )
 
 
@@ -116,16 +113,6 @@ def play(scenario: Scenario, run: Run, place: Place, *options: str) -> str:
     return steady(scenario.transcript(run, hand, *options), place.directory.parent)
 
 
-@pytest.mark.parametrize("path", TREE)
-def test_the_help_of_each_command_is_golden(
-    capsys: pytest.CaptureFixture[str], matches: Matches, path: str
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(args=[*path.split()[1:], "--help"], prog_name="vfiomgr")
-    assert stopped.value.code == 0
-    matches(f"help/{path.replace(' ', '-')}.txt", capsys.readouterr().out)
-
-
 @pytest.mark.parametrize("form", FORMS, ids=["text", "json"])
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str, indirect=True)
 def test_what_each_command_prints_is_golden(
@@ -144,8 +131,6 @@ def test_what_each_command_prints_is_golden(
 
 def test_every_command_has_golden_files() -> None:
     assert {scenario.command for scenario in SCENARIOS} - UNLISTED == set(LEAVES)
-    helps = {f"{path.replace(' ', '-')}.txt" for path in TREE}
-    assert {file.name for file in (GOLDEN / "help").iterdir()} == helps
     shown = {
         f"{scenario}{form}.txt"
         for scenario in SCENARIOS

@@ -66,6 +66,22 @@ def test_the_manual_says_what_help_says(page: Page) -> None:
         assert " ".join(line.split()) in manual
 
 
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_the_help_of_each_command_fits_a_terminal(
+    page: Page, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(args=[*page.path[1:], "--help"], prog_name="vfiomgr")
+    assert stopped.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"Usage: {' '.join(page.path)} ")
+    _, _, options = shown.partition("\nOptions:\n")
+    assert "--help" in options
+    assert max(map(len, options.splitlines())) <= 80
+    assert max(map(len, shown.splitlines())) <= 100, "lines that click does not fill"
+
+
 @pytest.mark.parametrize(
     ("text", "roff"),
     [
