@@ -33,7 +33,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def preflight(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "vfiomgr", "--root", str(directory / "host")]
-    command += ["libvirt", "preflight", "--connect", f"test://{directory}/node.xml"]
+    command += ["check", "domain", "--connect", f"test://{directory}/node.xml"]
     return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
 
 
@@ -106,7 +106,7 @@ def test_domains_that_start_with_the_host_are_known(tmp_path: Path) -> None:
 
 
 def test_a_libvirt_elsewhere_needs_a_snapshot_of_its_host(directory: Path) -> None:
-    command = [sys.executable, "-m", "vfiomgr", "libvirt", "preflight", "--all"]
+    command = [sys.executable, "-m", "vfiomgr", "check", "domain", "--all"]
     command += ["--connect", "qemu+ssh://elsewhere.example/system"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 2

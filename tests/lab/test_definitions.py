@@ -46,7 +46,7 @@ def defined() -> dict[str, dict[str, object]]:
 
 
 def test_either_tool_starts_and_shows_what_the_other_defined() -> None:
-    vfiomgr("vgpu", "define", "--parent", "mtty", "--type", "mtty-2", "--uuid", FIRST)
+    vfiomgr("vgpu", "define", "--parent", "mtty", "--type", "mtty-2", FIRST)
     mdevctl("define", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", SECOND)
     shown = mdevctl("list", "-d")
     assert f"{FIRST} mtty mtty-2 manual" in shown

@@ -96,7 +96,7 @@ def test_plan_apply_assert_export_revert(topology: Topology, first: dict[str, st
     assert f"{topology.addresses['gpu']} (" in shown
     assert "then: " in shown
     assert facts(topology) == first
-    vfiomgr("assert", file, status=3)
+    vfiomgr("layout", "assert", file, status=3)
 
     vfiomgr("apply", file)
     functions = of_functions(topology)
@@ -104,11 +104,11 @@ def test_plan_apply_assert_export_revert(topology: Topology, first: dict[str, st
     for name in (topology.addresses["gpu"], topology.addresses["gpu_audio"], *functions):
         assert read_driver_state(TREE, PciAddress.parse(name)).driver == "vfio-pci"
     assert sorted(vgpu.type for vgpu in host().vgpus) == ["mtty-1"] * 4 + ["mtty-2"] * 2
-    vfiomgr("assert", file)
+    vfiomgr("layout", "assert", file)
     assert "nothing to do" in vfiomgr("apply", file).stdout
 
     vfiomgr("unbind", functions[2])
-    told = vfiomgr("assert", file, status=3).stdout
+    told = vfiomgr("layout", "assert", file, status=3).stdout
     *differences, result = told.splitlines()
     assert [line.split()[0] for line in differences] == [functions[2]]
     assert result.startswith("host differs from layout")
@@ -117,7 +117,7 @@ def test_plan_apply_assert_export_revert(topology: Topology, first: dict[str, st
     assert {subject for subject in begun["subjects"] if subject} == {functions[2]}
 
     before = facts(topology)
-    exported = vfiomgr("export").stdout
+    exported = vfiomgr("layout", "export").stdout
     again = subprocess.run(
         [VFIOMGR, "apply", "-", "--format", "json"],
         input=exported,
@@ -127,7 +127,7 @@ def test_plan_apply_assert_export_revert(topology: Topology, first: dict[str, st
     )
     assert json.loads(again.stdout)["changed"] is False
     assert facts(topology) == before
-    vfiomgr("revert")
+    vfiomgr("layout", "revert")
     assert facts(topology) == first
 
 
@@ -142,7 +142,7 @@ def test_a_plan_that_was_written_down_is_refused_once_the_host_has_changed(
     assert topology.addresses["gpu"] in refused
     vfiomgr("unbind", topology.addresses["gpu"])
     vfiomgr("apply", plan)
-    vfiomgr("revert")
+    vfiomgr("layout", "revert")
     assert facts(topology) == first
 
 
@@ -163,7 +163,7 @@ def test_what_a_guest_has_stays_or_is_refused(topology: Topology) -> None:
             assert facts(topology) == before
         finally:
             guest.kill()
-    vfiomgr("revert")
+    vfiomgr("layout", "revert")
 
 
 def test_killed_at_every_step(topology: Topology, first: dict[str, str]) -> None:

@@ -131,13 +131,13 @@ def test_a_host_comes_to_its_layout_by_itself(topology: Topology, file: str) -> 
 
     assert functions(topology) == []
     subprocess.run(command(), check=True)
-    vfiomgr("assert", file)
+    vfiomgr("layout", "assert", file)
     assert drivers(functions(topology)) == ["vfio-pci", "vfio-pci"]
 
     vfiomgr("layout", "uninstall")
     assert written() == before
     assert drivers([*pair, *functions(topology)]) == ["vfio-pci"] * 4, "nothing moves"
-    vfiomgr("revert")
+    vfiomgr("layout", "revert")
     vfiomgr("unbind", pair[0])
     assert drivers(pair) == at_first
     assert functions(topology) == []
@@ -148,7 +148,7 @@ class Watch:
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [VFIOMGR, "watch", *arguments, "--format", "json"],
+            [VFIOMGR, "layout", "watch", *arguments, "--format", "json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -207,4 +207,4 @@ def test_what_is_moved_by_hand_is_told_and_put_right_once(topology: Topology, fi
         assert keeping.until("corrected", moved) == [("drift", moved), ("corrected", moved)]
         assert drivers([moved]) == ["vfio-pci"]
         time.sleep(1)  # and it moves nothing more: what is left to read is compared at its end
-    vfiomgr("revert")
+    vfiomgr("layout", "revert")

@@ -215,7 +215,7 @@ def test_a_virtual_function(topology: Topology) -> None:
 @pytest.mark.topology("workstation")
 def test_a_vgpu_with_ramfb() -> None:
     kind = document("vgpu", "list", "--types", "--parent", "mdpy")["items"][0]["id"]
-    vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", kind, "--uuid", UUID)
+    vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", kind, UUID)
     try:
         shown = (*SMALL, "--graphics", "vnc", "--device", f"{UUID},display,ramfb")
         with started(*shown) as domain:

@@ -131,10 +131,10 @@ def follow(remedy: str, start: str) -> None:
 def test_a_device_on_its_host_driver_in_a_domain_that_libvirt_knows() -> None:
     text = domain(ROOT + PORT + pair("gpu"))
     remedy = breaks(text, "on-host-driver", "must be manually detached from the host")
-    answer = vfiomgr("libvirt", "preflight", NAME, status=1).stdout
+    answer = vfiomgr("check", "domain", NAME, status=1).stdout
     assert f"{NAME}: not ready: 1 blocker" in answer
     follow(remedy, f"vfiomgr bind {ADDRESSES['gpu']}")
-    answer = vfiomgr("libvirt", "preflight", "--all").stdout
+    answer = vfiomgr("check", "domain", "--all").stdout
     assert f"{NAME}: no " in answer, "no problem, or no blocker"
     starts(text)
 
@@ -191,9 +191,9 @@ def test_a_vgpu_that_is_not_there_and_one_that_is_not_started() -> None:
     text = domain(mdev(uuid))
     remedy = breaks(text, "vgpu-missing", "not found", uuid)
     assert remedy.startswith(f"vfiomgr vgpu create --type TYPE {uuid} ")
-    vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", uuid)
+    vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", uuid)
     assert troubles(text) == {}
-    vfiomgr("vgpu", "define", "--uuid", uuid)
+    vfiomgr("vgpu", "define", uuid)
     vfiomgr("vgpu", "stop", uuid)
     follow(breaks(text, "vgpu-inactive", "not found", uuid), f"vfiomgr vgpu start {uuid}")
     starts(text)
@@ -206,7 +206,7 @@ def vgpus() -> Iterator[tuple[str, str]]:
     """Two small vGPUs with displays."""
     made = (str(uuids.uuid4()), str(uuids.uuid4()))
     for uuid in made:
-        vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", "mdpy-vga", "--uuid", uuid)
+        vfiomgr("vgpu", "create", "--parent", "mdpy", "--type", "mdpy-vga", uuid)
     yield made
     vfiomgr("vgpu", "remove", *made)
 

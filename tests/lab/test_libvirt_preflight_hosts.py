@@ -55,7 +55,7 @@ def test_a_gpu_a_virtual_function_and_a_vgpu(topology: Topology) -> None:
     text = domain("".join(map(pci, (*gpu, virtual))) + mdev(uuid))
     assert troubles(text) == {"on-host-driver", "vgpu-missing"}
     vfiomgr("bind", virtual)
-    vfiomgr("vgpu", "create", "--parent", "mtty", "--type", "mtty-1", "--uuid", uuid)
+    vfiomgr("vgpu", "create", "--parent", "mtty", "--type", "mtty-1", uuid)
     assert troubles(text) == set()
     assert troubles(domain(pci(adapter, managed="yes"))) == {"managed-in-use"}
     vfiomgr("vgpu", "remove", uuid)

@@ -189,7 +189,7 @@ def test_a_driver_that_refuses_is_explained_and_everything_rolled_back(topology:
 def test_a_vgpu_is_made_listed_and_removed(parent: str) -> None:
     types = document("vgpu", "list", "--types", "--parent", parent)["items"]
     kind = types[0]["id"]
-    vfiomgr("vgpu", "create", "--parent", parent, "--type", kind, "--uuid", UUID)
+    vfiomgr("vgpu", "create", "--parent", parent, "--type", kind, UUID)
     (item,) = document("vgpu", "list")["items"]
     assert (item["uuid"], item["parent"], item["type"]) == (UUID, parent, kind)
     assert Path(f"/dev/vfio/{item['iommu_group']}").is_char_device()
@@ -197,7 +197,7 @@ def test_a_vgpu_is_made_listed_and_removed(parent: str) -> None:
     after = document("vgpu", "list", "--types", "--parent", parent)["items"]
     assert {t["id"]: t["available_instances"] for t in after}[kind] < left
     assert f"uuid='{UUID}'" in vfiomgr("libvirt", "hostdev", UUID).stdout
-    vfiomgr("vgpu", "create", "--parent", parent, "--type", kind, "--uuid", UUID)
+    vfiomgr("vgpu", "create", "--parent", parent, "--type", kind, UUID)
     vfiomgr("vgpu", "remove", UUID)
     assert document("vgpu", "list")["items"] == []
     assert document("vgpu", "list", "--types", "--parent", parent)["items"] == types
@@ -239,7 +239,7 @@ def test_without_root_there_is_one_clear_message(topology: Topology) -> None:
 def test_libvirt_hands_pair_and_vgpu_to_a_guest_that_keeps_them(restored: Topology) -> None:
     gpu, audio = restored.addresses["gpu"], restored.addresses["gpu_audio"]
     vfiomgr("bind", gpu)
-    vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID)
+    vfiomgr("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", UUID)
     try:
         file = nested.write_domain(vfiomgr("libvirt", "hostdev", gpu, UUID).stdout)
         created = nested.call("virsh", "create", str(file), "--validate")

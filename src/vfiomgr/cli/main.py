@@ -14,7 +14,7 @@ import click
 
 from vfiomgr import __version__
 from vfiomgr.capability import added_commands
-from vfiomgr.cli.options import FormerTable, LazyGroup, Options, prepare, session_options
+from vfiomgr.cli.options import LazyGroup, Options, prepare, session_options
 from vfiomgr.cli.output import note, note_text, print_error, print_error_document, say
 from vfiomgr.errors import VfiomgrError
 
@@ -47,14 +47,7 @@ _COMMANDS = {
     "explain": ("vfiomgr.cli.commands.help", "explain"),
     "completion": ("vfiomgr.cli.commands.help", "completion"),
 }
-_FORMER: FormerTable = {
-    "help": ("vfiomgr.cli.commands.help", "help_"),
-    "persist": ("vfiomgr.passthrough.commands", "persist"),
-    "assert": ("vfiomgr.layout.commands.changes", "assert_"),
-    "export": ("vfiomgr.layout.commands.changes", "export"),
-    "revert": ("vfiomgr.layout.commands.changes", "revert"),
-    "watch": ("vfiomgr.layout.commands.watch", "watch"),
-}
+_OF_SERVICES = {"persist": ("vfiomgr.passthrough.commands", "persist")}
 _READING = frozenset(
     {
         "list",
@@ -63,12 +56,9 @@ _READING = frozenset(
         "topology",
         "check",
         "plan",
-        "assert",
-        "export",
         "snapshot",
         "explain",
         "completion",
-        "help",
     }
 )
 """Commands that change nothing and may therefore end at once."""
@@ -89,7 +79,7 @@ class _Commands(LazyGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command with this name."""
-        if cmd_name in {*self.list_commands(ctx), *_FORMER} and cmd_name not in _READING:
+        if cmd_name in {*self.list_commands(ctx), *_OF_SERVICES} and cmd_name not in _READING:
             _be_interruptible()
         return super().get_command(ctx, cmd_name)
 
@@ -100,7 +90,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, value: ob
         context.exit()
 
 
-@click.group(cls=_Commands, table=_COMMANDS, unlisted=_FORMER)
+@click.group(cls=_Commands, table=_COMMANDS, unlisted=_OF_SERVICES)
 @click.option(
     "-V",
     "--version",

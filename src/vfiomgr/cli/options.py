@@ -13,7 +13,7 @@ from vfiomgr.cli.output import say_text
 from vfiomgr.paths import MACHINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from click.shell_completion import CompletionItem
 
@@ -126,20 +126,6 @@ def _remember(context: click.Context, parameter: click.Parameter, value: object)
         options.remember(name, value, is_typed=is_typed)
 
 
-class RenamedOption(click.Option):
-    """An option with former names (before 1.0), which are accepted but not shown."""
-
-    def __init__(self, *arguments: Any, former: Sequence[str], **settings: Any) -> None:  # noqa: ANN401
-        super().__init__(*arguments, **settings)
-        self._former = former
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:  # noqa: ANN401 - click's own
-        """Make the parser accept the former names too."""
-        shown, self.opts = self.opts, [*self.opts, *self._former]
-        super().add_to_parser(parser, ctx)
-        self.opts = shown
-
-
 def with_options(command: Callable[..., Any], *options: Callable[[Any], Any]) -> Callable[..., Any]:
     """Decorate a command with options, which its help lists in this order."""
     for option in reversed(options):
@@ -149,9 +135,7 @@ def with_options(command: Callable[..., Any], *options: Callable[[Any], Any]) ->
 
 def function_only_option(text: str) -> Callable[[Any], Any]:
     """The option that excludes the other functions of a slot; `text` is its help."""
-    return click.option(
-        "--function-only", "only", cls=RenamedOption, former=("--only",), is_flag=True, help=text
-    )
+    return click.option("--function-only", "only", is_flag=True, help=text)
 
 
 def allow_option(
@@ -189,8 +173,6 @@ _OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "timeout": (
         ("--timeout",),
         {
-            "cls": RenamedOption,
-            "former": ("--deadline",),
             "type": Seconds(),
             "metavar": "SECONDS",
             "help": "Time limit for one step or one libvirt call.  "
@@ -230,64 +212,15 @@ def session_options(*names: str, from_environment: bool = False) -> Callable[[An
                 expose_value=False,
                 callback=_remember,
                 hidden=bool(names) and name in _GLOBAL,
-                envvar=_variables(name) if from_environment else None,
+                envvar=f"VFIOMGR_{name.upper()}" if from_environment else None,
             )(function)
         return function
 
     return decorate
 
 
-def _variables(name: str) -> str | list[str]:
-    variable = f"VFIOMGR_{name.upper()}"
-    return [variable, "VFIOMGR_DEADLINE"] if name == "timeout" else variable
-
-
 _WIDTH = 100
 """Characters of a short help: shells cut it at the end of the line."""
-FormerTable = dict[str, tuple[str, str] | str]
-"""The module and the attribute of each command, or the present words of one that changed."""
-
-
-class FormerCommand(click.Command):
-    """A former command (before 1.0): all that follows it is read by a present one.
-
-    `present` is the command with the options that mean the same, e.g. `vgpu list --libvirt`, and
-    in capitals an argument that only the former command requires.
-    """
-
-    def __init__(self, name: str, present: str) -> None:
-        super().__init__(name, hidden=True)
-        words = present.split()
-        self._options = [word for word in words if word.startswith("-")]
-        self._words = words
-        self._path = [word for word in words if word.islower() and not word.startswith("-")]
-
-    def make_context(
-        self,
-        info_name: str | None,  # noqa: ARG002 - the present command is named
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,  # noqa: ANN401 - click's own
-    ) -> click.Context:
-        """The context of the present command."""
-        assert parent is not None  # noqa: S101 - a group has found it
-        above, command = self._present(parent)
-        words = [*self._options, *args]
-        context = command.make_context(self._path[-1], words, above, **extra)
-        _require(context, self._words)
-        return context
-
-    def get_help(self, ctx: click.Context) -> str:
-        """The help of the present command."""
-        above, command = self._present(ctx)
-        return command.get_help(click.Context(command, info_name=self._path[-1], parent=above))
-
-    def _present(self, context: click.Context) -> tuple[click.Context, click.Command]:
-        """The present command, and the context of its group."""
-        found = context.find_root()
-        for word in self._path[:-1]:
-            found = click.Context(_below(found, word), info_name=word, parent=found)
-        return found, _below(found, self._path[-1])
 
 
 def typed_options(names: Iterable[str]) -> list[str]:
@@ -301,67 +234,14 @@ def typed_options(names: Iterable[str]) -> list[str]:
     ]
 
 
-def present_command(context: click.Context, *path: str) -> click.Command:
-    """Another command, whose module is imported only now."""
-    found = context.find_root()
-    for word in path[:-1]:
-        found = click.Context(_below(found, word), info_name=word, parent=found)
-    return _below(found, path[-1])
-
-
-class FormerGroup(click.Command):
-    """A command that was a group: each of its former commands stands for options.
-
-    In capitals are arguments that the former command requires, as for a `FormerCommand`.
-    """
-
-    def __init__(self, *arguments: Any, former: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401
-        super().__init__(*arguments, **settings)
-        self._former = dict(former)
-
-    def had(self, name: str) -> bool:
-        """Whether it had this command."""
-        return name in self._former
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the arguments, of which the first may be a former command."""
-        meaning = self._former.get(args[0]) if args else None
-        if meaning is None:
-            return super().parse_args(ctx, args)
-        words = meaning.split()
-        left = super().parse_args(ctx, [*filter(str.islower, words), *args[1:]])
-        _require(ctx, words)
-        return left
-
-
-def _require(context: click.Context, words: Iterable[str]) -> None:
-    """Require the arguments whose names are in capitals."""
-    names = {word.lower() for word in words if word.isupper()}
-    for parameter in context.command.params:
-        is_missing = parameter.name in names and not context.params[parameter.name]
-        if is_missing and not context.resilient_parsing:
-            raise click.MissingParameter(ctx=context, param=parameter)
-
-
-def _below(context: click.Context, name: str) -> click.Command:
-    group = context.command
-    assert isinstance(group, click.Group)  # noqa: S101 - the tables are ours
-    command = group.get_command(context, name)
-    assert command is not None, name  # noqa: S101 - the tables are ours
-    return command
-
-
 class LazyGroup(click.Group):
-    """Finds its commands in a table; those in `unlisted` work but are not shown.
-
-    Unlisted commands are former names (before 1.0) and commands that only services and hooks run.
-    """
+    """Finds its commands in a table; those in `unlisted`, for services and hooks, are not shown."""
 
     def __init__(
         self,
         *arguments: Any,  # noqa: ANN401 - click's own
         table: Mapping[str, tuple[str, str]],
-        unlisted: Mapping[str, tuple[str, str] | str] | None = None,
+        unlisted: Mapping[str, tuple[str, str]] | None = None,
         **settings: Any,  # noqa: ANN401
     ) -> None:
         super().__init__(*arguments, **settings)
@@ -377,8 +257,6 @@ class LazyGroup(click.Group):
         place = self._table.get(cmd_name) or self._unlisted.get(cmd_name)
         if place is None:
             return super().get_command(ctx, cmd_name)
-        if isinstance(place, str):
-            return FormerCommand(cmd_name, place)
         module, attribute = place
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - the tables are ours

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
 from vfiomgr.cli.completion import complete_gpu
-from vfiomgr.cli.options import CHANGING, FormerGroup, allow_option, session_options
+from vfiomgr.cli.options import CHANGING, allow_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
@@ -192,15 +192,7 @@ _COUNT = expression(r"(?P<profile>[^=]+)=(?P<count>[0-9]{1,4})")
 _EXAMPLE = "vfiomgr vgpu instances 0000:41:00.0 3g.20gb=1 1g.5gb=3"
 
 
-_FORMER = {
-    "list": "",
-    "set": "GPU PROFILES",
-    "remove": "--none GPU",
-    "clear": "--none GPU",
-}
-
-
-@click.command("instances", cls=FormerGroup, former=_FORMER)
+@click.command("instances")
 @click.argument("gpu", required=False, shell_complete=complete_gpu)
 @click.argument("profiles", nargs=-1, metavar="[PROFILE=COUNT]...")
 @click.option("--none", "is_none", is_flag=True, help="Destroy all GPU instances; MIG stays on.")

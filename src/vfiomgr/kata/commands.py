@@ -13,12 +13,11 @@ from vfiomgr.cli.container_completion import complete_entry
 from vfiomgr.cli.options import (
     FILES,
     READING,
-    FormerTable,
     LazyGroup,
-    RenamedOption,
     WordChoice,
     function_only_option,
     session_options,
+    with_options,
 )
 from vfiomgr.cli.output import note, print_document, say_text
 from vfiomgr.cli.session import Session, pass_session
@@ -39,7 +38,7 @@ from vfiomgr.runtimes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from vfiomgr.containers.oci.model import NodeForm
     from vfiomgr.kata.command_lines import RunCommand, Tool
@@ -50,16 +49,9 @@ _COMMANDS = {
     "pod": ("vfiomgr.kata.manifests.commands", "pod"),
     "run-command": ("vfiomgr.kata.commands", "command"),
 }
-_FORMER: FormerTable = {
-    "install": "runtime install --kata",
-    "uninstall": "runtime uninstall --kata",
-    "runtimeclass": ("vfiomgr.kata.manifests.commands", "runtimeclass"),
-    "explain": ("vfiomgr.kata.explain.commands", "explain"),
-    "check-image": ("vfiomgr.kata.explain.commands", "check_image"),
-}
 
 
-@click.group("kata", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
+@click.group("kata", cls=LazyGroup, table=_COMMANDS)
 def kata() -> None:
     """Configure Kata, and write pods.
 
@@ -79,44 +71,34 @@ class _RuntimeType(WordChoice):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str:
-        """Accept `rs` too."""
-        name = super().convert("rust" if value == "rs" else value, param, ctx)
+        """The runtime, by the name that it has in Kata's own files."""
+        name = super().convert(value, param, ctx)
         return {"rust": "rs"}.get(name, name)
 
 
-def release_options(*former: str) -> Callable[[Any], Any]:
-    """The options for the release and the runtime of Kata, including their former names."""
-
-    def decorate(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
-        function = click.option(
-            "--kata-runtime",
-            "runtime",
-            cls=RenamedOption,
-            former=former,
-            type=_RuntimeType(),
-            help="Use Kata's Go or Rust runtime.  [default: installed; rust from 4.0]",
-        )(function)
-        return click.option(
+def release_options(function: Any) -> Any:  # noqa: ANN401 - click decorates untyped functions
+    """Add the options for the release and the runtime of Kata."""
+    return with_options(
+        function,
+        click.option(
             "--kata-version",
             "version",
             metavar="VERSION",
             help="Use this release of Kata, e.g. 3.31.  [default: installed]",
-        )(function)
-
-    return decorate
-
-
-_former_handler = click.option(
-    "--handler", "former_handler", metavar="NAME", hidden=True, shell_complete=complete_entry
-)
+        ),
+        click.option(
+            "--kata-runtime",
+            "runtime",
+            type=_RuntimeType(),
+            help="Use Kata's Go or Rust runtime.  [default: installed; rust from 4.0]",
+        ),
+    )
 
 
 @click.command("install")
 @click.argument("name", required=False, shell_complete=complete_entry)
 @click.option(
     "--path",
-    cls=RenamedOption,
-    former=("--runtime-path",),
     metavar="FILE",
     shell_complete=complete_host_file,
     help="Add this OCI runtime, which must be compatible with runc; with --kata, this shim.",
@@ -136,13 +118,10 @@ _former_handler = click.option(
 )
 @click.option(
     "--set-default",
-    cls=RenamedOption,
-    former=("--set-as-default",),
     is_flag=True,
     help="Make it the default runtime of containers.",
 )
 @click.option("--cdi", "enable_cdi", is_flag=True, help="Also enable CDI (implied by --kata).")
-@_former_handler
 @place_options("the installed one")
 @session_options(*FILES)
 @pass_session
@@ -155,7 +134,6 @@ def install(
     config: str | None,
     set_default: bool,
     enable_cdi: bool,
-    former_handler: str | None,
     **place: Unpack[PlaceOptions],
 ) -> None:
     """Install Kata or an OCI runtime in a container runtime.
@@ -178,7 +156,7 @@ def install(
       vfiomgr runtime install crun --path /usr/bin/crun --cdi --set-default
     """
     if is_kata:
-        handler = former_handler or name or DEFAULT_HANDLER
+        handler = name or DEFAULT_HANDLER
         _install_kata(session, handler, config, path, set_default=set_default, place=place)
         return
     if name is None or path is None:
@@ -228,7 +206,6 @@ def _install_kata(
     is_flag=True,
     help=f"Remove a handler of Kata: NAME.  [default: {DEFAULT_HANDLER}]",
 )
-@_former_handler
 @place_options("the one with the entry")
 @session_options(*FILES)
 @pass_session
@@ -237,7 +214,6 @@ def uninstall(
     *,
     name: str | None,
     is_kata: bool,
-    former_handler: str | None,
     **place: Unpack[PlaceOptions],
 ) -> None:
     """Remove a handler or a runtime that `runtime install` added.
@@ -252,7 +228,7 @@ def uninstall(
       vfiomgr runtime uninstall kata-gpu --runtime crio
       vfiomgr runtime uninstall crun --runtime docker
     """
-    entry = former_handler or name or (DEFAULT_HANDLER if is_kata else None)
+    entry = name or (DEFAULT_HANDLER if is_kata else None)
     if entry is None:
         message = "missing argument: NAME"
         raise UsageError(message, f"e.g. vfiomgr runtime uninstall {DEFAULT_HANDLER}")
@@ -304,7 +280,7 @@ class _RunOptions(TypedDict):
     show_default=True,
     help="Use this tool to start the container.",
 )
-@release_options("--runtime")
+@release_options
 @click.option(
     "--config",
     metavar="FILE",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from vfiomgr.snapshot.source import HostSource
 
 
-# ---- kata check-image
+# ---- check kata
 
 
 def check_image(source: HostSource, *addresses: str, config: str | None = None) -> Report:

@@ -18,8 +18,6 @@ from vfiomgr.cli.completion import (
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
-    READING,
-    LazyGroup,
     allow_option,
     function_only_option,
     session_options,
@@ -343,13 +341,8 @@ _PRESENCE = {
 }
 """The text in the column DEVICE, instead of the word in JSON."""
 
-_FORMER_PERSIST = {
-    "remove": "unbind --forget-only",
-    "import": "bind --persist --driverctl",
-}
 
-
-@click.group("persist", cls=LazyGroup, table={}, unlisted=_FORMER_PERSIST)
+@click.group("persist")
 def persist() -> None:
     """Bind persisted functions as they are hot-plugged; run by a service.
 
@@ -358,11 +351,8 @@ def persist() -> None:
     """
 
 
-@persist.command("list", hidden=True)
-@session_options(*READING)
-@pass_session
-def list_persisted(session: Session) -> None:
-    """List persistent bindings: now `vfiomgr list --persistent`."""
+def print_persisted(session: Session) -> None:
+    """Print the persistent bindings."""
     rows = persisted(session)
     if session.format != "table":
         print_document("PersistedList", {"items": rows}, session.format)

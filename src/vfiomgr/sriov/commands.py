@@ -11,7 +11,6 @@ from vfiomgr.cli.completion import complete_sriov
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
-    LazyGroup,
     WholeNumber,
     session_options,
     with_options,
@@ -186,10 +185,7 @@ def _in_words(item: dict[str, Any]) -> str:
 _HEADINGS = ("ADDRESS", cut("NAME"), "DRIVER", "VFS", "AUTOPROBE", wrapped("VF DRIVERS"))
 
 
-_FORMER = {"quota": ("vfiomgr.sriov.commands", "quota")}
-
-
-@click.group("sriov", cls=LazyGroup, table={}, unlisted=_FORMER)
+@click.group("sriov")
 def sriov() -> None:
     """Create virtual functions (VFs) and set their quotas."""
 
@@ -394,31 +390,3 @@ def _tell_undo(session: Session, outcome: Outcome) -> None:
     if counts and session.format == "table":
         first = counts[0]
         note(f"undo with: vfiomgr sriov set {first.device.address} {first.before}")
-
-
-@click.command("quota", hidden=True)
-@click.argument("address", shell_complete=complete_sriov)
-@share_options
-@click.option("--physical", is_flag=True, help="Use the physical function itself.")
-@session_options(*CHANGING)
-@pass_session
-def quota(
-    session: Session,
-    *,
-    address: str,
-    vf_memory: str | None,
-    exec_quantum: int | None,
-    preempt_timeout: int | None,
-    priority: Priority | None,
-    physical: bool,
-) -> None:
-    """Show or change quotas: now `vfiomgr sriov list ADDRESS` and `vfiomgr sriov set ADDRESS`."""
-    share = share_of(vf_memory, exec_quantum, preempt_timeout, priority)
-    chosen = session.address(address)
-    if share is not None:
-        _change(session, chosen, share, is_physical=physical)
-        return
-    if physical:
-        forbid_alone("--physical", "a quota", "without quotas all functions are shown")
-    host = session.scan()
-    _show(session, host, host.device(chosen))

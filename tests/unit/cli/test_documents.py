@@ -79,7 +79,6 @@ def _options(context: click.Context | None) -> set[str]:
     while context is not None:
         for parameter in context.command.params:
             found.update(parameter.opts, parameter.secondary_opts)
-            found.update(getattr(parameter, "_former", ()))
         context = context.parent
     return found
 

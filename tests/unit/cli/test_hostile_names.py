@@ -127,9 +127,9 @@ COMMANDS = (
     "vgpu create --type nvidia-222 --dry-run",
     "list --persistent",
     "cdi list",
-    "cdi check",
+    "check cdi",
     "cdi generate",
-    "export",
+    "layout export",
     "kata config",
     "kata pod --runtimeclass",
     "libvirt hostdev 0000:02:00.0 --libvirt-version 10.0",
@@ -208,19 +208,19 @@ CDI = json.dumps({"cdiVersion": "0.6.0", "kind": f"x/y{TEXT}", "devices": [{"nam
 OCI = json.dumps({"ociVersion": "1.0.2", "linux": {"devices": [{"path": TEXT}]}, TEXT: TEXT})
 XML = "<domain type='kvm'><name>a\u202eb\x9b31m</name><devices/></domain>"
 TREE_COMMANDS = (
-    f"layout validate {{root}}/lay{HOSTILE}.yaml",
+    f"check layout {{root}}/lay{HOSTILE}.yaml",
     f"plan {{root}}/lay{HOSTILE}.yaml",
     f"apply {{root}}/lay{HOSTILE}.yaml",
     f"apply {{root}}/no{HOSTILE}.yaml",
-    "kata explain {root}/pod.yaml",
+    "check pod {root}/pod.yaml",
     "kata pod {root}/pod.yaml",
     "cdi list",
-    "cdi check",
+    "check cdi",
     "cdi remove --all --dry-run",
     "oci edit {root}/bundle --add 0000:04:00.0 --dry-run",
     "oci edit {root}/bundle --remove-all --dry-run",
     "libvirt edit {root}/win.xml --add 0000:02:00.0 --dry-run --libvirt-version 10.0",
-    "libvirt preflight {root}/win.xml",
+    "check domain {root}/win.xml",
     f"show {HOSTILE}",
     f"bind 0000:02:00.0 --driver {HOSTILE}",
     f"{HOSTILE}",
@@ -229,7 +229,7 @@ TREE_COMMANDS = (
     f"--root /{HOSTILE} list",
     f"vgpu create --type {HOSTILE}",
     f"kata config --memory {HOSTILE}",
-    f"kata explain {HOSTILE}",
+    f"check pod {HOSTILE}",
 )
 
 

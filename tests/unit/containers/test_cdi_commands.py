@@ -184,10 +184,10 @@ def test_check_tells_each_finding_and_each_verdict(
     run: Run, kernel: FakeKernel, matches: Matches
 ) -> None:
     _mixed(run, kernel)
-    answer = run("cdi", "check")
+    answer = run("check", "cdi")
     assert answer.status == 1
     matches("cdi-check.txt", answer.stdout)
-    matches("cdi-check.json", run("cdi", "check", "--format", "json").stdout)
+    matches("cdi-check.json", run("check", "cdi", "--format", "json").stdout)
 
 
 def test_check_is_of_one_consumer_or_of_files_that_are_named(
@@ -196,11 +196,11 @@ def test_check_is_of_one_consumer_or_of_files_that_are_named(
     _mixed(run, kernel)
     for path in ("/run/cdi/plugin.json", "/etc/cdi/old.yml"):
         kernel.remove(HostPath(path))
-    assert run("cdi", "check", "--consumer", "containerd-2.0").status == 0
-    assert run("cdi", "check", "--consumer", "kata-go").status == 1
+    assert run("check", "cdi", "--consumer", "containerd-2.0").status == 0
+    assert run("check", "cdi", "--consumer", "kata-go").status == 1
     file = tmp_path / "own.json"
     file.write_text(kernel.read_text(OWN) or "")
-    answer = run("cdi", "check", str(file))
+    answer = run("check", "cdi", str(file))
     assert answer.status == 0
     assert "nvidia.yaml" not in answer.stdout
 
@@ -210,17 +210,17 @@ def test_a_snapshot_is_checked_as_the_host_is(run: Run, kernel: FakeKernel, tmp_
     file = tmp_path / "host.json"
     file.write_text(run("snapshot").stdout)
     live, recorded = (
-        json.loads(run(*more, "cdi", "check", "--format", "json").stdout)["items"]
+        json.loads(run(*more, "check", "cdi", "--format", "json").stdout)["items"]
         for more in ((), ("--snapshot", str(file)))
     )
     assert [item for item in live if item["rule"] != "node-missing"] == recorded
-    told = run("--snapshot", str(file), "cdi", "check")
+    told = run("--snapshot", str(file), "check", "cdi")
     assert "unknown: whether device nodes exist, except those of VFIO\n" in told.stdout
     assert names(run("--snapshot", str(file), "cdi", "generate").stdout) == [GPU]
 
 
 def test_an_empty_directory_is_fine(run: Run) -> None:
-    answer = run("cdi", "check")
+    answer = run("check", "cdi")
     assert (answer.status, answer.stdout) == (0, "")
     assert "no CDI specifications in /etc/cdi and /run/cdi" in answer.stderr
 
@@ -271,7 +271,7 @@ def test_files_of_an_image_are_listed_checked_and_removed_without_devices(
     listed = run("cdi", "list", *below)
     assert (listed.status, listed.stderr) == (0, "")
     assert f"nvidia.com/pgpu={GPU}  unknown" in listed.stdout
-    checked = run("cdi", "check", *below)
+    checked = run("check", "cdi", *below)
     assert checked.status == 0, checked.stdout
     assert "unknown: whether the devices exist\n" in checked.stdout
     assert run("cdi", "remove", "--all", *below).status == 0

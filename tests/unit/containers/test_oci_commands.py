@@ -39,6 +39,11 @@ def devices(bundle: Path) -> dict[str, Any]:
     return {entry["path"]: entry for entry in body["linux"].get("devices", ())}
 
 
+def adding(*names: str) -> tuple[str, ...]:
+    """The options that add devices."""
+    return tuple(word for name in names for word in ("--add", name))
+
+
 def test_a_bound_slot_is_put_in_and_taken_out_to_the_byte(run: Run, bundle: Path) -> None:
     config = bundle / "config.json"
     run("bind", GPU[0])
@@ -86,7 +91,7 @@ def test_json_tells_all(run: Run, bundle: Path, matches: Matches) -> None:
     run("bind", GPU[0])
     run("bind", TWIN[0])
     answer = run(
-        *("oci", "inject", str(bundle), *GPU, TWIN[0], "--format", "json"),
+        *("oci", "edit", str(bundle), *adding(*GPU, TWIN[0]), "--format", "json"),
         *("--cdi", "nvidia.com/pgpu=10", "--cdi", "nvidia.com/audio=10", "--cdi", "x.io/gpu=11"),
     )
     matches("oci-inject.json", answer.stdout.replace(str(bundle), "bundle"))
@@ -192,23 +197,23 @@ def test_a_bundle_without_its_host_is_emptied_all_the_same(
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (("{bundle}/nix", GPU[0]), 2, "cannot read bundle"),
-        (("{bundle}", "0000:99:00.0"), 2, "no such PCI device"),
-        (("{bundle}", "0000:00:01.0"), 4, "is a bridge"),
-        (("{bundle}", GPU[0], "--cdi", "gpu"), 2, "invalid CDI device name: --cdi"),
+        (("{bundle}/nix", *adding(GPU[0])), 2, "cannot read bundle"),
+        (("{bundle}", *adding("0000:99:00.0")), 2, "no such PCI device"),
+        (("{bundle}", *adding("0000:00:01.0")), 4, "is a bridge"),
+        (("{bundle}", *adding(GPU[0]), "--cdi", "gpu"), 2, "invalid CDI device name: --cdi"),
         (
-            ("{bundle}", *GPU, "--cdi", "a.b/gpu=d"),
+            ("{bundle}", *adding(*GPU), "--cdi", "a.b/gpu=d"),
             2,
             "--cdi is given 1 times, but there are 2 devices",
         ),
-        (("{bundle}", GPU[0], "--node", "cdev"), 4, "has no node below"),
+        (("{bundle}", *adding(GPU[0]), "--node", "cdev"), 4, "has no node below"),
     ],
 )
 def test_mistakes_are_told(
     run: Run, bundle: Path, arguments: tuple[str, ...], status: int, words: str
 ) -> None:
     run("bind", GPU[0])
-    answer = run("oci", "inject", *(part.format(bundle=bundle) for part in arguments))
+    answer = run("oci", "edit", *(part.format(bundle=bundle) for part in arguments))
     assert (answer.status, answer.stdout) == (status, "")
     assert words in answer.stderr
     assert "remedy: " in answer.stderr
@@ -222,8 +227,8 @@ def test_a_malformed_bundle_is_told_by_its_line(run: Run, bundle: Path) -> None:
         (b'{\n "a": "\xff"}', "2: not UTF-8 text"),
     ):
         config.write_bytes(data)
-        for command in (("inject", str(bundle), GPU[0]), ("eject", str(bundle))):
-            answer = run("oci", *command)
+        for change in (adding(GPU[0]), ("--remove-all",)):
+            answer = run("oci", "edit", str(bundle), *change)
             assert answer.status == 65
             assert f"{config}:{place}" in answer.stderr
         assert config.read_bytes() == data
@@ -271,15 +276,15 @@ def test_a_pipe_is_no_bundle(run: Run, tmp_path: Path) -> None:
         assert f"{tmp_path}/config.json: not a regular file" in answer.stderr
 
 
-@pytest.mark.parametrize("command", ["inject", "eject"])
+@pytest.mark.parametrize("change", [("--add", GPU[0]), ("--remove-all",)])
 @pytest.mark.parametrize("form", ["symbolic", "hard"])
 def test_a_config_that_is_linked_from_elsewhere_is_not_changed(
-    run: Run, bundle: Path, tmp_path: Path, command: str, form: str
+    run: Run, bundle: Path, tmp_path: Path, change: tuple[str, ...], form: str
 ) -> None:
     """Whoever has the bundle could lead root to any file of the machine."""
     run("bind", GPU[0])
     victim = tmp_path / "victim.json"
-    if command == "eject":
+    if change == ("--remove-all",):
         run("oci", "edit", str(bundle), "--add", GPU[0])
     text = (bundle / "config.json").read_text()
     (bundle / "config.json").rename(victim)
@@ -287,7 +292,7 @@ def test_a_config_that_is_linked_from_elsewhere_is_not_changed(
         (bundle / "config.json").hardlink_to(victim)
     else:
         (bundle / "config.json").symlink_to(victim)
-    answer = run("oci", command, str(bundle), *([GPU[0]] if command == "inject" else []))
+    answer = run("oci", "edit", str(bundle), *change)
     assert answer.status == 2
     why = "2 names (hard links)" if form == "hard" else f"it is a symbolic link to {victim}"
     assert f"cannot use {bundle}/config.json: " in answer.stderr

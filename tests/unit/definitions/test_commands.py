@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
 OTHER = "3deab9a4-200a-4c54-99b1-5eb0722d1d81"
 PROGRAM = "/usr/local/bin/vfiomgr"
-DEFINE = ("vgpu", "define", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID)
+DEFINE = ("vgpu", "define", "--parent", "mbochs", "--type", "mbochs-small", UUID)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_what_is_defined_is_listed(run: Run, matches: Matches, kernel: FakeKerne
     put(kernel, f"/etc/mdevctl.d/mbochs/{OTHER}", '{"mdev_type": "mbochs-large"')
     put(kernel, f"/etc/mdevctl.d/mdpy/{OTHER}", '{"mdev_type":"mdpy-hd","start":"manual"}')
     put(kernel, document(DOCUMENT).path, document(DOCUMENT).text)
-    run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID)
+    run("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", UUID)
     told = run("vgpu", "list", "--defined")
     matches("vgpu-defined.txt", told.stdout)
     matches("vgpu-defined.json", run("vgpu", "list", "--defined", "--format", "json").stdout)
@@ -75,9 +75,9 @@ def test_who_uses_a_vgpu_and_what_it_is_defined_as(
     run(*DEFINE, "--autostart")
     run("vgpu", "start", UUID)
     create = ("vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small")
-    run(*create, "--uuid", OTHER)
+    run(*create, OTHER)
     third = "00000000-0000-4000-8000-000000000003"
-    run(*create, "--uuid", third)
+    run(*create, third)
     put(kernel, f"/etc/mdevctl.d/mbochs/{third}", '{"mdev_type":"mbochs-large","start":"manual"}')
     hold(kernel, UUID)
     matches("vgpu-list.txt", run("vgpu", "list").stdout)
@@ -187,7 +187,7 @@ def test_one_that_fails_is_told_with_the_others_and_by_the_exit_status(
 def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_path: Path) -> None:
     file = tmp_path / "vgpu.json"
     file.write_text('{"mdev_type":"mbochs-large","start":"auto","attrs":[{"a":"1"}]}')
-    define = ("vgpu", "define", "--parent", "mbochs", "--uuid", UUID, "--jsonfile", str(file))
+    define = ("vgpu", "define", "--parent", "mbochs", UUID, "--jsonfile", str(file))
     assert run(*define).stdout == f"{UUID}\n"
     written = Path(kernel.root, f"etc/mdevctl.d/mbochs/{UUID}").read_text()
     assert json.loads(written) == json.loads(file.read_text())
@@ -207,8 +207,8 @@ def test_a_file_of_mdevctls_format_is_taken(run: Run, kernel: FakeKernel, tmp_pa
     ("arguments", "words"),
     [
         ([], "missing argument: UUID"),
-        (["--uuid", "x"], "invalid UUID: 'x'"),
-        (["--uuid", UUID], "missing options: --parent and --type"),
+        (["x"], "invalid UUID: 'x'"),
+        ([UUID], "missing options: --parent and --type"),
         (["--parent", "mbochs"], "missing option: --type"),
         (
             ["--parent", "mbochs", "--type", "mbochs-small", "--attribute", "a"],

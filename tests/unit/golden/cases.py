@@ -215,13 +215,11 @@ HOST_SCENARIOS = (
     Scenario("node release", "node release 02:00.0"),
     Scenario("completion", "completion fish", is_document=True),
     Scenario("completion", "completion ksh", case="unknown-shell"),
-    Scenario("help", "help\nhelp bind\nhelp layout apply", is_document=True),
-    Scenario("help", "help bnd", case="unknown-command"),
     Scenario("list", "list\nlist --all\nlist --root nowhere", small_a40_host),
     Scenario(
         "show",
         """
-        .vgpu create --type A40-8Q --parent 0000:21:00.4 --uuid f715f63c-0d00-4007-9c5a-b07b0c6c05de
+        .vgpu create --type A40-8Q --parent 0000:21:00.4 f715f63c-0d00-4007-9c5a-b07b0c6c05de
         show 21:00.4
         show 21:00.0
         show 99:00.0

@@ -168,7 +168,7 @@ CONTAINER_SCENARIOS = (
     ),
     Scenario(
         "check cdi",
-        f".bind 02:00.0\n.cdi generate {PGPU} --write\ncdi check\ncheck cdi none.json",
+        f".bind 02:00.0\n.cdi generate {PGPU} --write\ncheck cdi\ncheck cdi none.json",
         host_files=CDI,
     ),
     Scenario("check cdi", "check cdi", case="none"),
@@ -200,7 +200,7 @@ CONTAINER_SCENARIOS = (
     Scenario(
         "runtime uninstall",
         """
-        .runtime configure crun --path /usr/bin/crun
+        .runtime install crun --path /usr/bin/crun
         runtime uninstall crun --dry-run
         runtime uninstall crun
         runtime uninstall crun

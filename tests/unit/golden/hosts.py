@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.kernel import FakeKernel
 UUID = "f715f63c-0d00-4007-9c5a-b07b0c6c05de"
-MBOCHS = f"--parent mbochs --type mbochs-small --uuid {UUID}"
+MBOCHS = f"--parent mbochs --type mbochs-small {UUID}"
 SYSTEMD = {
     "run/systemd/system/.keep": "",
     "etc/passwd": "qemu:x:64055:104::/:/bin/false\n",

@@ -123,7 +123,7 @@ LIBVIRT_SCENARIOS = (
     Scenario(
         "check domain",
         "check domain good.xml\n.bind 0000:01:00.0\ncheck domain good.xml"
-        "\ncheck domain bad.xml\nlibvirt preflight",
+        "\ncheck domain bad.xml\ncheck domain",
         files={"good.xml": xml(before=""), "bad.xml": "<domain"},
     ),
     Scenario(

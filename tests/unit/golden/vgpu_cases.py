@@ -29,15 +29,15 @@ VGPU_SCENARIOS = (
     ),
     Scenario(
         "vgpu create",
-        f"vgpu create --type A100-1-5C --parent 21:00.0 --uuid {UUID} --dry-run"
-        f"\nvgpu create --type A100-1-5C --parent 21:00.0 --uuid {UUID}",
+        f"vgpu create --type A100-1-5C --parent 21:00.0 {UUID} --dry-run"
+        f"\nvgpu create --type A100-1-5C --parent 21:00.0 {UUID}",
         divided_host,
         case="mig",
         journals={"create-vgpu-mig": "create-vgpu"},
     ),
     Scenario(
         "vgpu create",
-        f"vgpu create --framebuffer 8G --parent 21:00.0 --uuid {UUID}",
+        f"vgpu create --framebuffer 8G --parent 21:00.0 {UUID}",
         two_l40s_host,
         case="vendor",
         keeps=True,
@@ -164,7 +164,7 @@ VGPU_SCENARIOS = (
     Scenario(
         "vgpu start",
         f"""
-        .vgpu define --parent 21:00.0 --type nvidia-231 --uuid {UUID} --attribute {PARAMETER}
+        .vgpu define --parent 21:00.0 --type nvidia-231 {UUID} --attribute {PARAMETER}
         vgpu start {UUID} --dry-run
         vgpu start {UUID}
         """,

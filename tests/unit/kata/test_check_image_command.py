@@ -40,7 +40,7 @@ def kata(kernel: FakeKernel) -> FakeKernel:
 
 
 def test_what_does_not_fit_blocks_and_a_drop_in_mends_it(run: Run, kata: FakeKernel) -> None:
-    answer = run("kata", "check-image", GPU)
+    answer = run("check", "kata", GPU)
     assert answer.status == 1
     assert answer.stdout.startswith("blocker: the image is erofs, but rootfs_type is ext4\n")
     assert 'remedy    write rootfs_type = "erofs"' in answer.stdout
@@ -51,16 +51,16 @@ def test_what_does_not_fit_blocks_and_a_drop_in_mends_it(run: Run, kata: FakeKer
     )
     place = f"{SHARE}/defaults/kata-containers/config.d/50-x.toml"
     kata.sysfs.put_bytes(place, b'[hypervisor.qemu]\nrootfs_type = "erofs"\n')
-    mended = run("kata", "check-image", GPU)
+    mended = run("check", "kata", GPU)
     assert mended.status == 0
     assert mended.stdout == "no problem found: 4 fine (see --all)\n"
-    everything = run("kata", "check-image", GPU, "--all").stdout
+    everything = run("check", "kata", GPU, "--all").stdout
     assert "ok: image and kernel are for NVIDIA GPUs, by their names" in everything
 
 
 def test_json_has_all_findings(run: Run, kata: FakeKernel) -> None:
     del kata
-    answer = run("kata", "check-image", "--config", OWN, "--format", "json")
+    answer = run("check", "kata", "--config", OWN, "--format", "json")
     assert answer.status == 1
     body = json.loads(answer.stdout)
     assert (body["kind"], body["summary"]["blocker"]) == ("CheckReport", 1)
@@ -70,7 +70,7 @@ def test_json_has_all_findings(run: Run, kata: FakeKernel) -> None:
 def test_the_handler_s_own_configuration_comes_first(run: Run, kata: FakeKernel) -> None:
     place = "/etc/kata-containers/vfiomgr/kata-vfio/configuration.toml"
     kata.sysfs.put_bytes(place, b'[hypervisor.clh]\nkernel = "/nix"\n')
-    answer = run("kata", "check-image")
+    answer = run("check", "kata")
     assert answer.status == 1
     assert f"{place}: kernel = /nix" in answer.stdout
     assert "[hypervisor.clh]" in answer.stdout
@@ -93,7 +93,7 @@ def test_what_cannot_be_read_is_told(
 ) -> None:
     if text is not None:
         kernel.sysfs.put_bytes("/k.toml", text)
-    answer = run("kata", "check-image", *options)
+    answer = run("check", "kata", *options)
     assert (answer.status, answer.stdout) == (told[0], "")
     assert told[1] in answer.stderr
     assert "remedy: " in answer.stderr
@@ -101,7 +101,7 @@ def test_what_cannot_be_read_is_told(
 
 def test_a_link_that_leads_to_itself_is_no_file(run: Run, kernel: FakeKernel) -> None:
     kernel.sysfs.link_absolute("/k.toml", "/k.toml")
-    assert run("kata", "check-image", "--config", "/k.toml").status == 2
+    assert run("check", "kata", "--config", "/k.toml").status == 2
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_kata_could_not_read_blocks(run: Run, kata: FakeKernel, text: str, 
     kata.sysfs.put_bytes(
         OWN, text.replace('rootfs_type = "ext4"', 'rootfs_type = "erofs"').encode()
     )
-    answer = run("kata", "check-image", GPU)
+    answer = run("check", "kata", GPU)
     assert answer.status == 1
     assert answer.stdout.startswith(f"blocker: {told}\n")
     assert answer.stdout.count("blocker: ") == 1
@@ -132,7 +132,7 @@ def test_what_kata_could_not_read_blocks(run: Run, kata: FakeKernel, text: str, 
 def test_an_image_of_zeros_is_told_as_not_checked(run: Run, kata: FakeKernel) -> None:
     place = f"{SHARE}/kata-containers/kata-nvidia.img"
     kata.sysfs.put_bytes(place, bytes(8192))
-    answer = run("kata", "check-image", GPU)
+    answer = run("check", "kata", GPU)
     assert f"unknown: the file system of {place}\n  evidence  none of " in answer.stdout
 
 
@@ -148,4 +148,4 @@ runtime_type = "io.containerd.kata-vfio.v2"
 ConfigPath = "{named}"
 """
     kata.sysfs.put_bytes("/etc/containerd/config.toml", entry.encode())
-    assert f"{named}: kernel = /nix" in run("kata", "check-image").stdout
+    assert f"{named}: kernel = /nix" in run("check", "kata").stdout

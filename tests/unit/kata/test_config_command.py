@@ -40,6 +40,9 @@ sandbox_cgroup_only=false
 """
 RS_BASE = f"{BASE}hypervisor_name = 'qemu'\n".replace("dial_timeout = 45", "dial_timeout_ms = 10")
 
+TYPED: dict[RuntimeName, str] = {"go": "go", "rs": "rust"}
+"""What is typed for a runtime."""
+
 
 def install(
     kernel: FakeKernel, *, version: str = "4.0.0", files: dict[str, str] | None = None
@@ -71,7 +74,8 @@ def document(answer: Answer) -> dict[str, Any]:
 def test_each_release_and_runtime_has_its_keys(
     run: Run, matches: Matches, version: str, runtime: RuntimeName
 ) -> None:
-    answer = run("kata", "config", "02:00.0", "--kata-version", version, "--runtime", runtime)
+    options = ("--kata-version", version, "--kata-runtime", TYPED[runtime])
+    answer = run("kata", "config", "02:00.0", *options)
     matches(f"kata/{version}-{runtime}.toml", answer.stdout)
     release = KataRelease(Version.parse(version), runtime)
     assert check_keys(document(answer), release, key_table(), is_drop_in=True) == ()
@@ -81,8 +85,8 @@ def test_each_release_and_runtime_has_its_keys(
 def test_cloud_hypervisor_has_its_own(
     run: Run, matches: Matches, version: str, runtime: RuntimeName
 ) -> None:
-    options = ("--kata-version", version, "--runtime", runtime, "--hypervisor", "clh")
-    answer = run("kata", "config", "02:00.0", *options)
+    options = ("--kata-version", version, "--kata-runtime", TYPED[runtime])
+    answer = run("kata", "config", "02:00.0", *options, "--hypervisor", "clh")
     matches(f"kata/{version}-{runtime}-clh.toml", answer.stdout)
 
 
@@ -547,7 +551,3 @@ def test_a_firmware_that_is_not_there_is_told(run: Run, kernel: FakeKernel) -> N
 def test_a_runtime_is_go_or_rust(run: Run) -> None:
     wrong = run("kata", "config", "--kata-runtime", "c")
     assert (wrong.status, "'c' is not one of 'go', 'rust'" in wrong.stderr) == (2, True)
-    assert (
-        run("kata", "config", "--runtime", "rs").stdout
-        == run("kata", "config", "--kata-runtime", "rust").stdout
-    )

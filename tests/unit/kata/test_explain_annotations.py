@@ -27,7 +27,7 @@ def explained(
     node.publish()
     node.change(CONFIGURATION, "^kernel_params$", allow)
     node.change(node.pod, "annotations: {}", f"annotations: {json.dumps(annotations)}")
-    line = ("--root", str(node.root), "kata", "explain", str(node.pod), "--format", "json")
+    line = ("--root", str(node.root), "check", "pod", str(node.pod), "--format", "json")
     (item,) = json.loads(run(*line).stdout)["items"]
     return item
 

@@ -46,7 +46,7 @@ def test_a_right_pod_has_its_chain_up_to_the_index_in_the_guest(
     node.add_gpus()
     path = f"/dev/vfio/{GROUP}" if form == "group" else "/dev/vfio/devices/vfio0"
     node.publish(nodes=[path])
-    line = ("--root", str(node.root), "kata", "explain", str(node.pod))
+    line = ("--root", str(node.root), "check", "pod", str(node.pod))
     answer = run(*line)
     assert answer.status == 0, answer.stdout
     name = path.rpartition("/")[2]
@@ -77,7 +77,7 @@ def test_each_break_is_named_with_its_remedy(run: Run, tmp_path: Path, case: Cas
     node.add_gpus(2)
     node.publish()
     case.spoil(node)
-    line = ("--root", str(node.root), "kata", "explain", str(node.pod), *case.options)
+    line = ("--root", str(node.root), "check", "pod", str(node.pod), *case.options)
     answer = run(*line, "--format", "json")
     item = document(answer)
     (found,) = [found for found in breaks(item) if case.what in said(found)]
@@ -115,7 +115,7 @@ def test_several_breaks_at_once_are_told_without_a_crash(
             AssertionError, FileNotFoundError
         ):  # what it changes, another one has
             case.spoil(node)
-    answer = run("--root", str(node.root), "kata", "explain", str(node.pod), "--format", "json")
+    answer = run("--root", str(node.root), "check", "pod", str(node.pod), "--format", "json")
     if answer.status == 65:
         assert str(node.pod) in answer.stderr
         return
@@ -165,7 +165,7 @@ def test_odd_files_are_no_crash(
     node.add_gpus()
     node.publish()
     node.write(path, text)
-    line = ("--root", str(node.root), "kata", "explain", str(node.pod))
+    line = ("--root", str(node.root), "check", "pod", str(node.pod))
     answer = run(*line)
     assert (answer.status in (0, 1), answer.stderr) == (True, "")
     is_malformed = text == "x ="

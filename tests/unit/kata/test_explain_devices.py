@@ -50,7 +50,7 @@ def explain(run: Run, node: KataNode) -> Callable[..., Answer]:
     """Explain the pod of the node, or another subject."""
 
     def explain_it(*arguments: str, subject: str = "") -> Answer:
-        return run("kata", "explain", subject or str(node.pod), *arguments)
+        return run("check", "pod", subject or str(node.pod), *arguments)
 
     return explain_it
 
@@ -296,7 +296,7 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
     (node.root / "opt/kata/VERSION").unlink()
     node.add_gpus()
     node.publish()
-    line = ("--root", str(node.root), "kata", "explain", str(node.pod))
+    line = ("--root", str(node.root), "check", "pod", str(node.pod))
     answer = run(*line)
     assert answer.status == 0
     last = answer.stdout.splitlines()[-1]
@@ -304,7 +304,7 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
     assert "(assumed: the newest known release)" in answer.stdout
     file = tmp_path / "host.json"
     file.write_text(run("--root", str(node.root), "snapshot").stdout)
-    answer = run("--snapshot", str(file), "kata", "explain", str(node.pod))
+    answer = run("--snapshot", str(file), "check", "pod", str(node.pod))
     assert answer.status == 0
     assert answer.stdout.splitlines()[-1].endswith("unknown: handler, configuration, request")
     assert f"{KIND}=40 -> /etc/cdi/vfiomgr.json -> /dev/vfio/40 -> group 40" in answer.stdout
@@ -315,7 +315,7 @@ def test_what_is_not_there_is_not_known_and_not_broken(run: Run, tmp_path: Path)
     node.change(node.pod, f"annotations: {{{name}: root-port}}", "annotations: {}")
     config = tmp_path / "kata.toml"
     config.write_text(SETTINGS.format(name="").replace('"root-port"', '"no-port"'))
-    answer = run("--snapshot", str(file), "kata", "explain", str(node.pod), "--config", str(config))
+    answer = run("--snapshot", str(file), "check", "pod", str(node.pod), "--config", str(config))
     assert answer.status == 1
     assert f"{config} sets cold_plug_vfio = no-port" in answer.stdout
 
@@ -423,7 +423,7 @@ def test_what_containerd_makes_of_drop_ins_is_told_of_its_version(
     node.write("var/lib/dpkg/status", package)
     recorded = node.pod.parent / "recorded"
     recorded.symlink_to(node.root)
-    answer = run("--root", str(recorded), "kata", "explain", str(node.pod), "--format", "json")
+    answer = run("--root", str(recorded), "check", "pod", str(node.pod), "--format", "json")
     assert states(document(answer))["handler"] == known
     assert answer.status == (1 if known == "broken" else 0)
 
@@ -523,7 +523,7 @@ def test_it_is_told_as_it_always_was(
         node.change(CONTAINERD, "_host_devices = true", "_host_devices = false")
     for output, arguments in (("txt", ()), ("json", ("--format", "json"))):
         pipe(monkeypatch, text)
-        answer = run("kata", "explain", "-", *arguments)
+        answer = run("check", "pod", "-", *arguments)
         assert answer.status == (1 if case == "broken" else 0)
         matches(f"kata/explain-{case}.{output}", answer.stdout)
 
@@ -554,7 +554,7 @@ def test_of_several_pods_those_without_problems_are_counted(
     text = node.pod.read_text()
     _, pod = text.split("---\n")
     pipe(monkeypatch, f"{text}---\n{pod.replace('cuda', 'other')}")
-    answer = run("kata", "explain", "-", "--format", "json")
+    answer = run("check", "pod", "-", "--format", "json")
     found = json.loads(answer.stdout)
     assert [(i["pod"], i["source"], i["line"]) for i in found["items"]] == [
         ("cuda", "<stdin>", 7),
@@ -562,9 +562,9 @@ def test_of_several_pods_those_without_problems_are_counted(
     ]
     assert found["is_broken"] is False
     pipe(monkeypatch, f"{text}---\n{pod.replace('cuda', 'other')}")
-    assert run("kata", "explain", "-").stdout == "no problem found in 2 pods (see --all)\n"
+    assert run("check", "pod", "-").stdout == "no problem found in 2 pods (see --all)\n"
     pipe(monkeypatch, f"{text}---\n{pod.replace('cuda', 'other')}")
-    assert run("kata", "explain", "-", "--all").stdout.count("\nno problem found\n") == 2
+    assert run("check", "pod", "-", "--all").stdout.count("\nno problem found\n") == 2
     node.pod.write_text(f"{text}---\n{pod.replace('runtimeClassName: kata-vfio', '')}")
     told = explain()
     assert told.status == 1
@@ -591,7 +591,7 @@ def test_what_cannot_be_explained_is_refused(
     run: Run, node: KataNode, line: str, status: int, words: str
 ) -> None:
     node.add_gpus()
-    answer = run("kata", "explain", *line.split())
+    answer = run("check", "pod", *line.split())
     assert (answer.status, answer.stdout) == (status, "")
     assert words in answer.stderr
     assert "remedy: " in answer.stderr
@@ -616,10 +616,10 @@ def test_a_vgpu_of_a_virtual_function_arrives_and_one_without_a_type_does_not(
     node = KataNode(tmp_path / "vgpus", "go", kernel)
     run("vgpu", "create", "--type", "L40S-2Q", "--parent", vf)
     node.publish([json.loads(run("show", vf, "--format", "json").stdout)["iommu_group"]])
-    answer = run("kata", "explain", str(node.pod), "--format", "json")
+    answer = run("check", "pod", str(node.pod), "--format", "json")
     assert answer.status == 0, answer.stdout
     assert functions(document(answer)) == [(vf, "rp0", 0)]
-    answer = run("kata", "explain", free)
+    answer = run("check", "pod", free)
     assert answer.status == 1
     assert f"vfiomgr vgpu create --parent {free}" in answer.stdout
 
@@ -631,12 +631,12 @@ def test_a_mediated_device_is_refused_with_what_works_instead(
     monkeypatch.setattr("vfiomgr.snapshot.source.HostTree", lambda _root: kernel)
     node = KataNode(tmp_path / "mdevs", "go", kernel)
     uuid = run("vgpu", "create", "--type", "T4-2Q").stdout.strip()
-    answer = run("kata", "explain", uuid)
+    answer = run("check", "pod", uuid)
     assert (answer.status, answer.stdout) == (4, "")
     assert f"vfiomgr libvirt hostdev {uuid}" in answer.stderr
     shown = json.loads(run("vgpu", "list", "--format", "json").stdout)["items"]
     node.publish([shown[0]["iommu_group"]])
-    answer = run("kata", "explain", str(node.pod), "--format", "json")
+    answer = run("check", "pod", str(node.pod), "--format", "json")
     assert answer.status == 1
     (found,) = breaks(document(answer))
     assert "is a mediated device of" in said(found)
@@ -652,7 +652,7 @@ def test_a_function_of_mediated_devices_is_not_to_be_bound(
     KataNode(tmp_path / "mdevs", "go", kernel)
     shown = json.loads(run("list", "--format", "json").stdout)["items"]
     vf = next(item["address"] for item in shown if item["physical_function"])
-    item = document(run("kata", "explain", vf, "--format", "json"))
+    item = document(run("check", "pod", vf, "--format", "json"))
     assert (states(item)["node"], states(item)["functions"]) == ("unknown", "broken")
     (found,) = [
         found
@@ -803,6 +803,6 @@ def test_a_file_of_another_version_is_told_once_and_where_it_touches_the_handler
     node.write("var/lib/dpkg/status", package if version else "")
     recorded = node.pod.parent / "recorded"
     recorded.symlink_to(node.root)
-    answer = run("--root", str(recorded), "kata", "explain", str(node.pod), "--format", "json")
+    answer = run("--root", str(recorded), "check", "pod", str(node.pod), "--format", "json")
     told = [said(found) for found in breaks(document(answer))]
     assert ["has version" in what for what in told] == [True] * count, told

@@ -354,7 +354,7 @@ def test_a_plain_runtime_comes_and_goes(node: FakeKernel, run: Run) -> None:
     put(node, "/usr/bin/crun", "", 0o755)
     assert run("runtime", "install", "crun", "--path", "/usr/bin/crun").status == 0
     assert 'BinaryName = "/usr/bin/crun"' in (text(node, DROP_IN) or "")
-    assert run("runtime", "configure", "none", "--path", "/usr/bin/none").status == 4
+    assert run("runtime", "install", "none", "--path", "/usr/bin/none").status == 4
     answer = run("runtime", "uninstall", "crun")
     assert answer.status == 0
     assert text(node, DROP_IN) is None

@@ -66,12 +66,12 @@ def node(directory: Path, name: str, run: Run, *line: str) -> Answer:
     made.write("opt/kata/VERSION", str(release(name).version))
     made.write(CONFIGURATION, text_of(name))
     words = (str(made.pod) if word == "POD" else word for word in line)
-    return run("--root", str(made.root), "kata", *words)
+    return run("--root", str(made.root), *words)
 
 
 @pytest.mark.parametrize("name", FOR_GPUS)
 def test_explain_has_nothing_against_it(run: Run, tmp_path: Path, name: str) -> None:
-    answer = node(tmp_path, name, run, "explain", "POD", "--format", "json")
+    answer = node(tmp_path, name, run, "check", "pod", "POD", "--format", "json")
     (item,) = json.loads(answer.stdout)["items"]
     (step,) = [each for each in item["steps"] if each["name"] == "configuration"]
     assert (step["state"], step["breaks"]) == ("ok", [])
@@ -80,7 +80,9 @@ def test_explain_has_nothing_against_it(run: Run, tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("name", FOR_GPUS)
 def test_it_is_a_base_without_a_word_about_its_keys(run: Run, tmp_path: Path, name: str) -> None:
-    answer = node(tmp_path, name, run, "config", "0000:41:00.0", "--whole", f"/{CONFIGURATION}")
+    answer = node(
+        tmp_path, name, run, "kata", "config", "0000:41:00.0", "--whole", f"/{CONFIGURATION}"
+    )
     assert answer.status == 0, answer.stderr
     assert "ignores" not in answer.stderr
     assert tomllib.loads(answer.stdout)["hypervisor"]["qemu"]["cold_plug_vfio"] == "root-port"

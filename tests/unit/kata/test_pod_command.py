@@ -70,7 +70,7 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
     node = KataNode(tmp_path / "node", "rs", kernel)
     node.write(CONTAINERD, "version = 3\n")
     node.pod.write_text(run("kata", "pod", "--naming", "pgpu").stdout)
-    before = run("kata", "explain", str(node.pod))
+    before = run("check", "pod", str(node.pod))
     assert before.status == 1
     assert "remedy: vfiomgr runtime install kata-vfio --kata, then restart" in before.stdout
     assert (
@@ -89,7 +89,7 @@ def test_what_is_installed_written_and_printed_is_explained_as_whole(
         run("kata", "pod", "--naming", "pgpu"),
     )
     node.pod.write_text(f"{runtime_class.stdout}---\n{pod.stdout}")
-    after = run("kata", "explain", str(node.pod))
+    after = run("check", "pod", str(node.pod))
     assert after.status == 0, after.stdout
     assert after.stdout.endswith("no problem found\n")
 
@@ -103,7 +103,7 @@ def test_what_is_printed_is_explained_as_whole(
     node.write("etc/cdi/vfio.json", made)
     klass = run("kata", "pod", "--runtimeclass").stdout
     node.pod.write_text(f"{klass}---\n{run('kata', 'pod', '--naming', 'pgpu').stdout}")
-    answer = run("kata", "explain", str(node.pod))
+    answer = run("check", "pod", str(node.pod))
     assert answer.status == 0, answer.stdout
     assert answer.stdout.endswith("no problem found\n")
     assert f"{GPU} on vfio-pci -> rp0 -> nvidia.com/gpu=0" in answer.stdout
@@ -215,7 +215,7 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
     ) in answer.stderr
     assert f"vfiomgr libvirt hostdev {uuid}" in answer.stderr
     steps = f"vfiomgr vgpu remove {uuid}, vfiomgr bind 0000:06:00.0"
-    for command in ("kata pod", "kata config", "kata explain", "kata run-command"):
+    for command in ("kata pod", "kata config", "check pod", "kata run-command"):
         told = run(*command.split(), uuid).stderr
         assert f"the entire GPU 0000:06:00.0 to Kata: {steps}" in told, command
         assert "a vGPU that is a virtual function" not in told, "this host makes none"
@@ -235,12 +235,12 @@ def test_a_mediated_device_is_refused_with_what_works_instead(run: Run) -> None:
         ("pod --memory much", 2, "--memory much is not a size"),
         ("pod --count 17", 2, "from 1 to 16"),
         ("pod 0000:05:00.0 --naming model", 4, "no NVIDIA plugin offers 0000:05:00.0"),
-        ("runtimeclass --handler A", 2, "--handler 'A' is not a valid Kubernetes name"),
-        ("runtimeclass --default-memory 1G --config x", 2, "contradict each other"),
-        ("runtimeclass --config /nowhere.toml", 2, "cannot read configuration"),
-        ("runtimeclass --default-memory 0", 2, "--default-memory 0 is not a size"),
-        ("runtimeclass --node-selector x", 2, "is not a node label"),
-        ("runtimeclass --any-node --node-selector a=b", 2, "contradict each other"),
+        ("pod --runtimeclass --handler A", 2, "--handler 'A' is not a valid Kubernetes name"),
+        ("pod --runtimeclass --default-memory 1G --config x", 2, "contradict each other"),
+        ("pod --runtimeclass --config /nowhere.toml", 2, "cannot read configuration"),
+        ("pod --runtimeclass --default-memory 0", 2, "--default-memory 0 is not a size"),
+        ("pod --runtimeclass --node-selector x", 2, "is not a node label"),
+        ("pod --runtimeclass --any-node --node-selector a=b", 2, "contradict each other"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_printed(

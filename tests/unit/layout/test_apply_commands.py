@@ -54,7 +54,7 @@ def test_a_plan_tells_what_differs_what_is_done_and_what_follows(
 
 
 def test_from_apply_to_revert(run: Run, file: str) -> None:
-    drift = run("assert", file)
+    drift = run("layout", "assert", file)
     assert drift.status == 3
     assert drift.stdout.splitlines()[0].startswith(f"  {GPU} (")
     applied = run("apply", file)
@@ -62,14 +62,14 @@ def test_from_apply_to_revert(run: Run, file: str) -> None:
     assert applied.stdout.endswith("host matches layout 'lab'\n")
     assert "undo with: vfiomgr layout revert" in applied.stderr
     assert f"{NIC}: 0 -> 2 virtual functions" in applied.stderr, "lines where there is no terminal"
-    met = json.loads(run("assert", file, "--format", "json").stdout)
+    met = json.loads(run("layout", "assert", file, "--format", "json").stdout)
     assert (met["is_met"], met["differences"]) == (True, [])
     assert run("apply", file).stdout.splitlines()[-1] == "nothing to do"
-    planned = run("revert", "--dry-run").stdout
+    planned = run("layout", "revert", "--dry-run").stdout
     assert f"{NIC}: 2 -> 0 virtual functions" in planned
-    assert run("revert").status == 0
-    assert run("assert", file).status == 3
-    again = run("revert")
+    assert run("layout", "revert").status == 0
+    assert run("layout", "assert", file).status == 3
+    again = run("layout", "revert")
     assert again.status == 4
     assert "already reverted" in again.stderr
 
@@ -77,10 +77,10 @@ def test_from_apply_to_revert(run: Run, file: str) -> None:
 def test_what_is_exported_is_in_force(run: Run, file: str, tmp_path: Path) -> None:
     run("apply", file)
     exported = tmp_path / "exported.yaml"
-    exported.write_text(run("export", "--name", "here").stdout)
-    assert run("assert", str(exported)).status == 0
+    exported.write_text(run("layout", "export", "--name", "here").stdout)
+    assert run("layout", "assert", str(exported)).status == 0
     assert json.loads(run("apply", str(exported), "--format", "json").stdout)["changed"] is False
-    as_json = json.loads(run("export", "--format", "json").stdout)
+    as_json = json.loads(run("layout", "export", "--format", "json").stdout)
     assert [rule["state"] for rule in as_json["layouts"]["exported"]["devices"]] == [
         "sriov",
         "passthrough",
@@ -89,7 +89,7 @@ def test_what_is_exported_is_in_force(run: Run, file: str, tmp_path: Path) -> No
 
 
 def test_nothing_to_export_is_said(run: Run) -> None:
-    exported = run("export")
+    exported = run("layout", "export")
     assert "devices: []" in exported.stdout
     assert "the layout is empty" in exported.stderr
 
@@ -106,7 +106,7 @@ def test_a_plan_on_file_is_applied_only_to_the_host_that_it_was_made_for(
     assert f"has changed since the plan was made: {GPU}" in refused.stderr
     run("unbind", GPU)
     assert run("apply", plan).status == 0
-    assert run("assert", file).status == 0
+    assert run("layout", "assert", file).status == 0
 
 
 def test_a_plan_that_an_earlier_version_wrote_is_applied(
@@ -121,7 +121,7 @@ def test_a_plan_that_an_earlier_version_wrote_is_applied(
     assert steps != document["steps"]
     plan.write_text(json.dumps({**document, "steps": steps}))
     assert run("apply", str(plan)).status == 0
-    assert run("assert", file).status == 0
+    assert run("layout", "assert", file).status == 0
 
 
 def test_a_plan_goes_through_a_pipe_and_puts_no_file_in_its_place(
@@ -166,7 +166,7 @@ def test_one_of_several_layouts_is_named(run: Run, tmp_path: Path) -> None:
     refused = run("plan", file)
     assert refused.status == 2
     assert "small" in refused.stderr
-    assert run("assert", file, "--layout", "small").status == 3
+    assert run("layout", "assert", file, "--layout", "small").status == 3
 
 
 def test_what_cannot_be_done_keeps_the_rest_from_nothing_with_keep_going(
@@ -209,7 +209,7 @@ def test_a_snapshot_is_planned_and_not_changed(run: Run, file: str, tmp_path: Pa
     refused = run("--snapshot", str(snapshot), "apply", file)
     assert refused.status == 2
     assert "a snapshot cannot be changed" in refused.stderr
-    assert run("--snapshot", str(snapshot), "revert").status == 2
+    assert run("--snapshot", str(snapshot), "layout", "revert").status == 2
 
 
 def test_owners_are_looked_up_on_the_host(run: Run, tmp_path: Path) -> None:

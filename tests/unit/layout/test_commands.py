@@ -44,20 +44,20 @@ def bad(tmp_path: Path) -> str:
 
 
 def test_the_schema_is_printed_as_json_and_as_yaml(run: Run) -> None:
-    document = json.loads(run("layout", "schema").stdout)
+    document = json.loads(run("check", "layout", "--schema").stdout)
     jsonschema.Draft202012Validator.check_schema(document)
-    as_yaml = run("layout", "schema", "--format", "yaml").stdout
+    as_yaml = run("check", "layout", "--schema", "--format", "yaml").stdout
     assert YAML(typ="safe", pure=True).load(as_yaml) == document
 
 
 def test_good_files_are_counted(run: Run, good: str) -> None:
-    answer = run("layout", "validate", good)
+    answer = run("check", "layout", good)
     assert answer.status == 0
     assert answer.stdout == f"{good}: 2 layouts: a (1 rule), b (0 rules)\n"
 
 
 def test_each_flaw_is_a_line_that_editors_find(run: Run, good: str, bad: str) -> None:
-    answer = run("layout", "validate", bad, good)
+    answer = run("check", "layout", bad, good)
     assert answer.status == 65
     assert answer.stdout.splitlines() == [
         f"{bad}:5:9: layout a, rule 1: state is missing; write host, passthrough, sriov or vgpu",
@@ -67,7 +67,7 @@ def test_each_flaw_is_a_line_that_editors_find(run: Run, good: str, bad: str) ->
 
 
 def test_flaws_as_json(run: Run, good: str, bad: str) -> None:
-    answer = run("layout", "validate", bad, good, "--format", "json")
+    answer = run("check", "layout", bad, good, "--format", "json")
     document = json.loads(answer.stdout)
     assert answer.status == 65
     assert document["kind"] == "LayoutValidation"
@@ -97,27 +97,27 @@ def test_flaws_as_json(run: Run, good: str, bad: str) -> None:
 
 
 def test_no_host_is_needed(run: Run, good: str, tmp_path: Path) -> None:
-    assert run("--root", str(tmp_path), "layout", "validate", good).status == 0
-    assert run("--root", str(tmp_path), "layout", "schema").status == 0
+    assert run("--root", str(tmp_path), "check", "layout", good).status == 0
+    assert run("--root", str(tmp_path), "check", "layout", "--schema").status == 0
 
 
 def test_a_pipe_is_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
-    answer = run("layout", "validate", "-")
+    answer = run("check", "layout", "-")
     assert answer.stdout.startswith("<stdin>:5:9: layout a, rule 1: ")
 
 
 def test_a_file_that_is_no_text_is_a_finding(run: Run, good: str, tmp_path: Path) -> None:
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"version: vfiomgr/v1\n# \xe4\n")
-    answer = run("layout", "validate", str(path), good)
+    answer = run("check", "layout", str(path), good)
     assert answer.status == 65
     assert "not UTF-8 text in line 2" in answer.stdout
     assert "2 layouts" in answer.stdout
 
 
 def test_a_file_that_is_not_there_is_a_mistake(run: Run, tmp_path: Path) -> None:
-    answer = run("layout", "validate", str(tmp_path / "x.yaml"))
+    answer = run("check", "layout", str(tmp_path / "x.yaml"))
     assert answer.status == 2
     assert "No such file" in answer.stderr
     with pytest.raises(UsageError, match="Is a directory"):

@@ -53,7 +53,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
 
 
 def test_a_watch_tells_lines_and_documents(run: Run, file: str, ending: Ending) -> None:
-    lines = run("watch", file)
+    lines = run("layout", "watch", file)
     assert (lines.status, lines.stderr) == (
         0,
         "watching for drift from layout 'lab'\n",
@@ -64,9 +64,11 @@ def test_a_watch_tells_lines_and_documents(run: Run, file: str, ending: Ending) 
     assert moment[10] == "T"
     run("bind", GPU)
     ending.acts = [lambda: None]
-    assert run("watch", file, "--format", "json").stdout == ""
+    assert run("layout", "watch", file, "--format", "json").stdout == ""
     run("unbind", GPU)
-    (document,) = map(json.loads, run("watch", file, "--format", "json").stdout.splitlines())
+    (document,) = map(
+        json.loads, run("layout", "watch", file, "--format", "json").stdout.splitlines()
+    )
     assert document["kind"] == "LayoutEvent"
     assert document["time"].endswith("Z")
     del document["time"], document["name"]
@@ -86,14 +88,14 @@ def test_a_watch_tells_lines_and_documents(run: Run, file: str, ending: Ending) 
 def test_the_installed_layout_is_watched_and_enforced(
     run: Run, kernel: FakeKernel, tmp_path: Path, ending: Ending
 ) -> None:
-    none = run("watch")
+    none = run("layout", "watch")
     assert none.status == 2
     assert "vfiomgr layout install FILE" in none.stderr
     fleet = write(tmp_path / "fleet.yaml", whole=RULES, lab=RULES[:1])
     run("layout", "install", fleet, "--layout", "lab")
-    assert "drift" in run("watch", "--enforce", "--dry-run").stdout
+    assert "drift" in run("layout", "watch", "--enforce", "--dry-run").stdout
     assert kernel.driver_of(GPU) == "nvidia"
-    said = run("watch", "--enforce")
+    said = run("layout", "watch", "--enforce")
     assert said.status == 0
     assert [line.split()[1] for line in said.stdout.splitlines()] == ["drift", "corrected"]
     assert kernel.driver_of(GPU) == "vfio-pci"
@@ -109,7 +111,7 @@ def test_a_layout_that_is_written_anew_counts(
         lambda: write(tmp_path / "host/etc/vfiomgr/layout.yaml", lab=RULES[:2]),
         lambda: kernel.read(HostPath("/etc/hostname")),
     ]
-    said = run("watch")
+    said = run("layout", "watch")
     assert [line.split()[1] for line in said.stdout.splitlines()] == ["drift"]
     assert "2 virtual functions" in said.stdout
 
@@ -117,6 +119,6 @@ def test_a_layout_that_is_written_anew_counts(
 def test_another_host_tells_nothing(run: Run, file: str, tmp_path: Path) -> None:
     snapshot = tmp_path / "host.json"
     snapshot.write_text(run("snapshot").stdout)
-    refused = run("--snapshot", str(snapshot), "watch", file)
+    refused = run("--snapshot", str(snapshot), "layout", "watch", file)
     assert refused.status == 2
     assert "remove --root and --snapshot" in refused.stderr

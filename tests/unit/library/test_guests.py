@@ -68,7 +68,7 @@ def test_a_domain_is_checked_as_text_and_as_a_file(
     assert report.is_blocked
     with pytest.raises(vfiomgr.UsageError, match="cannot read domain /absent"):
         vfiomgr.libvirt.check_domain(host, "/absent.xml")
-    (told,) = json.loads(run("libvirt", "preflight", str(file), "--format", "json").stdout)["items"]
+    (told,) = json.loads(run("check", "domain", str(file), "--format", "json").stdout)["items"]
     found = {finding.rule for finding in report.findings}
     assert found == {finding["id"] for finding in told["findings"]}
 
@@ -127,7 +127,7 @@ def test_a_pod_is_explained_as_by_the_command(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text(POD)
     host = vfiomgr.Host(node.kernel)
-    answer = run("--root", node.kernel.root, "kata", "explain", str(file), "--format", "json")
+    answer = run("--root", node.kernel.root, "check", "pod", str(file), "--format", "json")
     found = vfiomgr.kata.explain_pod(host, file)
     told = json.loads(answer.stdout)["items"]
     assert [step.state for one in found for step in one.steps] == [
@@ -183,7 +183,7 @@ def test_a_pod_is_explained_as_by_the_command(tmp_path: Path, run: Run) -> None:
         ),
         (
             lambda host: vfiomgr.kata.explain_pod(host, "/absent.yaml"),
-            ["kata", "explain", "/absent.yaml"],
+            ["check", "pod", "/absent.yaml"],
         ),
     ],
 )
@@ -220,7 +220,7 @@ GUEST = ["libvirt", "domain", "a", "--memory", "1G", "--vcpus"]
         (vfiomgr.cdi.request, [], {"lifetime": "ever"}, ["cdi", "generate", "--write"]),
         (vfiomgr.kata.configuration, [], {"hypervisor": "xen"}, ["kata", "config"]),
         (vfiomgr.kata.configuration, [], {"plug": "warm"}, ["kata", "config"]),
-        (vfiomgr.kata.explain_pod, [GPU], {"cri": "docker"}, ["kata", "explain", GPU]),
+        (vfiomgr.kata.explain_pod, [GPU], {"cri": "docker"}, ["check", "pod", GPU]),
         (vfiomgr.Host.bind, [GPU], {"allow": ["all"]}, ["bind", GPU]),
         (vfiomgr.Host.bind, [GPU], {"reset_method": "off"}, ["bind", GPU]),
         (vfiomgr.Host.unbind, [GPU], {"allow": ["boot-display"]}, ["unbind", GPU]),

@@ -142,7 +142,7 @@ def test_reviewed_steps_are_those_that_are_run(host: vfiomgr.Host) -> None:
         ),
         (
             lambda host: host.create_vgpu(type="A40-4Q", uuid="7", count=1),
-            ["vgpu", "create", "--type", "A40-4Q", "--uuid", "7"],
+            ["vgpu", "create", "--type", "A40-4Q", "7"],
         ),
         (lambda host: host.remove_vgpu("7"), ["vgpu", "remove", "7"]),
         (lambda host: host.remove_vgpu(), ["vgpu", "remove"]),

@@ -137,7 +137,7 @@ def test_what_of_a_domain_cannot_be_read_is_known(
     assert (known.is_definition_unread, known.is_running_unread) == (inactive, not inactive)
     assert (known.defined is None, known.running is None) == (inactive, not inactive)
     assert (known.is_unread, known.is_persistent) == (True, True)
-    result = CliRunner().invoke(cli, ["libvirt", "preflight", "test", "-c", uri])
+    result = CliRunner().invoke(cli, ["check", "domain", "test", "-c", uri])
     if inactive:
         assert isinstance(result.exception, HostError)
         assert "virsh dumpxml --inactive test" in result.exception.hint

@@ -52,25 +52,23 @@ def sound(directory: Path) -> str:
 
 @pytest.mark.usefixtures("kernel")
 def test_golden(run: Run, matches: Matches, broken: str) -> None:
-    answer = run("libvirt", "preflight", broken)
+    answer = run("check", "domain", broken)
     matches("libvirt-preflight.txt", answer.stdout)
     assert answer.status == 1
     assert "not checked: other domains" in answer.stderr
     assert "libvirt was not queried: the facts are those of another machine" in answer.stderr
-    matches(
-        "libvirt-preflight.json", run("libvirt", "preflight", broken, "--format", "json").stdout
-    )
+    matches("libvirt-preflight.json", run("check", "domain", broken, "--format", "json").stdout)
 
 
 def test_following_the_remedy_leaves_nothing_that_blocks(
     run: Run, kernel: FakeKernel, sound: str
 ) -> None:
-    before = run("libvirt", "preflight", sound)
+    before = run("check", "domain", sound)
     assert before.status == 1
     assert "  remedy    vfiomgr bind 0000:01:00.0\n" in before.stdout
     assert kernel.operations == []
     assert run("bind", GPU).status == 0
-    after = run("libvirt", "preflight", sound)
+    after = run("check", "domain", sound)
     assert after.status == 0
     assert "good.xml: unknown: whether interrupts are remapped: 2 infos" in after.stdout
 
@@ -80,7 +78,7 @@ def test_a_pipe_and_several_files(
 ) -> None:
     text = Path(sound).read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    answer = run("libvirt", "preflight", "-", broken, "--format", "json")
+    answer = run("check", "domain", "-", broken, "--format", "json")
     items = json.loads(answer.stdout)["items"]
     assert [item["source"] for item in items] == ["<stdin>", "gpu.xml"]
     assert [item["is_blocked"] for item in items] == [True, True]
@@ -91,7 +89,7 @@ def test_a_snapshot_answers_for_its_host(
     run: Run, kernel: FakeKernel, directory: Path, sound: str
 ) -> None:
     (directory / "host.json").write_text(write_snapshot(api.scan(kernel)))
-    answer = run("--snapshot", "host.json", "libvirt", "preflight", sound)
+    answer = run("--snapshot", "host.json", "check", "domain", sound)
     assert answer.status == 1
     assert "driver: nvidia" in answer.stdout
     unknown = "unknown: processes that use the devices\n  evidence  requires root on the running"
@@ -101,10 +99,10 @@ def test_a_snapshot_answers_for_its_host(
 def test_a_rom_is_looked_for_below_the_root(run: Run, kernel: FakeKernel, directory: Path) -> None:
     rom = "<rom file='/roms/gpu.rom'/>"
     (directory / "rom.xml").write_text(xml(pci_element(GPU, managed="yes", rest=rom), before=""))
-    assert "no such file: /roms/gpu.rom" in run("libvirt", "preflight", "rom.xml").stdout
+    assert "no such file: /roms/gpu.rom" in run("check", "domain", "rom.xml").stdout
     (Path(kernel.root) / "roms").mkdir()
     (Path(kernel.root) / "roms/gpu.rom").write_bytes(b"U\xaa")
-    assert "gpu.rom" not in run("libvirt", "preflight", "rom.xml").stdout
+    assert "gpu.rom" not in run("check", "domain", "rom.xml").stdout
 
 
 @pytest.mark.parametrize(
@@ -122,7 +120,7 @@ def test_mistakes_are_told(
 ) -> None:
     (directory / "bad.xml").write_text("<domain")
     (directory / "list.xml").write_text("<list/>")
-    answer = run("libvirt", "preflight", *arguments)
+    answer = run("check", "domain", *arguments)
     assert answer.status == status
     assert words in answer.stderr
     assert "remedy:" in answer.stderr

@@ -28,7 +28,7 @@ def test_plans_are_golden_and_change_nothing(
     run: Run, kernel: FakeKernel, matches: Matches, name: str, arguments: list[str]
 ) -> None:
     if "create" in arguments:
-        arguments = [*arguments, "--uuid", UUID]
+        arguments = [*arguments, UUID]
     matches(f"{name}.txt", run(*arguments, "--dry-run").stdout)
     matches(f"{name}.json", run(*arguments, "--dry-run", "--format", "json").stdout)
     assert kernel.operations == []
@@ -153,7 +153,7 @@ def test_a_vgpu_from_its_making_to_its_end(run: Run) -> None:
     [
         ["bind", "0000:02:00.0"],
         ["unbind", "0000:02:00.0"],
-        ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID],
+        ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", UUID],
         ["vgpu", "remove", UUID],
     ],
 )
@@ -168,7 +168,7 @@ def test_yaml_says_what_json_says(run: Run, arguments: list[str]) -> None:
 
 
 def test_the_uuid_is_all_that_create_prints_also_the_second_time(run: Run) -> None:
-    create = ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", "--uuid", UUID]
+    create = ["vgpu", "create", "--parent", "mbochs", "--type", "mbochs-small", UUID]
     assert run(*create).stdout == run(*create).stdout == f"{UUID}\n"
     assert "already exists: nothing to do" in run(*create).stderr
 

@@ -134,7 +134,6 @@ def test_types_of_one_gpu_are_asked_for_by_its_address(run: Run) -> None:
             2,
             "--autoprobe does nothing without COUNT",
         ),
-        (("sriov", "quota", GPU, "--physical"), 2, "--physical does nothing without a quota"),
         (("sriov", "set", GPU, "2", "--vf-memory", "20G"), 4, "2 x 20 GiB is 40 GiB"),
         (("sriov", "set", GPU, "--exec-quantum", "5"), 4, "has no virtual functions"),
         (

@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.filters import filter_options
 from vfiomgr.cli.listing import PLAIN_VIEW, print_names, users_in_words, view_options
-from vfiomgr.cli.options import READING, present_command, session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     group_cell,
     note,
@@ -87,8 +87,9 @@ def list_devices(
         if every or vfs or any(wanted) or view != PLAIN_VIEW:
             message = "--persistent takes no other option than --format"
             raise UsageError(message, "leave them out: vfiomgr list --persistent")
-        context = click.get_current_context()
-        context.invoke(present_command(context, "persist", "list"))
+        from vfiomgr.passthrough.commands import print_persisted  # noqa: PLC0415 - slow
+
+        print_persisted(session)
     else:
         _list_devices(session, every=every, vfs=vfs, wanted=wanted, view=view)
 

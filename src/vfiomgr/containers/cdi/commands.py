@@ -59,10 +59,9 @@ _COMMANDS = {
     "list": ("vfiomgr.containers.cdi.commands", "list_devices"),
     "remove": ("vfiomgr.containers.cdi.commands", "remove"),
 }
-_FORMER = {"check": ("vfiomgr.containers.cdi.commands", "check")}
 
 
-@click.group("cdi", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
+@click.group("cdi", cls=LazyGroup, table=_COMMANDS)
 def cdi() -> None:
     """Generate and check CDI specifications for containers."""
 

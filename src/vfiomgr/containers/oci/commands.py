@@ -29,13 +29,9 @@ if TYPE_CHECKING:
 
 
 _COMMANDS = {"edit": ("vfiomgr.containers.oci.commands", "edit")}
-_FORMER = {
-    "inject": ("vfiomgr.containers.oci.commands", "inject"),
-    "eject": ("vfiomgr.containers.oci.commands", "eject"),
-}
 
 
-@click.group("oci", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
+@click.group("oci", cls=LazyGroup, table=_COMMANDS)
 def oci() -> None:
     """Add devices to OCI bundles before the container starts."""
 
@@ -197,31 +193,6 @@ def edit(
         message = "--node, --runtime, --cdi and --function-only apply only to --add"
         raise UsageError(message, "leave them out")
     _conclude(session, library.eject(bundle, *removed))
-
-
-@click.command("eject", hidden=True)
-@click.argument("bundle", shell_complete=complete_directory)
-@click.argument("devices", nargs=-1, metavar="[ADDRESS|UUID...]", shell_complete=complete_device)
-@session_options(*FILES)
-@pass_session
-def eject(session: Session, *, bundle: str, devices: tuple[str, ...]) -> None:
-    """Remove devices: now `vfiomgr oci edit BUNDLE --remove` or `--remove-all`."""
-    _conclude(session, library.eject(bundle, *devices))
-
-
-@click.command("inject", hidden=True)
-@click.argument("bundle", shell_complete=complete_directory)
-@click.argument(
-    "devices", nargs=-1, required=True, metavar="ADDRESS|UUID...", shell_complete=complete_device
-)
-@_inject_options
-@session_options(*FILES)
-@pass_session
-def inject(
-    session: Session, *, bundle: str, devices: tuple[str, ...], **options: Unpack[_InjectOptions]
-) -> None:
-    """Add devices: now `vfiomgr oci edit BUNDLE --add`."""
-    _inject(session, bundle, devices, **options)
 
 
 def _inject(

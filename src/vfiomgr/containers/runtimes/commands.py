@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.changes import print_outcome
 from vfiomgr.cli.completion import complete_host_file
-from vfiomgr.cli.options import LazyGroup, RenamedOption
+from vfiomgr.cli.options import LazyGroup
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.runtimes.model import PROGRAMS
 
@@ -25,8 +25,6 @@ def place_options(default: str) -> Callable[[Any], Any]:
         click.option(
             "--runtime",
             "program",
-            cls=RenamedOption,
-            former=("--for",),
             type=click.Choice(PROGRAMS),
             help=f"Use this container runtime.  [default: {default}]",
         ),
@@ -114,10 +112,9 @@ _COMMANDS = {
     "install": ("vfiomgr.kata.commands", "install"),
     "uninstall": ("vfiomgr.kata.commands", "uninstall"),
 }
-_FORMER = {"configure": "runtime install NAME", "unconfigure": "runtime uninstall NAME"}
 
 
-@click.group("runtime", cls=LazyGroup, table=_COMMANDS, unlisted=_FORMER)
+@click.group("runtime", cls=LazyGroup, table=_COMMANDS)
 def runtime() -> None:
     """Install Kata and OCI runtimes in containerd, CRI-O or Docker.
 

@@ -14,7 +14,7 @@ from vfiomgr.cli.completion import (
     complete_parent,
     complete_type,
 )
-from vfiomgr.cli.options import CHANGING, RenamedOption, complete_file, session_options
+from vfiomgr.cli.options import CHANGING, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.definitions.model import Configuration, canonical, read_configuration
@@ -73,12 +73,9 @@ def parent_option(text: str) -> Callable[[Any], Any]:
 @click.argument(
     "uuid", required=False, shell_complete=complete_nodedev_or(complete_defined_or_active)
 )
-@click.option("--uuid", "former_uuid", hidden=True)
 @click.option(
     "--autostart/--manual",
     "autostart",
-    cls=RenamedOption,
-    former=("--auto",),
     default=None,
     help="Start it at boot, or only manually.",
 )
@@ -104,7 +101,6 @@ def define(
     parent: str | None,
     type_name: str | None,
     uuid: str | None,
-    former_uuid: str | None,
     autostart: bool | None,
     attributes: tuple[str, ...],
     jsonfile: str | None,
@@ -132,7 +128,6 @@ def define(
       vfiomgr vgpu define --parent mtty --jsonfile vgpu.json --dry-run
       vfiomgr vgpu define --libvirt --parent 65:00.0 --type nvidia-468 --autostart
     """
-    uuid = uuid or former_uuid
     if uri is not None:
         forbid_with_libvirt(attribute=attributes, jsonfile=jsonfile)
         define_mdev(session, uri, uuid, parent=parent, wanted=type_name, autostart=bool(autostart))

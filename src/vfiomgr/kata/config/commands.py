@@ -61,7 +61,7 @@ def _is_below(path: str, root: str) -> bool:
 
 @click.command("config")
 @click.argument("addresses", nargs=-1, shell_complete=complete_address)
-@release_options("--runtime")
+@release_options
 @click.option(
     "--hypervisor",
     type=click.Choice(["qemu", "clh"]),

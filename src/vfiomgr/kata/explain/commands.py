@@ -8,7 +8,7 @@ import click
 
 from vfiomgr.cli.completion import complete_address, complete_device_or_file, complete_host_file
 from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
-from vfiomgr.cli.options import READING, RenamedOption, session_options
+from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     Marked,
     finding_document,
@@ -197,7 +197,7 @@ class _ExplainOptions(TypedDict):
 
 @click.command("explain")
 @click.argument("subject", metavar="POD.yaml|DEVICE", shell_complete=complete_device_or_file)
-@release_options()
+@release_options
 @click.option(
     "--config",
     metavar="FILE",
@@ -213,8 +213,6 @@ class _ExplainOptions(TypedDict):
 @click.option(
     "--runtime",
     "cri",
-    cls=RenamedOption,
-    former=("--cri",),
     type=click.Choice(["containerd", "crio"]),
     help="Check this container runtime.  [default: the configured one]",
 )

@@ -9,7 +9,7 @@ import click
 
 from vfiomgr.cli.completion import complete_address, complete_host_file
 from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
-from vfiomgr.cli.options import READING, WholeNumber, session_options, typed_options
+from vfiomgr.cli.options import READING, WholeNumber, session_options, typed_options, with_options
 from vfiomgr.cli.output import print_text
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import forbid_alone, forbid_together
@@ -20,7 +20,7 @@ from vfiomgr.kata.workloads import runtime_class as runtime_class_for
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from vfiomgr.cli.options import Format
     from vfiomgr.kata.manifests.plan import PodRequest
@@ -54,50 +54,60 @@ class _PodOptions(TypedDict):
 
 
 class _ClassOptions(Value):
-    """The options of a RuntimeClass; `kata pod` and its former name have them."""
+    """The options of a RuntimeClass."""
 
+    handler: str | None
     default_memory: str | None
     config: str | None
+    overhead_cpus: int | None
     selectors: tuple[str, ...]
     any_node: bool
 
 
-def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a RuntimeClass as one value, and that for the CPUs of its overhead."""
+_CLASS_OPTIONS = (
+    click.option(
+        "--handler",
+        metavar="NAME",
+        shell_complete=complete_handler,
+        help="RuntimeClass: refer to this handler.  [default: its own name]",
+    ),
+    click.option(
+        "--default-memory",
+        metavar="SIZE",
+        help="RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
+    ),
+    click.option(
+        "--config",
+        metavar="FILE",
+        shell_complete=complete_host_file,
+        help="RuntimeClass: use this Kata configuration.  [default: that of the handler]",
+    ),
+    click.option(
+        "--overhead-cpus",
+        type=WholeNumber(min=1),
+        metavar="COUNT",
+        help="RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
+    ),
+    click.option(
+        "--node-selector",
+        "selectors",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
+    ),
+    click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes."),
+)
 
-    def decorate(command: Callable[..., None]) -> Callable[..., Any]:
-        def function(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - click's
-            names = _ClassOptions.__struct_fields__
-            of_class = _ClassOptions(**{name: options.pop(name) for name in names})
-            command(*arguments, of_class=of_class, **options)
 
-        function = update_wrapper(function, command)
-        for option in (
-            click.option("--any-node", is_flag=True, help="RuntimeClass: select all nodes."),
-            click.option(
-                "--node-selector",
-                "selectors",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="RuntimeClass: select nodes.  [default: katacontainers.io/kata-runtime=true]",
-            ),
-            cpus,
-            click.option(
-                "--config",
-                metavar="FILE",
-                shell_complete=complete_host_file,
-                help="RuntimeClass: use this Kata configuration.  [default: that of the handler]",
-            ),
-            click.option(
-                "--default-memory",
-                metavar="SIZE",
-                help="RuntimeClass: Kata's default_memory.  [default: as configured, else 8192M]",
-            ),
-        ):
-            function = option(function)
-        return function
+def _class_options(command: Callable[..., None]) -> Callable[..., Any]:
+    """Add the options of a RuntimeClass, which the command gets as one value."""
 
-    return decorate
+    def function(*arguments: Any, **options: Any) -> None:  # noqa: ANN401 - click's
+        names = _ClassOptions.__struct_fields__
+        of_class = _ClassOptions(**{name: options.pop(name) for name in names})
+        command(*arguments, of_class=of_class, **options)
+
+    return with_options(update_wrapper(function, command), *_CLASS_OPTIONS)
 
 
 @click.command("pod")
@@ -164,20 +174,7 @@ def _class_options(cpus: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--runtimeclass", "is_class", is_flag=True, help="Print the RuntimeClass instead of pods."
 )
-@click.option(
-    "--handler",
-    metavar="NAME",
-    shell_complete=complete_handler,
-    help="RuntimeClass: refer to this handler.  [default: its own name]",
-)
-@_class_options(
-    click.option(
-        "--overhead-cpus",
-        type=WholeNumber(min=1),
-        metavar="COUNT",
-        help="RuntimeClass: CPUs of the overhead, like Kata's default_vcpus.  [default: 1]",
-    )
-)
+@_class_options
 @session_options(*READING)
 @pass_session
 def pod(
@@ -185,8 +182,6 @@ def pod(
     addresses: tuple[str, ...],
     *,
     is_class: bool,
-    handler: str | None,
-    overhead_cpus: int | None,
     of_class: _ClassOptions,
     **options: Unpack[_PodOptions],
 ) -> None:
@@ -223,21 +218,9 @@ def pod(
     """
     if is_class:
         _forbid_pods(addresses, options)
-        name = options["runtime_class"]
-        own_name = None if handler and name == DEFAULT_HANDLER else name
-        _print_class(session, handler or name, own_name, overhead_cpus or 1, of_class)
+        _print_class(session, options["runtime_class"], of_class)
         return
-    _forbid_mixtures(
-        options,
-        {
-            "--handler": handler,
-            "--default-memory": of_class.default_memory,
-            "--config": of_class.config,
-            "--overhead-cpus": overhead_cpus,
-            "--node-selector": of_class.selectors,
-            "--any-node": of_class.any_node,
-        },
-    )
+    _forbid_mixtures(options, of_class)
     wanted = pods(session, *addresses, **options)
     print_objects([each for one in wanted for each in _objects_for(one)], session.format)
 
@@ -250,9 +233,17 @@ def _forbid_pods(addresses: tuple[str, ...], options: _PodOptions) -> None:
         forbid_together("--runtimeclass", option, "a RuntimeClass has no such setting")
 
 
-def _forbid_mixtures(options: _PodOptions, of_class: Mapping[str, object]) -> None:
+def _forbid_mixtures(options: _PodOptions, of_class: _ClassOptions) -> None:
     """Refuse options that a pod or a VM of KubeVirt does not have."""
-    for option, value in of_class.items():
+    given = {
+        "--handler": of_class.handler,
+        "--default-memory": of_class.default_memory,
+        "--config": of_class.config,
+        "--overhead-cpus": of_class.overhead_cpus,
+        "--node-selector": of_class.selectors,
+        "--any-node": of_class.any_node,
+    }
+    for option, value in given.items():
         if value:
             forbid_alone(option, "--runtimeclass", "pods have no such setting")
     if options["dra"]:
@@ -275,49 +266,17 @@ def _objects_for(request: PodRequest) -> Iterator[render.Object]:
     yield render.workload(request)
 
 
-@click.command("runtimeclass", hidden=True)
-@click.option(
-    "--handler",
-    default=DEFAULT_HANDLER,
-    show_default=True,
-    metavar="NAME",
-    shell_complete=complete_handler,
-    help="Refer to this handler of containerd or CRI-O.",
-)
-@click.option(
-    "--name", metavar="NAME", help="Set the name of the class.  [default: that of the handler]"
-)
-@_class_options(
-    click.option(
-        "--cpus",
-        type=WholeNumber(min=1),
-        default=1,
-        show_default=True,
-        metavar="COUNT",
-        help="Set the CPUs of the overhead, like Kata's default_vcpus.",
-    )
-)
-@session_options(*READING)
-@pass_session
-def runtimeclass(
-    session: Session, *, handler: str, name: str | None, cpus: int, of_class: _ClassOptions
-) -> None:
-    """Print a RuntimeClass: now `vfiomgr kata pod --runtimeclass`."""
-    _print_class(session, handler, name, cpus, of_class)
-
-
-def _print_class(
-    session: Session, handler: str, name: str | None, cpus: int, of_class: _ClassOptions
-) -> None:
+def _print_class(session: Session, name: str, of_class: _ClassOptions) -> None:
     if of_class.any_node and of_class.selectors:
         forbid_together("--any-node", "--node-selector", "one selects some nodes, the other all")
+    handler = of_class.handler
     wanted = runtime_class_for(
         session,
-        handler,
-        name=name,
+        handler or name,
+        name=None if handler and name == DEFAULT_HANDLER else name,
         default_memory=of_class.default_memory,
         config=of_class.config,
-        cpus=cpus,
+        cpus=of_class.overhead_cpus or 1,
         selectors=None if of_class.any_node else of_class.selectors,
     )
     print_objects([render.runtime_class(wanted)], session.format)

@@ -1,4 +1,4 @@
-"""`vfiomgr layout plan`, `apply`, `assert`, `export` and `revert`."""
+"""`vfiomgr plan` and `apply`, and `vfiomgr layout assert`, `export` and `revert`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from vfiomgr.cli.changes import followed, host_of, print_outcome, print_plan
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
-    RenamedOption,
     allow_option,
     complete_file,
     session_options,
@@ -97,8 +96,6 @@ def of_layout(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output",
     "out",
-    cls=RenamedOption,
-    former=("--out",),
     metavar="PLAN",
     shell_complete=complete_file,
     help="Write the plan to a file, for `apply`.",

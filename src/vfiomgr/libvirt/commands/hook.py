@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.options import CHANGING, LazyGroup, session_options
+from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, say
 from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
@@ -53,10 +53,9 @@ def asks_for_hook(element: str | None) -> bool:
 _DOMAINS = click.argument(
     "domains", nargs=-1, metavar="[DOMAIN]...", shell_complete=complete_domain
 )
-_FORMER = {"enable": "libvirt hook install DOMAINS", "disable": "libvirt hook uninstall DOMAINS"}
 
 
-@click.group("hook", cls=LazyGroup, table={}, unlisted=_FORMER)
+@click.group("hook")
 def hook() -> None:
     """Bind devices when their guest starts, unbind them after.
 

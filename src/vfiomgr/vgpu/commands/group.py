@@ -11,7 +11,6 @@ from vfiomgr.cli.completion import complete_numa_node, complete_type, complete_v
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
-    LazyGroup,
     WholeNumber,
     allow_option,
     session_options,
@@ -45,10 +44,7 @@ _TYPE_HEADINGS = (
 )
 
 
-_FORMER = {"switch": "vgpu mode GPU TO", "types": "vgpu list --types"}
-
-
-@click.group("vgpu", cls=LazyGroup, table={}, unlisted=_FORMER)
+@click.group("vgpu")
 def vgpu() -> None:
     """Create, remove, define, start and stop vGPUs."""
 
@@ -227,7 +223,6 @@ def list_vgpus(
 
 @vgpu.command("create")
 @click.argument("uuid", required=False)
-@click.option("--uuid", "former_uuid", hidden=True)
 @click.option(
     "--type",
     "type_name",
@@ -276,7 +271,6 @@ def create(
     numa_node: int | None,
     strategy: Strategy,
     uuid: str | None,
-    former_uuid: str | None,
 ) -> None:
     """Create vGPUs and print their names.
 
@@ -302,7 +296,7 @@ def create(
         parent=parent,
         numa_node=numa_node,
         strategy=strategy,
-        uuid=uuid or former_uuid,
+        uuid=uuid,
     ).request(session)
     outcome = plan_or_apply(session, request)
     if outcome is not None:
