@@ -210,16 +210,24 @@ class HostSource:
         if self.snapshot is not None:
             return self._loaded
 
-        known = list_addresses(self.tree)
-        try:
-            wanted = frozenset(PciAddress.parse(name, known) for name in names)
-        except UsageError:
+        wanted = self.addresses_in(names)
+        if wanted is None:
             return self.scan_devices()
         only = frozenset(address.slot for address in wanted)
         host = scan_devices(self.tree, self.machine, only=only)
         there = {device.address for device in host.devices}
         is_vendors = any(d.vendor_id == _NVIDIA and d.physical_function for d in host.devices)
         return self.scan_devices() if is_vendors or not wanted <= there else host
+
+    def addresses_in(self, names: Iterable[str]) -> frozenset[PciAddress] | None:
+        """The addresses of functions; None if a name is not an address."""
+        if self.snapshot is not None:
+            return None
+        known = list_addresses(self.tree)
+        try:
+            return frozenset(PciAddress.parse(name, known) for name in names)
+        except UsageError:
+            return None
 
     def with_vgpu_users(
         self, host: HostSnapshot, functions: tuple[PciDevice, ...] = ()

@@ -64,7 +64,8 @@ def show(session: Session, address: str) -> None:
       vfiomgr show 04:00.0 --format yaml
     """
     tell_of_cut_off_runs(session)
-    host = session.scan(with_users=True, with_resets=True, with_guests=True)
+    about = session.addresses_in((address,))
+    host = session.scan(with_users=True, with_resets=True, with_guests=True, about=about)
     session.note_unknown_users(host)
     vgpu = host.vgpu(address) if is_uuid(address) else None
     if vgpu is not None:
