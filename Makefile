@@ -37,6 +37,7 @@ check: setup  ## static checks
 	.venv/bin/ruff format --check
 	.venv/bin/mypy --strict src tests benchmarks tools
 	.venv/bin/lint-imports --config tools/imports.toml
+	$(PYTHON) -m tools.imports
 
 lab-faults:  ## vfiomgr fails and is killed at every step, in the laboratory and the unit tests
 	@tools/setup dev

@@ -37,7 +37,7 @@ def start() -> None:
     _import_metadata_when_used()
     _import_msgspec()
     try:
-        import_module("vfiomgr.cli.main").main()  # click is not imported before it is isolated
+        import_module("vfiomgr.main.program").main()  # click is not imported before it is isolated
     except SystemExit as end:
         statuses += [end.code or 0] if isinstance(end.code, int | None) else []
         raise

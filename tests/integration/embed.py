@@ -49,7 +49,7 @@ _SIGNED = {
 
 _PROGRAM = """
 import runpy
-from vfiomgr.cli.session import Session
+from vfiomgr.snapshot.session import Session
 Session.is_live = True
 runpy.run_module("vfiomgr", run_name="__main__", alter_sys=True)
 """

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from tests.fakes.hosts import workstation
-from vfiomgr.cli.main import cli
-from vfiomgr.cli.session import Session
 from vfiomgr.errors import HostError, UsageError
 from vfiomgr.libvirt.commands.edit import DomainPlace
+from vfiomgr.main.program import cli
+from vfiomgr.snapshot.session import Session
 
 if TYPE_CHECKING:
     from pathlib import Path

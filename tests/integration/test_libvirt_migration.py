@@ -16,7 +16,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 _PROGRAM = """
 import runpy, sys
 from contextlib import nullcontext
-from vfiomgr.cli.session import Session
+from vfiomgr.snapshot.session import Session
 from vfiomgr.libvirt.client import connection
 xml, uri, *options = sys.argv[1:]
 with connection.connect(uri) as started:

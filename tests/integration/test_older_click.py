@@ -14,7 +14,7 @@ from tests.debian import unpacked
 @pytest.mark.parametrize("command", [("list",), ("kata",), ("libvirt", "domain")])
 def test_commands_load_with_an_older_click(command: tuple[str, ...]) -> None:
     place = unpacked("trixie", "python3-click") / "usr/lib/python3/dist-packages"
-    code = "import click, sys; print(click.__file__); from vfiomgr.cli.main import main; main()"
+    code = "import click, sys; print(click.__file__); from vfiomgr.main.program import main; main()"
     answer = subprocess.run(
         (sys.executable, "-c", code, *command, "--help"),
         env={**os.environ, "PYTHONPATH": str(place)},

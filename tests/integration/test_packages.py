@@ -21,7 +21,7 @@ from tests.unit.node.simulation.made import claim, exactly, pods
 from tools.package import rpm, tree
 from tools.package.__main__ import build
 from vfiomgr import __version__
-from vfiomgr.cli.main import cli
+from vfiomgr.main.program import cli
 from vfiomgr.persistence.model import PersistedBinding, render_rule
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import NoReturn, TypedDict
 
 import vfiomgr
 from vfiomgr.cli.garbage import collect_seldom
-from vfiomgr.cli.main import main
 from vfiomgr.host.owners import weakness
+from vfiomgr.main.program import main
 from vfiomgr.persistence import named
 
 VFIOMGR = str(Path(sys.executable).with_name("vfiomgr"))

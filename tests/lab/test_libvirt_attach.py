@@ -105,7 +105,7 @@ def hook() -> None:
     paths = [path for path in sys.path if path]
     PROGRAM.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {paths!r}\n"
-        "from vfiomgr.cli.main import main\nmain()\n"
+        "from vfiomgr.main.program import main\nmain()\n"
     )
     PROGRAM.chmod(0o755)
     answer = call(str(PROGRAM), "libvirt", "hook", "install")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from tests.fakes.hosts import workstation
-from vfiomgr.cli import main
 from vfiomgr.host.tree import HostTree
+from vfiomgr.main import program
 from vfiomgr.rules.runner import RuleSet
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run(
         if "_VFIOMGR_COMPLETE" in os.environ:  # has little time, which is not for building
             request.getfixturevalue("kernel")
         try:
-            main.main()
+            program.main()
         except SystemExit as stop:
             status = stop.code
         else:

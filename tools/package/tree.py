@@ -15,8 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tools.package.wheels import CHECKOUT, PYTHONS, unpack
 from tools.reference.__main__ import write_manual
-from vfiomgr.cli.main import cli
 from vfiomgr.host.installation import PACKAGED
+from vfiomgr.main.program import cli
 from vfiomgr.node import systemd
 from vfiomgr.persistence import installed_layout
 

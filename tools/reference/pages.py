@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.main import cli
+from vfiomgr.main.program import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

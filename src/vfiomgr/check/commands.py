@@ -16,7 +16,7 @@ from vfiomgr.cli.reports import (
     strict_option,
     summary,
 )
-from vfiomgr.cli.session import session_of
+from vfiomgr.snapshot.session import session_of
 
 if TYPE_CHECKING:
     from vfiomgr.rules.report import Report

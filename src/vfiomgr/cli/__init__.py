@@ -1,1 +1,1 @@
-"""The command line itself: what all commands are made of, and which there are."""
+"""What all commands are made of: options, output, tables, lists and reports."""

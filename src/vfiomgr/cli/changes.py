@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.status import Status
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.engine.plan import Plan, Request, Step
     from vfiomgr.engine.run import Outcome
     from vfiomgr.library import NamedRequest, Reports
+    from vfiomgr.snapshot.session import Session
 
 
 _BAR_WIDTH = 30

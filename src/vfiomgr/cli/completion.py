@@ -1,65 +1,39 @@
-"""Completion of arguments and options: what click calls `shell_complete`.
+"""Completion of arguments and options: what is common to the functions that click calls for it.
 
-Each function stands for the one of its name in `candidates`, which is imported when a shell asks.
+Each package has functions for what it knows in its module `completion`.
 """
 
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vfiomgr.cli.candidates import (
-        complete_address,
-        complete_assignable,
-        complete_board,
-        complete_defined_or_active,
-        complete_definition,
-        complete_device,
-        complete_device_or_file,
-        complete_driver,
-        complete_gpu,
-        complete_group,
-        complete_host_file,
-        complete_numa_node,
-        complete_owner,
-        complete_parent,
-        complete_sriov,
-        complete_type,
-        complete_vendor,
-        complete_vfio_driver,
-        complete_vgpu,
-    )
+    from collections.abc import Callable, Iterable, Iterator
 
-    __all__ = [
-        "complete_address",
-        "complete_assignable",
-        "complete_board",
-        "complete_defined_or_active",
-        "complete_definition",
-        "complete_device",
-        "complete_device_or_file",
-        "complete_driver",
-        "complete_gpu",
-        "complete_group",
-        "complete_host_file",
-        "complete_numa_node",
-        "complete_owner",
-        "complete_parent",
-        "complete_sriov",
-        "complete_type",
-        "complete_vendor",
-        "complete_vfio_driver",
-        "complete_vgpu",
+    import click
+    from click.shell_completion import CompletionItem
+
+    Items = list[CompletionItem[str]]
+    Describe = Callable[[], str]
+    Candidates = Iterable[tuple[str, Describe | None]]
+    """Words, each with what says what it is."""
+
+
+def continuing(
+    context: click.Context, parameter: click.Parameter, incomplete: str, names: Candidates
+) -> Items:
+    """Those that continue what is typed, without those that an argument has already."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - for shells alone
+
+    typed = context.params.get(str(parameter.name)) or ()
+    taken = frozenset(typed if isinstance(typed, tuple) else ())
+    return [
+        CompletionItem(name, describe=describe)
+        for name, describe in dict(names).items()
+        if name.startswith(incomplete) and name not in taken
     ]
-else:
-
-    def __getattr__(name: str) -> Callable[..., object]:
-        if name.startswith("complete_"):
-            return partial(_complete, name)
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
 
 
-def _complete(name: str, *asked: object) -> object:
-    return getattr(import_module("vfiomgr.cli.candidates"), name)(*asked)
+def names_only(names: Iterable[str]) -> Iterator[tuple[str, None]]:
+    """Candidates that say themselves what they are."""
+    return ((name, None) for name in names)

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from vfiomgr.cli.options import with_options
+from vfiomgr.cli.options import Options, with_options
 from vfiomgr.cli.output import print_table, say
-from vfiomgr.cli.session import session_of
 from vfiomgr.errors import UsageError, forbid_together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from vfiomgr.cli.table import Column
-    from vfiomgr.snapshot.values import DeviceUser
 
 
 class View(NamedTuple):
@@ -78,7 +76,7 @@ def view_options(known: Sequence[Column]) -> Callable[[Any], Any]:
             headings: bool,
             **options: object,
         ) -> object:
-            form = session_of(click.get_current_context()).format
+            form = click.get_current_context().ensure_object(Options).format
             if columns is not None and (names or form != "table"):
                 other = "-o name" if names else f"--format {form}"
                 forbid_together("--columns", other, "only a table has columns")
@@ -128,12 +126,3 @@ def _chosen(text: str | None, known: Sequence[Column]) -> tuple[str, ...]:
         message = f"no such column: {', '.join(map(repr, unknown))}"
         raise UsageError(message, f"choose from: {','.join(by_name)}")
     return tuple(by_name[word] for word in words)
-
-
-def users_in_words(users: Sequence[DeviceUser], pods: Iterable[str] = ()) -> str:
-    """Pods, domains and processes, each once; a dash for nobody."""
-    names = (
-        f"pod {user.pod}" if user.pod else user.guest or f"{user.command} ({user.pid})"
-        for user in users
-    )
-    return ", ".join(dict.fromkeys((*(f"pod {pod}" for pod in pods), *names))) or "-"

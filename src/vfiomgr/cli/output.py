@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from vfiomgr.cli.options import Format
     from vfiomgr.diagnostic import Diagnostic, Finding
     from vfiomgr.errors import VfiomgrError
-    from vfiomgr.pci.model import PciDevice
     from vfiomgr.rules.report import Report
-    from vfiomgr.snapshot.model import HostSnapshot
 
 
 class Marked(Value):
@@ -213,11 +211,6 @@ def _one_line(text: str) -> str:
     return " ".join(line.strip(" ") for line in text.split("\n") if line.strip(" "))
 
 
-def note_no_devices(host: HostSnapshot) -> None:
-    """Say why a list of all functions is empty."""
-    note("no PCI device is listed" if host.pci_unidentified else "this host has no PCI devices")
-
-
 def or_dash(value: object) -> str:
     """A cell of a table; a dash for what is not there."""
     return "-" if value is None or value == "" else str(value)
@@ -226,11 +219,6 @@ def or_dash(value: object) -> str:
 def unknown_users(what: str, *, is_live: bool) -> str:
     """The note for a table with unknown users of devices."""
     return f"{what}: unknown ({'requires root' if is_live else 'recorded host'})"
-
-
-def group_cell(host: HostSnapshot, device: PciDevice) -> str:
-    """The IOMMU group of a function as a cell; a recording need not show groups at all."""
-    return or_dash(device.iommu_group) if host.iommu.is_known else "unknown"
 
 
 _COLOURS = {"blocker": "red", "warning": "yellow", "info": "cyan", "ok": "green"}

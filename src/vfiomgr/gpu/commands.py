@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_gpu
 from vfiomgr.cli.options import CHANGING, allow_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.diagnostic import OVERRIDES, Override, refuse
 from vfiomgr.documents.jsonable import to_jsonable
@@ -18,7 +16,9 @@ from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.expressions import expression
 from vfiomgr.gpu.requests import GpuUse, SetGpuMode, SetMigInstances, SwitchGpu
 from vfiomgr.passthrough.named import function_state, virtual_functions
+from vfiomgr.snapshot.completion import complete_gpu
 from vfiomgr.snapshot.named import find_device
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 from vfiomgr.vgpu.gpu_instances import users
 from vfiomgr.vgpu.mig.placement import more_of

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.completion import complete_address, complete_host_file
-from vfiomgr.cli.container_completion import complete_entry
 from vfiomgr.cli.options import (
     FILES,
     READING,
@@ -20,11 +18,11 @@ from vfiomgr.cli.options import (
     with_options,
 )
 from vfiomgr.cli.output import note, print_document, say_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.containers.runtimes.commands import at_place, carry_out, place_options
 from vfiomgr.containers.runtimes.model import RuntimeRequest
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.kata.command_lines import run_command, tell_of_run
+from vfiomgr.kata.completion import complete_entry
 from vfiomgr.kata.model import DEFAULT_HANDLER, RuntimeName, handler_configuration
 from vfiomgr.kata.named import configuration_of, require_handler, shim_of
 from vfiomgr.runtimes import (
@@ -36,6 +34,8 @@ from vfiomgr.runtimes import (
     removing,
     require_name,
 )
+from vfiomgr.snapshot.completion import complete_address, complete_host_file
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

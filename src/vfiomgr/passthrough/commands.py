@@ -9,12 +9,6 @@ import click
 
 from vfiomgr import passthrough
 from vfiomgr.cli.changes import confirm, plan_or_apply, print_outcome, update_initramfs_option
-from vfiomgr.cli.completion import (
-    complete_address,
-    complete_assignable,
-    complete_owner,
-    complete_vfio_driver,
-)
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import (
     CHANGING,
@@ -23,7 +17,6 @@ from vfiomgr.cli.options import (
     session_options,
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, Override
 from vfiomgr.errors import UsageError, forbid_alone
 from vfiomgr.passthrough.named import Bind, Reset, Unbind, is_kept, moved_functions
@@ -37,6 +30,13 @@ from vfiomgr.persistence.steps import (
     RebuildInitramfs,
     ReplaceFile,
 )
+from vfiomgr.snapshot.completion import (
+    complete_address,
+    complete_assignable,
+    complete_owner,
+    complete_vfio_driver,
+)
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_sriov
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -16,10 +15,11 @@ from vfiomgr.cli.options import (
     with_options,
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut, wrapped
 from vfiomgr.errors import UsageError, forbid_alone, forbid_together
 from vfiomgr.passthrough.named import virtual_functions
+from vfiomgr.snapshot.completion import complete_sriov
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.sriov.steps import (
     ChangeQuotas,
     ChangeVectors,

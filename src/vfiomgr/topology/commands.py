@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
-from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import complete_file, session_options
-from vfiomgr.cli.output import document_text, note, note_no_devices, print_text
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.output import document_text, note, print_text
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
+from vfiomgr.snapshot.cells import note_no_devices
+from vfiomgr.snapshot.completion import complete_address
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.topology.build import tree_of
 from vfiomgr.topology.model import view
 from vfiomgr.topology.render import ASCII, BOXES, render_dot, render_html, render_svg, render_text

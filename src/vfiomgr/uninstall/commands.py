@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from vfiomgr.cli.changes import confirm, host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.errors import forbid_alone
+from vfiomgr.snapshot.completion import complete_address
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.uninstall.found import find, finish
 
 

@@ -15,8 +15,8 @@ from tests.fakes.vgpu_hosts import a40_host, l40s_host
 from tests.unit.cli.test_hostile_names import HOSTILE, require_harmless
 from tests.unit.cli.test_odd_hosts import twins
 from tests.unit.cli.test_usage import commands
-from vfiomgr.cli import shells
-from vfiomgr.cli.main import cli
+from vfiomgr.main import shells
+from vfiomgr.main.program import cli
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.source import write_snapshot
 
@@ -250,7 +250,7 @@ def test_a_slow_host_completes_to_nothing(
         time.sleep(30)
         return True
 
-    monkeypatch.setattr("vfiomgr.cli.candidates.is_address", slowly)
+    monkeypatch.setattr("vfiomgr.snapshot.completion.is_address", slowly)
     assert complete("bind 0000:") == []
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from vfiomgr.cli.main import cli
+from vfiomgr.main.program import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ import pytest
 
 _CODE = """
 import atexit, sys
-from vfiomgr.cli import main
+from vfiomgr.main import program
 from vfiomgr.__main__ import start
 
 class Freed:
@@ -17,7 +17,7 @@ class Freed:
         print("freed")
 
 kept = Freed()
-main.main = lambda: [atexit.register(print, "handler"), {call}]
+program.main = lambda: [atexit.register(print, "handler"), {call}]
 start()
 """
 

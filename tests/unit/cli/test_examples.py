@@ -18,7 +18,7 @@ import pytest
 from tests.fakes.vgpu_hosts import a40_host
 from tests.unit.cli.test_usage import commands
 from tests.unit.kata_nodes import POD, KataNode
-from vfiomgr.cli.main import cli
+from vfiomgr.main.program import cli
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.source import write_snapshot
 

@@ -65,8 +65,8 @@ def test_what_runs_long_collects_as_usual(
 
 def test_others_do_so_seldom() -> None:
     code = (
-        "import gc; from vfiomgr.cli import main; from vfiomgr.__main__ import start\n"
-        "main.main = lambda: print(gc.get_threshold()[0])\nstart()"
+        "import gc; from vfiomgr.main import program; from vfiomgr.__main__ import start\n"
+        "program.main = lambda: print(gc.get_threshold()[0])\nstart()"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout == "1000000\n"

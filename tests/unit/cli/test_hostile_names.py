@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.fakes.hosts import workstation
-from vfiomgr.cli import main
 from vfiomgr.cli.options import Options
 from vfiomgr.cli.output import Marked, note, say, say_text
 from vfiomgr.documents.text import printable
 from vfiomgr.errors import InvalidDocument
+from vfiomgr.main import program
 from vfiomgr.snapshot.scan import scan
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
@@ -295,13 +295,13 @@ def test_a_warning_and_a_traceback_are_escaped(
     def fail(*_: object, **__: object) -> None:
         raise ValueError(HOSTILE)
 
-    main._show_warning(HOSTILE)
-    monkeypatch.setattr(main.cli, "main", fail)
+    program._show_warning(HOSTILE)
+    monkeypatch.setattr(program.cli, "main", fail)
     options = Options()
     options.debug = True
-    monkeypatch.setattr(main, "Options", lambda: options)
+    monkeypatch.setattr(program, "Options", lambda: options)
     with pytest.raises(SystemExit):
-        main.main()
+        program.main()
     err = capsys.readouterr().err
     assert "Traceback" in err
     require_harmless(err)

@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from vfiomgr.cli.changes import followed, shown_wait
-from vfiomgr.cli.session import Session
 from vfiomgr.engine.plan import Plan
 from vfiomgr.engine.transaction import ApplyContext
 from vfiomgr.persistence.steps import LoadModule
+from vfiomgr.snapshot.session import Session
 
 if TYPE_CHECKING:
     import pytest

@@ -217,7 +217,7 @@ def test_start_up_imports_nothing_heavy(
     kernel: FakeKernel, arguments: list[str], unneeded: tuple[str, ...]
 ) -> None:
     imported = imported_by("--root", kernel.root, *arguments)
-    assert "vfiomgr.cli.main" in imported
+    assert "vfiomgr.main.program" in imported
     assert not imported & {*_HEAVY, *unneeded}
 
 
@@ -236,7 +236,7 @@ def test_a_plan_imports_what_it_uses(kernel: FakeKernel) -> None:
             "json",
             "asyncio",
         ),
-        *("vfiomgr.cli.usage", "vfiomgr.cli.candidates", "vfiomgr.documents.reader"),
+        *("vfiomgr.main.usage", "vfiomgr.main.shells", "vfiomgr.documents.reader"),
         *("vfiomgr.check.facts", "vfiomgr.check.model", "vfiomgr.pci.guest_support"),
         *("vfiomgr.topology.build", "vfiomgr.vgpu.mig.facts", "vfiomgr.engine.run"),
     }
@@ -246,7 +246,7 @@ def imported_by(*arguments: str) -> set[str]:
     """The modules that a command imports, which prints something."""
     program = (
         "import sys\n"
-        "from vfiomgr.cli.main import main\n"
+        "from vfiomgr.main.program import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
         "print(*sys.modules, file=sys.stderr)"
@@ -476,7 +476,7 @@ def test_show_names_the_group_members_of_other_slots_first(
     slot = [replace(pci_device(f"0000:04:00.{n}"), iommu_group=4) for n in range(6)]
     others = [replace(pci_device(f"0000:0{n}:00.0"), iommu_group=4) for n in range(5, 9)]
     host = host_of(*slot, *others)
-    monkeypatch.setattr("vfiomgr.cli.session.Session.scan", lambda *_, **__: host)
+    monkeypatch.setattr("vfiomgr.snapshot.session.Session.scan", lambda *_, **__: host)
     lines = run("show", "0000:04:00.0").stdout.splitlines()
     members = [line.split()[2] for line in lines if "group member" in line]
     assert members[:4] == [str(other.address) for other in others]

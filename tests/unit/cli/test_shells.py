@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from vfiomgr.cli.main import cli
-from vfiomgr.cli.shells import Bash, Word, split_line
+from vfiomgr.main.program import cli
+from vfiomgr.main.shells import Bash, Word, split_line
 
 BREAKS = " \t\n\"'@><=;|&(:"
 """COMP_WORDBREAKS of bash, as it starts."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from vfiomgr.cli.main import cli
 from vfiomgr.cli.options import session_options
-from vfiomgr.cli.usage import explained
+from vfiomgr.main.program import cli
+from vfiomgr.main.usage import explained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,7 +22,7 @@ from tests.unit.golden.transcripts import (
     steady,
 )
 from tests.unit.golden.vgpu_cases import VGPU_SCENARIOS
-from vfiomgr.cli.main import cli
+from vfiomgr.main.program import cli
 from vfiomgr.snapshot.source import read_snapshot, write_snapshot
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 
 from tests.fakes.libvirt_node import node_uri
-from vfiomgr.cli.main import cli
 from vfiomgr.errors import HostError, InvalidDocument, LibvirtFailed, Refusal, UsageError
 from vfiomgr.libvirt.client.binding import library
 from vfiomgr.libvirt.client.connection import Connection, MdevState, NodeMdev, connect, parent_name
@@ -19,6 +18,7 @@ from vfiomgr.libvirt.client.error_codes import Code
 from vfiomgr.libvirt.commands.attach import attach
 from vfiomgr.libvirt.commands.connection import complete_domain
 from vfiomgr.libvirt.xml.render import node_mdev
+from vfiomgr.main.program import cli
 from vfiomgr.pci.model import PciAddress
 
 if TYPE_CHECKING:

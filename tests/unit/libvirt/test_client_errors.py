@@ -895,7 +895,7 @@ def test_the_log_of_an_unknown_error_is_that_of_the_part_that_reports_it(
 def test_libvirt_does_not_translate_the_errors_of_this_process() -> None:
     """It asks gettext, which asks for the locale of messages: Python only sets that of ctype."""
     program = (
-        "import locale; from click.testing import CliRunner; from vfiomgr.cli.main import cli\n"
+        "import locale; from click.testing import CliRunner; from vfiomgr.main.program import cli\n"
         "CliRunner().invoke(cli, ['libvirt', 'list', '-c', 'nothing:///'])\n"
         "print(locale.setlocale(locale.LC_MESSAGES))"
     )

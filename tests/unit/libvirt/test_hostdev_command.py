@@ -9,11 +9,11 @@ import pytest
 
 from tests.fakes.vgpu_trees import make_vgpu_tree
 from tests.unit.cli.test_reading import imported_by
-from vfiomgr.cli.session import Session
 from vfiomgr.host.tree import HostTree
 from vfiomgr.paths import PCI_DEVICES, HostPath
 from vfiomgr.pci import facts as pci_facts
 from vfiomgr.pci.facts import read_device
+from vfiomgr.snapshot.session import Session
 
 if TYPE_CHECKING:
     from pathlib import Path

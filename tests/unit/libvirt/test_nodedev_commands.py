@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from tests.fakes.vgpu_hosts import t4_host
 from tests.unit.libvirt.preflight.situations import MDEV_ELEMENT, UUID, known, libvirt, xml
-from vfiomgr.cli.main import cli
-from vfiomgr.cli.session import Session
 from vfiomgr.errors import Refusal, UnknownDevice, UsageError
 from vfiomgr.libvirt.client.connection import MdevState, NodeMdev
+from vfiomgr.main.program import cli
+from vfiomgr.snapshot.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

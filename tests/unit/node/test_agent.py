@@ -1229,7 +1229,7 @@ def test_the_boot_of_a_node_needs_no_package_of_the_extra(place: Path) -> None:
         "import sys\n"
         "sys.modules.update(dict.fromkeys(('google', 'grpclib', 'prometheus_client')))\n"
         f"sys.argv = ['vfiomgr', '--root', {root!r}, 'node', 'run', '--once']\n"
-        "from vfiomgr.cli.main import main\n"
+        "from vfiomgr.main.program import main\n"
         "main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -104,7 +104,7 @@ def test_a_missing_library_of_the_agent_names_how_to_get_it_where_vfiomgr_is_ins
 
 def test_other_commands_do_not_import_the_libraries_of_the_agent() -> None:
     code = (
-        "import sys; from vfiomgr.cli.main import cli; import click; c = click.Context(cli); "
+        "import sys; from vfiomgr.main.program import cli; import click; c = click.Context(cli); "
         "cli.get_command(c, 'list'); cli.get_command(c, 'node').get_command(c, 'run'); "
         "print(sorted({'grpclib', 'google.protobuf', 'prometheus_client'} & set(sys.modules)))"
     )

@@ -214,7 +214,7 @@ def test_the_state_of_an_agent_of_this_machine_is_a_document() -> None:
         "    print((await agent.Agent(settings, print)._pages._show_status('')).body.decode())\n"
         "agent.run = lambda settings, tell: asyncio.run(show(settings))\n"
         "sys.argv = ['vfiomgr', 'node', 'run']\n"
-        "from vfiomgr.cli.main import main\n"
+        "from vfiomgr.main.program import main\n"
         "main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -119,7 +119,7 @@ def test_root_runs_nothing_of_the_callers_path(tmp_path: Path, words: list[str])
 def test_only_root_with_such_an_environment_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda _path, words: started.append(words))
-    monkeypatch.setattr("vfiomgr.cli.main.main", lambda: None)
+    monkeypatch.setattr("vfiomgr.main.program.main", lambda: None)
     monkeypatch.setattr(sys, "argv", ["vfiomgr", "list"])
     monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
     for name in entry._VARIABLES:

@@ -16,7 +16,7 @@ from tools.reference import man
 from tools.reference.__main__ import stale
 from tools.reference.json_documents import Contract
 from tools.reference.pages import Page, all_pages
-from vfiomgr.cli.main import cli
+from vfiomgr.main.program import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

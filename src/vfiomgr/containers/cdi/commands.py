@@ -9,8 +9,6 @@ import click
 
 from vfiomgr import cdi as library
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_address
-from vfiomgr.cli.container_completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.cli.options import CHANGING, READING, LazyGroup, complete_file, session_options
 from vfiomgr.cli.output import (
     items_document,
@@ -23,8 +21,8 @@ from vfiomgr.cli.output import (
     say,
 )
 from vfiomgr.cli.reports import exit_status, say_unknown, strict_option
-from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.cli.table import wrapped
+from vfiomgr.containers.cdi.completion import complete_cdi_device, complete_cdi_kind
 from vfiomgr.containers.cdi.document import document_of, render_specification
 from vfiomgr.containers.cdi.grammar import ANY, NAMES, consumers_named
 from vfiomgr.containers.cdi.model import (
@@ -40,6 +38,8 @@ from vfiomgr.containers.cdi.model import (
 from vfiomgr.diagnostic import first_of, most_findings
 from vfiomgr.errors import UsageError
 from vfiomgr.host.rewrite import rewrite
+from vfiomgr.snapshot.completion import complete_address
+from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ import click
 
 from vfiomgr import oci as library
 from vfiomgr.cli.changes import host_of
-from vfiomgr.cli.completion import complete_device
-from vfiomgr.cli.container_completion import complete_cdi_device
 from vfiomgr.cli.options import (
     FILES,
     LazyGroup,
@@ -18,8 +16,10 @@ from vfiomgr.cli.options import (
     session_options,
 )
 from vfiomgr.cli.output import note, print_document, say, say_text
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.containers.cdi.completion import complete_cdi_device
 from vfiomgr.errors import UsageError
+from vfiomgr.snapshot.session import Session, pass_session
+from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import print_outcome
-from vfiomgr.cli.completion import complete_host_file
 from vfiomgr.cli.options import LazyGroup
 from vfiomgr.cli.output import note, print_document, say, say_text
 from vfiomgr.containers.runtimes.model import PROGRAMS
+from vfiomgr.snapshot.completion import complete_host_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.runtimes import EntryChange, EntryOutcome, EntryPlan
+    from vfiomgr.snapshot.session import Session
 
 
 def place_options(default: str) -> Callable[[Any], Any]:

@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
-from vfiomgr.cli.completion import (
-    complete_defined_or_active,
-    complete_definition,
-    complete_parent,
-    complete_type,
-)
 from vfiomgr.cli.options import CHANGING, complete_file, session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.cli.session import Session, pass_session, session_of
+from vfiomgr.definitions.completion import complete_defined_or_active, complete_definition
 from vfiomgr.definitions.model import Configuration, canonical, read_configuration
 from vfiomgr.definitions.requests import DefineVgpu, RestoreVgpus, StartVgpu, StopVgpu, UndefineVgpu
 from vfiomgr.definitions.restore import restore as restore_vgpus
@@ -29,6 +23,8 @@ from vfiomgr.libvirt.commands.connection import (
 )
 from vfiomgr.libvirt.commands.nodedev import define_mdev, start_mdev, stop_mdev, undefine_mdev
 from vfiomgr.persistence.named import own_program
+from vfiomgr.snapshot.session import Session, pass_session, session_of
+from vfiomgr.vgpu.completion import complete_parent, complete_type
 from vfiomgr.vgpu.named import name_of, uuid_of
 
 if TYPE_CHECKING:

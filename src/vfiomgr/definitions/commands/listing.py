@@ -13,9 +13,9 @@ from vfiomgr.vgpu.model import PARAMETERS, describe_type
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.definitions.model import FunctionDefinition, GpuDefinition, VgpuDefinition
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.session import Session
     from vfiomgr.vgpu.model import Vgpu
 
 

@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_address, complete_host_file
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import bytes_of, is_sealed, sealed
@@ -21,6 +19,8 @@ from vfiomgr.kata.config import bases
 from vfiomgr.kata.configurations import planned_configuration, tell_of_devices
 from vfiomgr.kata.model import DROP_IN
 from vfiomgr.paths import HostPath
+from vfiomgr.snapshot.completion import complete_address, complete_host_file
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from vfiomgr.kata.configurations import ConfigurationOptions

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_address, complete_device_or_file, complete_host_file
-from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     Marked,
@@ -24,13 +22,17 @@ from vfiomgr.cli.reports import (
     strict_option,
     summary,
 )
-from vfiomgr.cli.session import session_of
+from vfiomgr.containers.cdi.completion import complete_cdi_kind
 from vfiomgr.diagnostic import SEVERITIES
 from vfiomgr.kata.commands import release_options
+from vfiomgr.kata.completion import complete_handler
 from vfiomgr.kata.explain.model import LIST, NUMBERS, SILENT
 from vfiomgr.kata.explain.pods import explain_pod
 from vfiomgr.kata.named import check_image as checked_image
+from vfiomgr.snapshot.completion import complete_address, complete_host_file
+from vfiomgr.snapshot.session import session_of
 from vfiomgr.units import counted
+from vfiomgr.vgpu.completion import complete_device_or_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

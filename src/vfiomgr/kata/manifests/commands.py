@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_address, complete_host_file
-from vfiomgr.cli.container_completion import complete_cdi_kind, complete_handler
 from vfiomgr.cli.options import READING, WholeNumber, session_options, typed_options, with_options
 from vfiomgr.cli.output import print_text
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.containers.cdi.completion import complete_cdi_kind
 from vfiomgr.errors import forbid_alone, forbid_together
+from vfiomgr.kata.completion import complete_handler
 from vfiomgr.kata.manifests import render
 from vfiomgr.kata.model import DEFAULT_HANDLER
 from vfiomgr.kata.workloads import NAMINGS, Naming, pods
 from vfiomgr.kata.workloads import runtime_class as runtime_class_for
+from vfiomgr.snapshot.completion import complete_address, complete_host_file
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from vfiomgr.cli.options import (
 )
 from vfiomgr.cli.output import note, print_document, print_text, say
 from vfiomgr.cli.reports import say_unknown
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES, REVERSIBLE
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.reader import read_values
@@ -45,6 +44,7 @@ from vfiomgr.layout.revert import reversion
 from vfiomgr.library import not_checked, tell_of_cut_off_runs
 from vfiomgr.passthrough.guards import iommu_unread
 from vfiomgr.paths import BOOT_ID
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

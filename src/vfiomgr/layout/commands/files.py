@@ -13,10 +13,8 @@ from vfiomgr.cli.changes import (
     print_outcome,
     update_initramfs_option,
 )
-from vfiomgr.cli.completion import complete_board
 from vfiomgr.cli.options import CHANGING, READING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import items_document, note, print_document, print_text, print_yaml, say
-from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.diagnostic import OVERRIDES, Position, flaw
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, UsageError, forbid_together
@@ -29,6 +27,8 @@ from vfiomgr.layout.schema import layout_schema
 from vfiomgr.layout.vgpu_device_manager import read_vgpu_configs
 from vfiomgr.pci.model import PciAddress
 from vfiomgr.persistence.named import program_for_units
+from vfiomgr.snapshot.completion import complete_board
+from vfiomgr.snapshot.session import Session, pass_session, session_of
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:

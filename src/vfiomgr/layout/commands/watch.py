@@ -13,7 +13,6 @@ from vfiomgr.cli.changes import host_of, shown_wait
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import CHANGING, allow_option, complete_file, session_options
 from vfiomgr.cli.output import note, print_text, print_yaml, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import OVERRIDES
 from vfiomgr.documents.jsonable import API_VERSION, to_jsonable
 from vfiomgr.documents.text import STANDARD_INPUT, source_of, text_of
@@ -24,6 +23,7 @@ from vfiomgr.layout import watch_layout
 from vfiomgr.layout.commands.changes import layout_option
 from vfiomgr.layout.named import layout_of_text
 from vfiomgr.persistence.installed_layout import FILE, RECORD, parse_record
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vfiomgr.cli.completion import complete_device
 from vfiomgr.cli.options import CHANGING, function_only_option, session_options
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import cut
 from vfiomgr.libvirt.attach.claims import claims_of, unread_domains
 from vfiomgr.libvirt.attach.named import attaching, detaching
@@ -20,6 +18,8 @@ from vfiomgr.libvirt.commands.connection import (
     require_libvirt_of_host,
     require_running_host,
 )
+from vfiomgr.snapshot.session import Session, pass_session
+from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
-    from vfiomgr.cli.session import Session
+    from vfiomgr.snapshot.session import Session
 
     _Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]
 

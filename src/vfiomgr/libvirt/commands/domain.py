@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_device, complete_host_file
 from vfiomgr.cli.options import READING, WholeNumber, session_options
 from vfiomgr.cli.output import print_document, print_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.libvirt.build.model import PAGES
 from vfiomgr.libvirt.build.named import (
     ADDRESS_BITS,
@@ -22,6 +20,9 @@ from vfiomgr.libvirt.commands.hostdev import iommufd_option, version_options, wi
 from vfiomgr.libvirt.named import planned_domain
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
+from vfiomgr.snapshot.completion import complete_host_file
+from vfiomgr.snapshot.session import Session, pass_session
+from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable

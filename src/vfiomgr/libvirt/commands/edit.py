@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_device
 from vfiomgr.cli.options import (
     CHANGING,
     complete_file,
@@ -17,7 +16,6 @@ from vfiomgr.cli.options import (
     typed_options,
 )
 from vfiomgr.cli.output import note, print_document, print_text, say, say_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.documents.difference import unified
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.documents.xml_text import Document, read_document
@@ -40,7 +38,9 @@ from vfiomgr.libvirt.commands.hostdev import of_device, version_options
 from vfiomgr.libvirt.named import refuse_to_hurt, require_iommu, tell_what_waits
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml.read import domain_of, read_domain, read_xml
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.value import Value
+from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

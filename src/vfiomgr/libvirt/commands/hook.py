@@ -11,7 +11,6 @@ import click
 from vfiomgr.cli.changes import host_of, plan_or_apply, print_outcome
 from vfiomgr.cli.options import CHANGING, session_options
 from vfiomgr.cli.output import note, print_document, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import STANDARD_INPUT
 from vfiomgr.documents.xml_text import parse
@@ -29,6 +28,7 @@ from vfiomgr.libvirt.model import NAMESPACE
 from vfiomgr.libvirt.xml.read import domain_of, is_bound_by_hook, read_xml, says_yes
 from vfiomgr.paths import SCRIPT
 from vfiomgr.persistence.named import own_program
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from vfiomgr.libvirt.client.connection import Connection

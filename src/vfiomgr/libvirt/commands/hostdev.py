@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from vfiomgr.cli.completion import complete_device, complete_host_file, complete_vfio_driver
 from vfiomgr.cli.options import READING, WholeNumber, function_only_option, session_options
 from vfiomgr.cli.output import print_document, print_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.libvirt.build.hostdevs import LAST_BUS
 from vfiomgr.libvirt.named import FIRST_BUS, planned_hostdevs
 from vfiomgr.libvirt.versions import Versions
 from vfiomgr.libvirt.xml import render
+from vfiomgr.snapshot.completion import complete_host_file, complete_vfio_driver
+from vfiomgr.snapshot.session import Session, pass_session
+from vfiomgr.vgpu.completion import complete_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.completion import complete_host_file
 from vfiomgr.cli.options import READING, session_options
 from vfiomgr.cli.output import (
     or_dash,
@@ -16,7 +15,6 @@ from vfiomgr.cli.output import (
     say,
 )
 from vfiomgr.cli.reports import counts, exit_status, note_not_checked, strict_option, summary
-from vfiomgr.cli.session import Session, session_of
 from vfiomgr.errors import UsageError
 from vfiomgr.libvirt.client.binding import DEADLINE
 from vfiomgr.libvirt.commands.connection import (
@@ -27,6 +25,8 @@ from vfiomgr.libvirt.commands.connection import (
 from vfiomgr.libvirt.commands.preflight import asked, is_file, named, read_file, refuse_remote
 from vfiomgr.libvirt.migration.domain_rules import REASONS_QEMU
 from vfiomgr.libvirt.migrations import blocked_reasons, check_domain_migration
+from vfiomgr.snapshot.completion import complete_host_file
+from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.snapshot.source import HostSource
 
 if TYPE_CHECKING:

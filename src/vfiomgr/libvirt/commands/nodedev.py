@@ -18,8 +18,8 @@ from vfiomgr.snapshot.named import find_address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.libvirt.client.connection import Connection, NodeMdev
+    from vfiomgr.snapshot.session import Session
 
 
 _EXAMPLE = "e.g. vfiomgr vgpu define --libvirt --parent 65:00.0 --type nvidia-468"

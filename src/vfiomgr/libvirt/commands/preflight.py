@@ -16,7 +16,6 @@ from vfiomgr.cli.reports import (
     strict_option,
     summary,
 )
-from vfiomgr.cli.session import Session, session_of
 from vfiomgr.documents.text import STANDARD_INPUT, source_of
 from vfiomgr.errors import HostError, UsageError, forbid_together
 from vfiomgr.libvirt.attach.claims import how_to_read, unread_text
@@ -31,6 +30,7 @@ from vfiomgr.libvirt.commands.connection import (
 from vfiomgr.libvirt.model import Domain
 from vfiomgr.libvirt.xml.read import read_domain, read_xml
 from vfiomgr.rules.report import Report
+from vfiomgr.snapshot.session import Session, session_of
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:

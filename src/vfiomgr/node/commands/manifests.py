@@ -8,7 +8,6 @@ import click
 
 from vfiomgr.cli.options import READING, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note, print_text
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import refuse
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.errors import forbid_alone, forbid_together
@@ -30,6 +29,7 @@ from vfiomgr.node.manifests import manifests as manifests_of
 from vfiomgr.node.systemd import AGENT, RENDERERS, render_agent
 from vfiomgr.paths import HostPath
 from vfiomgr.persistence.named import own_program
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

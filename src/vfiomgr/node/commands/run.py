@@ -15,7 +15,6 @@ from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.garbage import collect_as_usual
 from vfiomgr.cli.options import Seconds, complete_directory, complete_file, session_options
 from vfiomgr.cli.output import note
-from vfiomgr.cli.session import Session, pass_session, session_of
 from vfiomgr.containers.resource_names import DEFAULT_PREFIX, name_resources
 from vfiomgr.errors import HostError, UsageError, forbid_alone
 from vfiomgr.host.installation import remedy_for_extra
@@ -31,6 +30,7 @@ from vfiomgr.node.messages import (
 from vfiomgr.node.model import CONSUMERS, SERVICE_ACCOUNT, NodeSettings
 from vfiomgr.persistence.installed_layout import FILE
 from vfiomgr.snapshot.node_agent import CONTROL
+from vfiomgr.snapshot.session import Session, pass_session, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,11 +9,11 @@ import click
 from vfiomgr.cli.options import complete_file, session_options
 from vfiomgr.cli.output import note, print_document, print_table, say
 from vfiomgr.cli.reports import say_unknown, strict_option
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.documents.text import source_of, text_of
 from vfiomgr.node.commands.run import node_settings, optional, resource_options
 from vfiomgr.node.simulation.report import document_of, lines_about, node_rows, pod_rows
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from vfiomgr.node.model import Consumer

@@ -13,10 +13,10 @@ from vfiomgr.vgpu.quota.capacity import function_vgpus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.definitions.model import FunctionDefinition, VgpuDefinition
     from vfiomgr.pci.model import PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.session import Session
     from vfiomgr.snapshot.values import DeviceUser
     from vfiomgr.vgpu.model import Vgpu
 

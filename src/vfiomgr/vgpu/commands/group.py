@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
-from vfiomgr.cli.completion import complete_numa_node, complete_type, complete_vgpu
 from vfiomgr.cli.options import (
     CHANGING,
     READING,
@@ -16,7 +15,6 @@ from vfiomgr.cli.options import (
     session_options,
 )
 from vfiomgr.cli.output import note, or_dash, print_document, print_table, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.definitions.commands import add_commands, parent_option
 from vfiomgr.definitions.commands.listing import list_defined
@@ -24,9 +22,12 @@ from vfiomgr.errors import forbid_alone, forbid_together
 from vfiomgr.gpu.commands import instances, mode
 from vfiomgr.libvirt.commands.connection import forbid_with_libvirt, libvirt_options
 from vfiomgr.libvirt.commands.nodedev import list_mdevs
+from vfiomgr.snapshot.completion import complete_numa_node
 from vfiomgr.snapshot.named import find_address
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.vgpu.capacity import Capacity, Gpu, gpus, lost_functions, rooms, totals
 from vfiomgr.vgpu.commands.active import list_active
+from vfiomgr.vgpu.completion import complete_type, complete_vgpu
 from vfiomgr.vgpu.mig.steps import creation, without_functions
 from vfiomgr.vgpu.named import CreateVgpu, RemoveVgpu, created, removed
 from vfiomgr.vgpu.placement import find_parents

@@ -7,7 +7,7 @@ import click
 from tests.unit.engine.toy.requests import Label
 from vfiomgr.cli.changes import plan_or_apply, print_outcome
 from vfiomgr.cli.options import session_options
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.snapshot.session import Session, pass_session
 
 
 @click.command("toy-label")

@@ -6,29 +6,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.filters import filter_options
-from vfiomgr.cli.listing import PLAIN_VIEW, print_names, users_in_words, view_options
+from vfiomgr.cli.listing import PLAIN_VIEW, print_names, view_options
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import (
-    group_cell,
-    note,
-    note_no_devices,
-    or_dash,
-    print_document,
-    unknown_users,
-)
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.output import note, or_dash, print_document, unknown_users
 from vfiomgr.cli.table import Column, cut, wrapped
 from vfiomgr.errors import UsageError
 from vfiomgr.pci.memory import memory_of
+from vfiomgr.snapshot.cells import group_cell, note_no_devices, users_in_words
+from vfiomgr.snapshot.filters import filter_options
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from vfiomgr.cli.filters import Filter
     from vfiomgr.cli.listing import View
     from vfiomgr.pci.model import PciAddress, PciDevice
+    from vfiomgr.snapshot.filters import Filter
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceUser
 

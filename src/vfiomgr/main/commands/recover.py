@@ -9,9 +9,9 @@ import click
 from vfiomgr.cli.changes import host_of
 from vfiomgr.cli.options import CHANGING, allow_option, session_options
 from vfiomgr.cli.output import print_document, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.diagnostic import REVERSIBLE
 from vfiomgr.errors import forbid_together
+from vfiomgr.snapshot.session import Session, pass_session
 
 if TYPE_CHECKING:
     from vfiomgr.diagnostic import Override

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from vfiomgr.cli.options import Format
 
 _COMMANDS = {
-    "list": ("vfiomgr.cli.commands.list", "list_devices"),
-    "show": ("vfiomgr.cli.commands.show", "show"),
-    "groups": ("vfiomgr.cli.commands.groups", "groups"),
+    "list": ("vfiomgr.main.commands.list", "list_devices"),
+    "show": ("vfiomgr.main.commands.show", "show"),
+    "groups": ("vfiomgr.main.commands.groups", "groups"),
     "topology": ("vfiomgr.topology.commands", "topology"),
     "check": ("vfiomgr.check.commands", "check"),
     "bind": ("vfiomgr.passthrough.commands", "bind"),
     "unbind": ("vfiomgr.passthrough.commands", "unbind"),
     "reset": ("vfiomgr.passthrough.commands", "reset"),
-    "recover": ("vfiomgr.cli.commands.recover", "recover"),
+    "recover": ("vfiomgr.main.commands.recover", "recover"),
     "plan": ("vfiomgr.layout.commands.changes", "plan"),
     "apply": ("vfiomgr.layout.commands.changes", "apply"),
     "layout": ("vfiomgr.layout.commands", "layout"),
@@ -43,9 +43,9 @@ _COMMANDS = {
     "oci": ("vfiomgr.containers.oci.commands", "oci"),
     "node": ("vfiomgr.node.commands", "node"),
     "uninstall": ("vfiomgr.uninstall.commands", "uninstall"),
-    "snapshot": ("vfiomgr.cli.commands.show", "snapshot"),
-    "explain": ("vfiomgr.cli.commands.help", "explain"),
-    "completion": ("vfiomgr.cli.commands.help", "completion"),
+    "snapshot": ("vfiomgr.main.commands.show", "snapshot"),
+    "explain": ("vfiomgr.main.commands.help", "explain"),
+    "completion": ("vfiomgr.main.commands.help", "completion"),
 }
 _OF_SERVICES = {"persist": ("vfiomgr.passthrough.commands", "persist")}
 _READING = frozenset(
@@ -164,7 +164,7 @@ def main() -> None:
     options = Options()
     warnings.showwarning = _show_warning
     if _COMPLETE in os.environ:
-        import_module("vfiomgr.cli.shells")  # makes them known to click
+        import_module("vfiomgr.main.shells")  # makes them known to click
     try:
         status = cli.main(prog_name="vfiomgr", standalone_mode=False, obj=options)
     except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - the edge
@@ -219,7 +219,7 @@ def _tell_mistake(error: click.ClickException, form: Format) -> int:
     """Explain a usage error; for a group without a command, print its help."""
     is_help = type(error).__name__ == "NoArgsIsHelpError"  # which came with click 8.2
     if isinstance(error, click.UsageError) and not is_help:
-        explained = import_module("vfiomgr.cli.usage").explained  # for mistakes alone
+        explained = import_module("vfiomgr.main.usage").explained  # for mistakes alone
         _report(explained(error, cli, sys.argv[1:]), form)
     else:
         error.show()

@@ -6,23 +6,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from vfiomgr.cli.filters import filter_options
 from vfiomgr.cli.listing import print_names, view_options
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import note, note_no_devices, or_dash, print_document, say
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.output import note, or_dash, print_document, say
 from vfiomgr.cli.table import Column, cut
 from vfiomgr.passthrough.guards import iommu_off, iommu_unread
 from vfiomgr.pci.iommu import acs_override_words, blockers
+from vfiomgr.snapshot.cells import note_no_devices
+from vfiomgr.snapshot.filters import filter_options
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from vfiomgr.cli.filters import Filter, Selection
     from vfiomgr.cli.listing import View
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.pci.iommu import IommuGroup
+    from vfiomgr.snapshot.filters import Filter, Selection
     from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceState
 

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
-from vfiomgr.cli.completion import (
+from vfiomgr.cli.options import WholeNumber, WordChoice, with_options
+from vfiomgr.pci.names import DEVICE_KINDS
+from vfiomgr.snapshot.completion import (
     complete_address,
     complete_driver,
     complete_group,
     complete_numa_node,
     complete_vendor,
 )
-from vfiomgr.cli.options import WholeNumber, WordChoice, with_options
-from vfiomgr.pci.names import DEVICE_KINDS
 from vfiomgr.snapshot.values import DeviceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vfiomgr.cli.session import Session
     from vfiomgr.pci.model import PciAddress, PciDevice
     from vfiomgr.snapshot.model import HostSnapshot
+    from vfiomgr.snapshot.session import Session
     from vfiomgr.vgpu.model import Vgpu
 
 _NO_DRIVER = "none"

@@ -7,13 +7,13 @@ import difflib
 import click
 from click.shell_completion import get_completion_class
 
-import vfiomgr.cli.shells  # noqa: F401 - makes them known to click
+import vfiomgr.main.shells  # noqa: F401 - makes them known to click
 from vfiomgr.cli.options import session_options
 from vfiomgr.cli.output import print_document, print_table, print_text, say
-from vfiomgr.cli.session import Session, pass_session
 from vfiomgr.cli.table import wrapped
 from vfiomgr.errors import UsageError
 from vfiomgr.rules.texts import all_texts
+from vfiomgr.snapshot.session import Session, pass_session
 
 
 def _complete_rule(
@@ -75,6 +75,6 @@ def completion(context: click.Context, *, shell: str) -> None:
       vfiomgr completion fish > ~/.config/fish/completions/vfiomgr.fish
     """
     shell_class = get_completion_class(shell)
-    assert shell_class is not None  # noqa: S101 - cli/shells.py registers all of them
+    assert shell_class is not None  # noqa: S101 - main/shells.py registers all of them
     root = context.find_root()
     print_text(shell_class(root.command, {}, str(root.info_name), "").source())

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfiomgr.cli.completion import complete_address
 from vfiomgr.cli.options import READING, session_options
-from vfiomgr.cli.output import (
-    group_cell,
-    note,
-    or_dash,
-    print_document,
-    print_text,
-    print_yaml,
-    say,
-)
-from vfiomgr.cli.session import Session, pass_session
+from vfiomgr.cli.output import note, or_dash, print_document, print_text, print_yaml, say
 from vfiomgr.engine.registry import plan
 from vfiomgr.errors import Refusal
 from vfiomgr.guests.device import is_uuid
@@ -29,7 +19,10 @@ from vfiomgr.passthrough.reset import methods_in_words
 from vfiomgr.passthrough.reset import unavailable as unavailable_resets
 from vfiomgr.passthrough.steps import Bind
 from vfiomgr.pci.capabilities import COMMON_RESETS
+from vfiomgr.snapshot.cells import group_cell
+from vfiomgr.snapshot.completion import complete_address
 from vfiomgr.snapshot.named import find_device
+from vfiomgr.snapshot.session import Session, pass_session
 from vfiomgr.snapshot.source import write_snapshot
 from vfiomgr.sriov.commands import quota_item, quota_items
 from vfiomgr.units import GIB, MIB

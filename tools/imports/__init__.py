@@ -1,0 +1,1 @@
+"""Checks what the modules of vfiomgr import from each other."""
