@@ -98,6 +98,22 @@ def test_cdevs_come_all_of_a_group_and_iommu_for_who_opens_them_inside_alone() -
 
 
 @pytest.mark.parametrize(
+    ("is_plain", "common"),
+    [(True, ["/dev/vfio/vfio", "/dev/iommu"]), (False, ["/dev/vfio/vfio"])],
+)
+def test_a_group_beside_cdevs_has_the_control_nodes_of_both(
+    common: list[str], *, is_plain: bool
+) -> None:
+    host = host_of(GPU, at(GPU, 5))
+    host = replace(host, groups=tuple(replace(g, has_node=g.number == 5) for g in host.groups))
+    assert nodes(host, replace(PGPU, node="auto", is_plain=is_plain)) == [
+        ["/dev/vfio/devices/vfio0"],
+        ["/dev/vfio/5"],
+        common,
+    ]
+
+
+@pytest.mark.parametrize(
     ("node", "has_group", "has_cdev", "path"),
     [
         ("auto", True, True, "/dev/vfio/4"),

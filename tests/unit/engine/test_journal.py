@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from vfiomgr.engine.journal_files import DIRECTORY, LAST, decode, encode, names
 from vfiomgr.engine.survey import cut_off_runs, survey
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, VfiomgrError
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import HostPath
+from vfiomgr.paths import BOOT_ID, HostPath
 from vfiomgr.pci.drivers import origin_file
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
@@ -122,6 +123,19 @@ def test_a_counter_that_is_no_file_is_named_and_the_names_are_enough(kernel: Fak
     assert names(kernel)[-1] == "000000000002.jsonl"
 
 
+def test_interrupted_runs_are_in_the_order_of_their_numbers(
+    kernel: FakeKernel, directory: Path
+) -> None:
+    """The newest one, which is undone first, is the last; a number may have more digits."""
+    in_order = ["000000000010.jsonl", "999999999999.jsonl", "1000000000000.jsonl"]
+    for name in in_order:
+        (directory / name).write_bytes(encode(PLAN))
+    assert names(kernel) == in_order
+    assert [run.name for run in cut_off_runs(kernel, "b")] == in_order
+    begun(kernel).__exit__()
+    assert names(kernel)[-1] == "1000000000001.jsonl"
+
+
 def test_journals_of_earlier_versions_come_first_those_of_one_boot_by_the_clock_of_the_boot(
     kernel: FakeKernel, directory: Path
 ) -> None:
@@ -144,6 +158,43 @@ def old_lines(*records: Mapping[str, object]) -> str:
     import json  # noqa: PLC0415 - of this alone
 
     return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def ended(number: int, kind: str) -> tuple[str, bytes]:
+    """The name and the content of a journal of a run that is done."""
+    plan = encode({**PLAN, "request": {"kind": kind}})
+    return f"{number:012}.jsonl", plan + encode({"event": "end", "outcome": "done"})
+
+
+def test_the_newest_runs_are_kept_and_the_newest_about_layouts_that_are_older(
+    kernel: FakeKernel, directory: Path
+) -> None:
+    """A revert takes the layouts back, the newest first."""
+    layouts = [ended(number, "apply-layout") for number in range(1, 151)]
+    others = [ended(number, "bind") for number in range(151, 300)]
+    for name, content in (*layouts, *others):
+        (directory / name).write_bytes(content)
+    begun(kernel).__exit__()
+    kept = [*layouts[-100:], *others[-100:]]
+    assert names(kernel) == [*(name for name, _ in kept), "000000000300.jsonl"]
+
+
+def test_a_run_that_ends_while_it_is_examined_is_not_interrupted(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is written before it releases its journal, so that is what is looked at first."""
+    journal, flock = begun(kernel), fcntl.flock
+
+    def ends_before(file: Any, operation: int) -> None:
+        if operation == fcntl.LOCK_SH | fcntl.LOCK_NB:
+            monkeypatch.setattr(fcntl, "flock", flock)
+            with journal:
+                journal.record("end", {"outcome": "done"})
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", ends_before)
+    assert cut_off_runs(kernel, kernel.read(BOOT_ID)) == []
+    assert read_journal(kernel, journal.name)[-1]["event"] == "end"
 
 
 # ---- durable, and whole
@@ -203,6 +254,21 @@ def test_what_is_begun_is_on_disk_before_anything_is_written(
     sizes = sizes_at_writes(kernel, Bind((GPU,)), synced)
     assert sizes
     assert all(on_disk == written for on_disk, written in sizes)
+
+
+@pytest.mark.parametrize("what", [DIRECTORY, LAST], ids=["its name", "its number"])
+def test_a_new_journal_survives_a_power_cut_with(
+    kernel: FakeKernel, synced: list[tuple[int, int]], what: HostPath
+) -> None:
+    """A file whose name is not on disk is lost, and a number that is not could be used twice."""
+    at_first: list[bool] = []
+
+    def look(_path: str, _text: str) -> None:
+        at_first.append(os.stat(kernel.locate(what)).st_ino in dict(synced))
+
+    kernel.before_write = look
+    api.apply(Bind((GPU,)), tree=kernel)
+    assert at_first[0]
 
 
 def test_of_many_steps_the_later_ones_are_made_durable_together(
@@ -504,6 +570,32 @@ def test_a_damaged_journal_keeps_only_its_own_devices(kernel: FakeKernel) -> Non
         api.apply(Unbind((GPU,)), tree=kernel)
     with pytest.raises(InvalidDocument, match=CHANGED):
         api.recover(tree=kernel)
+
+
+@pytest.mark.parametrize(
+    ("lock", "subject", "refused"),
+    [
+        ("group-21", "0000:05:00.7", True),
+        ("group-99", str(ADAPTER), True),
+        ("group-99", "0000:05:00.7", False),
+    ],
+    ids=["the lock alone is the same", "the device alone is the same", "neither"],
+)
+def test_a_damaged_journal_keeps_what_has_its_lock_or_its_device(
+    kernel: FakeKernel, directory: Path, lock: str, subject: str, *, refused: bool
+) -> None:
+    """The lock is that of the group of the adapter, which another function may have left."""
+    plan = encode({**PLAN, "locks": [lock], "subjects": [subject, None]})
+    begin = encode({"event": "begin", "step": 0}).replace(b'"step":0', b'"step":1')
+    (directory / LATER).write_bytes(plan + begin)
+    assert survey(kernel, "b").damaged[0].why == CHANGED
+    if not refused:
+        assert api.apply(Bind((ADAPTER,)), tree=kernel).is_changed
+        return
+    before = read_driver_state(kernel, ADAPTER)
+    with pytest.raises(Refusal, match=f"may contain the original state of {subject}"):
+        api.apply(Bind((ADAPTER,)), tree=kernel)
+    assert read_driver_state(kernel, ADAPTER) == before
 
 
 def test_recover_ends_the_other_runs_all_the_same(kernel: FakeKernel, directory: Path) -> None:

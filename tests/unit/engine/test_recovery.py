@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,15 +22,17 @@ from tests.unit.engine.test_apply import (
 )
 from vfiomgr.engine.journal import read_journal
 from vfiomgr.engine.journal_files import DIRECTORY, encode
+from vfiomgr.engine.locks import hold
 from vfiomgr.engine.recovery import recover_device
 from vfiomgr.engine.survey import cut_off_runs
 from vfiomgr.errors import HostError, InvalidDocument, Refusal, RollbackIncomplete, RolledBack
 from vfiomgr.library import Host
 from vfiomgr.passthrough.steps import Bind, Unbind
-from vfiomgr.paths import pci_device
+from vfiomgr.paths import BOOT_ID, pci_device
 from vfiomgr.pci.drivers import DriverState
 from vfiomgr.pci.facts import read_driver_state
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.sriov.steps import SetVirtualFunctions
 from vfiomgr.vgpu.steps import RemoveVgpu
 
 if TYPE_CHECKING:
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from tests.fakes.kernel import FakeKernel
 
 ADAPTER = PciAddress.parse("0000:05:00.0")
+VF = PciAddress.parse("0000:05:10.0")
 
 
 @pytest.mark.parametrize("name", INTENTS)
@@ -79,6 +83,66 @@ def test_only_the_runs_of_a_device_are_undone(tmp_path: Path) -> None:
         assert cut_off_runs(kernel, boot) == [run]
         recover_device(work, str(GPU))
     assert cut_off_runs(kernel, boot) == []
+
+
+def two_cut_off(kernel: FakeKernel, at: int, *requests: Bind | SetVirtualFunctions) -> None:
+    """Interrupt runs after so many operations of each."""
+    for request in requests:
+        kernel.kill(at=at, after=True)
+        with pytest.raises(PowerCut):
+            api.apply(request, tree=kernel)
+        kernel.revive()
+    assert len(cut_off_runs(kernel, kernel.read(BOOT_ID))) == len(requests)
+
+
+def test_the_newest_run_is_undone_first_also_of_devices_that_have_nothing_in_common(
+    tmp_path: Path,
+) -> None:
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    two_cut_off(kernel, 7, Bind((GPU,)), Bind((ADAPTER,)))
+    oldest_first = cut_off_runs(kernel, kernel.read(BOOT_ID))
+    written: list[str] = []
+    kernel.before_write = lambda path, _text: written.append(path)
+    assert list(api.recover(tree=kernel)) == oldest_first[::-1]
+    moved = [address for path in written for address in (GPU, ADAPTER) if str(address) in path]
+    assert moved == sorted(moved, reverse=True), "the adapter was the last"
+
+
+def test_all_locks_of_runs_that_are_undone_together_are_held(tmp_path: Path) -> None:
+    """The second run is about a function more than the first."""
+    kernel = workstation(tmp_path, vfio_loaded=True)
+    api.apply(SetVirtualFunctions(ADAPTER, 1), tree=kernel)
+    two_cut_off(kernel, 4, Bind((VF,)), SetVirtualFunctions(ADAPTER, 0))
+    locks = {lock for run in cut_off_runs(kernel, kernel.read(BOOT_ID)) for lock in run.locks}
+    assert len(locks) > 1
+    free: list[str] = []
+
+    def look(_path: str, _text: str) -> None:
+        for lock in locks:
+            with suppress(HostError), hold(kernel, [lock], print, wait=False):
+                free.append(lock)
+
+    kernel.before_write = look
+    assert len(api.recover(tree=kernel)) == len(("bind", "sriov set"))
+    assert free == []
+
+
+def test_what_another_process_has_recovered_meanwhile_is_not_undone_again(tmp_path: Path) -> None:
+    """The device may have been bound again since."""
+    kernel = cut_off_bind(tmp_path)
+    (run,) = cut_off_runs(kernel, kernel.read(BOOT_ID))
+    with ExitStack() as other:
+        other.enter_context(hold(kernel, run.locks, print))
+
+        def recover_and_bind(_text: str) -> None:
+            other.close()
+            api.recover(tree=kernel)
+            api.apply(Bind((GPU,)), tree=kernel)
+
+        api.recover(tree=kernel, on_note=recover_and_bind)
+    assert read_driver_state(kernel, GPU).driver == "vfio-pci"
+    events = [record["event"] for record in read_journal(kernel, run.name)]
+    assert events.count("end") == 1
 
 
 def test_another_device_at_the_address_is_left_alone(tmp_path: Path) -> None:

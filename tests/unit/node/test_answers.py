@@ -101,6 +101,35 @@ def test_a_container_has_device_nodes() -> None:
     )
 
 
+def half_cdev_node() -> HostSnapshot:
+    """The same host, where only the device of group 7 has the node of its group."""
+    host = cdev_node()
+    return replace(host, groups=tuple(replace(g, has_node=g.number == 7) for g in HOST.groups))
+
+
+@pytest.mark.parametrize(
+    ("consumer", "common"),
+    [("container", ("/dev/vfio/vfio", "/dev/iommu")), ("kubevirt", ("/dev/vfio/vfio",))],
+)
+def test_a_group_beside_cdevs_has_the_control_nodes_of_both(
+    consumer: Consumer, common: tuple[str, ...]
+) -> None:
+    made = answer(resource(consumer, half_cdev_node()), IDS)
+    cdevs = ("/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1")
+    assert made.nodes == (*common, "/dev/vfio/7", *cdevs)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "common"),
+    [("default", ["/dev/vfio/vfio", "/dev/iommu"]), ("kata", ["/dev/vfio/vfio"])],
+)
+def test_a_specification_of_a_group_beside_cdevs_has_the_control_nodes_of_both(
+    consumer: Consumer, common: list[str]
+) -> None:
+    (made,) = specifications(inventory(half_cdev_node(), NodeSettings(consumer=consumer)))
+    assert [node.path for node in made.edits.device_nodes] == common
+
+
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_the_same_devices_have_the_same_answer(consumer: Consumer) -> None:
     found = resource(consumer)
