@@ -88,5 +88,18 @@ register(
         plans=("compare", "revert", "boot"),
         hooks=("revert",),
     ),
+    Capability(
+        "vfiomgr.kata",
+        rules=(
+            "config.sizing",
+            "explain.image_rules",
+            "explain.pod_to_shim",
+            "explain.configuration",
+            "explain.resources",
+            "explain.devices",
+            "explain.functions",
+        ),
+    ),
+    Capability("vfiomgr.node", rules=("health",)),
     Capability("vfiomgr.uninstall", values=("requests",), plans=("plan",)),
 )

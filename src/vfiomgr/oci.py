@@ -19,7 +19,7 @@ from vfiomgr.documents.json_text import read_object
 from vfiomgr.errors import HostError, InvalidDocument, UsageError
 from vfiomgr.guests.device import DeviceRequest, units_of
 from vfiomgr.host.rewrite import read_own, rewrite_own
-from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.paths import HostPath
 
 if TYPE_CHECKING:

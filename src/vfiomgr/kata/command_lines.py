@@ -17,7 +17,7 @@ from vfiomgr.errors import UsageError
 from vfiomgr.guests.device import DeviceRequest
 from vfiomgr.guests.device import units_of as guest_devices
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.image import refuse_mediated
+from vfiomgr.kata.explain.mediated import refuse_mediated
 from vfiomgr.kata.facts import installation_of, kata_release, read_configuration
 from vfiomgr.kata.manifests.plan import CUDA_SAMPLE
 from vfiomgr.kata.model import (

@@ -19,7 +19,7 @@ from vfiomgr.kata.config.bases import (
 )
 from vfiomgr.kata.config.check import check_keys, check_one_by_one, check_together
 from vfiomgr.kata.config.plan import plan_config
-from vfiomgr.kata.explain.image import devices_named
+from vfiomgr.kata.explain.mediated import devices_named
 from vfiomgr.kata.facts import installation_of, kata_release
 from vfiomgr.kata.model import (
     DROP_IN,

@@ -15,7 +15,7 @@ from vfiomgr.errors import InvalidDocument, UsageError, forbid_together
 from vfiomgr.kata.config.plan import GPU_MEMORY_MIB
 from vfiomgr.kata.config.sizing import recommended_overhead_mib
 from vfiomgr.kata.explain import facts as gather
-from vfiomgr.kata.explain.image import devices_named
+from vfiomgr.kata.explain.mediated import devices_named
 from vfiomgr.kata.manifests.plan import (
     NAMINGS,
     Naming,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -10,17 +11,18 @@ from msgspec import field
 
 from vfiomgr.diagnostic import Diagnostic, as_remedies, blocker
 from vfiomgr.expressions import expression
-from vfiomgr.node.model import HealthFacts
+from vfiomgr.node.model import HealthFacts, NodeUnit
 from vfiomgr.paths import VFIO_CDEVS, pci_device
 from vfiomgr.pci.iommu import is_blocking
+from vfiomgr.rules.runner import RuleSet, register, rule
+from vfiomgr.snapshot.model import HostSnapshot
+from vfiomgr.units import counted
 from vfiomgr.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vfiomgr.node.model import NodeUnit
     from vfiomgr.pci.model import PciAddress, PciDevice
-    from vfiomgr.snapshot.model import HostSnapshot
     from vfiomgr.snapshot.values import DeviceUser
 
 _D3COLD = "D3cold"
@@ -60,11 +62,17 @@ class HealthContext(Value):
         return unit.id in self.held or unit.id in self.claims
 
 
-def reasons(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> tuple[Diagnostic, ...]:
-    """Why a unit is not healthy; empty if it is."""
-    found = [reason for rule in _RULES for reason in rule(host, unit, context)]
-    quarantined = context.quarantine.get(unit.id)
-    return tuple(found) if quarantined is None else (*found, quarantined)
+class UnitContext(Value, dict=True):
+    """A unit, its host, and what is known besides."""
+
+    host: HostSnapshot
+    unit: NodeUnit
+    known: HealthContext
+
+    @cached_property
+    def present(self) -> list[PciDevice]:
+        """The functions of the unit that the host has."""
+        return _present(self.host, self.unit)
 
 
 def reset_failed(unit: NodeUnit, cause: str) -> Diagnostic:
@@ -108,10 +116,9 @@ def is_outside(user: DeviceUser) -> bool:
     return not (user.pod or in_scope or in_sandbox or is_unknown)
 
 
-def _wrong_driver(
-    host: HostSnapshot, unit: NodeUnit, _context: HealthContext
-) -> Iterator[Diagnostic]:
-    for device in _present(host, unit) if unit.kind != "mdev" else ():
+def _wrong_driver(context: UnitContext) -> Iterator[Diagnostic]:
+    unit = context.unit
+    for device in context.present if unit.kind != "mdev" else ():
         is_right = device.driver == unit.driver if unit.kind == "vendor" else device.is_on_vfio
         if not is_right:
             yield blocker(
@@ -122,11 +129,10 @@ def _wrong_driver(
             )
 
 
-def _not_viable(
-    host: HostSnapshot, unit: NodeUnit, _context: HealthContext
-) -> Iterator[Diagnostic]:
+def _not_viable(context: UnitContext) -> Iterator[Diagnostic]:
+    unit = context.unit
     own = frozenset(unit.addresses)
-    members = host.group_members(unit.group) if unit.kind != "mdev" else ()
+    members = context.host.group_members(unit.group) if unit.kind != "mdev" else ()
     foreign = (device for device in members if device.address not in own)
     others = [d for d in foreign if is_blocking(d) or not (d.is_bridge or d.is_on_vfio)]
     if others:
@@ -139,11 +145,11 @@ def _not_viable(
         )
 
 
-def _no_node(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    for node in _missing_nodes(host, unit):
+def _no_node(context: UnitContext) -> Iterator[Diagnostic]:
+    for node in _missing_nodes(context.host, context.unit):
         yield blocker(
             "node-missing",
-            unit.id,
+            context.unit.id,
             f"{node} does not exist",
             "load the module vfio, or create the nodes of /dev with: udevadm trigger",
         )
@@ -163,10 +169,9 @@ def _missing_nodes(host: HostSnapshot, unit: NodeUnit) -> Iterator[str]:
                 yield VFIO_CDEVS / device.vfio_device
 
 
-def _other_owner(
-    host: HostSnapshot, unit: NodeUnit, _context: HealthContext
-) -> Iterator[Diagnostic]:
+def _other_owner(context: UnitContext) -> Iterator[Diagnostic]:
     """Nodes without the owner that `bind --persist --owner` or a layout gives them."""
+    unit, host = context.unit, context.host
     bindings = (host.binding(address) for address in unit.addresses if unit.kind != "mdev")
     owners = {binding.owner for binding in bindings if binding is not None and binding.owner}
     for owner in owners:
@@ -181,62 +186,62 @@ def _other_owner(
                 )
 
 
-def _silent(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    for device in _present(host, unit):
+def _silent(context: UnitContext) -> Iterator[Diagnostic]:
+    for device in context.present:
         if not device.is_responsive:
             yield Diagnostic(
                 "silent-device",
                 "blocker",
-                unit.id,
+                context.unit.id,
                 f"{device.address} does not answer: its configuration space reads as all ones",
                 (f"{pci_device(device.address)}/config",),
                 remedies=as_remedies((_POWER_CYCLE,)),
             )
 
 
-def _errors(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> Iterator[Diagnostic]:
-    for device in _present(host, unit):
-        now, before = context.now.of(device.address), context.before.of(device.address)
+def _errors(context: UnitContext) -> Iterator[Diagnostic]:
+    for device in context.present:
+        now, before = context.known.now.of(device.address), context.known.before.of(device.address)
         if now is None or before is None or now.fatal is None or before.fatal is None:
             continue
         if now.fatal > before.fatal:
             yield Diagnostic(
                 "fatal-errors",
                 "blocker",
-                unit.id,
-                f"{device.address} had {_counted(now.fatal - before.fatal, 'fatal PCIe error')}",
+                context.unit.id,
+                f"{device.address} had {counted(now.fatal - before.fatal, 'fatal PCIe error')}",
                 (f"{pci_device(device.address)}/aer_dev_fatal",),
-                remedies=as_remedies((f"vfiomgr node release {unit.id}",)),
+                remedies=as_remedies((f"vfiomgr node release {context.unit.id}",)),
             )
 
 
-def _no_power(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    for device in _present(host, unit):
+def _no_power(context: UnitContext) -> Iterator[Diagnostic]:
+    for device in context.present:
         if device.power_state == _D3COLD and device.runtime_status in _AWAKE:
             yield blocker(
                 "stuck-in-d3cold",
-                unit.id,
+                context.unit.id,
                 f"{device.address} does not wake up from D3cold",
                 f"power-cycle the host; then: vfiomgr bind {device.address} --no-d3cold",
             )
 
 
-def _link_down(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    own = {device.address for device in _present(host, unit)}
-    for link in host.links or ():
+def _link_down(context: UnitContext) -> Iterator[Diagnostic]:
+    own = {device.address for device in context.present}
+    for link in context.host.links or ():
         if link.address in own and link.width is None:
             yield blocker(
                 "link-down",
-                unit.id,
+                context.unit.id,
                 f"the PCIe link of {link.address} is down",
                 "reseat the device, or power-cycle the host",
             )
 
 
-def _orphaned(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    if unit.parent is None:
+def _orphaned(context: UnitContext) -> Iterator[Diagnostic]:
+    if context.unit.parent is None:
         return
-    parent = host.device_named(str(unit.parent))
+    parent = context.host.device_named(str(context.unit.parent))
     if parent is None:
         problem = "is gone"
     elif parent.driver is None:
@@ -247,54 +252,52 @@ def _orphaned(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> It
         return
     yield blocker(
         "vgpu-parent-gone",
-        unit.id,
-        f"the physical function {unit.parent} {problem}",
+        context.unit.id,
+        f"the physical function {context.unit.parent} {problem}",
         "load its driver, or power-cycle the host; then create the vGPUs again",
     )
 
 
-def _held_outside(
-    host: HostSnapshot, unit: NodeUnit, context: HealthContext
-) -> Iterator[Diagnostic]:
-    if context.is_given(unit):
+def _held_outside(context: UnitContext) -> Iterator[Diagnostic]:
+    if context.known.is_given(context.unit):
         return
-    outside = [user for user in users_of(host, unit) if is_outside(user)]
+    outside = [user for user in users_of(context.host, context.unit) if is_outside(user)]
     if outside:
         yield blocker(
             "held-by-guest",
-            unit.id,
-            f"{unit.id} is in use outside of Kubernetes by {', '.join(map(str, outside))}",
+            context.unit.id,
+            f"{context.unit.id} is in use outside of Kubernetes by {', '.join(map(str, outside))}",
             "shut the guest down, or detach the device",
         )
 
 
-def _published(host: HostSnapshot, unit: NodeUnit, context: HealthContext) -> Iterator[Diagnostic]:
+def _published(context: UnitContext) -> Iterator[Diagnostic]:
     """Devices that another agent may have given to a pod, unless a pod has them from this one."""
-    if not context.is_given(unit):
-        yield from published_in(host, unit, context.elsewhere)
+    if not context.known.is_given(context.unit):
+        yield from published_in(context.host, context.unit, context.known.elsewhere)
 
 
-def _removed(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    if unit.kind in ("mdev", "vendor"):
-        is_there = host.vgpu(unit.id) is not None
+def _removed(context: UnitContext) -> Iterator[Diagnostic]:
+    if context.unit.kind in ("mdev", "vendor"):
+        is_there = context.host.vgpu(context.unit.id) is not None
     else:
-        is_there = host.device_named(unit.id) is not None
+        is_there = context.host.device_named(context.unit.id) is not None
     if not is_there:
         yield blocker(
             "device-removed",
-            unit.id,
-            f"{unit.id} was removed from the host",
+            context.unit.id,
+            f"{context.unit.id} was removed from the host",
             "add it again, or restart the agent to forget it",
         )
 
 
-def _exchanged(host: HostSnapshot, unit: NodeUnit, _context: HealthContext) -> Iterator[Diagnostic]:
-    for address, known in zip(unit.addresses, unit.pci_ids, strict=False):
-        device = host.device_named(str(address))
+def _exchanged(context: UnitContext) -> Iterator[Diagnostic]:
+    for address, known in zip(context.unit.addresses, context.unit.pci_ids, strict=False):
+        device = context.host.device_named(str(address))
         if device is not None and f"{device.vendor_id}:{device.device_id}" != known:
             yield blocker(
                 "device-exchanged",
-                unit.id,
+                context.unit.id,
                 f"{address} is another device now ({device.vendor_id}:{device.device_id})",
                 "restart the agent to offer it as what it is",
             )
@@ -318,22 +321,30 @@ def _function_of(unit: NodeUnit) -> PciAddress | str:
     return unit.addresses[0] if unit.addresses else unit.id
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-_RULES = (
-    _removed,
-    _exchanged,
-    _wrong_driver,
-    _not_viable,
-    _no_node,
-    _other_owner,
-    _silent,
-    _errors,
-    _no_power,
-    _link_down,
-    _orphaned,
-    _held_outside,
-    _published,
+RULES: RuleSet[UnitContext] = register(
+    RuleSet(
+        "a device of a Kubernetes node",
+        rules=(
+            rule(_removed, "device-removed"),
+            rule(_exchanged, "device-exchanged"),
+            rule(_wrong_driver, "wrong-driver"),
+            rule(_not_viable, "group-not-viable"),
+            rule(_no_node, "node-missing"),
+            rule(_other_owner, "node-owner"),
+            rule(_silent, "silent-device"),
+            rule(_errors, "fatal-errors"),
+            rule(_no_power, "stuck-in-d3cold"),
+            rule(_link_down, "link-down"),
+            rule(_orphaned, "vgpu-parent-gone"),
+            rule(_held_outside, "held-by-guest"),
+            rule(_published, "twice-published"),
+        ),
+    )
 )
+
+
+def reasons(host: HostSnapshot, unit: NodeUnit, known: HealthContext) -> tuple[Diagnostic, ...]:
+    """Why a unit is not healthy; empty if it is."""
+    quarantined = known.quarantine.get(unit.id)
+    others = () if quarantined is None else (quarantined,)
+    return RULES.run(UnitContext(host, unit, known), *others).findings

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vfiomgr.diagnostic import SEVERITIES, Diagnostic, finding
+from vfiomgr.diagnostic import Diagnostic, finding
 from vfiomgr.kata.model import MAX_PORTS, KataHypervisor, RuntimeName
 from vfiomgr.pci.memory import TCG_BITS, bar_window, memory_end
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import MIB, size
 from vfiomgr.value import Value
 
@@ -95,13 +96,6 @@ def sizing_of(
 def recommended_overhead_mib(default_memory_mib: int) -> int:
     """The memory overhead to set in a RuntimeClass."""
     return default_memory_mib + OWN_MEMORY_MIB
-
-
-def check_sizing(sizing: Sizing) -> tuple[Diagnostic, ...]:
-    """What does not fit, blockers first."""
-    rules = (_overhead, _host_memory, _window, _ports, _port_order, _domains)
-    findings = [finding for rule in rules for finding in rule(sizing)]
-    return tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity)))
 
 
 def _overhead(sizing: Sizing) -> Iterator[Diagnostic]:
@@ -245,3 +239,24 @@ def _same_but_for_domain(sizing: Sizing) -> str:
         text = str(each.address)
         by_place.setdefault(text.partition(":")[2], []).append(text)
     return "; ".join(" and ".join(texts) for texts in by_place.values() if len(texts) > 1)
+
+
+RULES: RuleSet[Sizing] = register(
+    RuleSet(
+        "the size of a Kata guest",
+        rules=(
+            rule(_overhead, "kata-overhead"),
+            rule(_host_memory, "kata-host-memory"),
+            rule(_window, "kata-window", "kata-maxmemory"),
+            rule(_ports, "kata-too-many-devices"),
+            rule(_port_order, "kata-port-order"),
+            rule(_domains, "kata-pci-domain"),
+        ),
+        host=lambda _sizing: None,
+    )
+)
+
+
+def check_sizing(sizing: Sizing) -> tuple[Diagnostic, ...]:
+    """What does not fit, blockers first."""
+    return RULES.run(sizing).findings

@@ -12,12 +12,14 @@ from vfiomgr.kata.explain.context import (
     HOT_PLUG,
     HYPERVISOR_ANNOTATION,
     KUBELET_TIMEOUT,
+    SETTINGS,
     annotation_breaks,
     not_enabled,
     not_known,
 )
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
+from vfiomgr.rules.runner import RuleSet, reading, register, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,10 +34,10 @@ _UNKNOWN_KEY, _NO_IOMMU = "kata-unknown-key", "kata-vfio-without-iommu"
 _DROP_IN_KEYS = ("kata-drop-in-key-ignored", "kata-drop-in-key-refused")
 
 
-def configuration(situation: PodContext) -> TraceStep:
+def configuration(context: PodContext) -> TraceStep:
     """The configuration, and how it plugs devices."""
-    facts, settings = situation.configuration, situation.settings
-    breaks = _breaks(situation)
+    facts, settings = context.configuration, context.settings
+    breaks = RULES.find(context)
     if settings is None:
         why = facts.problem or "no readable configuration"
         what = f"cannot find Kata's configuration: {why}"
@@ -43,36 +45,23 @@ def configuration(situation: PodContext) -> TraceStep:
     read = (str(settings.path), *map(str, settings.drop_ins))
     port = settings.cold_plug
     plugged = f"devices are plugged before the guest starts ({COLD_PLUG} = {port})"
-    if situation.is_hot and port == NO_PORT:
+    if context.is_hot and port == NO_PORT:
         plugged = f"devices are plugged with their container ({HOT_PLUG} = {settings.hot_plug})"
     elif port == NO_PORT:
         plugged = f"no device is plugged ({COLD_PLUG} = {port})"
     what = f"{plugged}, vfio_mode {settings.vfio_mode}"
-    kubelet = situation.kubelet
+    kubelet = context.kubelet
     is_open = kubelet is not None and bool(kubelet.problem)
     if kubelet is not None and is_open:
         what += f"; the timeout of the kubelet is unknown: {kubelet.problem}"
     return judged("configuration", what, read, breaks, "unknown" if is_open else "ok")
 
 
-def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
-    settings = situation.settings
-    if settings is None:
-        yield from _unusable(situation)
-        yield from _annotated_blindly(situation)
-        return
-    yield from _annotated(situation, settings)
-    yield from annotation_breaks(situation, settings)
-    yield from _mismatched(situation, settings)
-    yield from _plugging(situation, settings)
-    yield from _refused(situation, settings)
-    yield from _drop_ins(situation)
-    yield from _timeouts(situation, settings)
-
-
-def _unusable(situation: PodContext) -> Iterator[Diagnostic]:
+def _unusable(context: PodContext) -> Iterator[Diagnostic]:
     """A configuration of the handler that does not exist or is not readable."""
-    facts, entry = situation.configuration, situation.entry
+    facts, entry = context.configuration, context.entry
+    if context.settings is not None:
+        return
     if facts.file is not None:
         path, remedy = facts.file.path, "correct it: every pod of the handler fails until then"
         what = f"cannot read {path}: {facts.problem}"
@@ -87,20 +76,20 @@ def _unusable(situation: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _asked(situation: PodContext) -> list[str]:
+def _asked(context: PodContext) -> list[str]:
     """The device plug keys that annotations of the pod set."""
     keys = {HYPERVISOR_ANNOTATION + key: key for key in (COLD_PLUG, HOT_PLUG)}
-    return [keys[name] for name, _ in situation.pod.annotations if name in keys]
+    return [keys[name] for name, _ in context.pod.annotations if name in keys]
 
 
-def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+def _mismatched(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """A shim with a configuration of the other runtime."""
-    shim, own = situation.shim_runtime, settings.stated_runtime
+    shim, own = context.shim_runtime, settings.stated_runtime
     if shim is None or own is None or shim == own:
         return
     names = {"rs": "runtime-rs", "go": "the Go runtime"}
     has = "has a hypervisor_name" if own == "rs" else "has no hypervisor_name"
-    entry = situation.entry
+    entry = context.entry
     where = "" if entry is None else f" (vfiomgr runtime install {entry.name} --kata)"
     yield chain_break(
         "kata-configuration-other-runtime",
@@ -112,9 +101,9 @@ def _mismatched(situation: PodContext, settings: KataSettings) -> Iterator[Diagn
     )
 
 
-def _annotated_blindly(situation: PodContext) -> Iterator[Diagnostic]:
+def _annotated_blindly(context: PodContext) -> Iterator[Diagnostic]:
     """Number 1, if the configuration is unknown, so that the annotation may have no effect."""
-    for key in _asked(situation):
+    for key in _asked(context) if context.settings is None else ():
         yield chain_break(
             "kata-annotation-alone",
             key,
@@ -125,39 +114,39 @@ def _annotated_blindly(situation: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _annotated(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+def _annotated(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 1: CDI names are resolved with the file's settings, before annotations are read."""
-    for key in _asked(situation):
+    for key in _asked(context):
         annotation = HYPERVISOR_ANNOTATION + key
         remedy = f"remove the annotation, and set {key} in {settings.path}: vfiomgr kata config"
         allowed = settings.allows_annotation(key)
         in_file = settings.hypervisor_text(key) or NO_PORT
-        if situation.is_rs and allowed:
+        if context.is_rs and allowed:
             yield not_known(annotation, remedy)
-        elif not situation.is_rs and not allowed:
+        elif not context.is_rs and not allowed:
             yield not_enabled(annotation, remedy)
         elif key == COLD_PLUG and in_file == NO_PORT:
-            how = "runtime-rs ignores it" if situation.is_rs else "Kata looks for devices before it"
+            how = "runtime-rs ignores it" if context.is_rs else "Kata looks for devices before it"
             what = f"{key} is only set by annotation, and {how}: no device is injected"
             yield chain_break("kata-annotation-alone", annotation, what, remedy)
 
 
-def _plugging(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
-    cold, release = settings.cold_plug, situation.release
-    if cold != NO_PORT and not situation.knows("hypervisor", COLD_PLUG):
-        first = situation.keys.first(release.runtime, "hypervisor", COLD_PLUG)
+def _plugging(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    cold, release = settings.cold_plug, context.release
+    if cold != NO_PORT and not context.knows("hypervisor", COLD_PLUG):
+        first = context.keys.first(release.runtime, "hypervisor", COLD_PLUG)
         what = f"{release} does not support {COLD_PLUG} (added in {first})"
         yield chain_break(
             "kata-no-cold-plug", COLD_PLUG, what, "use a later Kata or its other runtime"
         )
-    if cold == NO_PORT and not situation.is_hot and not _asked(situation):
-        yield _unplugged(situation, settings)
+    if cold == NO_PORT and not context.is_hot and not _asked(context):
+        yield _unplugged(context, settings)
 
 
-def _refused(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+def _refused(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """What Kata refuses in the combined settings, and keys that it refuses in its own file."""
-    release, keys, name = situation.release, situation.keys, settings.path
-    (_, own), *_ = situation.configuration.documents
+    release, keys, name = context.release, context.keys, settings.path
+    (_, own), *_ = context.configuration.documents
     found = [f for f in check_keys(settings.document, release, keys) if f.rule != _UNKNOWN_KEY]
     found += [f for f in check_keys(own, release, keys) if f.rule == _UNKNOWN_KEY]
     for finding in found:
@@ -165,28 +154,28 @@ def _refused(situation: PodContext, settings: KataSettings) -> Iterator[Diagnost
             yield replace(finding, summary=f"{name}: {finding.summary}", evidence=())
 
 
-def _unplugged(situation: PodContext, settings: KataSettings) -> Diagnostic:
+def _unplugged(context: PodContext, settings: KataSettings) -> Diagnostic:
     hot = f"; runtime-rs ignores {HOT_PLUG}" if settings.hot_plug != NO_PORT else ""
     what = (
         f"{settings.path} sets {COLD_PLUG} = no-port{hot}: devices are not plugged into the guest"
     )
     remedy = f"set {COLD_PLUG} = root-port; vfiomgr kata config prints a drop-in for it"
-    if situation.is_rs:
+    if context.is_rs:
         return chain_break("kata-not-plugged-silently", settings.path, what, remedy)
     issue = "kata-containers/kata-containers#9014"
     return chain_break("kata-not-plugged", settings.path, what, remedy, evidence=(issue,))
 
 
-def _drop_ins(situation: PodContext) -> Iterator[Diagnostic]:
+def _drop_ins(context: PodContext, _settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 6: all files of config.d apply to all configurations beside it."""
-    documents = situation.configuration.documents
+    documents = context.configuration.documents
     for number, (path, document) in enumerate(documents[1:], 1):
         others = [*documents[:number], *documents[number + 1 :]]
         if not path.endswith(".toml"):
             yield _stray(path, document, others)
-        yield from _unknown_keys(situation, path, document)
+        yield from _unknown_keys(context, path, document)
         yield from _kernel_params(path, document, [d for _, d in documents[:number]])
-    file = situation.configuration.file
+    file = context.configuration.file
     if file is not None and file.drop_ins and file.neighbours:
         yield chain_break(
             "kata-drop-ins-shared",
@@ -226,10 +215,10 @@ def _leaves(
 
 
 def _unknown_keys(
-    situation: PodContext, path: HostPath, document: Mapping[str, Any]
+    context: PodContext, path: HostPath, document: Mapping[str, Any]
 ) -> Iterator[Diagnostic]:
     """Number 6: keys of one drop-in."""
-    for found in check_keys(document, situation.release, situation.keys, is_drop_in=True):
+    for found in check_keys(document, context.release, context.keys, is_drop_in=True):
         if found.rule == _UNKNOWN_KEY and found.severity != "info":
             rule = _DROP_IN_KEYS[found.severity == "blocker"]
             yield replace(found, rule=rule, summary=f"{path}: {found.summary}", evidence=())
@@ -254,10 +243,10 @@ def _kernel_params(
             )
 
 
-def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+def _timeouts(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 10."""
-    key, timeout = container_timeout(situation.keys, situation.release, settings)
-    kubelet = situation.kubelet
+    key, timeout = container_timeout(context.keys, context.release, settings)
+    kubelet = context.kubelet
     if kubelet is not None and kubelet.problem:
         return
     limit = KUBELET_TIMEOUT if kubelet is None else kubelet.request_timeout
@@ -274,3 +263,61 @@ def _timeouts(situation: PodContext, settings: KataSettings) -> Iterator[Diagnos
         "the kubelet",
         is_certain=False,
     )
+
+
+RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: the configuration",
+        rules=(
+            rule(_unusable, "kata-configuration-unreadable", "kata-configuration-missing"),
+            rule(_annotated_blindly, "kata-annotation-alone"),
+            reading(
+                SETTINGS,
+                _annotated,
+                "kata-annotation-alone",
+                "kata-annotation-not-enabled",
+                "kata-annotation-refused",
+            ),
+            reading(
+                SETTINGS,
+                annotation_breaks,
+                "kata-annotation-ignored",
+                "kata-annotation-not-enabled",
+                "kata-annotation-refused",
+                "kata-annotation-unknown",
+                "kata-annotation-value",
+                "kata-vfio-mode",
+                _NO_IOMMU,
+            ),
+            reading(SETTINGS, _mismatched, "kata-configuration-other-runtime"),
+            reading(
+                SETTINGS,
+                _plugging,
+                "kata-no-cold-plug",
+                "kata-not-plugged",
+                "kata-not-plugged-silently",
+            ),
+            reading(
+                SETTINGS,
+                _refused,
+                "kata-both-plugs",
+                "kata-both-ports",
+                "kata-port",
+                "kata-too-many-ports",
+                "kata-vfio-mode",
+                "kata-wrong-type",
+                _NO_IOMMU,
+                _UNKNOWN_KEY,
+            ),
+            reading(
+                SETTINGS,
+                _drop_ins,
+                *_DROP_IN_KEYS,
+                "kata-drop-in-ending",
+                "kata-drop-ins-shared",
+                "kata-kernel-params-replaced",
+            ),
+            reading(SETTINGS, _timeouts, "kata-kubelet-timeout"),
+        ),
+    )
+)

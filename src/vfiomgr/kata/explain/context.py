@@ -34,6 +34,7 @@ from vfiomgr.kata.model import (
 from vfiomgr.kata.settings import NO_PORT, VFIO_MODES, KataSettings
 from vfiomgr.paths import HostPath
 from vfiomgr.pci.model import PciAddress
+from vfiomgr.rules.runner import Fact
 from vfiomgr.snapshot.model import HostSnapshot
 from vfiomgr.units import Version
 from vfiomgr.value import Value
@@ -238,11 +239,17 @@ _KERNEL_PARAMS, _MEMORY = "kernel_params", "default_memory"
 _BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
 
 
-def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+SETTINGS: Fact[PodContext, KataSettings] = Fact(
+    lambda context: context.settings, "Kata's settings", "no readable configuration", decides=True
+)
+"""The effective settings; the step of the configuration is unknown without them."""
+
+
+def annotation_breaks(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """What Kata refuses or ignores in annotations, except COLD_PLUG and HOT_PLUG."""
-    for name, value in _hypervisor_annotations(situation):
-        yield from _hypervisor_breaks(situation, settings, name, value)
-    mode = situation.pod.annotation(_VFIO_MODE)
+    for name, value in _hypervisor_annotations(context):
+        yield from _hypervisor_breaks(context, settings, name, value)
+    mode = context.pod.annotation(_VFIO_MODE)
     if mode is None:
         return
     remedy = f"remove the annotation {_VFIO_MODE}: containers need guest-kernel"
@@ -261,52 +268,52 @@ def annotation_breaks(situation: PodContext, settings: KataSettings) -> Iterator
         )
 
 
-def with_annotations(situation: PodContext) -> PodContext:
+def with_annotations(context: PodContext) -> PodContext:
     """The pod with the settings from its own annotations.
 
     Annotated ports are omitted: Kata looks for devices before it reads annotations.
     """
-    settings = situation.settings
+    settings = context.settings
     if settings is None:
-        return situation
+        return context
     document: dict[str, Any] = dict(settings.document)
-    for name, text in _hypervisor_annotations(situation):
-        value = _value(situation, settings, name, text)
+    for name, text in _hypervisor_annotations(context):
+        value = _value(context, settings, name, text)
         if value is not None and settings.allows_annotation(name):
             _put(document, ("hypervisor", settings.hypervisor), name, value)
-    mode = situation.pod.annotation(_VFIO_MODE)
+    mode = context.pod.annotation(_VFIO_MODE)
     if mode in VFIO_MODES:
         _put(document, ("runtime",), "vfio_mode", mode)
     effective = replace(settings, document=document)
-    return replace(situation, configuration=replace(situation.configuration, settings=effective))
+    return replace(context, configuration=replace(context.configuration, settings=effective))
 
 
-def _hypervisor_annotations(situation: PodContext) -> Iterator[tuple[str, str]]:
-    for key, value in situation.pod.annotations:
+def _hypervisor_annotations(context: PodContext) -> Iterator[tuple[str, str]]:
+    for key, value in context.pod.annotations:
         name = key.removeprefix(HYPERVISOR_ANNOTATION)
         if name != key and name not in (COLD_PLUG, HOT_PLUG):
             yield name, value
 
 
 def _hypervisor_breaks(
-    situation: PodContext, settings: KataSettings, name: str, value: str
+    context: PodContext, settings: KataSettings, name: str, value: str
 ) -> Iterator[Diagnostic]:
     full, out = f"{HYPERVISOR_ANNOTATION}{name}", "remove the annotation"
     allow = f"{out}, or allow it: vfiomgr kata config --annotations {name}"
-    is_taken = situation.keys.takes_annotation(situation.release, name)
-    if not settings.allows_annotation(name) and not situation.is_rs:
+    is_taken = context.keys.takes_annotation(context.release, name)
+    if not settings.allows_annotation(name) and not context.is_rs:
         yield not_enabled(full, allow if is_taken else out)
     elif not settings.allows_annotation(name):
         what = f"runtime-rs ignores annotation {full}: enable_annotations does not allow it"
         yield chain_break(
             "kata-annotation-ignored", full, what, allow if is_taken else out, is_certain=False
         )
-    elif not is_taken and situation.is_rs:
+    elif not is_taken and context.is_rs:
         yield not_known(full, out)
     elif not is_taken:
-        what = f"{situation.release} does not support annotation {full}, and ignores it"
+        what = f"{context.release} does not support annotation {full}, and ignores it"
         yield chain_break("kata-annotation-unknown", full, what, out, is_certain=False)
-    elif _is_refused(situation, name, value):
+    elif _is_refused(context, name, value):
         what = f"the pod fails: annotation {full} has the invalid value {value!r}"
         yield chain_break("kata-annotation-value", full, what, _wanted(name, value))
 
@@ -330,32 +337,32 @@ def _wanted(name: str, value: str) -> str:
     return f"replace {value!r} by a valid value of {name}, or remove the annotation"
 
 
-def _is_refused(situation: PodContext, name: str, text: str) -> bool:
-    kind = _type(situation, name)
+def _is_refused(context: PodContext, name: str, text: str) -> bool:
+    kind = _type(context, name)
     if kind == "integer":
-        return not text.isdecimal() or _is_out_of_range(situation, name, int(text))
+        return not text.isdecimal() or _is_out_of_range(context, name, int(text))
     return kind == "boolean" and text.lower() not in (*_BOOLEANS, "t", "f")
 
 
-def _is_out_of_range(situation: PodContext, name: str, number: int) -> bool:
-    if situation.is_rs:
-        has_limit = name in _PORTS and situation.release.version >= _PORT_LIMIT
+def _is_out_of_range(context: PodContext, name: str, number: int) -> bool:
+    if context.is_rs:
+        has_limit = name in _PORTS and context.release.version >= _PORT_LIMIT
         return has_limit and number > MAX_PORTS
     return name == _MEMORY and number < LEAST_GUEST_MIB
 
 
-def _type(situation: PodContext, name: str) -> KeyType | None:
-    form = situation.keys.form(situation.release, "hypervisor", name)
+def _type(context: PodContext, name: str) -> KeyType | None:
+    form = context.keys.form(context.release, "hypervisor", name)
     return None if form is None else form.type
 
 
 def _value(
-    situation: PodContext, settings: KataSettings, name: str, text: str
+    context: PodContext, settings: KataSettings, name: str, text: str
 ) -> str | int | bool | None:
     """The value for its key; None if it sets none."""
-    kind = _type(situation, name)
-    is_taken = situation.keys.takes_annotation(situation.release, name)
-    if not is_taken or _is_refused(situation, name, text):
+    kind = _type(context, name)
+    is_taken = context.keys.takes_annotation(context.release, name)
+    if not is_taken or _is_refused(context, name, text):
         return None
     if kind == "integer":
         return int(text)

@@ -11,13 +11,14 @@ from vfiomgr.containers.cdi.grammar import is_kind, is_qualified
 from vfiomgr.containers.cdi.model import DEFAULT_KIND, DYNAMIC, STATIC, generating
 from vfiomgr.diagnostic import Diagnostic
 from vfiomgr.kata.config.sizing import check_sizing, sizing_of
-from vfiomgr.kata.explain.image import ISSUE, instead_of, why_not
+from vfiomgr.kata.explain.mediated import ISSUE, instead_of, why_not
 from vfiomgr.kata.explain.model import StepName, chain_break, judged
 from vfiomgr.kata.explain.resources import channel, requests
 from vfiomgr.kata.model import CDEVS_SINCE
 from vfiomgr.passthrough.readiness_hints import diagnostics_to_bind
 from vfiomgr.paths import VFIO_CDEVS, VFIO_NODES, vfio_group_node
 from vfiomgr.pci.model import PciDevice
+from vfiomgr.rules.runner import RuleSet, register, rule
 from vfiomgr.units import MIB
 from vfiomgr.value import Value
 
@@ -38,39 +39,40 @@ _NAMED = 8
 """How many names a remedy lists."""
 
 
-def cdi(situation: PodContext) -> TraceStep:
+def cdi(context: PodContext) -> TraceStep:
     """The specification of the devices."""
-    breaks = tuple(_breaks(situation))
-    looked = tuple(f.path for f in situation.host.cdi_files) or (str(STATIC), str(DYNAMIC))
+    breaks = tuple(CDI_RULES.find(context))
+    looked = tuple(f.path for f in context.host.cdi_files) or (str(STATIC), str(DYNAMIC))
     found = [
         f"{each.name} in {each.path}"
-        for item in requests(situation)
-        for name, each in situation.devices_of(item.kind).items()
+        for item in requests(context)
+        for name, each in context.devices_of(item.kind).items()
         if not item.names or name in item.names
     ]
     if found:
         return judged("CDI", found, looked, breaks)
     what = "no specification has a requested device"
-    is_needed = channel(situation) in ("kubelet", "annotations")
+    is_needed = channel(context) in ("kubelet", "annotations")
     return judged("CDI", what, looked, breaks, "ok" if is_needed or breaks else "unknown")
 
 
-def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
-    yield from _annotated(situation)
-    if channel(situation) in ("kubelet", "annotations", "unknown"):
-        yield from _judged(situation)
-        for item in requests(situation):
-            yield from _missing(situation, item)
-            yield from _precedence(situation, item)
-            yield from _published_twice(situation, item)
+_LOOKED_UP = ("kubelet", "annotations", "unknown")
+"""Where Kata looks devices up by their CDI names, or may."""
 
 
-def _judged(situation: PodContext) -> Iterator[Diagnostic]:
+def _requested(context: PodContext) -> Iterator[Diagnostic]:
+    for item in requests(context) if channel(context) in _LOOKED_UP else ():
+        yield from _missing(context, item)
+        yield from _precedence(context, item)
+        yield from _published_twice(context, item)
+
+
+def _judged(context: PodContext) -> Iterator[Diagnostic]:
     """Number 4: one unreadable file makes all pods with cold-plugged devices fail."""
-    if not situation.is_cold:
+    if not context.is_cold or channel(context) not in _LOOKED_UP:
         return
-    consumer, host = situation.consumer, situation.host
-    asked = {each.path for item in requests(situation) for each in _all_of(situation, item)}
+    consumer, host = context.consumer, context.host
+    asked = {each.path for item in requests(context) for each in _all_of(context, item)}
     for finding in check(host.cdi_files, (consumer,), host).findings:
         found = finding.found
         where = f"{found.subject}:{found.line}: {found.summary}"
@@ -87,17 +89,17 @@ def _judged(situation: PodContext) -> Iterator[Diagnostic]:
             yield replace(found, severity="warning", summary=where, evidence=(), why="")
 
 
-def _all_of(situation: PodContext, item: Request) -> tuple[Published, ...]:
+def _all_of(context: PodContext, item: Request) -> tuple[Published, ...]:
     """All devices of a kind, in any file."""
-    return tuple(each for each in situation.published if each.kind == item.kind)
+    return tuple(each for each in context.published if each.kind == item.kind)
 
 
-def _annotated(situation: PodContext) -> Iterator[Diagnostic]:
+def _annotated(context: PodContext) -> Iterator[Diagnostic]:
     """Invalid or unknown CDI names in annotations: the runtime that reads them fails.
 
     Names are everything between commas (ParseAnnotations in pkg/cdi/annotations.go).
     """
-    for key, text in situation.pod.cdi_annotations:
+    for key, text in context.pod.cdi_annotations:
         kind, _, name = text.partition("=")
         if not is_qualified(text):
             yield chain_break(
@@ -105,23 +107,23 @@ def _annotated(situation: PodContext) -> Iterator[Diagnostic]:
                 key,
                 f"annotation {key} has an invalid CDI name: {text!r} (write VENDOR/CLASS=NAME, "
                 "separated by commas without spaces); the pod fails when it is read",
-                _named_instead(situation, kind if is_kind(kind) else DEFAULT_KIND),
+                _named_instead(context, kind if is_kind(kind) else DEFAULT_KIND),
             )
-        elif name not in situation.devices_of(kind):
+        elif name not in context.devices_of(kind):
             what = f"no specification has {text}, from annotation {key}"
-            yield chain_break("kata-cdi-name-unknown", key, what, _named_instead(situation, kind))
+            yield chain_break("kata-cdi-name-unknown", key, what, _named_instead(context, kind))
 
 
-def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
+def _missing(context: PodContext, item: Request) -> Iterator[Diagnostic]:
     """More devices are requested than exist; `requested` covers resources of other plugins."""
-    devices = situation.devices_of(item.kind)
+    devices = context.devices_of(item.kind)
     if item.names or len(devices) >= item.count:
         return
-    others = any(other.kind in situation.kinds for other in requests(situation))
+    others = any(other.kind in context.kinds for other in requests(context))
     if not devices and others:
         return
     has = f"have {len(devices)}" if devices else "have none"
-    kinds = {} if devices else _kinds_of_vfio(situation)
+    kinds = {} if devices else _kinds_of_vfio(context)
     there = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
     yield chain_break(
         "kata-too-few-devices",
@@ -129,11 +131,11 @@ def _missing(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
         f"the pod requests {item.count} of {item.kind}, but the CDI specifications "
         f"{has}{f'; the node has {there}' if there else ''}: Kata looks up the resource as kind "
         "and the plugin's device ID as name",
-        _instead(situation, item, len(devices), tuple(kinds)),
+        _instead(context, item, len(devices), tuple(kinds)),
     )
 
 
-def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str, ...]) -> str:
+def _instead(context: PodContext, item: Request, count: int, kinds: tuple[str, ...]) -> str:
     """The remedy: another resource, fewer devices, or a specification for unpublished ones."""
     generate = generating(item.kind)
     if kinds:
@@ -144,8 +146,8 @@ def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str,
     if not count:
         return f"{generate}, when the devices are available"
     fewer = f"request at most {count}"
-    published = {node for each in situation.published for node in each.nodes}
-    host = situation.host
+    published = {node for each in context.published for node in each.nodes}
+    host = context.host
     free = [
         str(device.address)
         for device in host.devices
@@ -159,11 +161,11 @@ def _instead(situation: PodContext, item: Request, count: int, kinds: tuple[str,
     return f"{fewer}: no other device is available (vfiomgr list; vfiomgr bind)"
 
 
-def _named_instead(situation: PodContext, kind: str) -> str:
+def _named_instead(context: PodContext, kind: str) -> str:
     """The valid names for an annotation."""
-    if not situation.published:
+    if not context.published:
         return f"{generating(kind)}, when the devices are available"
-    names = list(dict.fromkeys(each.name for each in situation.published if each.nodes))
+    names = list(dict.fromkeys(each.name for each in context.published if each.nodes))
     if not names:
         return "vfiomgr cdi list shows the devices"
     more = len(names) - _NAMED
@@ -171,16 +173,16 @@ def _named_instead(situation: PodContext, kind: str) -> str:
     return f"use one of {', '.join(names[:_NAMED])}{others}"
 
 
-def _kinds_of_vfio(situation: PodContext) -> dict[str, int]:
+def _kinds_of_vfio(context: PodContext) -> dict[str, int]:
     """The kinds of devices with VFIO nodes, and how many devices each has."""
-    kinds = sorted({each.kind for each in situation.published if each.nodes})
-    return {kind: len(situation.devices_of(kind)) for kind in kinds}
+    kinds = sorted({each.kind for each in context.published if each.nodes})
+    return {kind: len(context.devices_of(kind)) for kind in kinds}
 
 
-def _precedence(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
+def _precedence(context: PodContext, item: Request) -> Iterator[Diagnostic]:
     """Number 5: runtime-rs prefers /etc/cdi, all others /var/run/cdi."""
     by_name: dict[str, dict[str, Published]] = {}
-    for each in _all_of(situation, item):
+    for each in _all_of(context, item):
         by_name.setdefault(each.device.name, {})[each.directory] = each
     for found in by_name.values():
         *losers, winner = found.values()
@@ -188,21 +190,21 @@ def _precedence(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
             continue
         loser = losers[0]
         rs, go = "runtime-rs", "containerd and the Go runtime"
-        mine, others = (rs, f"{go} use") if situation.is_rs else ("the Go runtime", f"{rs} uses")
+        mine, others = (rs, f"{go} use") if context.is_rs else ("the Go runtime", f"{rs} uses")
         yield chain_break(
             "kata-cdi-precedence",
             winner.name,
             f"{winner.name} has two definitions: {winner.path} ({', '.join(winner.nodes)}), "
             f"which {mine} uses, and {loser.path} ({', '.join(loser.nodes)}), which {others}",
             f"keep one of them, e.g. remove {loser.path}",
-            is_certain=situation.is_rs,
+            is_certain=context.is_rs,
         )
 
 
-def _published_twice(situation: PodContext, item: Request) -> Iterator[Diagnostic]:
+def _published_twice(context: PodContext, item: Request) -> Iterator[Diagnostic]:
     """One node under two names: two pods may get the same device."""
     names: dict[str, dict[str, Published]] = {}
-    for each in situation.published:
+    for each in context.published:
         for node in each.nodes:
             names.setdefault(node, {})[each.name] = each
     for node, by_name in names.items():
@@ -216,6 +218,18 @@ def _published_twice(situation: PodContext, item: Request) -> Iterator[Diagnosti
                 "publish each group under one name: vfiomgr check cdi",
                 is_certain=False,
             )
+
+
+CDI_RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: the CDI specifications",
+        rules=(
+            rule(_annotated, "kata-cdi-name-invalid", "kata-cdi-name-unknown"),
+            rule(_judged, "kata-cdi-unreadable", *_OF_DEVICES),
+            rule(_requested, "kata-too-few-devices", "kata-cdi-precedence", "twice-published"),
+        ),
+    )
+)
 
 
 class KubeletDevice(Value):
@@ -235,38 +249,36 @@ class KubeletDevice(Value):
         return tuple(dict.fromkeys(found))
 
 
-def candidates(situation: PodContext) -> tuple[KubeletDevice, ...]:
+def candidates(context: PodContext) -> tuple[KubeletDevice, ...]:
     """All devices that could be assigned, by kind; only the requested ones if some were named."""
     found = []
-    for item in requests(situation):
-        for name, each in situation.devices_of(item.kind).items():
+    for item in requests(context):
+        for name, each in context.devices_of(item.kind).items():
             if item.names and name not in item.names:
                 continue
-            if situation.only_name not in (None, name):
+            if context.only_name not in (None, name):
                 continue
-            candidate = _candidate(situation, item.kind, name, each.path, each.nodes)
+            candidate = _candidate(context, item.kind, name, each.path, each.nodes)
             addresses = {d.address for d in candidate.functions}
-            if not situation.only or addresses & situation.only:
+            if not context.only or addresses & context.only:
                 found.append(candidate)
-    return tuple(found) or tuple(_unpublished(situation))
+    return tuple(found) or tuple(_unpublished(context))
 
 
-def _unpublished(situation: PodContext) -> Iterator[KubeletDevice]:
+def _unpublished(context: PodContext) -> Iterator[KubeletDevice]:
     """The groups of requested functions that no specification has."""
-    host = situation.host
-    groups = {host.device(address).iommu_group for address in situation.only}
-    for item in requests(situation):
+    host = context.host
+    groups = {host.device(address).iommu_group for address in context.only}
+    for item in requests(context):
         for number in sorted(group for group in groups if group is not None):
-            first = next(d for d in host.group_members(number) if d.address in situation.only)
+            first = next(d for d in host.group_members(number) if d.address in context.only)
             node = str(vfio_group_node(number))
-            found = _candidate(
-                situation, item.kind, str(first.address), "no specification", (node,)
-            )
+            found = _candidate(context, item.kind, str(first.address), "no specification", (node,))
             yield replace(found, source=None)
 
 
 def _candidate(
-    situation: PodContext, kind: str, name: str, source: str, nodes: tuple[str, ...]
+    context: PodContext, kind: str, name: str, source: str, nodes: tuple[str, ...]
 ) -> KubeletDevice:
     functions: list[PciDevice] = []
     breaks: list[tuple[StepName, Diagnostic]] = []
@@ -275,33 +287,33 @@ def _candidate(
         what = f"{full} in {source} has no VFIO device node"
         breaks.append(("node", chain_break("kata-device-without-node", full, what, remedy)))
     for node in nodes:
-        members, problems = _behind(situation, node)
+        members, problems = _behind(context, node)
         functions += [member for member in members if member not in functions]
         breaks += problems
-    if all(situation.host.is_ready_for_guests(device) for device in functions):
-        breaks += [("node", _absent(node, functions)) for node in _lost(situation, nodes)]
+    if all(context.host.is_ready_for_guests(device) for device in functions):
+        breaks += [("node", _absent(node, functions)) for node in _lost(context, nodes)]
     for device in functions:
-        breaks += [("functions", problem) for problem in _unready(situation, device)]
+        breaks += [("functions", problem) for problem in _unready(context, device)]
     return KubeletDevice(kind, name, source, nodes, tuple(functions), tuple(breaks))
 
 
 def _behind(
-    situation: PodContext, node: str
+    context: PodContext, node: str
 ) -> tuple[tuple[PciDevice, ...], list[tuple[StepName, Diagnostic]]]:
     """The functions behind a node, and its problems."""
-    host = situation.host
+    host = context.host
     found: tuple[PciDevice, ...]
     if node.startswith(f"{VFIO_CDEVS}/"):
         name = node.rpartition("/")[2]
         found = tuple(d for d in host.devices if d.vfio_device == name)
         vgpus = [v for v in host.vgpus if v.uuid is not None and v.vfio_device == name]
-        problems = list(_of_cdev(situation, node))
+        problems = list(_of_cdev(context, node))
     else:
         number = node.removeprefix(f"{VFIO_NODES}/")
         group = int(number) if number.isdecimal() else -1
         found = tuple(d for d in host.group_members(group) if not d.is_bridge)
         vgpus = [v for v in host.vgpus if v.uuid is not None and v.iommu_group == group]
-        problems = list(_of_group(situation, node))
+        problems = list(_of_group(context, node))
     mediated = [
         chain_break("kata-mediated", v.name, why_not(v), instead_of(host, v), evidence=(ISSUE,))
         for v in vgpus
@@ -315,10 +327,10 @@ def _behind(
     return found, [("node", problem) for problem in problems]
 
 
-def _lost(situation: PodContext, nodes: tuple[str, ...]) -> list[str]:
+def _lost(context: PodContext, nodes: tuple[str, ...]) -> list[str]:
     """Missing nodes of functions that are on VFIO."""
-    known = {n for d in situation.host.devices for n in situation.host.guest_nodes(d)}
-    return [node for node in nodes if node in situation.absent_nodes and node in known]
+    known = {n for d in context.host.devices for n in context.host.guest_nodes(d)}
+    return [node for node in nodes if node in context.absent_nodes and node in known]
 
 
 def _absent(node: str, functions: Sequence[PciDevice]) -> Diagnostic:
@@ -331,8 +343,8 @@ def _absent(node: str, functions: Sequence[PciDevice]) -> Diagnostic:
     )
 
 
-def _of_cdev(situation: PodContext, node: str) -> Iterator[Diagnostic]:
-    release = situation.release
+def _of_cdev(context: PodContext, node: str) -> Iterator[Diagnostic]:
+    release = context.release
     if not release.takes_cdevs:
         since = CDEVS_SINCE[release.runtime]
         what = f"{node} is an iommufd device node, which {release} does not support"
@@ -340,9 +352,9 @@ def _of_cdev(situation: PodContext, node: str) -> Iterator[Diagnostic]:
         yield chain_break("kata-no-cdevs", node, what, remedy)
 
 
-def _of_group(situation: PodContext, node: str) -> Iterator[Diagnostic]:
-    settings = situation.settings
-    if settings is not None and settings.is_confidential and not situation.is_rs:
+def _of_group(context: PodContext, node: str) -> Iterator[Diagnostic]:
+    settings = context.settings
+    if settings is not None and settings.is_confidential and not context.is_rs:
         yield chain_break(
             "kata-confidential-group",
             node,
@@ -351,9 +363,9 @@ def _of_group(situation: PodContext, node: str) -> Iterator[Diagnostic]:
         )
 
 
-def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
+def _unready(context: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
     """A function that is not available to guests."""
-    host = situation.host
+    host = context.host
     if host.is_ready_for_guests(device):
         return
     if host.is_vendor_function(device):
@@ -391,18 +403,18 @@ def _unready(situation: PodContext, device: PciDevice) -> Iterator[Diagnostic]:
     yield chain_break("kata-not-bound", device.address, what, remedy)
 
 
-_OF_ROOM = frozenset({"kata-host-memory", "kata-window", "kata-maxmemory"})
+OF_CAPACITY = ("kata-host-memory", "kata-window", "kata-maxmemory")
 """Rules of `kata config` that no other link covers."""
 
 
-def room_breaks(situation: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
+def room_breaks(context: PodContext, functions: tuple[PciDevice, ...]) -> Iterator[Diagnostic]:
     """What does not fit, as far as the configuration and the host show it."""
-    settings = situation.settings
+    settings = context.settings
     if settings is None:
         return
     hypervisor: KataHypervisor = "qemu" if settings.hypervisor == "qemu" else "clh"
-    runtime, host = situation.release.runtime, situation.host
+    runtime, host = context.release.runtime, context.host
     sizing = sizing_of(host, runtime, hypervisor, functions, settings)
-    for found in check_sizing(replace(sizing, limit_mib=situation.pod.memory_bytes // MIB)):
-        if found.rule in _OF_ROOM and found.severity != "info":
+    for found in check_sizing(replace(sizing, limit_mib=context.pod.memory_bytes // MIB)):
+        if found.rule in OF_CAPACITY and found.severity != "info":
             yield replace(found, evidence=())

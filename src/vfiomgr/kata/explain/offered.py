@@ -44,37 +44,37 @@ Pods of an indexed Job also have their index.
 """
 
 
-def numbers(situation: PodContext) -> str:
+def numbers(context: PodContext) -> str:
     """`vfiomgr.io/A40: 3 devices, 1 available`, of each resource that the agent offers."""
     found = (
-        (resource, _devices(situation, resource))
-        for resource in _resources(situation)
+        (resource, _devices(context, resource))
+        for resource in _resources(context)
         if resource is not None
     )
     return ", ".join(
         f"{resource.name}: {counted(len(devices), 'device')}, "
-        f"{len(_available(situation, devices))} available"
+        f"{len(_available(context, devices))} available"
         for resource, devices in found
     )
 
 
-def breaks(situation: PodContext) -> Iterator[Diagnostic]:
+def breaks(context: PodContext) -> Iterator[Diagnostic]:
     """Why the pod would stay Pending on this node."""
-    agent = situation.host.running_agent
+    agent = context.host.running_agent
     if agent is None:
         return
-    for name, count in situation.pod.resources:
+    for name, count in context.pod.resources:
         resource = _named(agent, name)
         if resource is not None:
             yield from _not_registered(resource)
-            yield from _too_few(situation, resource, count)
+            yield from _too_few(context, resource, count)
         elif name.partition("/")[0] in {_OWN, *(r.name.partition("/")[0] for r in agent.resources)}:
             yield _not_offered(agent, name)
 
 
-def _resources(situation: PodContext) -> Iterator[ResourceStatus | None]:
-    agent = situation.host.running_agent
-    for name, _ in situation.pod.resources if agent is not None else ():
+def _resources(context: PodContext) -> Iterator[ResourceStatus | None]:
+    agent = context.host.running_agent
+    for name, _ in context.pod.resources if agent is not None else ():
         yield None if agent is None else _named(agent, name)
 
 
@@ -108,12 +108,12 @@ def _not_registered(resource: ResourceStatus) -> Iterator[Diagnostic]:
         )
 
 
-def _too_few(situation: PodContext, resource: ResourceStatus, count: int) -> Iterator[Diagnostic]:
-    devices = _devices(situation, resource)
-    available = _available(situation, devices)
-    requested = situation.only_name or ", ".join(map(str, sorted(situation.only)))
+def _too_few(context: PodContext, resource: ResourceStatus, count: int) -> Iterator[Diagnostic]:
+    devices = _devices(context, resource)
+    available = _available(context, devices)
+    requested = context.only_name or ", ".join(map(str, sorted(context.only)))
     if requested and not devices:
-        yield _not_of(situation, resource, requested)
+        yield _not_of(context, resource, requested)
     elif len(devices) < count:
         yield chain_break(
             "pod-too-few-devices",
@@ -132,12 +132,12 @@ def _too_few(situation: PodContext, resource: ResourceStatus, count: int) -> Ite
             )
 
 
-def _not_of(situation: PodContext, resource: ResourceStatus, requested: str) -> Diagnostic:
+def _not_of(context: PodContext, resource: ResourceStatus, requested: str) -> Diagnostic:
     return chain_break(
         "pod-resource-not-offered",
         requested,
         f"{requested} is not a device of {resource.name}",
-        f"bind it: vfiomgr bind {requested}" if situation.only else "",
+        f"bind it: vfiomgr bind {requested}" if context.only else "",
         Remedy(f"{_STATUS} lists the devices of each resource", joint="; "),
     )
 
@@ -174,25 +174,25 @@ def _unhealthy(device: DeviceStatus) -> Diagnostic:
     )
 
 
-def _devices(situation: PodContext, resource: ResourceStatus) -> list[DeviceStatus]:
+def _devices(context: PodContext, resource: ResourceStatus) -> list[DeviceStatus]:
     """The devices of a resource; of a requested device only that one."""
-    wanted = {str(address) for address in situation.only}
+    wanted = {str(address) for address in context.only}
     return [
         device
         for device in resource.devices
         if (not wanted or wanted.intersection(device.addresses))
-        and situation.only_name in (None, device.id)
+        and context.only_name in (None, device.id)
     ]
 
 
-def _available(situation: PodContext, devices: Sequence[DeviceStatus]) -> list[DeviceStatus]:
+def _available(context: PodContext, devices: Sequence[DeviceStatus]) -> list[DeviceStatus]:
     """The devices that the pod could get, or has already."""
-    return [d for d in devices if d.is_healthy and (not d.pod or _is_same_pod(situation, d.pod))]
+    return [d for d in devices if d.is_healthy and (not d.pod or _is_same_pod(context, d.pod))]
 
 
-def _is_same_pod(situation: PodContext, pod: str) -> bool:
+def _is_same_pod(context: PodContext, pod: str) -> bool:
     """Whether it is the pod of the file, or one that the object of the file creates."""
-    spec = situation.pod
+    spec = context.pod
     namespace, name, _ = pod.split("/")
     suffix = _SUFFIXES.get(spec.kind, _RANDOM)
     is_named_so = re.fullmatch(f"{re.escape(spec.name)}{suffix}", name) is not None

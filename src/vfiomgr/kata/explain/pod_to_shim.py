@@ -6,10 +6,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from vfiomgr.kata.config.sizing import TIGHT_MIB, recommended_overhead_mib
+from vfiomgr.kata.explain.context import SETTINGS
 from vfiomgr.kata.explain.model import TraceStep, chain_break, judged
 from vfiomgr.kata.explain.pod import CDI_ANNOTATION, KATA_ANNOTATION
 from vfiomgr.kata.model import DEFAULT_HANDLER, KATA_DIRECTORIES
 from vfiomgr.paths import HostPath
+from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import MIB, Version
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from vfiomgr.containers.runtimes.handlers import HandlerEntry, HandlerFacts
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
+    from vfiomgr.kata.settings import KataSettings
 
 _KATA = "kata"
 _ALIKE = 0.85
@@ -32,53 +35,62 @@ _MERGES_TABLES = 3
 _CRI_NAMES = {"containerd": "containerd", "crio": "CRI-O"}
 
 
-def pod(situation: PodContext) -> TraceStep:
+def pod(context: PodContext) -> TraceStep:
     """What the pod requests."""
-    spec = situation.pod
+    spec = context.pod
     asked = [f"{name} ({count})" for name, count in spec.resources]
     asked += [f"{name} (by annotation)" for name in spec.cdi_names]
     asked += [f"claim {name}" for name in spec.claims]
     place = (f"{spec.source}:{spec.line}",) if spec.line else ()
-    if asked:
-        return judged("pod", f"{spec} requests {', '.join(asked)}", place)
-    lack = chain_break(
-        "kata-no-device-requested",
-        spec.name,
-        "no container requests a device",
-        "add the plugin's resource to resources.limits; vfiomgr kata pod prints such a pod",
-    )
-    return judged("pod", f"{spec} requests no device", place, (lack,))
+    what = ", ".join(asked) or "no device"
+    return judged("pod", f"{spec} requests {what}", place, POD_RULES.find(context))
 
 
-def runtime_class(situation: PodContext) -> TraceStep:
+def _no_device(context: PodContext) -> Iterator[Diagnostic]:
+    spec = context.pod
+    if not (spec.resources or spec.cdi_names or spec.claims):
+        yield chain_break(
+            "kata-no-device-requested",
+            spec.name,
+            "no container requests a device",
+            "add the plugin's resource to resources.limits; vfiomgr kata pod prints such a pod",
+        )
+
+
+def runtime_class(context: PodContext) -> TraceStep:
     """The handler of the pod."""
-    spec, found = situation.pod, situation.runtime_class
+    spec, found = context.pod, context.runtime_class
     line = spec.runtime_class_line
     place = (f"{spec.source}:{line}",) if line else ()
+    breaks = tuple(CLASS_RULES.find(context))
     if spec.runtime_class is None:
-        lack = chain_break(
-            "kata-no-runtime-class",
-            spec.name,
-            "the pod has no runtimeClassName: the default runtime of the node runs it (usually "
-            "runc, on the host kernel)",
-            "add runtimeClassName to the pod's spec; vfiomgr kata pod --runtimeclass prints one",
-        )
-        return judged("runtime class", "no RuntimeClass", place, (lack,))
+        return judged("runtime class", "no RuntimeClass", place, breaks)
     if found is None:
         what = (
             f"{spec.runtime_class}: its RuntimeClass is not in the file; assuming handler "
-            f"{situation.handler_name}"
+            f"{context.handler_name}"
         )
         return judged("runtime class", what, place, otherwise="unknown")
     what = f"{found.name} uses handler {found.handler}"
     looked = (*place, f"{found.source}:{found.line}")
-    return judged("runtime class", what, looked, _overhead(situation))
+    return judged("runtime class", what, looked, breaks)
 
 
-def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
+def _no_class(context: PodContext) -> Iterator[Diagnostic]:
+    if context.pod.runtime_class is None:
+        yield chain_break(
+            "kata-no-runtime-class",
+            context.pod.name,
+            "the pod has no runtimeClassName: the default runtime of the node runs it (usually "
+            "runc, on the host kernel)",
+            "add runtimeClassName to the pod's spec; vfiomgr kata pod --runtimeclass prints one",
+        )
+
+
+def _overhead(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 9: default_memory is in the pod's cgroup, but not in its limits."""
-    found, settings = situation.runtime_class, situation.settings
-    if found is None or settings is None:
+    found = context.runtime_class
+    if found is None or context.pod.runtime_class is None:
         return
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
     overhead = found.overhead_bytes or 0
@@ -99,11 +111,11 @@ def _overhead(situation: PodContext) -> Iterator[Diagnostic]:
     )
 
 
-def handler(situation: PodContext) -> TraceStep:
+def handler(context: PodContext) -> TraceStep:
     """The program that the container runtime starts for the handler."""
-    name, facts, entry = situation.handler_name, situation.handlers, situation.entry
-    program = _CRI_NAMES[situation.cri]
-    breaks = tuple(_of_pod_and_shim(situation))
+    name, facts, entry = context.handler_name, context.handlers, context.entry
+    program = _CRI_NAMES[context.cri]
+    breaks = tuple(HANDLER_RULES.find(context))
     looked = () if facts is None else (*facts.files, *map(str, facts.unreadable))
     if name is None:
         return judged("handler", "no handler", looked, breaks, "unknown")
@@ -112,19 +124,24 @@ def handler(situation: PodContext) -> TraceStep:
         return judged("handler", what, looked, breaks, "unknown")
     if facts.disabling:
         what = f"{name}: containerd runs no pods: its CRI plugin is disabled"
-        return judged("handler", what, looked, (_disabled(facts), *breaks))
+        return judged("handler", what, looked, breaks)
     if entry is None:
         what = f"{name} is not in the configuration of {program}"
-        return judged("handler", what, looked, (_lacking(facts, name), *breaks))
+        return judged("handler", what, looked, breaks)
     runs = entry.runtime_path or entry.shim or "an unknown program (its type is not set)"
     where = f"{name} in {entry.source} runs {runs}"
     what = f"{where} with {entry.config_path}" if entry.config_path else where
-    since = _drop_ins_since(facts)
-    if facts.is_known and entry.source in facts.unsure and (facts.version or _NONE) < since:
+    if _is_passed_over(facts, entry):
         what += "; the main file does not import that file, so containerd before "
-        what += f"{since} ignores it"
-        return judged("handler", what, looked, (*_unread(facts, entry), *breaks), "unknown")
+        what += f"{_drop_ins_since(facts)} ignores it"
+        return judged("handler", what, looked, breaks, "unknown")
     return judged("handler", what, looked, breaks)
+
+
+def _is_passed_over(facts: HandlerFacts, entry: HandlerEntry) -> bool:
+    """Whether containerd may not read the file of a handler: no main file imports it."""
+    is_old = (facts.version or _NONE) < _drop_ins_since(facts)
+    return facts.is_known and entry.source in facts.unsure and is_old
 
 
 def _why_unknown(facts: HandlerFacts | None, program: str) -> str:
@@ -133,9 +150,9 @@ def _why_unknown(facts: HandlerFacts | None, program: str) -> str:
     return f"cannot read the configuration of {program}"
 
 
-def _unreadable(situation: PodContext) -> Iterator[Diagnostic]:
+def _unreadable(context: PodContext) -> Iterator[Diagnostic]:
     """Files that prevent the start of a container runtime; a drop-in counts only if it is read."""
-    facts = situation.handlers
+    facts = context.handlers
     if facts is None:
         return
     since, program = _drop_ins_since(facts), _CRI_NAMES[facts.cri]
@@ -153,9 +170,14 @@ def _unreadable(situation: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _disabled(facts: HandlerFacts) -> Diagnostic:
+def _disabled(context: PodContext) -> Iterator[Diagnostic]:
+    facts = context.handlers
+    if context.handler_name is None or facts is None or not facts.disabling:
+        return
+    if context.entry is None and not facts.is_known:
+        return
     named = " and ".join(facts.disabling)
-    return chain_break(
+    yield chain_break(
         "kata-cri-disabled",
         named,
         f"{named} disables CRI (disabled_plugins), so the kubelet cannot use containerd",
@@ -163,11 +185,16 @@ def _disabled(facts: HandlerFacts) -> Diagnostic:
     )
 
 
-def _lacking(facts: HandlerFacts, name: str) -> Diagnostic:
+def _lacking(context: PodContext) -> Iterator[Diagnostic]:
     """A handler that the container runtime does not have, and those that it has."""
+    name, facts = context.handler_name, context.handlers
+    if name is None or facts is None or not facts.is_known:
+        return
+    if facts.disabling or context.entry is not None:
+        return
     program = _CRI_NAMES[facts.cri]
     there = ", ".join(entry.name for entry in facts.handlers) or "no handlers"
-    return chain_break(
+    yield chain_break(
         "kata-handler-missing",
         name,
         f"{program} has no handler {name} (available: {there}): its pods fail with 'no runtime "
@@ -193,42 +220,30 @@ def _instead(facts: HandlerFacts, name: str, program: str) -> str:
     return f"{named}; or create this one: {install}" if _KATA in name else named
 
 
-def _of_pod_and_shim(situation: PodContext) -> Iterator[Diagnostic]:
-    yield from _unreadable(situation)
-    yield from _no_kata(situation)
-    yield from _no_shim(situation)
-    yield from _conf_file(situation)
-    yield from _sizing(situation)
-    yield from _privileged(situation)
-    yield from _untold(situation)
-    yield from _mixed(situation)
-    yield from _merged_badly(situation)
-
-
-def _no_shim(situation: PodContext) -> Iterator[Diagnostic]:
+def _no_shim(context: PodContext) -> Iterator[Diagnostic]:
     """A shim that is missing at its path, or in the usual directories."""
-    entry = situation.entry
-    if entry is None or situation.shim not in ("missing", "not found") or not entry.is_kata:
+    entry = context.entry
+    if entry is None or context.shim not in ("missing", "not found") or not entry.is_kata:
         return
-    is_certain = situation.shim == "missing"
+    is_certain = context.shim == "missing"
     place = "does not exist" if is_certain else "is in none of the usual directories"
-    named = f'set runtime_path = "{next(iter(situation.shims), "FILE")}" there'
-    remedy = named if situation.shims else f"install Kata Containers at that path, or {named}"
+    named = f'set runtime_path = "{next(iter(context.shims), "FILE")}" there'
+    remedy = named if context.shims else f"install Kata Containers at that path, or {named}"
     yield chain_break(
         "kata-shim-missing",
         entry.runtime_path or entry.shim,
         f"{entry.runtime_path or entry.shim}, the shim of {entry.name} in {entry.source}, "
         f"{place}: no pod of the handler starts",
-        f"{remedy}, then restart {_CRI_NAMES[situation.cri]}",
+        f"{remedy}, then restart {_CRI_NAMES[context.cri]}",
         is_certain=is_certain,
     )
 
 
-def _no_kata(situation: PodContext) -> Iterator[Diagnostic]:
-    entry = situation.entry
+def _no_kata(context: PodContext) -> Iterator[Diagnostic]:
+    entry = context.entry
     if entry is None or entry.is_kata:
         return
-    facts = situation.handlers
+    facts = context.handlers
     kata = [each.name for each in facts.handlers if each.is_kata] if facts is not None else []
     another = f"use another name for the handler: vfiomgr runtime install {entry.name}-vfio --kata"
     yield chain_break(
@@ -239,33 +254,32 @@ def _no_kata(situation: PodContext) -> Iterator[Diagnostic]:
     )
 
 
-def _conf_file(situation: PodContext) -> Iterator[Diagnostic]:
+def _conf_file(context: PodContext) -> Iterator[Diagnostic]:
     """Number 7; a ConfigPath of the container runtime overrides the variable."""
-    entry, said = situation.entry, situation.conf_file
+    entry, said = context.entry, context.conf_file
     if said is None or (entry is not None and entry.config_path):
         return
     path, source = said
     is_shipped = HostPath(path).parent in KATA_DIRECTORIES
-    if situation.release.version < _SHIPPED_ONLY or is_shipped:
+    if context.release.version < _SHIPPED_ONLY or is_shipped:
         return
     yield chain_break(
         "kata-conf-file",
         source,
-        f"{source} sets KATA_CONF_FILE={path}, but {situation.release} accepts only paths that "
+        f"{source} sets KATA_CONF_FILE={path}, but {context.release} accepts only paths that "
         "Kata ships",
         "set the file in the container runtime instead (ConfigPath, or runtime_config_path in "
         f"CRI-O): vfiomgr runtime install --kata --config {path}",
     )
 
 
-def _sizing(situation: PodContext) -> Iterator[Diagnostic]:
+def _sizing(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
     """Number 11: CRI-O does not report the container sizes to the sandbox."""
-    settings = situation.settings
-    if situation.cri != "crio" or settings is None or not settings.has_static_resources:
+    if context.cri != "crio" or not settings.has_static_resources:
         return
     limits = [
         f"{name} {container.limit(name)} of {container.name}"
-        for container in situation.pod.containers
+        for container in context.pod.containers
         for name in ("memory", "cpu")
         if container.limit(name) is not None
     ]
@@ -274,23 +288,23 @@ def _sizing(situation: PodContext) -> Iterator[Diagnostic]:
     memory = settings.default_memory_mib or _DEFAULT_MEMORY_MIB
     yield chain_break(
         "kata-crio-sizes",
-        situation.pod.name,
+        context.pod.name,
         "static_sandbox_resource_mgmt is on, but CRI-O does not pass container sizes: the guest "
         f"has only default_memory ({memory} MiB) and default_vcpus, without {', '.join(limits)}",
         "set default_memory and default_vcpus to what the pods need, or use containerd",
     )
 
 
-def _privileged(situation: PodContext) -> Iterator[Diagnostic]:
+def _privileged(context: PodContext) -> Iterator[Diagnostic]:
     """Number 12."""
-    names = [container.name for container in situation.pod.containers if container.is_privileged]
-    entry = situation.entry
+    names = [container.name for container in context.pod.containers if container.is_privileged]
+    entry = context.entry
     if not names or (entry is not None and entry.privileged_without_host_devices):
         return
     unless = "" if entry is not None else ", unless privileged_without_host_devices is set"
     yield chain_break(
         "kata-privileged",
-        situation.pod.name,
+        context.pod.name,
         f"{', '.join(names)} is privileged, so it gets every device of the host{unless}: all "
         "VFIO groups are assigned to this guest, including those of other pods",
         "set privileged_without_host_devices = true for the handler (vfiomgr runtime install "
@@ -299,13 +313,13 @@ def _privileged(situation: PodContext) -> Iterator[Diagnostic]:
     )
 
 
-def _untold(situation: PodContext) -> Iterator[Diagnostic]:
+def _untold(context: PodContext) -> Iterator[Diagnostic]:
     """Annotations that containerd does not pass."""
-    entry = situation.entry
-    if entry is None or situation.cri != "containerd":
+    entry = context.entry
+    if entry is None or context.cri != "containerd":
         return
     wanted = (CDI_ANNOTATION, KATA_ANNOTATION)
-    lost = [k for k, _ in situation.pod.annotations if k.startswith(wanted) and not entry.tells(k)]
+    lost = [k for k, _ in context.pod.annotations if k.startswith(wanted) and not entry.tells(k)]
     if lost:
         yield chain_break(
             "kata-annotations-not-passed",
@@ -322,9 +336,12 @@ def _drop_ins_since(facts: HandlerFacts) -> Version:
     return _READS_BESIDE if facts.files else _READS_BY_DEFAULT
 
 
-def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[Diagnostic]:
+def _unread(context: PodContext) -> Iterator[Diagnostic]:
     """A drop-in that is not imported, with a containerd that does not read it by default."""
-    if facts.version is not None:
+    facts, entry = context.handlers, context.entry
+    if facts is None or entry is None or facts.disabling or facts.version is None:
+        return
+    if _is_passed_over(facts, entry):
         yield chain_break(
             "kata-runtime-drop-in-unread",
             entry.source,
@@ -335,9 +352,9 @@ def _unread(facts: HandlerFacts, entry: HandlerEntry) -> Iterator[Diagnostic]:
         )
 
 
-def _mixed(situation: PodContext) -> Iterator[Diagnostic]:
+def _mixed(context: PodContext) -> Iterator[Diagnostic]:
     """Imports of another version than the main file, if they concern the handler."""
-    facts, entry = situation.handlers, situation.entry
+    facts, entry = context.handlers, context.entry
     if facts is None:
         return
     for mixed in facts.mixed:
@@ -362,9 +379,9 @@ def _comes_before(facts: HandlerFacts, one: str, other: str) -> bool:
     return one in facts.files and facts.files.index(one) < facts.files.index(other)
 
 
-def _merged_badly(situation: PodContext) -> Iterator[Diagnostic]:
+def _merged_badly(context: PodContext) -> Iterator[Diagnostic]:
     """Drop-ins that some releases of containerd do not merge by table."""
-    facts, entry = situation.handlers, situation.entry
+    facts, entry = context.handlers, context.entry
     if facts is None or entry is None or facts.cri != "containerd" or entry.source in facts.unsure:
         return
     main, *drop_ins = facts.files
@@ -381,3 +398,36 @@ def _merged_badly(situation: PodContext) -> Iterator[Diagnostic]:
             f"also define {entry.name} in {others[-1]}, or move all to {main}",
             is_certain=version is not None,
         )
+
+
+POD_RULES: RuleSet[PodContext] = register(
+    RuleSet("a pod with Kata", rules=(rule(_no_device, "kata-no-device-requested"),))
+)
+CLASS_RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: its RuntimeClass",
+        rules=(
+            rule(_no_class, "kata-no-runtime-class"),
+            reading(SETTINGS, _overhead, "kata-overhead"),
+        ),
+    )
+)
+HANDLER_RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: the handler",
+        rules=(
+            rule(_disabled, "kata-cri-disabled"),
+            rule(_lacking, "kata-handler-missing"),
+            rule(_unread, "kata-runtime-drop-in-unread"),
+            rule(_unreadable, "kata-runtime-unreadable"),
+            rule(_no_kata, "kata-handler-not-kata"),
+            rule(_no_shim, "kata-shim-missing"),
+            rule(_conf_file, "kata-conf-file"),
+            reading(SETTINGS, _sizing, "kata-crio-sizes"),
+            rule(_privileged, "kata-privileged"),
+            rule(_untold, "kata-annotations-not-passed"),
+            rule(_mixed, "kata-runtime-versions-refused", "kata-runtime-versions-mixed"),
+            rule(_merged_badly, "kata-runtime-drop-in-replaced"),
+        ),
+    )
+)

@@ -16,7 +16,7 @@ from vfiomgr.kata.explain import configuration, devices, functions, pod_to_shim,
 from vfiomgr.kata.explain import facts as gather
 from vfiomgr.kata.explain.context import ConfigurationFacts, PodContext, with_annotations
 from vfiomgr.kata.explain.facts import has_program, kata_conf_file, runtime_of
-from vfiomgr.kata.explain.image import devices_named
+from vfiomgr.kata.explain.mediated import devices_named
 from vfiomgr.kata.explain.model import Difference, KataTrace
 from vfiomgr.kata.explain.pod import Objects, PodContainer, PodSpec, read_objects
 from vfiomgr.kata.facts import installation_of
@@ -271,24 +271,24 @@ class _Scene:
         return gather.read_settings_of(self._source.tree, paths)
 
 
-def trace(situation: PodContext) -> KataTrace:
+def trace(context: PodContext) -> KataTrace:
     """Every link, also after a broken one: all problems are reported at once."""
-    spec = situation.pod
-    effective = with_annotations(situation)
+    spec = context.pod
+    effective = with_annotations(context)
     chains = functions.chains(effective)
     return KataTrace(
         pod=spec.name,
         kind=spec.kind,
         source=spec.source,
         line=spec.line,
-        handler=situation.handler_name,
-        release=str(situation.release),
-        release_source=situation.release_source,
+        handler=context.handler_name,
+        release=str(context.release),
+        release_source=context.release_source,
         steps=(
             pod_to_shim.pod(effective),
             pod_to_shim.runtime_class(effective),
             pod_to_shim.handler(effective),
-            configuration.configuration(situation),
+            configuration.configuration(context),
             *_later(effective),
         ),
         devices=chains,
@@ -296,16 +296,16 @@ def trace(situation: PodContext) -> KataTrace:
     )
 
 
-def _later(situation: PodContext) -> Iterator[TraceStep]:
+def _later(context: PodContext) -> Iterator[TraceStep]:
     """The steps after the configuration; unknown for a pod without a Kata handler."""
-    for step in (resources.request(situation), devices.cdi(situation), *functions.steps(situation)):
-        is_open = situation.has_no_handler and step.state == "ok"
+    for step in (resources.request(context), devices.cdi(context), *functions.steps(context)):
+        is_open = context.has_no_handler and step.state == "ok"
         yield replace(step, state="unknown") if is_open else step
 
 
-def _differences(situation: PodContext, chains: Sequence[DeviceChain]) -> Iterator[Difference]:
+def _differences(context: PodContext, chains: Sequence[DeviceChain]) -> Iterator[Difference]:
     """The differences between the candidate devices."""
-    host = situation.host
+    host = context.host
 
     def node(chain: DeviceChain) -> str:
         found = {host.device(function.address).numa_node for function in chain.functions}

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 from vfiomgr.containers.cdi.grammar import is_qualified
 from vfiomgr.kata.explain import offered
+from vfiomgr.kata.explain.context import SETTINGS
 from vfiomgr.kata.explain.model import chain_break, judged
 from vfiomgr.kata.settings import NO_PORT
+from vfiomgr.rules.runner import RuleSet, reading, register, rule
 from vfiomgr.units import Version
 from vfiomgr.value import Value
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from vfiomgr.diagnostic import Diagnostic
     from vfiomgr.kata.explain.context import PodContext
     from vfiomgr.kata.explain.model import StepState, TraceStep
+    from vfiomgr.kata.settings import KataSettings
 
 _SOCKET = "pod_resource_api_sock"
 _GATE_OPEN = Version(1, 34)
@@ -34,30 +37,30 @@ class Request(Value):
     """The names from annotations; the kubelet chooses the others."""
 
 
-def channel(situation: PodContext) -> Channel:
+def channel(context: PodContext) -> Channel:
     """Where Kata looks for devices."""
-    settings = situation.settings
+    settings = context.settings
     if settings is None:
-        return "annotations" if situation.pod.cdi_names else "unknown"
-    is_annotated_alone = bool(situation.pod.cdi_names) and not situation.pod.resources
-    if settings.cold_plug != NO_PORT and _asks_kubelet(situation) and not is_annotated_alone:
+        return "annotations" if context.pod.cdi_names else "unknown"
+    is_annotated_alone = bool(context.pod.cdi_names) and not context.pod.resources
+    if settings.cold_plug != NO_PORT and _asks_kubelet(context) and not is_annotated_alone:
         return "kubelet"
-    if settings.cold_plug != NO_PORT and situation.pod.cdi_names:
+    if settings.cold_plug != NO_PORT and context.pod.cdi_names:
         return "annotations"
-    return "container" if situation.is_hot else "none"
+    return "container" if context.is_hot else "none"
 
 
-def _asks_kubelet(situation: PodContext) -> bool:
-    settings = situation.settings
+def _asks_kubelet(context: PodContext) -> bool:
+    settings = context.settings
     has_socket = settings is not None and bool(settings.pod_resource_api_sock)
-    return has_socket and situation.knows("runtime", _SOCKET)
+    return has_socket and context.knows("runtime", _SOCKET)
 
 
-def requests(situation: PodContext) -> tuple[Request, ...]:
+def requests(context: PodContext) -> tuple[Request, ...]:
     """The requested devices by kind, in the order of the pod."""
-    found = {name: Request(name, count) for name, count in situation.pod.resources}
-    if channel(situation) != "kubelet":
-        for text in filter(is_qualified, situation.pod.cdi_names):
+    found = {name: Request(name, count) for name, count in context.pod.resources}
+    if channel(context) != "kubelet":
+        for text in filter(is_qualified, context.pod.cdi_names):
             kind, _, name = text.partition("=")
             before = found.get(kind)
             names = (*(before.names if before else ()), name)
@@ -65,27 +68,27 @@ def requests(situation: PodContext) -> tuple[Request, ...]:
     return tuple(found.values())
 
 
-def request(situation: PodContext) -> TraceStep:
+def request(context: PodContext) -> TraceStep:
     """The step from a resource to a CDI name."""
-    how = channel(situation)
-    pod = situation.pod
-    what = _told(situation) if pod.resources or pod.cdi_names else _NOTHING
+    how = channel(context)
+    pod = context.pod
+    what = _told(context) if pod.resources or pod.cdi_names else _NOTHING
     state: StepState = "unknown" if how in ("unknown", "none") else "ok"
-    return judged("request", what, _looked_at(situation), _breaks(situation), state)
+    return judged("request", what, _looked_at(context), RULES.find(context), state)
 
 
-def _told(situation: PodContext) -> str:
-    asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(situation))
+def _told(context: PodContext) -> str:
+    asked = ", ".join(f"{item.kind} ({item.count})" for item in requests(context))
     asked = asked or "the annotated devices"
-    match channel(situation):
+    match channel(context):
         case "kubelet":
             return (
                 f"Kata asks the kubelet which devices of {asked} the pod has (PodResources; "
                 "before Kubernetes 1.34 with the feature gate KubeletPodResourcesGet); "
-                f"{_supply(situation)}"
+                f"{_supply(context)}"
             )
         case "annotations":
-            return f"annotations of the pod name devices: {', '.join(situation.pod.cdi_names)}"
+            return f"annotations of the pod name devices: {', '.join(context.pod.cdi_names)}"
         case "container":
             return (
                 f"the container has device nodes of {asked} from its device plugin, which are "
@@ -96,46 +99,36 @@ def _told(situation: PodContext) -> str:
                 f"the pod requests {asked}; Kata finds devices by its configuration (vfio_mode, "
                 "cold_plug_vfio)"
             )
-    settings = situation.settings
+    settings = context.settings
     if settings is not None and settings.cold_plug == NO_PORT:
         return f"Kata does not look for devices of {asked}: cold_plug_vfio is {NO_PORT}"
     return f"Kata cannot find out which devices of {asked} the pod has"
 
 
-def _supply(situation: PodContext) -> str:
+def _supply(context: PodContext) -> str:
     """How many devices the node's agent has; nothing is known of other device plugins."""
-    known = offered.numbers(situation)
+    known = offered.numbers(context)
     if known:
         return f"the node agent offers {known}"
     return "not checked: whether a device plugin offers the resource (kubectl describe node)"
 
 
-def _looked_at(situation: PodContext) -> tuple[str, ...]:
-    settings = situation.settings
+def _looked_at(context: PodContext) -> tuple[str, ...]:
+    settings = context.settings
     if settings is None:
         return ()
     return (f"{settings.path}: {_SOCKET} = {settings.pod_resource_api_sock!r}",)
 
 
-def _breaks(situation: PodContext) -> Iterator[Diagnostic]:
-    yield from offered.breaks(situation)
-    yield from _claims(situation)
-    yield from _no_socket(situation)
-    yield from _closed_gate(situation)
-    yield from _nobody_tells(situation)
-    yield from _unresolvable(situation)
-    yield from _twice(situation)
-
-
-def _claims(situation: PodContext) -> Iterator[Diagnostic]:
+def _claims(context: PodContext) -> Iterator[Diagnostic]:
     """Number 2."""
-    spec = situation.pod
+    spec = context.pod
     used = [name for container in spec.containers for name in container.claims]
     claims = tuple(dict.fromkeys((*spec.claims, *used)))
     if claims:
         yield chain_break(
             "kata-claim",
-            situation.pod.name,
+            context.pod.name,
             f"claim {', '.join(claims)} uses dynamic resource allocation (DRA), which both "
             "runtimes of Kata ignore: they only read devices of device plugins",
             "request the resource of a device plugin in resources.limits instead: vfiomgr kata pod",
@@ -143,29 +136,28 @@ def _claims(situation: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _nobody_tells(situation: PodContext) -> Iterator[Diagnostic]:
-    settings = situation.settings
-    if settings is None or settings.cold_plug == "no-port":
+def _nobody_tells(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    if settings.cold_plug == "no-port":
         return
     wants = f'set {_SOCKET} = "/var/lib/kubelet/pod-resources/kubelet.sock": vfiomgr kata config'
-    if settings.pod_resource_api_sock and not situation.knows("runtime", _SOCKET):
-        first = situation.keys.first(situation.release.runtime, "runtime", _SOCKET)
-        what = f"{situation.release} does not support {_SOCKET} (added in {first})"
-        is_certain = not situation.pod.cdi_names
+    if settings.pod_resource_api_sock and not context.knows("runtime", _SOCKET):
+        first = context.keys.first(context.release.runtime, "runtime", _SOCKET)
+        what = f"{context.release} does not support {_SOCKET} (added in {first})"
+        is_certain = not context.pod.cdi_names
         remedy = "name the device in an annotation (cdi.k8s.io/gpu: KIND=NAME), or use a later Kata"
         yield chain_break("kata-no-pod-resources", _SOCKET, what, remedy, is_certain=is_certain)
-    elif channel(situation) == "annotations" and _asks_kubelet(situation):
-        yield _overruled(situation, settings.pod_resource_api_sock)
-    elif channel(situation) == "annotations" and situation.is_rs:
+    elif channel(context) == "annotations" and _asks_kubelet(context):
+        yield _overruled(context, settings.pod_resource_api_sock)
+    elif channel(context) == "annotations" and context.is_rs:
         yield chain_break(
             "kata-annotations-unread",
-            situation.pod.name,
+            context.pod.name,
             "runtime-rs gets devices from the kubelet's socket and from nodes of the sandbox "
             "(prepare_coldplug_cdi_devices); its sources do not seem to read CDI annotations",
             wants,
             is_certain=False,
         )
-    elif channel(situation) == "none" and situation.pod.resources:
+    elif channel(context) == "none" and context.pod.resources:
         yield chain_break(
             "kata-devices-unnamed",
             _SOCKET,
@@ -175,11 +167,10 @@ def _nobody_tells(situation: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _no_socket(situation: PodContext) -> Iterator[Diagnostic]:
-    settings = situation.settings
-    if settings is None or channel(situation) != "kubelet":
+def _no_socket(context: PodContext, settings: KataSettings) -> Iterator[Diagnostic]:
+    if channel(context) != "kubelet":
         return
-    if situation.has_kubelet_socket is False:
+    if context.has_kubelet_socket is False:
         yield chain_break(
             "kata-kubelet-socket",
             settings.pod_resource_api_sock,
@@ -187,14 +178,14 @@ def _no_socket(situation: PodContext) -> Iterator[Diagnostic]:
             f"{settings.pod_resource_api_sock}",
             f"start the kubelet; if its directory is different, set {_SOCKET} in "
             f"{settings.path}: vfiomgr kata config",
-            is_certain=situation.is_machine,
+            is_certain=context.is_machine,
         )
 
 
-def _closed_gate(situation: PodContext) -> Iterator[Diagnostic]:
+def _closed_gate(context: PodContext) -> Iterator[Diagnostic]:
     """Whether the kubelet answers Get of PodResources (on by default since Kubernetes 1.34)."""
-    kubelet = situation.kubelet
-    if kubelet is None or kubelet.problem or channel(situation) != "kubelet":
+    kubelet = context.kubelet
+    if kubelet is None or kubelet.problem or channel(context) != "kubelet":
         return
     gate, version = kubelet.pod_resources_get, kubelet.version
     if gate or (gate is None and version is not None and version >= _GATE_OPEN):
@@ -212,12 +203,12 @@ def _closed_gate(situation: PodContext) -> Iterator[Diagnostic]:
     )
 
 
-def _overruled(situation: PodContext, socket: str) -> Diagnostic:
+def _overruled(context: PodContext, socket: str) -> Diagnostic:
     """Annotations only work without a kubelet (coldPlugDevices, create.go of the Go shim)."""
-    names = filter(is_qualified, situation.pod.cdi_names)
+    names = filter(is_qualified, context.pod.cdi_names)
     kinds = dict.fromkeys(name.partition("=")[0] for name in names)
     limits = ", ".join(f"{kind}: 1" for kind in kinds)
-    otherwise = "" if situation.is_rs else "; without a socket, annotations are used"
+    otherwise = "" if context.is_rs else "; without a socket, annotations are used"
     return chain_break(
         "kata-annotations-overruled",
         _SOCKET,
@@ -229,13 +220,13 @@ def _overruled(situation: PodContext, socket: str) -> Diagnostic:
     )
 
 
-def _unresolvable(situation: PodContext) -> Iterator[Diagnostic]:
+def _unresolvable(context: PodContext) -> Iterator[Diagnostic]:
     """Number 3: one resource without a specification makes the pod fail."""
-    if channel(situation) != "kubelet":
+    if channel(context) != "kubelet":
         return
-    known = [item for item in requests(situation) if item.kind in situation.kinds]
-    for item in requests(situation):
-        if item.kind in situation.kinds or not known:
+    known = [item for item in requests(context) if item.kind in context.kinds]
+    for item in requests(context):
+        if item.kind in context.kinds or not known:
             continue
         yield chain_break(
             "kata-foreign-resource",
@@ -247,14 +238,44 @@ def _unresolvable(situation: PodContext) -> Iterator[Diagnostic]:
         )
 
 
-def _twice(situation: PodContext) -> Iterator[Diagnostic]:
-    if channel(situation) == "kubelet" and situation.pod.cdi_names:
+def _twice(context: PodContext) -> Iterator[Diagnostic]:
+    if channel(context) == "kubelet" and context.pod.cdi_names:
         yield chain_break(
             "kata-named-twice",
-            situation.pod.name,
+            context.pod.name,
             "devices come from annotations and from the kubelet: a device in both is injected "
             "twice",
             "remove the cdi.k8s.io annotations: the kubelet's answer is enough",
             is_certain=False,
             evidence=("kata-containers/kata-containers#11125",),
         )
+
+
+RULES: RuleSet[PodContext] = register(
+    RuleSet(
+        "a pod with Kata: its requests",
+        rules=(
+            rule(
+                offered.breaks,
+                "pod-resource-not-listed",
+                "pod-resource-not-offered",
+                "pod-too-few-devices",
+                "pod-device-unhealthy",
+                "pod-devices-taken",
+            ),
+            rule(_claims, "kata-claim"),
+            reading(SETTINGS, _no_socket, "kata-kubelet-socket"),
+            rule(_closed_gate, "kata-kubelet-gate"),
+            reading(
+                SETTINGS,
+                _nobody_tells,
+                "kata-no-pod-resources",
+                "kata-annotations-overruled",
+                "kata-annotations-unread",
+                "kata-devices-unnamed",
+            ),
+            rule(_unresolvable, "kata-foreign-resource"),
+            rule(_twice, "kata-named-twice"),
+        ),
+    )
+)
